@@ -64,7 +64,7 @@ def of_result(kind, page):
         try:
             name = kind.load(out).meta["model"]
         except ValueError as error:
-            assert "cut short" in str(error) and "\n" not in str(error), error
+            assert "interrupted" in str(error) and "\n" not in str(error), error
             return "refused"
         if (out / page).exists():
             (other,) = {"the-old", "the-new"} - {name}

@@ -46,7 +46,7 @@ def test_an_index_names_safetensors_beside_it(name, tmp_path, monkeypatch):
     match = r"wanted \.safetensors files in the same folder"
     if name == "fifo":
         os.mkfifo(folder / "fifo.safetensors")
-        name, match = "fifo.safetensors", "no regular file"
+        name, match = "fifo.safetensors", "not a regular file"
     index = {"metadata": {}, "weight_map": dict.fromkeys(keys, name)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
@@ -129,4 +129,4 @@ def test_what_is_no_file_is_refused(tmp_path):
     saved("gpt2", tmp_path)
     (tmp_path / "generation_config.json").unlink(missing_ok=True)
     os.mkfifo(tmp_path / "generation_config.json")
-    refused("no regular file", tmp_path)
+    refused("not a regular file", tmp_path)

@@ -72,7 +72,7 @@ def test_at_reads_the_parts_of_larger_models(images):
     _, cache = mae.run_with_cache(images)
     held = cache["decoder_blocks.2.attn.hook_pattern"]
     assert cache.decoder.at("attn.hook_pattern", -1) is held
-    with pytest.raises(KeyError, match="no hook point is called 'decoder_blocks.0.mlp.hook_post'"):
+    with pytest.raises(KeyError, match="there is no hook point 'decoder_blocks.0.mlp.hook_post'"):
         cache.decoder.at("mlp.hook_post", 0)
     text = dict(d_embed=8, text_d_model=12, text_n_layers=1, text_n_heads=2, n_ctx=5, d_vocab=11)
     clip = ci.HookedCrateCLIP(ci.CrateConfig(family="clipa", **size, **text)).eval()

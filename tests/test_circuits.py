@@ -317,7 +317,7 @@ def test_what_does_not_fit_is_said():
     _, alpha = ready("crate-alpha")[0].run_with_cache(images)
     metric = lambda logits: logits[:, 2].mean()  # noqa: E731
     for words, call in {
-        "is no node": lambda: Circuit((Edge("head 1", "logits", 1.0),)),
+        "is not a node": lambda: Circuit((Edge("head 1", "logits", 1.0),)),
         "does not go to a later place": lambda: Circuit((Edge("L1H1", "L0H1", 1.0),)),
         "there twice": lambda: Circuit((Edge("embed", "L0H1", 1.0), Edge("embed", "L0H1", 2.0))),
         "finite number": lambda: Circuit((Edge("embed", "L0H1", math.nan),)),
@@ -350,7 +350,7 @@ def test_what_does_not_fit_is_said():
             model, [(a, b) for a in range(LAYERS) for b in range(HEADS)], images, metric
         ),
         "does not depend on any head": lambda: evaluate(model, [(0, 0)], images, lambda out: 1.0),
-        "mean over one input": lambda: evaluate(model, [(0, 0)], images[:1], metric),
+        "needs several inputs": lambda: evaluate(model, [(0, 0)], images[:1], metric),
         "random=-1": lambda: evaluate(model, [(0, 0)], images, metric, random=-1),
         "count=-1": lambda: composition(model).top(-1),
         "targets for 2 samples": lambda: logit_attribution(alpha, [1, 2, 3]),

@@ -47,15 +47,11 @@ def test_it_reads_public_names_only():
         ("crate_interp.core", "checks"),
         ("crate_interp.core", "terminal"),
         ("crate_interp.core.folders", "locked"),
-        ("crate_interp.core.run_options", "DEFAULTS"),
-        ("crate_interp.core.run_options", "Pass"),
-        ("crate_interp.core.run_options", "Run"),
+        *(("crate_interp.core.run_options", name) for name in ("DEFAULTS", "Pass", "Run")),
         ("crate_interp.sweeps.engines.node_ranks", "after_rank_0"),
         ("crate_interp.sweeps.engines.node_ranks", "device_of_rank"),
         ("crate_interp.sweeps.ledgers.ledger", "alone"),
-        ("crate_interp.core.run_options", "DEFAULTS"),
-        ("crate_interp.core.run_options", "Pass"),
-        ("crate_interp.core.run_options", "Run"),
+        *(("crate_interp.core.run_options", name) for name in ("DEFAULTS", "Pass", "Run")),
     }
     assert names <= {*ci.__all__, "__version__"} and "audit" in names
 
@@ -141,8 +137,8 @@ def test_convert(tmp_path):
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     weights = ("convert", tmp_path / "w.pth", "--out")
-    fails("is there already: give the name of a new folder", *weights, tmp_path / "new", *config)
-    fails("is there already", *weights, tmp_path / "w.pth", *config)
+    fails("exists already: give the name of a new folder", *weights, tmp_path / "new", *config)
+    fails("exists already", *weights, tmp_path / "w.pth", *config)
     fails("n_heads cannot be inferred", *weights, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
 
@@ -155,8 +151,7 @@ def test_a_table_is_all_that_a_program_reads(tmp_path):
     table = pd.read_csv(io.StringIO(done.stdout))
     wanted = ci.SweepResult.load(tmp_path / "a")
     assert len(table) == len(wanted.layers()) and "entropy_cls" in set(table["statistic"])
-    count = len(wanted.meta["statistics"])
-    assert f"{count} statistics of crate-tiny-fashion" in done.stderr
+    assert f"{len(wanted.meta['statistics'])} statistics of crate-tiny-fashion" in done.stderr
     heads = wanted.heads().query("statistic == 'entropy_cls'").nsmallest(1, "mean").iloc[0]
     first = f"sd over images): L{heads['layer']}H{heads['head']} {heads['mean']:#.4g} ("
     assert first in wanted.sharpest().splitlines()[0]
@@ -274,13 +269,13 @@ def test_errors_are_one_line(tmp_path):
     )
     fails("--batch-size 0: give a whole number of at least 1", *fashion, "--batch-size", 0)
     fails("--threads=0: give a whole number of at least 1", *fashion, "--threads", 0)
-    fails("no probe is called ''", *fashion, "--probes", "")
+    fails("there is no probe ''", *fashion, "--probes", "")
     fails("statistic of the probe attention: give that", *fashion, "--probes", "entropy")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("Did you mean imagefolder?", *report, "imagefoler:photos")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
     fails(
-        "no probe is called 'sparcity'. Did you mean sparsity",
+        "there is no probe 'sparcity'. Did you mean sparsity",
         *report,
         "embedded:fashion",
         "--probes",

@@ -166,7 +166,7 @@ def test_coco_files_that_cannot_be_used(tmp_path, monkeypatch):
     )
     (tmp_path / "images" / "seven.png").unlink()
     refused(model, "cannot read the image .*seven.png", where)
-    refused(model, "gone' is no folder", where.replace("/images", "/gone"))
+    refused(model, "gone' is not a folder", where.replace("/images", "/gone"))
     refused(
         model,
         "cannot read the annotations .*missing.json",

@@ -160,7 +160,7 @@ def test_heads_are_averaged_for_each_sample_or_left_out():
     kept = [made(values, moments={"a.h": each}) for each in (a, b)]
     result = ci.compare(*kept)
     assert list(result.table()["probe"].unique()) == ["compression"]
-    assert "kept the means of heads alone" in result.meta["not_compared"]["a.h"]
+    assert "kept only the means of heads" in result.meta["not_compared"]["a.h"]
     assert result.not_compared()["statistic"].tolist() == ["a.h"]
     groups = ci.compare([kept[0]] * 2, [kept[1]] * 2)
     assert row(groups, "a.h", 1)["a"] == pytest.approx(a[:, 1].mean())
@@ -288,7 +288,7 @@ def test_a_damaged_comparison_is_refused(tmp_path):
         {"not_compared": []},
     ):
         (tmp_path / "meta.json").write_text(json.dumps(meta | damage))
-        with pytest.raises(ValueError, match="is no saved Comparison|is damaged"):
+        with pytest.raises(ValueError, match="is not a saved Comparison|is damaged"):
             ci.Comparison.load(tmp_path)
 
 
@@ -306,7 +306,7 @@ def test_a_comparison_of_no_numbers_is_refused(tmp_path):
         changed.to_parquet(path)
         meta["files"][path.name] = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
         (tmp_path / "meta.json").write_text(json.dumps(meta))
-        with pytest.raises(ValueError, match="is no saved Comparison|is damaged"):
+        with pytest.raises(ValueError, match="is not a saved Comparison|is damaged"):
             ci.Comparison.load(tmp_path)
 
 
@@ -324,14 +324,14 @@ def test_misuse_is_told_in_a_line(unchecked):
         ),
         (
             (one, made({R: values}, data=[{"fingerprint": None, "start": 0, "stop": N}])),
-            "of a cache",
+            "on a cache",
         ),
         (
             (one, made({"other.rate": values})),
             "no statistic in common. compression.rate_pre: b does",
         ),
         ((one, []), "b is an empty list"),
-        ((one, one, "embedded:fashion"), "data is for models, and these are results"),
+        ((one, one, "embedded:fashion"), "data is for models, but these are results"),
         ((one, "somewhere"), "b holds str: give models"),
         (
             (one, [one, made({R: values}, config={"family": "crate", "d_model": 3})]),

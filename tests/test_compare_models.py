@@ -170,7 +170,7 @@ def test_misuse_of_models_is_told_before_work_starts(data, monkeypatch, unchecke
         ci.compare(model, torch.nn.Linear(2, 2), data)
     with pytest.raises(ValueError, match="a is a list of networks of different architectures"):
         ci.compare([model, make("crate-alpha")], model, data)
-    with pytest.raises(ValueError, match="no probe is called 'sparse'"):
+    with pytest.raises(ValueError, match="there is no probe 'sparse'"):
         ci.compare(model, model, data, probes="sparse")
     with pytest.raises(ValueError, match="untrained=-1"):
         ci.compare(model, model, data, untrained=-1)

@@ -114,7 +114,7 @@ def test_frozen():
         ),
         (dict(variant="x"), "variant='x' is none of crate, c, n, t, fix, identity"),
         (dict(pool="max"), "pool='max' is none of cls, mean"),
-        (dict(n_heads=3), "n_heads=3 does not divide d_model=32: change n_heads, or d_head"),
+        (dict(n_heads=3), "n_heads=3 must divide d_model=32: change n_heads, or d_head"),
         (dict(n_layers=0), "n_layers=0: give a whole number of at least 1"),
         (dict(eta=-0.1), "eta=-0.1: give a finite number of at least 0"),
         (
@@ -130,7 +130,7 @@ def test_frozen():
         (dict(mean=0.1, std=0.1), "give one number per channel, 3, such as"),
         (dict(mean=[51.0] * 3, std=[9.0] * 3), r"of 0 to 255: mean=\[0.2, 0.2, 0.2\]"),
         (dict(labels=("a",)), "labels has 1 names for n_classes=1000"),
-        (dict(labels=[1] * 1000), "labels are names: give strings"),
+        (dict(labels=[1] * 1000), "labels must be names: give strings"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

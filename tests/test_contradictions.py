@@ -152,7 +152,7 @@ def test_tokenizers_beside_the_weights(tmp_path):
     for index in (-5, 1.5, 10**30):
         content["added_tokens"][0]["id"] = index
         (saved / "tokenizer.json").write_text(json.dumps(content))
-        with pytest.raises(ci.CheckpointError, match="is no tokenizer.json"):
+        with pytest.raises(ci.CheckpointError, match="is not a tokenizer.json"):
             ci.load(saved).to_tokens("the")
     with pytest.raises(ci.CheckpointError, match="prepend_bos='no': give True or False"):
         ci.load(CHAT, prepend_bos="no")
@@ -226,8 +226,8 @@ def test_small_files_that_claim_much(tmp_path):
         fails(match, folder)
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
-    fails("is no regular file", folder / "model.safetensors")
-    fails("is no regular file", folder)
+    fails("is not a regular file", folder / "model.safetensors")
+    fails("is not a regular file", folder)
 
 
 def test_two_threads_may_load_a_namespace(tmp_path):
@@ -253,11 +253,11 @@ def test_two_threads_may_load_a_namespace(tmp_path):
 def test_odd_arguments():
     state = weights()
     for device in (None, 1.5, [], "meta"):
-        fails("is no device that torch can compute on", state, device=device, **ALPHA)
+        fails("is not a device that torch can compute on", state, device=device, **ALPHA)
     if not torch.cuda.is_available():
         fails("device='cuda' cannot take the model", state, device="cuda", **ALPHA)
     fails("dtype=torch.float8_e4m3fn", state, dtype=torch.float8_e4m3fn, **ALPHA)
-    fails("is no path inside a repo", "a/b", file=5)
+    fails("is not a path inside a repo", "a/b", file=5)
     fails("cannot be loaded|is no file", "~nosuchuser/m.pth")
     fails("has no published layout", {"a\nb": torch.ones(1)}, n_heads=1)
     fails("has no published layout", {"k" * 10**6: torch.ones(1)}, n_heads=1)
@@ -270,7 +270,7 @@ def test_odd_arguments():
     rows = published("clipa")
     key = "visual.transformer.resblocks.1.attn.in_proj_weight"
     fails(
-        "has 4 rows, wanted query, key and value|wrong shapes",
+        "has 4 rows; expected query, key and value|wrong shapes",
         rows | {key: torch.ones(4, 31)},
         **GIVEN["clipa"],
     )

@@ -166,7 +166,7 @@ def test_bad_data(preprocess, tmp_path):
     fails("the data is empty", torch.zeros(0, 3, 6, 20))
     fails("the data is empty", dataset().select([]))
     fails(r"' has no images", f"imagefolder:{tmp_path}")
-    fails("is no folder", f"imagefolder:{tmp_path}/missing")
+    fails("is not a folder", f"imagefolder:{tmp_path}/missing")
     fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
     fails(
         r"no embedded data is called 'fashin': there is fashion, cutouts, held-out-text. "

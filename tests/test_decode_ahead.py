@@ -105,7 +105,7 @@ def test_what_is_done_stays(model, wanted, how, tmp_path):
     with pytest.raises(ValueError if how == "killed" else KeyboardInterrupt) as error:
         ci.sweep(model, table(), workers=2, out=tmp_path, forward=forward, **CHUNKS)
     if how == "killed":
-        assert "ended (DataLoader worker" in str(error.value) and "goes on" in str(error.value)
+        assert "ended (DataLoader worker" in str(error.value) and "continues" in str(error.value)
     del error
     assert children() == []
     assert (tmp_path / "chunks" / "sweep-000000.parquet").is_file()

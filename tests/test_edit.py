@@ -286,7 +286,7 @@ def test_what_does_not_fit_is_refused():
     x, z, hook = torch.rand(2, 3, 5), torch.rand(2, 3, 5, 7), At("blocks.0.attn.hook_z")
     for words, call in {
         "'blocks.0.attn.hook_z' has heads 0 to 4": lambda: edit.zero(heads=5)(z, hook),
-        "has no heads: hang the edit on a point": lambda: edit.zero(heads=1)(x, None),
+        "has no heads: put the edit on a point": lambda: edit.zero(heads=1)(x, None),
         "has no atoms": lambda: edit.zero(atoms=1)(z, hook),
         "has no positions": lambda: edit.zero(positions=1)(x[0], None),
         "heads=1.5: give a whole number, a list": lambda: edit.zero(heads=1.5),
@@ -296,20 +296,20 @@ def test_what_does_not_fit_is_refused():
         r"the source is \[2, 3, 4\], but the tensor is \[2, 3, 5\]": lambda: edit.patch(x[..., :4])(
             x, None
         ),
-        "give what this point held": lambda: edit.patch(torch.rand(5, 3, 5))(x, None),
+        "give the activations of this point": lambda: edit.patch(torch.rand(5, 3, 5))(x, None),
         "factor=nan": lambda: edit.scale(float("nan")),
         "low=2, high=1": lambda: edit.clamp(2, 1),
         "low=None": lambda: edit.clamp(),
-        "a threshold only cuts off": lambda: edit.threshold(-1),
+        "a threshold must not be negative": lambda: edit.threshold(-1),
         "so no other can be drawn: give several": lambda: edit.resample(x[:1]),
         "seed='a'": lambda: edit.noise(0.1, seed="a"),
         "lambd=-1": lambda: edit.sparse_step(make().blocks[0], lambd=-1).__enter__(),
         r"patch \(1.5, 0\) is not in the grid": lambda: edit.patch_positions([(1.5, 0)], (2, 3)),
-        "points nowhere": lambda: edit.steer(torch.zeros(5), 1.0),
+        "direction is zero": lambda: edit.steer(torch.zeros(5), 1.0),
         "direction is a tensor": lambda: edit.steer(x, 1.0),
         "but the direction has 4 dimensions": lambda: edit.steer(torch.ones(4), 1.0)(x, None),
         "but the subspace has 7 dimensions": lambda: edit.project_out(torch.ones(7, 2))(x, None),
-        "spans nothing": lambda: edit.project_out(torch.zeros(5, 2)),
+        "subspace is zero": lambda: edit.project_out(torch.zeros(5, 2)),
         "subspace is a tensor": lambda: edit.project_out(torch.full((5, 2), torch.nan)),
         "subspace is str": lambda: edit.project_onto("head 2"),
         "compose takes functions": lambda: edit.compose(edit.zero(), 3),

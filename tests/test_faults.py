@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_line(size, tmp_path):
         assert len(ci.SweepResult.load(out).samples()) == 4 * 6
     else:
         assert "nothing was finished" in done.stderr
-        with pytest.raises(ValueError, match="holds no saved SweepResult"):
+        with pytest.raises(ValueError, match="does not hold a saved SweepResult"):
             ci.SweepResult.load(out)
 
 

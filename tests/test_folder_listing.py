@@ -124,5 +124,5 @@ def test_a_folder_without_pictures_and_a_bad_first(tmp_path):
     with pytest.raises(ValueError, match="has no images: no file ends in"):
         folder_samples(str(tmp_path), lambda given: given)  # pyright: ignore
     (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match="a.png': it is no picture.*: skip_bad=True"):
+    with pytest.raises(ValueError, match="a.png': it is not a picture.*: skip_bad=True"):
         ci.sweep(make(**PLAIN), f"imagefolder:{tmp_path}", **CHUNKS)

@@ -85,7 +85,7 @@ def test_a_result_that_dies_at_any_step_is_one_of_two_wholes_or_refused(sweeps, 
         try:
             loaded = ci.SweepResult.load(out)
         except ValueError as error:
-            assert "a save that was cut short" in str(error).lower() and "\n" not in str(error)
+            assert "a save that was interrupted" in str(error).lower() and "\n" not in str(error)
             return "refused"
         name = "old" if loaded.meta["model"] == first.meta["model"] else "new"
         wanted = first if name == "old" else second

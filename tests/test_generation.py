@@ -174,10 +174,13 @@ def test_criteria_end_rows(chat):
         "stopping_criteria is int", lambda: chat.generate("the", stopping_criteria=3), TypeError
     )
     odd = type("Odd", (StoppingCriteria,), {"__call__": lambda self, ids, scores: ids > 0})
-    refuses("a per-row bool", lambda: chat.generate("the", stopping_criteria=odd(), verbose=False))
+    refuses(
+        "one bool per row", lambda: chat.generate("the", stopping_criteria=odd(), verbose=False)
+    )
     bare = make_lm()
     refuses(
-        "stop_strings needs a tokenizer", lambda: bare.generate(ids(), stop_strings="a", **GREEDY)
+        "stop_strings needs a Hugging Face tokenizer",
+        lambda: bare.generate(ids(), stop_strings="a", **GREEDY),
     )
     refuses(
         "need a padding token",
@@ -223,7 +226,7 @@ def test_the_cache_of_what_was_generated():
     some = lm.generate(tokens, 4, return_cache=True, names_filter="hook_embed", **GREEDY)[1]
     assert list(some) == ["hook_embed"]
     batched = lambda: lm.generate(ids(), return_cache=True, **GREEDY)  # noqa: E731
-    refuses("not batched", batched, NotImplementedError)
+    refuses("not for a batch", batched, NotImplementedError)
     refuses("up to 14 tokens", lambda: lm.generate(tokens, 9, return_cache=True, **GREEDY))
 
 

@@ -270,7 +270,11 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
     pictures, folders = images.read(0, N), dataclasses.replace(images, labels=["boot"] * N)
     for args, options, match in (
         ((model, pictures), {}, "needs the true class of each image, and the data has no labels"),
-        ((model, dataclasses.replace(images, labels=[99] * N)), {}, "the label 99 is no class of "),
+        (
+            (model, dataclasses.replace(images, labels=[99] * N)),
+            {},
+            "the label 99 is not a class of ",
+        ),
         ((model, dataclasses.replace(images, labels=[None] * N)), {}, "sample 0 has no label: le"),
         ((make(labels=None), folders), {}, r"load it with labels=.*, their 11 names in the order"),
         ((model, images), {"how": "median"}, "how='median' is none of mean, zero"),

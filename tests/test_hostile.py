@@ -151,10 +151,10 @@ def test_a_tokenizer_that_calls_the_system(tmp_path):
 
 
 def test_other_bad_tokenizers(tmp_path):
-    refuses_tokenizer("is no tokenizer.json", chat(tmp_path, tokenizer__json=b"{"))
-    refuses_tokenizer("is no tokenizer.json", chat(tmp_path, tokenizer__json=b"[" * 100_000))
+    refuses_tokenizer("is not a tokenizer.json", chat(tmp_path, tokenizer__json=b"{"))
+    refuses_tokenizer("is not a tokenizer.json", chat(tmp_path, tokenizer__json=b"[" * 100_000))
     refuses_tokenizer(
-        "is no tokenizer.json", chat(tmp_path, tokenizer__json=b'{"added_tokens": 3}')
+        "is not a tokenizer.json", chat(tmp_path, tokenizer__json=b'{"added_tokens": 3}')
     )
     folder = chat(tmp_path)
     for name in ("tokenizer.json", "tokenizer.pkl"):
@@ -235,9 +235,9 @@ def test_what_is_no_file(tmp_path):
     fails("is no file, no folder", tmp_path / "gone")
     (tmp_path / "secret").symlink_to("/etc/passwd")
     fails("is not a readable checkpoint", tmp_path / "secret")
-    fails("is no regular file", "/dev/zero")
+    fails("is not a regular file", "/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    fails("is no regular file", tmp_path / "pipe")
+    fails("is not a regular file", tmp_path / "pipe")
     (tmp_path / "empty").touch()
     fails("is not a readable checkpoint", tmp_path / "empty")
 

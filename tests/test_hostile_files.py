@@ -31,7 +31,7 @@ def odd_files(folder):
     odd = "it is a pipe, socket or device, not a file"
     return {
         "pipe.png": odd, "zeros.png": odd, "broken.png": "No such file", "empty.png": "is empty",
-        "loop.png": "Too many levels", "long.png": "1,073,741,825 bytes, and 1,073,741,824 are",
+        "loop.png": "Too many levels", "long.png": "1,073,741,825 bytes; at most 1,073,741,824 are",
     }  # fmt: skip
 
 
@@ -64,8 +64,8 @@ def test_only_files_are_opened(model, tmp_path):
     refused(
         "cannot read the image '.*broken.png'", opened, model, f"imagefolder:{tmp_path / 'odd'}"
     )
-    refused("is no folder", opened, model, "imagefolder:" + "a" * 5000)
-    refused("is no folder", opened, model, f"imagefolder:{tmp_path / 'odd' / 'pipe.png'}")
+    refused("is not a folder", opened, model, "imagefolder:" + "a" * 5000)
+    refused("is not a folder", opened, model, f"imagefolder:{tmp_path / 'odd' / 'pipe.png'}")
     lists = tmp_path / "voc/ImageSets/Segmentation"
     lists.mkdir(parents=True)
     os.mkfifo(lists / "val.txt")

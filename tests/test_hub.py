@@ -119,7 +119,7 @@ def test_the_shipped_table_refuses_stand_ins(hub, tmp_path):
         repo = hub.repos.get(row["repo"]) or hub.repo(row["repo"])
         repo.commits[row["revision"]] = {row["file"]: path.read_bytes()}
         fails(
-            f"{row['name']}: .* (bytes|digest .*), wanted {row['bytes'] or row['sha256']}",
+            f"{row['name']}: .* (bytes|digest .*); expected {row['bytes'] or row['sha256']}",
             row["name"],
             cache_dir=tmp_path,
         )
@@ -197,9 +197,9 @@ def test_404(table, hub, tmp_path):
         "some/one",
         cache_dir=tmp_path,
     )
-    fails("is no name of a repo|no owner/repo", "a b/c", file="x", cache_dir=tmp_path)
+    fails("is not the name of a repo|no owner/repo", "a b/c", file="x", cache_dir=tmp_path)
     for name in ("../x", "/etc/passwd", "a\\b", "x/../../y", ""):
-        fails("is no path inside a repo", REPO, file=name, cache_dir=tmp_path)
+        fails("is not a path inside a repo", REPO, file=name, cache_dir=tmp_path)
 
 
 def test_429_and_500_without_a_cached_copy(table, hub, tmp_path, monkeypatch):

@@ -89,7 +89,7 @@ def test_commits_that_are_paths(repo, hub, tmp_path):
         told = {"X-Repo-Commit": value}
         if status is None:
             hub.fault("w.pth", method="HEAD", told=told)
-            refused("commit .* wanted 40|cannot reach the Hub", tmp_path)
+            refused("commit .* expected 40|cannot reach the Hub", tmp_path)
         else:  # the client notes files that are missing, by the commit
             told["X-Error-Code"] = "EntryNotFound"
             hub.fault("w.pth", method="HEAD", status=404, headers=told)
@@ -97,7 +97,7 @@ def test_commits_that_are_paths(repo, hub, tmp_path):
     hub.faults[:] = []
     hub.fault("w.pth", method="HEAD", told={"X-Repo-Commit": COMMIT[::-1]})
     repo.commits[COMMIT] = {"w.pth": WEIGHTS}
-    refused(f"the commit '{COMMIT[::-1]}', wanted {COMMIT}", tmp_path, revision=COMMIT)
+    refused(f"the commit '{COMMIT[::-1]}'; expected {COMMIT}", tmp_path, revision=COMMIT)
     assert not hub.sent()
 
 
@@ -115,13 +115,13 @@ def test_sizes_and_addresses(repo, hub, tmp_path):
         refused("the address|has no file|cannot|is no Hub|is gated", tmp_path)
     hub.faults[:] = []
     hub.fault("config.json", method="HEAD", told={"Content-Length": str(2**40)})
-    refused("1099511627776 bytes, wanted at most", tmp_path, file="config.json")
+    refused("1099511627776 bytes; expected at most", tmp_path, file="config.json")
     assert not hub.sent()
 
 
 def test_a_promise_that_the_table_contradicts(table, hub, tmp_path):  # noqa: F811
     hub.lying_sizes[FILE] = 10**7
-    said = fails("has 10000000 bytes, wanted", REPO, file=FILE, cache_dir=tmp_path)
+    said = fails("has 10000000 bytes; expected", REPO, file=FILE, cache_dir=tmp_path)
     assert "Nothing was kept" in said and not left(tmp_path) and not hub.sent()
 
 
@@ -178,7 +178,7 @@ def test_more_than_was_promised(hub, tmp_path):
 
 def test_lengths_and_parts_that_do_not_fit(repo, hub, tmp_path):
     for told, match in (
-        ({"Content-Length": "741000000"}, "'741000000' bytes, wanted the"),
+        ({"Content-Length": "741000000"}, "'741000000' bytes; expected the"),
         ({"Content-Range": "bytes 7-9/10"}, None),
     ):
         hub.faults[:] = []
@@ -189,7 +189,7 @@ def test_lengths_and_parts_that_do_not_fit(repo, hub, tmp_path):
     hub.faults[:] = []
     hub.fault("/lfs/", method="GET", truncate=20_000, times=1)
     hub.fault("/lfs/", method="GET", told={"Content-Range": "bytes 7-9/10"}, times=1)
-    fails("the part 'bytes 7-9/10', wanted what follows byte 20000", "some/one", file="w.pth",
+    fails("the part 'bytes 7-9/10'; expected what follows byte 20000", "some/one", file="w.pth",
           n_heads=4, cache_dir=tmp_path)  # fmt: skip
     assert not left(tmp_path)
 
@@ -318,7 +318,7 @@ def test_warnings_of_a_server_obey_no_terminal(repo, hub, tmp_path, caplog):
 
 def test_revisions_that_are_paths(repo, hub, tmp_path):
     for revision in ("../x", "/etc", "a/../../b", "", ".", "a\\b", "x\0"):
-        refused("is no name of a branch or tag", tmp_path, revision=revision)
+        refused("is not a branch, tag or commit", tmp_path, revision=revision)
     assert not hub.requests
     repo.refs["refs/pr/1"] = repo.refs["main"]
     hub.repos["some/one"].refs["refs%2Fpr%2F1"] = repo.refs["main"]  # as it stands in an address

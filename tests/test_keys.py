@@ -178,4 +178,4 @@ def test_the_file_of_the_config_wins_over_defaults_and_contradictions_are_named(
     (tmp_path / "config.json").write_text(json.dumps(config | {"sparse_block_type": "ista"}))
     fails("sparse_block_type='ista'", tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("[1]")
-    fails("holds a list, wanted a JSON object", tmp_path / "model.safetensors")
+    fails("holds a list; expected a JSON object", tmp_path / "model.safetensors")

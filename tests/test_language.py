@@ -88,7 +88,7 @@ def test_stop_and_start(lm):
         torch.testing.assert_close(lm(z, start_at_layer=2), logits, atol=0, rtol=0)
         if lm.cfg.rotary:
             refuses(
-                "start_at_layer=1: layers after that add the embedding x0",
+                "start_at_layer=1: later layers add the embedding x0",
                 lambda: lm(z, start_at_layer=1),
             )
             lm.x0_lambdas.data[2:] = 0
@@ -101,7 +101,7 @@ def test_stop_and_start(lm):
             rtol=0,
         )
     refuses(
-        "the stream is torch.float64, the model torch.float32",
+        "the stream is torch.float64, the model is torch.float32",
         lambda: lm(z.double(), start_at_layer=2),
     )
     refuses("return_type='loss' needs tokens", lambda: lm(z, "loss", start_at_layer=2))
@@ -140,8 +140,8 @@ def test_bad_tokens(lm):
         for dtype in (torch.uint8, torch.int32):
             assert torch.equal(lm(ids().to(dtype), "loss"), lm(ids(), "loss"))
         assert torch.equal(lm(ids()[0]), lm(ids()[:1]))  # one row is a batch of one
-    refuses("there is no token", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
-    refuses("there are 14 tokens, the model takes at most n_ctx=13", lambda: lm(ids(pos=14)))
+    refuses("there are no tokens", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
+    refuses("there are 14 tokens, but the model takes at most n_ctx=13", lambda: lm(ids(pos=14)))
     refuses("give a tensor of token ids or text, not int", lambda: lm(3))
     refuses("return_type='x'", lambda: lm(ids(), "x"))
     refuses("the loss needs at least two tokens", lambda: lm(ids(pos=1), "loss"))
@@ -181,7 +181,7 @@ def test_text(chat):
     refuses("is 3 tokens, .*: give one", lambda: chat.to_single_token("xyz"))
     refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))
     refuses("the list is empty", lambda: chat.to_tokens([]))
-    refuses("no token has the id 999", lambda: chat.to_string([999]))
+    refuses("there is no token 999", lambda: chat.to_string([999]))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -211,7 +211,7 @@ def test_leftovers_on_both_sides(model):
         "keys not used (1): transformer.layers.1.1.nrom.bias" in message
         and f"keys missing (1): {key} [31]" in message
     )
-    fails(r"wrong shapes \(1\): transformer.layers.1.1.norm.bias is \[30\], wanted \[31\]",
+    fails(r"wrong shapes \(1\): transformer.layers.1.1.norm.bias is \[30\]; expected \[31\]",
           weights | {key: torch.ones(30)}, **given(model))  # fmt: skip
     fails(r"keys not used \(1\): ema", weights | {"ema": torch.ones(3)}, **given(model))
     without = {name: value for name, value in weights.items() if ".layers.1." not in name}
@@ -233,7 +233,7 @@ def test_unknown_layouts(model):
     other = {"crate": "crate-alpha", "crate-alpha": "crate"}[model.cfg.family]
     fails("the key .* is missing", published_layout(model), family=other, **given(model))
     fails("holds no tensors", {})
-    fails("is no state dict: 'a' is a int, not a tensor", {"a": 3})
+    fails("is not a state dict: 'a' is a int, not a tensor", {"a": 3})
 
 
 def test_bad_weights(model):
@@ -289,7 +289,7 @@ def test_bad_files(tmp_path, model):
     path.write_bytes(path.read_bytes()[:-100])
     fails("is not a readable checkpoint", path, **given(model))
     torch.save([1, 2], path)
-    fails("holds a list, wanted a state dict", path, **given(model))
+    fails("holds a list; expected a state dict", path, **given(model))
 
 
 def test_unknown_names():
@@ -303,7 +303,7 @@ def test_unknown_names():
         "UCSC-VLAA/CRATE-alpha has several files: give one of them, .* torch/crate_alpha_B16.pth",
         "UCSC-VLAA/CRATE-alpha",
     )
-    fails("is no path inside a repo", "UCSC-VLAA/CRATE-alpha", file="../../etc/passwd")
+    fails("is not a path inside a repo", "UCSC-VLAA/CRATE-alpha", file="../../etc/passwd")
     fails(
         r"is not on the Hub: download it from https://drive.google.com/.* n_heads=12",
         "crate-small-imagenet1k",

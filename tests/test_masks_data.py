@@ -234,7 +234,7 @@ def test_voc(model, voc):
 
 def test_bad_voc(model, voc, tmp_path):
     refused(
-        model, "missing' is no folder: give voc:DIR or voc:DIR:SPLIT", f"voc:{tmp_path}/missing"
+        model, "missing' is not a folder: give voc:DIR or voc:DIR:SPLIT", f"voc:{tmp_path}/missing"
     )
     refused(
         model,
@@ -329,7 +329,7 @@ def test_what_is_no_object_is_skipped(model, stamps, tmp_path):
     assert large.n == 5 and large.masks(4, 5).any()
     refused(
         model,
-        "missing' is no folder: give cutouts:DIR or cutouts:DIR:SEED",
+        "missing' is not a folder: give cutouts:DIR or cutouts:DIR:SEED",
         f"cutouts:{stamps}/missing",
     )
     refused(model, "the seed 'x' is no whole number: give cutouts:DIR:3", f"cutouts:{stamps}:x")

@@ -265,7 +265,7 @@ def test_files_that_claim_more_than_they_hold(tmp_path, model):
     fails("Give all of it: ci.load", model.state_dict(), family="crate", n_heads=2)
     fails("channels=0: give a whole number", weights, channels=0)
     fails("n_heads='5': give a whole number", weights, n_heads="5")
-    fails("device='gpu' is no device that torch can compute on", weights, device="gpu")
+    fails("device='gpu' is not a device that torch can compute on", weights, device="gpu")
     fails("is no file, no folder, no known model", "x" * 5000)
     assert ci.load(weights, **given | {"n_heads": np.int64(HEADS)}).cfg.n_heads == HEADS
 

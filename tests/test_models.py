@@ -311,7 +311,7 @@ def test_config_follows_the_model(images):
     assert other.cfg.dtype is torch.float64 and model.cfg.dtype is torch.float32
     assert other.blocks[0].attn.cfg is other.cfg
     assert other.cfg == model.cfg  # runtime state is not compared
-    with pytest.raises(ValueError, match=r"the input is torch.float32, the model torch.float64"):
+    with pytest.raises(ValueError, match=r"the input is torch.float32, the model is torch.float64"):
         other(images)
 
 
@@ -331,7 +331,7 @@ def test_names_the_papers_use(model):
 def test_bad_images(model, images):
     with pytest.raises(
         ValueError,
-        match=r"images are torch.uint8, the model takes floats: use model.preprocess",
+        match=r"images are torch.uint8, but the model takes floats: use model.preprocess",
     ):
         model(images.to(torch.uint8))
     with pytest.raises(
@@ -343,7 +343,8 @@ def test_bad_images(model, images):
     with pytest.raises(ValueError, match="there is no image in the batch"):
         model(images[:0])
     with pytest.raises(
-        ValueError, match=r"images are 4 x 20, the model was built for 6 x 20.*interpolate_pos=True"
+        ValueError,
+        match=r"images are 4 x 20, but the model was built for 6 x 20.*interpolate_pos=True",
     ):
         model(images[:, :, :4])
 

@@ -199,7 +199,7 @@ def test_files_made_to_harm(tmp_path):
         archive(path, **{"params/cls": header((2**40,)) + bytes(8)}),
     )
     refused(
-        "is no array as numpy writes",
+        "is not an array as numpy writes",
         archive(path, **{"params/cls": header((-2, -1)) + bytes(8)}),
     )
     refused(
@@ -237,11 +237,11 @@ def test_files_made_to_harm(tmp_path):
 def test_headers_are_matched_and_never_evaluated(text, tmp_path):
     raw = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(8)
     refused(
-        "no array as numpy writes|weights are float16",
+        "not an array as numpy writes|weights are float16",
         archive(tmp_path / "w.npz", **{"params/cls": raw}),
     )
     long = b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(1000)
-    refused("no array as numpy writes", archive(tmp_path / "w.npz", **{"params/cls": long}))
+    refused("not an array as numpy writes", archive(tmp_path / "w.npz", **{"params/cls": long}))
 
 
 @given(

@@ -165,7 +165,7 @@ def test_padding_repeats_the_edge():
         pad_to_patch(image.to(torch.uint8)[0, 0], 4)[:5, :7], image.to(torch.uint8)[0, 0]
     )  # masks too
     assert make().pad(image).shape == (2, 3, 6, 10)
-    with pytest.raises(ValueError, match="images are 0 x 7: there is no pixel to repeat"):
+    with pytest.raises(ValueError, match="images are 0 x 7: they have no pixels to repeat"):
         pad_to_patch(image[:, :, :0], 2)
     with pytest.raises(ValueError, match="patch_size=0: give an int"):
         pad_to_patch(image, 0)

@@ -83,7 +83,9 @@ def test_a_link_in_an_old_folder_leads_nowhere(sweeps, tmp_path):
     assert (tmp_path / "victim" / "x.png").read_text() == "precious"
     os.remove(out / "samples.parquet")
     (out / "samples.parquet").mkdir()
-    with pytest.raises(ValueError, match="samples.parquet' is a folder, wanted a file"):
+    with pytest.raises(
+        ValueError, match="samples.parquet' is a folder where a file is to be written"
+    ):
         sweeps[0].save(out)
 
 

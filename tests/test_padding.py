@@ -242,8 +242,8 @@ def test_what_hugging_face_gives_and_takes(lm):
         plain = lm(input_ids=tokens, labels=tokens).loss.item()
         assert plain == pytest.approx(lm(tokens, "loss").item(), rel=1e-9)
         assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
-    refuses("give the model tokens or text, or token ids as input_ids", lambda: lm())
-    refuses("one of them", lambda: lm(tokens, input_ids=tokens))
+    refuses("give the model either tokens or text, or token ids as input_ids", lambda: lm())
+    refuses("not both", lambda: lm(tokens, input_ids=tokens))
     refuses(
         "labels are torch.int64 of shape .3, 5.", lambda: lm(tokens, "loss", labels=labels[:, 1:])
     )

@@ -198,7 +198,7 @@ def test_hooks_without_the_batch_axis(lm):
 
 def test_a_point_by_name_or_alias(lm):
     assert "blocks.1.hook_in" in lm.hook_dict and "blocks.1.hook_nothing" not in lm.hook_dict
-    with pytest.raises(KeyError, match="no hook point is called"):
+    with pytest.raises(KeyError, match="there is no hook point"):
         lm.check_point("blocks.1.hook_in")  # names of points only
     assert lm.get_hook_point("blocks.1.hook_in") is lm.blocks[1].hook_resid_pre
     assert lm.get_hook_point("blocks.1.nothing") is None

@@ -288,7 +288,7 @@ def test_bad_text():
     lm = make_lm()
     lm.tokenizer = Words()
     for match, data in (
-        ("the texts have 3 tokens, a window has 13", ["1 2 3"]),
+        ("the texts have 3 tokens, but a window has 13", ["1 2 3"]),
         ("the data is empty: there is no text", []),
         ("data holds more than strings", ["1", 2]),
         ("give whole numbers", torch.zeros(3, 13)),

@@ -178,7 +178,7 @@ def test_refusals(model, data, tmp_path):
         ci.report(model, data, tmp_path / "file" / "out")
     with pytest.raises(ValueError, match="untrained=-1: give a whole number"):
         ci.report(model, data, tmp_path, untrained=-1)
-    with pytest.raises(ValueError, match="no probe is called 'sparcity'"):
+    with pytest.raises(ValueError, match="there is no probe 'sparcity'"):
         ci.report(model, data, tmp_path / "new", probes="sparcity")
     assert not (tmp_path / "new").exists()
 

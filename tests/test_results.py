@@ -275,9 +275,9 @@ def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
         with pytest.raises(ValueError, match=match):
             kind.load(folder)
 
-    refused("holds a result of kind 'sweep', and AtomResult.load reads 'atoms'", ci.AtomResult)
+    refused("holds a result of kind 'sweep', but AtomResult.load reads 'atoms'", ci.AtomResult)
     (folder / META).write_text(json.dumps(meta | {"format": 2}))
-    refused("has format 2, this version reads 1: install a newer crate_interp")
+    refused("has format 2, but this version reads 1: install a newer crate_interp")
     for damage in (
         {"data": 3}, {"data": [3]}, {"data": [{}]}, {"n_samples": "x"}, {"n_samples": None},
         {"statistics": 3}, {"counts": 3}, {"unit": 1}, {"config": None}, {"versions": []},
@@ -288,14 +288,14 @@ def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
         refused("is damaged: ")
     for content in ("[]", "{}", "{" * 10**5, '{"format": true', ""):
         (folder / META).write_text(content)
-        refused("was not written by SweepResult.save|holds no saved SweepResult")
+        refused("was not written by SweepResult.save|does not hold a saved SweepResult")
     (folder / META).write_text(json.dumps(meta))
     other = ci.sweep(model, part(data, CUT, N), probes="sparsity", controls=0, **QUIET)
     other.table("samples").to_parquet(folder / "samples.parquet", index=False)
     refused("samples.parquet' does not belong to the saved SweepResult: its digest is not the one")
     (folder / "samples.parquet").unlink()
     refused("samples.parquet' does not belong to the saved SweepResult")
-    with pytest.raises(ValueError, match="holds no saved SweepResult"):
+    with pytest.raises(ValueError, match="does not hold a saved SweepResult"):
         ci.SweepResult.load(tmp_path / "nowhere")
 
 

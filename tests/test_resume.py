@@ -66,7 +66,7 @@ def test_what_is_done_is_not_measured_again(tmp_path, whole):
 
 def test_an_interrupt_says_that_the_rest_stays(tmp_path, whole, capfd):
     run_until(tmp_path, 1, KeyboardInterrupt)
-    assert "interrupted. What is done stays; the same call goes on" in capfd.readouterr().err
+    assert "interrupted. What is done stays; the same call continues" in capfd.readouterr().err
     assert counted(tmp_path) == (whole, CHUNKS - 1)
 
 

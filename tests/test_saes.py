@@ -126,7 +126,7 @@ def test_nothing_is_left_behind(model, images, error):
         assert inside is model and ACTS in model.hook_dict
         with ci.saes.spliced(model, {OTHER: sae, HEADS: random_sae(35)}, error=error):
             model(images)
-            with pytest.raises(ValueError, match=f"'{POINT}' has an autoencoder already"):
+            with pytest.raises(ValueError, match=f"'{POINT}' already has an autoencoder"):
                 with ci.saes.spliced(model, {POINT: sae}):
                     raise AssertionError("never reached")
         assert f"{OTHER}.hook_sae_input" not in model.hook_dict
@@ -137,7 +137,7 @@ def test_nothing_is_left_behind(model, images, error):
         with ci.saes.spliced(model, {POINT: sae}, error=error):
             raise RuntimeError("on purpose")
     assert hooks_of(model) == before and torch.equal(model(images), clean)
-    with pytest.raises(KeyError, match="no hook point is called"):
+    with pytest.raises(KeyError, match="there is no hook point"):
         model.run_with_cache(images, names_filter=ACTS)
 
 
@@ -214,7 +214,7 @@ def test_language_models_and_other_hooked_models():
     x, small = torch.randn(2, 3), Small()
     with ci.saes.spliced(small, {"hook_x": Identity()}):
         assert torch.equal(small(x), 2 * x)
-    with pytest.raises(KeyError, match="no hook point is called 'hook_y'. Did you mean hook_x"):
+    with pytest.raises(KeyError, match="there is no hook point 'hook_y'. Did you mean hook_x"):
         with ci.saes.spliced(small, {"hook_y": Identity()}):
             raise AssertionError("never reached")
 
@@ -233,7 +233,7 @@ class Wrong(Identity):
 @pytest.mark.parametrize(
     "sae, match",
     [
-        (random_sae(32), f"{POINT} is 31 wide, the autoencoder reads 32: check the point and"),
+        (random_sae(32), f"{POINT} is 31 wide, but the autoencoder reads 32: check the point and"),
         (Wrong(lambda x: x[:, :2]), r"encode returned \[2, 2, 31\] for \[2, 13, 31\] at blocks.1"),
         (Wrong(lambda x: x[..., :0]), r"encode returned \[2, 13, 0\]"),
         (Wrong(lambda x: None), "encode returned NoneType at"),
@@ -260,13 +260,16 @@ def test_wrong_arguments(model, unchecked):
         with pytest.raises(kind, match=match), ci.saes.spliced(at, saes, **more):
             raise AssertionError("never reached")
 
-    refused("no hook point is called 'blocks.1.hook_resid_pst'. Did you mean blocks.1.hook_resid_",
+    refused("there is no hook point 'blocks.1.hook_resid_pst'. Did you mean blocks.1.hook_resid_",
             {"blocks.1.hook_resid_pst": Identity()}, KeyError)  # fmt: skip
     refused("fires only after model.set_use_attn_result", {"blocks.1.attn.hook_result": Identity()},
             KeyError)  # fmt: skip
-    refused("a Tensor, has no encode and no decode: give an autoencoder", {POINT: torch.zeros(3)})
-    refused("saes is {}: give autoencoders by the names", {})
-    refused("saes is .*: give autoencoders by the names", Identity())
+    refused(
+        "Tensor given for .* has no encode and no decode: give an autoencoder",
+        {POINT: torch.zeros(3)},
+    )
+    refused("saes is {}: give a dictionary from points", {})
+    refused("saes is .*: give a dictionary from points", Identity())
     refused("cannot splice into Linear", {POINT: Identity()}, at=torch.nn.Linear(2, 2))
     refused("error='yes': give True or False", {POINT: Identity()}, error="yes")
     with pytest.raises(ValueError, match=r"the autoencoder is on meta, the model on cpu: use sae"):

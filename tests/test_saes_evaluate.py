@@ -314,8 +314,8 @@ def test_wrong_arguments(vision, text, unchecked):
     sae = {POINT: random_sae().double()}
     refused("saes is {}: give", model, data, {})
     refused("has no encode and no decode", model, data, {POINT: 3})
-    refused("no hook point is called 'x'", model, data, {"x": sae[POINT]}, kind=KeyError)
-    refused("31 wide, the autoencoder reads 30", model, data, {POINT: random_sae(30)})
+    refused("there is no hook point 'x'", model, data, {"x": sae[POINT]}, kind=KeyError)
+    refused("31 wide, but the autoencoder reads 30", model, data, {POINT: random_sae(30)})
     refused("an evaluation of autoencoders needs", mae, torch.zeros(2, 3, 8, 8), sae)
     refused("there are 1 labels for 6 samples", model, data, sae, labels=[1])
     refused("give no labels", lm, tokens, sae, labels=[1] * N)
@@ -326,6 +326,6 @@ def test_wrong_arguments(vision, text, unchecked):
     refused("padding only after them", lm, tokens, sae, attention_mask=ones.cumsum(1) > 3)
     short = torch.ones(N, 11).tril(0)
     refused("at least two tokens in each row", lm, tokens, sae, attention_mask=short)
-    refused("is not finite: look at its weights", model, data, {POINT: Ablate(float("nan"))})
+    refused("is not finite: check the coder.s weights", model, data, {POINT: Ablate(float("nan"))})
     refused("batch_size=0", model, data, sae, batch_size=0)
     refused("seed=-1", model, data, sae, seed=-1)

@@ -110,7 +110,7 @@ def refused(folder, match, **given):
         (dict(architecture="topk", k=-1), "k=-1: give a whole number of at least 1"),
         (dict(architecture="topk", k=None), "k=None: give a whole number"),
         (dict(architecture="jumprelu"), "has b_enc, W_dec|has W_enc, W_dec, b_enc, threshold"),
-        (dict(metadata=[1]), r"metadata=\[1\], wanted a dict"),
+        (dict(metadata=[1]), r"metadata=\[1\]; expected a dict"),
         (dict(metadata={}), "nothing says which point it reads"),
         (dict(metadata={"hook_name": "a\nb"}), r"hook_name='a\\nb': give a text on one line"),
         (dict(normalize_activations="expected_average_only_in"), "give scaling_factor=..., sqrt"),
@@ -126,8 +126,8 @@ def test_hostile_configs_are_refused_in_a_line(copied, unchecked, changes, match
     [
         (dict(b_enc=None), "has the keys .*; a sparse autoencoder of architecture 'standard' has"),
         (dict(more=torch.zeros(3)), "has the keys .*more"),
-        (dict(W_enc=None), r"W_enc is \[\], wanted \[d_in, d_sae\]"),
-        (dict(W_dec=torch.zeros(7, 11)), r"W_dec is \[7, 11\], wanted \[11, 7\]"),
+        (dict(W_enc=None), r"W_enc is \[\]; expected \[d_in, d_sae\]"),
+        (dict(W_dec=torch.zeros(7, 11)), r"W_dec is \[7, 11\]; expected \[11, 7\]"),
         (dict(W_dec=torch.full((11, 7), float("nan"))), "W_dec holds 77 NaN or Inf"),
         (dict(W_enc=torch.zeros(7, 11, dtype=torch.int64)), "W_enc is torch.int64"),
         (dict(scaling_factor=2 * torch.ones(11)), "it holds a scaling_factor"),
@@ -140,7 +140,7 @@ def test_wrong_tensors_are_refused_in_a_line(copied, tensors, match):
 def test_wrong_files_are_refused_in_a_line(copied):
     folder = copied()
     (folder / "cfg.json").write_text("[1]")
-    refused(folder, "holds no config of a sparse autoencoder")
+    refused(folder, "does not hold the config of a sparse autoencoder")
     (folder / "cfg.json").write_text("{")
     refused(folder, "is not readable JSON")
     folder = copied()

@@ -53,7 +53,7 @@ def test_they_are_left_out_and_listed(model, damaged):
     assert result.meta["n_samples"] == len(left) == 20 and result.meta["data"][0]["stop"] == COUNT
     shown = {row["sample"]: row["name"] for row in result.meta["skipped"]}
     assert shown == BAD
-    assert all("is no picture" in row["why"] for row in result.meta["skipped"])
+    assert all("is not a picture" in row["why"] for row in result.meta["skipped"])
     # labels go with their samples, and each number is that of the picture alone
     whole = open_data(source, model.preprocess)
     assert whole.labels is not None
@@ -144,7 +144,7 @@ def test_the_next_sample_that_can_be_decoded():
 
 
 def test_what_the_machine_fails_to_do_is_no_bad_sample(model, monkeypatch):
-    with pytest.raises(Undecodable, match="it is no picture"):
+    with pytest.raises(Undecodable, match="it is not a picture"):
         decoded(b"no picture", "the image")
 
     def fails(*_, **__):

@@ -239,7 +239,7 @@ def test_a_store_that_dies_at_any_step_goes_on(net, tmp_path):
         shutil.rmtree(tmp_path / "s", ignore_errors=True)
         if died_at(step, work):
             died += 1
-            with pytest.raises(ValueError, match="is not finished|holds no saved"):
+            with pytest.raises(ValueError, match="is not finished|does not hold a saved"):
                 ci.open_store(tmp_path / "s")
     assert died > 3
     work()
@@ -290,12 +290,14 @@ def test_numbers_that_cannot_be_kept(net, tmp_path):
 
 
 def test_what_is_refused(net, stored, tmp_path):
-    with pytest.raises(KeyError, match="no hook point is called 'blocks.0.hook_resid_prae'. Did"):
+    with pytest.raises(KeyError, match="there is no hook point 'blocks.0.hook_resid_prae'. Did"):
         ci.store(net, DATA, points="blocks.0.hook_resid_prae", out=tmp_path / "x", **QUIET)
     with pytest.raises(ValueError, match="dtype"):
         ci.store(net, DATA, points=LAST, out=tmp_path / "x", dtype=torch.bfloat16, **QUIET)
     assert not (tmp_path / "x").exists()
-    with pytest.raises(ValueError, match="holds no saved ActivationStore: there is no such folder"):
+    with pytest.raises(
+        ValueError, match="does not hold a saved ActivationStore: there is no such folder"
+    ):
         ci.open_store(tmp_path / "x")
     ci.sweep(net, DATA, probes="sparsity", controls=0, progress=False).save(tmp_path / "r")
     with pytest.raises(ValueError, match="holds a result of kind 'sweep'"):
@@ -306,7 +308,7 @@ def test_what_is_refused(net, stored, tmp_path):
         ci.sweep(net, stored.select(range(4)), **QUIET)
     with pytest.raises(ValueError, match="a part of a store"):
         ci.sweep(net, stored.shuffle(seed=0), **QUIET)
-    with pytest.raises(ValueError, match="a store of activations is data for ci.sweep"):
+    with pytest.raises(ValueError, match="a store of activations is data only for ci.sweep"):
         ci.audit(net, stored, progress=False)
     with pytest.raises(ValueError, match="leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)
@@ -330,7 +332,7 @@ def test_a_foreign_index_is_refused(stored, tmp_path):
         table = index.table()
         table.loc[0, column] = value
         ActivationStore({"files": table}, index.meta).save(out)
-        with pytest.raises(ValueError, match="is no saved ActivationStore"):
+        with pytest.raises(ValueError, match="is not a saved ActivationStore"):
             ci.open_store(out)
     ActivationStore({"files": index.table()}, index.meta | {"points": {"y": [3]}}).save(out)
     with pytest.raises(ValueError, match="other points or samples than its index says"):

@@ -190,7 +190,7 @@ def test_names_of_classes_are_labels(images):
         (dict(replacements=[0]), "give a whole number of at least 1"),
         (dict(replacements="plus"), "give a list such as"),
         (dict(replacements=[]), "give a list such as"),
-        (dict(replacements=["plus", "plus"]), "names one twice"),
+        (dict(replacements=["plus", "plus"]), "names a replacement twice"),
         (dict(replacements=[2.5]), "is none of gradient"),
         (dict(mixes=(0.1, 1.5)), "mix=1.5: give a number from 0"),
         (dict(mixes=0.5), "mixes=0.5: give a list of numbers"),
@@ -202,11 +202,14 @@ def test_names_of_classes_are_labels(images):
         (dict(limit=0), "limit=0"),
         (dict(labels=None), "the loss needs labels: give labels"),
         (dict(labels=[3]), "there are 1 labels for 2 samples"),
-        (dict(labels=[3, 11]), "the label 11 is no class of this model: give numbers from 0 to 10"),
+        (
+            dict(labels=[3, 11]),
+            "the label 11 is not a class of this model: give numbers from 0 to 10",
+        ),
         (dict(labels=[3, -1]), "the label -1"),
         (dict(labels=[3, None]), "the label None"),
         (dict(labels=[3, True]), "the label True"),
-        (dict(labels=[3, "cat"]), "no class is called 'cat'"),
+        (dict(labels=[3, "cat"]), "there is no class 'cat'"),
     ],
 )
 def test_what_surgery_refuses(images, given, match):

@@ -214,7 +214,7 @@ def test_save_and_load(result, tmp_path):
         == {k: v for k, v in written.items() if k not in ("files", "hash")}
     )
     (folder / "meta.json").unlink()
-    with pytest.raises(ValueError, match="holds no saved SweepResult"):
+    with pytest.raises(ValueError, match="does not hold a saved SweepResult"):
         ci.SweepResult.load(folder)
 
 
@@ -332,7 +332,7 @@ def test_refusals(model, data):
             ci.sweep(*args, progress=False, **kwargs)
 
     fails(
-        "no probe is called 'compresion'. Did you mean compression",
+        "there is no probe 'compresion'. Did you mean compression",
         model,
         data,
         probes="compresion",
@@ -341,7 +341,7 @@ def test_refusals(model, data):
     fails("two probes share a name", model, data, probes=["sparsity", ci.probes.sparsity()])
     fails("batch_size=0: give", model, data, batch_size=0)
     fails("the data is empty", model, data[:0])
-    fails(r"images are 6 x 15, the model was built for 6 x 20", model, data[..., :15])
+    fails(r"images are 6 x 15, but the model was built for 6 x 20", model, data[..., :15])
     fails(r"shape \(7, 1, 6, 20\), the model takes", model, data[:, :1])
     bad = data.clone()
     bad[4, 0, 0, 0] = float("inf")

@@ -113,9 +113,9 @@ def test_what_nobody_wants_is_not_read(tmp_path, monkeypatch):
         (dict(shape=(0, 2**40, 2**40), strides=(0, 0, 0)), "whose shape is none"),
         (dict(shape=(2**40,), strides=(0,)), "stores fewer .an expanded view"),
         (dict(shape=(1,) * 65, strides=(1,) * 65), "whose shape is no tuple"),
-        (dict(flags=b"K\x01"), "cannot have a gradient"),
-        (dict(kind="Int", flags=b"\x88"), "cannot have a gradient"),
-        (dict(more=b"}X\x03\x00\x00\x00neg\x88s"), "is negated or conjugated"),
+        (dict(flags=b"K\x01"), "requires a gradient but cannot have one"),
+        (dict(kind="Int", flags=b"\x88"), "requires a gradient but cannot have one"),
+        (dict(more=b"}X\x03\x00\x00\x00neg\x88s"), "must be negated or conjugated"),
         (dict(kind="Odd"), "asks for torch.OddStorage"),
     ],
 )  # fmt: skip
@@ -190,7 +190,7 @@ def test_an_older_file_is_checked_before_anything_is_allocated(tmp_path):
     path.write_bytes(content[:-4])
     fails("wants 2400 bytes as storage .*, the file has others", path)
     path.write_bytes(content + b"\0")
-    fails("goes on after its last storage: 1 bytes belong to nothing", path)
+    fails("continues after its last storage: 1 bytes belong to nothing", path)
     for old, new in (
         (b"little_endianq\x02\x88", b"little_endianq\x02\x89"),
         (struct.pack("<H", 1001), struct.pack("<H", 1002)),

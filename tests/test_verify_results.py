@@ -103,7 +103,7 @@ def test_a_run_that_was_changed(copy, damage):
     if damage in ("missing", "bit"):
         assert found == {"chunks of sweep": "2 of 3; missing or damaged: 1"}
     elif damage == "ledger":
-        assert found == {"chunks of sweep": "nobody knows how many"}
+        assert found == {"chunks of sweep": "their number is unknown"}
     elif damage == "unfinished":
         assert not found and "the result: it is not written before" in report["cannot_check"][0]
     else:

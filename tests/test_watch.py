@@ -163,7 +163,7 @@ def test_your_own_numbers(images):
     with ci.watch(make(), images, every=4) as watch:
         for number in (2, 4, 9, 12):
             watch.step(number)
-        with pytest.raises(ValueError, match="number=12: there have been 12 updates already"):
+        with pytest.raises(ValueError, match="number=12: there were 12 updates already"):
             watch.step(12)
     assert watch.result().steps == [0, 4, 12]
 
@@ -174,7 +174,7 @@ def test_wrong_use_is_told(images):
         ci.watch(model, images, every=0)
     with pytest.raises(ValueError, match="callback='lightnin'"):
         ci.watch(model, images, callback="lightnin")
-    with pytest.raises(ValueError, match="no probe is called 'rates'"):
+    with pytest.raises(ValueError, match="there is no probe 'rates'"):
         ci.watch(model, images, probes="rates")
     watch = ci.watch(model, images)
     with pytest.raises(RuntimeError, match="use `with ci.watch"):

@@ -293,7 +293,7 @@ def changed_members(path, change):
         (lambda held: [(n, b"odd" if "order" in n else b) for n, b in held], "entry byteorder"),
         (lambda held: [(n, b"11" if "version" in n else b) for n, b in held], "entry version"),
         (lambda held: [(n, b + b"\0" if "/0" in n else b) for n, b in held], "the zip has 21"),
-        (lambda held: [(n, b + b"." if "pkl" in n else b) for n, b in held], "goes on after"),
+        (lambda held: [(n, b + b"." if "pkl" in n else b) for n, b in held], "continues after"),
         (lambda held: [("w/", b""), *held], "entries for folders"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The audit: what the papers claim of a layer, measured by layer and sample."""
+"""The audit: measures a layer against the claims of the papers, by layer and sample."""
 
 from crate_interp.audits.result import AuditResult
 from crate_interp.audits.run import audit

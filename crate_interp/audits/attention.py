@@ -1,5 +1,4 @@
-"""The audit of one layer's attention: its numbers, beside its nulls, its ceilings and the paper's
-operators."""
+"""The audit of one layer's attention, compared with nulls, ceilings and the paper's operators."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +18,16 @@ from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.norm import HookedNorm
 
-# of, frame, eps, basis, tokens
+# (number, frame, eps, basis, tokens)
 Key = tuple[str, str, float, str, str]
-Cells = dict[Key, dict[str, Tensor]]  # the numbers `[batch]` of each key
-_SINGULAR = 1e-10  # of a pivot over the largest: columns that depend on each other
-_MILD = 100.0  # condition of U_k up to which a Gram can be taken to an orthonormal basis
+Cells = dict[Key, dict[str, Tensor]]  # the values `[batch]` of each key
+_SINGULAR = 1e-10  # smallest pivot over the largest; below it, columns are linearly dependent
+_MILD = 100.0  # up to this condition of U_k a Gram matrix can be converted to an orthonormal basis
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What of a layer's weights its attention is measured against."""
+    """Values computed from a layer's weights that the audit of its attention needs."""
 
     u: Float[Tensor, "head d_model d_head"]
     stored: Subspaces
@@ -39,7 +38,7 @@ class Layer:
 
     @cached_property
     def whole(self) -> dict[str, float]:
-        """Returns |sum U_k U_k^T|_2 in either basis."""
+        """Returns |sum U_k U_k^T|_2 in the stored or the orthonormal basis."""
         turned = (self.u @ self.to_orthonormal).transpose(0, 1).flatten(1)
         both = {"stored": self.stored.wide, "orthonormal": turned}
         return {
@@ -49,7 +48,7 @@ class Layer:
         }
 
     def arms(self, setting: "Setting") -> tuple[Arm, ...]:
-        """Returns the arms of the star, that of the stored basis and all tokens first."""
+        """Returns the arms of the star; the first has the stored basis and all tokens."""
         found = [Arm(setting.grid)]
         change = self.to_orthonormal
         if setting.star and bool(change.isfinite().all()):  # else columns depend on each other
@@ -63,12 +62,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured, and how.
+    """What the audit measures, and how.
 
-    eps: the asked one; grid: all of them. draws: of the shuffled update. limited: how many of the
-    first samples have ceilings, operators and constructions. has_cls: whether token 0 is CLS. star:
-    whether orthonormal U, and patches alone, are measured too, one at a time. tokens: of each
-    sample, for the sparse step.
+    eps: the main eps; grid: all eps. draws: how often the update is shuffled. limited: for how many
+    of the first samples ceilings, operators and constructions are computed. has_cls: whether token
+    0 is CLS. star: whether orthonormal U and patches without CLS are measured too, one at a time.
+    tokens: how many tokens of each sample the sparse step is measured on.
     """
 
     eps: float
@@ -85,11 +84,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Given:
-    """A layer's streams on some samples: z before attention, delta what it added.
+    """A layer's streams for some samples: z before attention, and delta, which it added.
 
-    other: delta of the next samples. orders: for each draw, where a shuffled update takes each
-    token's from. noise: Gaussian directions. gathered: what the heads gathered, side by
-    side, before the output map.
+    other: the next samples' delta. orders: for each draw, the token from which a shuffled update
+    takes each token's update. noise: Gaussian directions. gathered: the heads' outputs,
+    concatenated, before the output map.
     """
 
     z: Float[Tensor, "batch pos d_model"]
@@ -101,7 +100,7 @@ class Given:
 
 
 def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator]) -> Layer:
-    """Returns the constants of a layer with subspaces U; a random map for each generator."""
+    """Returns the constants of a layer with subspaces U, and a random map for each generator."""
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
@@ -113,7 +112,7 @@ def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator])
 
 
 def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_head d_head"]:
-    """Returns M_k with U_k M_k = qr(U_k); NaN where columns depend on each other."""
+    """Returns M_k with U_k M_k = qr(U_k); NaN if columns are linearly dependent."""
     eye = torch.eye(u.shape[2], dtype=u.dtype, device=u.device).expand(len(u), -1, -1)
     if u.shape[2] > u.shape[1]:
         return eye * torch.nan
@@ -126,10 +125,9 @@ def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "h
 
 @dataclass(frozen=True)
 class Base:
-    """The tokens that updates are measured on: their rates on each arm, and where R^c falls.
+    """The tokens that updates are applied to: their rates on each arm, and R^c's gradient.
 
-    found: the gradient in each frame at the eps of the first arm; empty if nothing is measured
-    against it.
+    found: the gradient in each frame at the eps of the first arm; empty if it is not needed.
     """
 
     rows: Rows
@@ -140,7 +138,7 @@ class Base:
     found: dict[str, Descent]
 
     def at(self, eps: float) -> "Base":
-        """Returns the same at one eps of the first arm alone."""
+        """Returns the same at a single eps of the first arm."""
         place = self.arms[0].eps.index(eps)
         before = {frame: number[:, [place]] for frame, number in self.before[0].items()}
         found = {frame: descent.at([place]) for frame, descent in self.found.items()}
@@ -148,17 +146,17 @@ class Base:
 
 
 def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...]) -> Base:
-    """Returns what updates of the rows are measured on."""
+    """Returns the base for updates of these rows."""
     side = frames.side_of(rows, None, u)
     before = tuple(rates(side, u, arm) for arm in arms)
     return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps))
 
 
 def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) -> Cells:
-    """Returns the numbers of the attention step, of its nulls, and with `limited` of its limits.
+    """Returns the numbers of the attention step and its nulls, and with `limited` its limits.
 
-    The shuffled update is measured in every setting, other nulls at the asked eps, with U as stored
-    and all tokens.
+    The shuffled update is measured in every setting; other nulls only at the main eps, with U as
+    stored and all tokens.
     """
     u = layer.stored
     rows, update = frames.rows_of(given.z, u), frames.update_of(given.delta, given.z, u)
@@ -174,7 +172,7 @@ def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) ->
 
 
 def _of_update(base: Base, update: Update) -> Cells:
-    """Returns the numbers of the layer's own update, with the rates themselves."""
+    """Returns the numbers of the layer's own update, including the rates themselves."""
     cells: Cells = {}
     after = _measure(cells, base, "layer", update)
     for arm, start, end in zip(base.arms, base.before, after, strict=True):
@@ -207,7 +205,7 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
 def _beyond(
     descent: Descent, rows: Rows, u: Subspaces, eps: Sequence[float]
 ) -> Float[Tensor, "batch eps"]:
-    """Returns the share of eigenvalues alpha lambda above 1, of the min(pos, p) of each head."""
+    """Returns the share of eigenvalues alpha lambda above 1, among the min(pos, p) of each head."""
     pos = rows.square.shape[1]
     alpha = alphas(u, pos, eps)
     values = descent.spectrum.values[..., -min(pos, u.width) :].flatten(1)
@@ -215,7 +213,7 @@ def _beyond(
 
 
 def _shuffled(cells: Cells, base: Base, given: Given, update: Update) -> None:
-    """Adds the mean over draws of the update with its tokens in other orders."""
+    """Adds the mean over draws of the update with its tokens shuffled."""
     drawn: Cells = {}
     for order in given.orders:
         moved = frames.taken(given.delta, order)
@@ -229,7 +227,7 @@ def _shuffled(cells: Cells, base: Base, given: Given, update: Update) -> None:
 def _nulls(
     u: Subspaces, given: Given, update: Update, names: Sequence[str]
 ) -> Iterator[tuple[str, Update]]:
-    """Yields the other updates that stand for the layer's, each under its name."""
+    """Yields the updates that serve as nulls, each with its name."""
     if "negated" in names:
         yield "negated", frames.negated(update)
     if "next sample" in names and given.other is not None:
@@ -243,7 +241,7 @@ def _nulls(
 def _limits(
     cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base, update: Update
 ) -> None:
-    """Adds the ceilings, what the paper's operators reach, and what an ideal layer reaches."""
+    """Adds the ceilings, and what the paper's operators and an ideal layer reach."""
     norm = layer.stored.norm
     # how far the norm's outputs lie from each other, token by token, squared
     apart = norm.normalised(given.z + given.delta) - norm.normalised(given.z)
@@ -266,7 +264,7 @@ def _ceiling(
     update: Update,
     apart: Float[Tensor, "batch pos"],
 ) -> None:
-    """Adds the lowest that R^c can go with an update of this length, in each frame."""
+    """Adds the lowest R^c that an update of this length can reach, in each frame."""
     square = base.side.square[:, arm.first :]
     alpha = alphas(base.u, square.shape[1], arm.eps)
     stream, read = (
@@ -286,7 +284,7 @@ def _ceiling(
 def _lengths(
     rows: Rows, update: Update, apart: Float[Tensor, "batch pos"], u: Subspaces, first: int
 ) -> dict[str, Tensor]:
-    """Returns the Frobenius distance of the two sides in each frame, from the first token on."""
+    """Returns the Frobenius distance of the two sides in each frame, over tokens from `first`."""
     square, along, length = (x[:, first:] for x in (rows.square, update.dot, update.square))
     own, dot, step = (part.sum(dim=-1) for part in (square, along, length))
     before = frames.unit_scale(square, u.d_model)
@@ -313,7 +311,7 @@ def mssa(
 
 
 def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base) -> None:
-    """Adds what the paper's steps on this U do at the length of the layer's update."""
+    """Adds the effect of the paper's steps on this U, at the length of the layer's update."""
     written, here = mssa(given.z, layer.stored, setting.causal), base.at(setting.eps)
     steps = {
         "gradient step": here.found["stream"].step(0, base.u),
@@ -327,7 +325,7 @@ def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base:
 
 
 def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
-    """Adds the best that MSSA on orthonormal subspaces reaches, with either sign."""
+    """Adds the best that MSSA on orthonormal subspaces reaches, with either sign of its map."""
     u = layer.ideal
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # it is orthonormal
     step = as_long(mssa(given.z, u, setting.causal), given.delta)
@@ -337,7 +335,7 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
         cells["construction", *key[1:]] = {
             name: _better(name, value, two[key][name])
             for name, value in numbers.items()
-            if not name.startswith("rate_") and name != "step"  # the size of a step is its own
+            if not name.startswith("rate_") and name != "step"  # a step has its own length
         }
 
 
@@ -352,7 +350,7 @@ def as_long(step: Tensor, update: Tensor) -> Float[Tensor, "batch pos d_model"]:
 
 
 def _add(cells: Cells, arm: Arm, of: str, frame: str, numbers: PerEps) -> None:
-    """Adds numbers `[batch, eps]` to the cells of their eps; what is there already is added to."""
+    """Adds numbers `[batch, eps]` to the cells of their eps, on top of earlier values."""
     for index, value in enumerate(arm.eps):
         cell = cells.setdefault((of, frame, value, arm.basis, arm.tokens), {})
         for name, number in numbers.items():

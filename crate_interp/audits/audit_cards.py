@@ -1,4 +1,4 @@
-"""What the page of an audit says: the verdicts counted, a card for each, and the map of signs."""
+"""The texts of an audit's page: counted verdicts, a card for each verdict, and the map of signs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +23,11 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Card:
-    """A claim in a layer: the verdict, and why.
+    """The verdict on a claim in a layer, and its reasons.
 
-    same: whether the untrained networks' means lie on the same side of every bound; None if there
-    are none. numbers: the cells of each number at the asked eps, if the claim applies, as tables.
+    same: whether the untrained networks' means lie on the same side of every bound; None without
+    untrained networks. numbers: the cells of each number at the main eps, as tables, if the claim
+    applies.
     """
 
     id: str
@@ -64,7 +65,7 @@ def _card(row: Any, judged: Any, main: Any) -> Card:
 
 
 def _same_untrained(rows: Any) -> bool | None:
-    """Tells whether the untrained mean is on the same side of its bounds as the value, always.
+    """Tells whether the untrained mean always lies on the same side of its bounds as the value.
 
     None if there is no untrained network.
     """
@@ -87,7 +88,7 @@ def _shown(mark: str) -> str:
 
 
 def marks() -> list[tuple[str, str, str]]:
-    """Returns each mark, what it means, and its kind: "good", "bad" or ""."""
+    """Returns each mark, its meaning, and its kind: "good", "bad" or ""."""
     return [
         (_shown(mark), _MEANINGS.get(word, word), _KINDS.get(word, ""))
         for word, mark in claim_summary.MARKS.items()
@@ -95,7 +96,7 @@ def marks() -> list[tuple[str, str, str]]:
 
 
 def counted_verdicts(found: list[Card]) -> str:
-    """Returns how many verdicts there are of each kind, and how often untrained does the same."""
+    """Returns how many verdicts of each kind there are, and how often untrained networks agree."""
     words = [card.verdict for card in found if card.verdict != NOT_APPLICABLE]
     if not words:
         return "No claim applies."
@@ -112,8 +113,8 @@ def counted_verdicts(found: list[Card]) -> str:
 def strip(result: Result, found: list[Card]) -> list[Row]:
     """Returns the map: a row for each claim, with a sign for each layer that opens its card.
 
-    Beside the signs stand the bound of the claim's first number and its lowest and highest value,
-    of this network and of the untrained ones.
+    Further columns give the bound of the claim's first number, and its lowest and highest value for
+    this network and for the untrained ones.
     """
     main = claim_summary.main_rows(result, "cells")
     rows = []

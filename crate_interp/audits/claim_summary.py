@@ -1,4 +1,4 @@
-"""From cells to claims: one word a claim and layer, one line a claim, one sentence an audit."""
+"""From cells to claims: a word per claim and layer, a line per claim, a sentence for all."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from crate_interp.results.result import Result, counted
 from crate_interp.results.verdict_strip import low_to_high
 
 DEPENDS, BY_CONSTRUCTION = "depends", "by construction"
-_STILL = 1e-6  # relative change that is none
+_STILL = 1e-6  # a relative change below this counts as none
 MARKS = {
     KEPT: "+", BROKEN: "-", DEPENDS: "~", BY_CONSTRUCTION: "c", UNDECIDED: "?", NOT_APPLICABLE: "",
 }  # fmt: skip
 
 
 def is_judged(rows: Any, eps: float) -> Any:
-    """Tells which cells a claim must hold in: every eps if the number says so, else the asked."""
+    """Tells in which cells a claim must hold: every eps if its number says so, or the main one."""
     every = rows["number"].map(lambda name: NUMBERS[name].every_eps)
     return every | rows["eps"].isna() | (rows["eps"] == eps)
 
@@ -49,7 +49,7 @@ def judged(result: Result) -> pd.DataFrame:
 
 
 def _reasons(group: Any) -> list[str]:
-    """Returns why cells are not kept, each with the frames that it is about, if not all."""
+    """Returns why cells are not kept, each reason with its frames if it does not hold in all."""
     given: Any = group[group["reason"] != ""]
     found = []
     for reason, rows in given.groupby("reason", sort=False):
@@ -60,7 +60,7 @@ def _reasons(group: Any) -> list[str]:
 
 
 def _verdict(group: Any) -> str:
-    """Returns the word for the cells of one claim and layer."""
+    """Returns the verdict for the cells of one claim and layer."""
     group = group[group["verdict"] != NOT_APPLICABLE]
     if not len(group):
         return NOT_APPLICABLE
@@ -84,7 +84,7 @@ def _word(verdicts: pd.Series) -> str:
 
 
 def _on(group: Any, claim: Claim) -> str:
-    """Returns in which settings each number of a claim lies within its bounds."""
+    """Returns the settings in which each number of a claim lies within its bounds."""
     said: list[str] = []
     for part in claim.numbers:
         rows = group[(group["number"] == part) & (group["verdict"] != NOT_APPLICABLE)]
@@ -125,14 +125,14 @@ def _by_setting(rows: Any, words: Sequence[str]) -> str:
 
 
 def main_rows(result: Result, name: str) -> Any:
-    """Returns what a page shows of a table: rows at the asked eps, U as stored, all tokens."""
+    """Returns the rows of a table that a page shows: main eps, U as stored, all tokens."""
     table = result.table(name)
     at = table["eps"].isna() | table["eps"].isin([NO_EPS, result.meta["settings"]["eps"]])
     return table[at & (table["basis"] != "orthonormal") & (table["tokens"] != "patches")]
 
 
 def overview(result: Result) -> pd.DataFrame:
-    """Returns a row for each claim: the layers of each verdict, and the range of its first number.
+    """Returns a row per claim: the layers with each verdict, and the range of its first number.
 
     layers: a mark for each layer, see MARKS.
     """
@@ -151,20 +151,20 @@ def overview(result: Result) -> pd.DataFrame:
 
 
 def legend(result: Result) -> str:
-    """Returns what signs, columns and rows of the table mean, in lines of text."""
+    """Returns the meaning of the table's signs, columns and rows, in lines of text."""
     lines = [
         "layers: a sign for each. + kept, - broken, ~ depends on the frame or on eps, c by "
         "construction (an ideal layer misses the bound too), ? undecided, . not applicable.",
         "A number is kept if its 95 % interval lies within its bounds and it is better than its "
         "null and than a random D or W_O in the layer's place. It is broken outside the bounds, or "
-        "worse than its null: a value may fall, and less than with a random D. A random D counts "
-        "by its interval over draws.",
+        "worse than its null: a value may fall, but less than with a random D. A random D is "
+        "judged by its interval over draws.",
         "value: lowest to highest mean over layers and frames"
         f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. of "
-        "the best: the value over the most that a step of that length can reach. untrained: the "
-        "value of random networks.",
+        "the best: the value divided by the most that a step of that length can reach. untrained: "
+        "the value of random networks.",
         f"The sparse step is measured on {result.meta['settings']['lasso_tokens']} tokens of each "
-        "sample, evenly spread, CLS not among them.",
+        "sample, evenly spread, without CLS.",
         "",
         "Each row, what `claims()` and `table()` call it, and its numbers:",
     ]
@@ -177,7 +177,7 @@ def legend(result: Result) -> str:
 
 
 def bounds_of(number: Number, short: bool = False) -> str:
-    """Returns words such as "at most 0.1, lower is better"; a bound of 1e-6 stands for 0."""
+    """Returns a text such as "at most 0.1, lower is better"; a bound of 1e-6 is written as 0."""
     low, high = number.low, number.high
     least = "" if low is None else f"at least {low:g}" if abs(low) > 1e-5 else "above 0"
     most = (
@@ -189,7 +189,7 @@ def bounds_of(number: Number, short: bool = False) -> str:
 
 
 def headline(result: Result) -> str:
-    """Returns the finding in one sentence: what R^c, the lasso and the direction of MSSA do."""
+    """Returns the finding in one sentence: effects on R^c and the lasso, and MSSA's direction."""
     claims: Any = result.table("claims")
     samples = counted(result.meta["n_samples"], result.meta["unit"])
     where = f"{result.meta['model'] or 'a model'} on {samples}"

@@ -1,25 +1,26 @@
-"""What the papers claim of a layer, and when a claim counts as kept: the records of the audit.
+"""The claims of the papers about a layer, and when each counts as kept: the records of the audit.
 
-The bounds are the same for every model. A claim has one number or several. Each number is measured
-in the frames and at the eps that concern it. Pages, tables and docs take every word from here.
+The bounds are the same for every model. A claim has one number or several. Each number names the
+frames and the eps at which it is measured. Pages, tables and docs take every word from here.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # the eps at which rates are measured, beside the asked one
-# what a layer must have for a claim to apply; crate_interp/audits/layer.py says what is missing
+GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # the eps at which rates are measured besides the main one
+# properties that a layer needs for a claim to apply; crate_interp/audits/layer.py says what is
+# missing
 Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the audit, kept in [low, high]; None is no bound.
+    """A number of the audit, kept if it lies in [low, high]; None means no bound.
 
-    null: the null that the excess is against. draws: the random weights that the gain is against.
-    every_eps: judged at every eps, and not at the asked one alone. of_weights: needs no data.
-    ceiled: a ceiling is measured. top: the best value it can have at all, where a formula tells.
+    null: the null from which the excess is measured. draws: the random weights from which the gain
+    is measured. every_eps: judged at every eps, not only at the main one. of_weights: needs no
+    data. ceiled: a ceiling is measured. top: the best possible value, if a formula gives it.
     """
 
     title: str
@@ -35,13 +36,13 @@ class Number:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Returns low and high, infinite where there is none."""
+        """Returns low and high, infinite if there is no bound."""
         low = float("-inf") if self.low is None else self.low
         return low, float("inf") if self.high is None else self.high
 
     @property
     def better(self) -> int:
-        """Returns -1 if lower values are better, 1 if higher ones are, 0 if the middle is."""
+        """Returns -1 if lower values are better, 1 if higher ones are, 0 if values between are."""
         if self.low is None:
             return -1
         return 1 if self.high is None else 0
@@ -49,11 +50,12 @@ class Number:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A row of the audit: what a paper says of a layer, and the numbers that it stands on.
+    """A row of the audit: a claim of a paper about layers, and the numbers that decide it.
 
-    title: in words, above a page's row. short: the same in a column of a table. says: what the
-    paper says, in our words; where: its place there. needs: what a layer must have. held, missed:
-    how the column `on` says that it holds, and that it does not; still: the same of no change.
+    title: its heading on a page. short: its heading in a table. says: the paper's claim in our
+    words; where: its place in the paper. needs: the properties that a layer must have. held,
+    missed, still: the words of the column `on` for a claim that holds, for one that fails, and for
+    no change.
     """
 
     title: str
@@ -70,7 +72,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Null:
-    """What stands in for a layer's update or weights. words: how a reason names it."""
+    """A replacement for a layer's update or weights; words: its name in a reason."""
 
     says: str
     words: str = ""
@@ -265,10 +267,10 @@ CLAIMS: dict[str, Claim] = {
 }  # fmt: skip
 
 NUMBERS = {name: number for claim in CLAIMS.values() for name, number in claim.numbers.items()}
-# a number -> the claim that it belongs to
+# number -> the claim it belongs to
 CLAIM_OF = {number: name for name, claim in CLAIMS.items() for number in claim.numbers}
 
-# Numbers measured beside the claims.
+# Numbers measured besides those of the claims.
 BESIDE: dict[str, str] = {
     "rate_before": "R^c(Z^l), nats per token",
     "rate_after": "R^c(Z^{l+1/2}), nats per token",

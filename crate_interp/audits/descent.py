@@ -1,4 +1,4 @@
-"""Rates of a frame at many eps, and how an update lies to the gradient of R^c in that frame."""
+"""Rates of a frame at many eps, and the relation of an update to the gradient of R^c there."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ _DOUBTFUL = 1e9  # of the largest diagonal entry over the smallest squared pivot
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of the star: a basis, a choice of tokens, and the eps that are measured there.
+    """An arm of the star: a basis, a choice of tokens, and the eps to measure there.
 
-    change: M_k, where the basis is U_k M_k. mild: whether M_k^T G_k M_k of a Gram G_k has as many
-    digits as the Gram of the codes in that basis.
+    change: M_k, if the basis is U_k M_k. mild: whether M_k^T G_k M_k, from a Gram matrix G_k, is as
+    precise as the Gram matrix of the codes in that basis.
     """
 
     eps: tuple[float, ...]
@@ -31,7 +31,7 @@ class Arm:
 
     @property
     def directed(self) -> bool:
-        """Tells whether the numbers that have a direction are measured."""
+        """Tells whether numbers that concern directions are measured."""
         return (self.basis, self.tokens) == ("stored", "all")
 
     @property
@@ -40,12 +40,12 @@ class Arm:
         return int(self.tokens == "patches")
 
     def seen(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
-        """Returns the codes on this arm."""
+        """Returns the codes that this arm measures."""
         own = codes[:, :, self.first :]
         return own if self.change is None else own @ self.change
 
     def gram(self, side: Side, frame: str) -> Float[Tensor, "batch head d_head d_head"]:
-        """Returns C_k^T C_k of a side on this arm, in the frame "stream" or "read"."""
+        """Returns C_k^T C_k of one side on this arm, in the frame "stream" or "read"."""
         if self.change is None:
             return side.grams[frame, self.tokens]
         if self.mild:
@@ -61,7 +61,7 @@ def alphas(u: Subspaces, pos: int, eps: Sequence[float]) -> Float[Tensor, "eps"]
 
 
 def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
-    """Returns R^c of a side in every frame and at every eps of an arm."""
+    """Returns R^c of one side, in every frame and at every eps of an arm."""
     square = side.square[:, arm.first :]
     alpha = alphas(u, square.shape[1], arm.eps)
     unit = frames.unit_scale(square, u.d_model).square()[:, None] * alpha
@@ -78,7 +78,7 @@ def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
 def rates_of_codes(
     codes: Float[Tensor, "batch head pos d_head"], alpha: Float[Tensor, "batch eps"]
 ) -> Float[Tensor, "batch eps"]:
-    """Returns sum over heads of 1/2 logdet(I + alpha C^T C), by the smaller Gram."""
+    """Returns the sum over heads of 1/2 logdet(I + alpha C^T C), by the smaller Gram matrix."""
     gram = codes.mT @ codes if codes.shape[-2] >= codes.shape[-1] else codes @ codes.mT
     return rates_of_grams(gram, alpha, lambda rows: codes[rows])
 
@@ -88,10 +88,10 @@ def rates_of_grams(
     alpha: Float[Tensor, "batch eps"],
     again: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, "batch eps"]:
-    """Returns sum over heads of 1/2 logdet(I + alpha G) of Grams.
+    """Returns the sum over heads of 1/2 logdet(I + alpha G) for Gram matrices G.
 
-    again: returns the codes of some samples. Those whose factor cannot be trusted are computed
-    from singular values.
+    again: a function that returns the codes of some samples. Samples whose factorisation cannot be
+    trusted are recomputed from singular values.
     """
     matrix = gram[:, None] * alpha[..., None, None, None]  # [batch, eps, head, n, n]
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
@@ -111,34 +111,35 @@ def rates_of_grams(
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues and vectors of C_k^T C_k of one side in one frame."""
+    """Eigenvalues and eigenvectors of C_k^T C_k, of one side in one frame."""
 
     values: Float[Tensor, "batch head d_head"]
     vectors: Float[Tensor, "batch head d_head d_head"]
     codes: Float[Tensor, "batch head pos d_head"]
 
     def rotated(self, codes: Float[Tensor, "*batch head rows d_head"]) -> Tensor:
-        """Returns codes in the eigenbasis, heads side by side: `[..., rows, inner]`."""
+        """Returns codes in the eigenbasis, heads concatenated: `[..., rows, inner]`."""
         return (codes @ self.vectors).transpose(-3, -2).flatten(-2)
 
     def projections(self, cross: Float[Tensor, "batch head d_head d_head"]) -> Tensor:
-        """Returns <v_i, X v_i> for each eigenvector, heads side by side: `[batch, inner]`."""
+        """Returns <v_i, X v_i> for each eigenvector, heads concatenated: `[batch, inner]`."""
         return (self.vectors * (cross @ self.vectors)).sum(dim=-2).flatten(1)
 
 
 def spectrum(gram: Tensor, codes: Float[Tensor, "batch head pos d_head"]) -> Spectrum:
-    """Returns the spectrum of the codes of a side, whose Gram is C_k^T C_k."""
+    """Returns the spectrum of the codes of one side, whose Gram matrix is C_k^T C_k."""
     values, vectors = torch.linalg.eigh(gram)
     return Spectrum(values.clamp_min(0), vectors, codes)
 
 
 @dataclass(frozen=True)
 class Descent:
-    """The gradient of R^c along one frame, and of its Neumann form, at every eps.
+    """The gradients of R^c and of its Neumann form along one frame, at every eps.
 
-    coefficients: the gradient is sum_i c_i C v_i v_i^T U^T over eigenvectors. normal: what of it is
-    at right angles to the frame, sample by sample (unit) or token by token (read). steep: the
-    length of the rest. curvature: L at every eps. The second half of `way` is of the Neumann form.
+    coefficients: the gradient is sum_i c_i C v_i v_i^T U^T over eigenvectors. normal: its component
+    at right angles to the frame, by sample (unit) or by token (read). steep: the length of the
+    remaining component. curvature: L at every eps. The second half of the axis `way` belongs to the
+    Neumann form.
     """
 
     frame: str
@@ -149,14 +150,14 @@ class Descent:
     curvature: Float[Tensor, "eps"]
 
     def step(self, way: int, u: Subspaces) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the step against the gradient of one way, of the frame "stream"."""
+        """Returns the step against one of the two gradients, in the frame "stream"."""
         bases = self.spectrum.vectors
         heads = self.coefficients[:, way].unflatten(1, bases.shape[1:3])
         codes = self.spectrum.codes @ ((bases * heads[..., None, :]) @ bases.mT)
         return -(codes.transpose(1, 2).flatten(2) @ u.wide.T)
 
     def at(self, places: Sequence[int]) -> "Descent":
-        """Returns the same at some of its eps."""
+        """Returns the same for some of its eps."""
         count = len(self.curvature)
         ways = [*places, *(count + place for place in places)]
         normal = None if self.normal is None else self.normal[..., ways]
@@ -169,9 +170,10 @@ class Descent:
         )
 
     def numbers(self, inner: Tensor, length: Float[Tensor, "batch"]) -> dict[str, Tensor]:
-        """Returns the numbers of an update that have a direction, `[batch, eps]` each.
+        """Returns those numbers of an update that concern its direction, `[batch, eps]` each.
 
-        inner `[batch, way]`: its product with the gradient; length: its own. Both along the frame.
+        inner `[batch, way]`: the update's product with the gradient; length: the update's length.
+        Both are measured along the frame.
         """
         count = len(self.curvature)
         cosine = frames.over(-inner, length[:, None] * self.steep)
@@ -184,7 +186,7 @@ class Descent:
 
 
 def descents(rows: Rows, side: Side, u: Subspaces, eps: Sequence[float]) -> dict[str, Descent]:
-    """Returns the gradient in every frame; side: the tokens as they are."""
+    """Returns the gradient in every frame; side: the tokens before the update."""
     alpha = alphas(u, rows.square.shape[1], eps)
     stream = spectrum(side.grams["stream", "all"], side.codes)
     scale = frames.unit_scale(rows.square, u.d_model)
@@ -208,11 +210,11 @@ def _read_descent(
 ) -> Descent:
     """Returns the gradient with respect to the normalised tokens, before the LayerNorm's gains.
 
-    A normalised token keeps its length and its mean: along them the frame does not move.
+    A normalised token keeps its length and mean, so components along these are removed.
     """
     found = spectrum(side.grams["read", "all"], side.read)
     coefficients = _coefficients(found.values.flatten(1), alpha)
-    steep = _quadratic(coefficients, _products(found, u.kernels[1]))  # the mean is out already
+    steep = _quadratic(coefficients, _products(found, u.kernels[1]))  # the mean is already removed
     if not u.norm.there:
         return Descent("read", found, coefficients, None, _root(steep), bend)
     rotated = found.rotated(side.read)  # [batch, pos, inner]
@@ -226,9 +228,9 @@ def _read_descent(
 def directions(
     found: dict[str, Descent], rows: Rows, side: Side, update: Update, moved: Side, u: Subspaces
 ) -> dict[str, dict[str, Tensor]]:
-    """Returns the numbers of an update that have a direction, in every frame.
+    """Returns those numbers of an update that concern its direction, in every frame.
 
-    side, moved: the tokens and the tokens moved.
+    side, moved: the tokens before and after the update.
     """
     stream, unit, read = (found[frame] for frame in ("stream", "unit", "read"))
     onto = stream.spectrum.projections(side.codes.mT @ update.codes)
@@ -236,9 +238,9 @@ def directions(
     numbers = {"stream": stream.numbers(_paired(stream, onto), step.sqrt())}
     before, after = (frames.unit_scale(square, u.d_model) for square in (side.square, moved.square))
     grown = after - before
-    # of grown Z + after Delta with before Z
+    # inner product of grown Z + after Delta with before Z
     lies = grown[:, None] * stream.spectrum.values.flatten(1) + after[:, None] * onto
-    radial = before * (grown * own + after * dot)  # <update, Z> in the frame
+    radial = before * (grown * own + after * dot)  # <update, Z> in this frame
     size = rows.square.shape[1] * u.d_model
     length = grown.square() * own + 2 * grown * after * dot + after.square() * step
     normal: Any = unit.normal
@@ -248,7 +250,7 @@ def directions(
     inner = _paired(read, onto)
     own, along, length = frames.read_products(rows, update, u)
     if read.normal is not None:
-        share = frames.over(along, own)  # the part of the update along its token
+        share = frames.over(along, own)  # the share of the update that is parallel to its token
         inner = inner - (read.normal * share[..., None]).sum(dim=1)
         length = length - share.square() * own
     numbers["read"] = read.numbers(inner, _root(length.sum(dim=-1)))
@@ -262,21 +264,21 @@ def _paired(descent: Descent, along: Float[Tensor, "batch inner"]) -> Float[Tens
 def _coefficients(
     values: Float[Tensor, "batch inner"], alpha: Float[Tensor, "eps"]
 ) -> Float[Tensor, "batch way inner"]:
-    """Returns alpha / (1 + alpha lambda), and alpha - alpha^2 lambda of the Neumann form."""
+    """Returns alpha / (1 + alpha lambda), and alpha - alpha^2 lambda for the Neumann form."""
     scaled = alpha[:, None] * values[:, None]
     return torch.cat([alpha[:, None] / (1 + scaled), alpha[:, None] * (1 - scaled)], dim=1)
 
 
 def _products(found: Spectrum, kernel: Float[Tensor, "inner inner"]) -> Tensor:
-    """Returns <C v_i v_i^T U^T, C v_j v_j^T U^T> of all pairs of eigenvectors of all heads.
+    """Returns <C v_i v_i^T U^T, C v_j v_j^T U^T> for all pairs of eigenvectors of all heads.
 
-    kernel: the products of the columns of U.
+    kernel: the inner products of the columns of U.
     """
     rotated = found.rotated(found.codes)
     heads, width = found.values.shape[1:]
-    # V^T K V with a block of V for each head: one side at a time
+    # V^T K V with a block of V for each head, multiplied from one side at a time
     half = (kernel.unflatten(1, (heads, width)).transpose(0, 1) @ found.vectors).mT
-    half = half.flatten(1, 2)  # [batch, inner, inner]: the second axis is that of K still
+    half = half.flatten(1, 2)  # [batch, inner, inner]: the second axis is still that of K
     whole = (half.unflatten(2, (heads, width)).transpose(1, 2) @ found.vectors).transpose(1, 2)
     return (rotated.mT @ rotated).mul_(whole.flatten(2))
 

@@ -1,4 +1,4 @@
-"""How long an audit will take, told before it starts."""
+"""How long an audit will take, estimated before it starts."""
 
 import time
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ _LONG = 600  # seconds
 
 
 def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
-    """Prints about how long it will take, from the time that a few samples take.
+    """Prints about how long an audit will take, by timing a few samples.
 
-    left: how many samples of each stage are to be measured, those of the model itself first; where
-    none are left, nothing is measured or printed. timed: the stage of the model, but for what only
-    its first samples have. A twin's sample costs less by the nulls, which are not measured there.
+    left: how many samples of each stage remain, the model itself first; if none remain, nothing is
+    timed or printed. timed: the stage of the model, without the numbers that only its first samples
+    get. A sample costs less for a twin, which has no nulls.
     """
     if not any(left):
         return
-    assert isinstance(timed.samples, Samples)  # an audit looks at samples twice
+    assert isinstance(timed.samples, Samples)  # an audit can read samples twice
     seconds, few = [], min(_TIMED, timed.samples.n)
     for count in (1, few):
         begin = time.perf_counter()
@@ -40,7 +40,7 @@ def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
 
 
 def _words(left: Sequence[int], unit: str) -> str:
-    """Returns what is left to measure, such as "8 images, and 1 untrained twin on 8 each"."""
+    """Returns a text for what remains, such as "8 images, and 1 untrained twin on 8 each"."""
     twins = [n for n in left[1:] if n]
     own = [f"{left[0]} {unit}"] if left[0] else []
     most = f"{max(twins)} each" if len(set(twins)) == 1 else f"up to {max(twins, default=0)} each"

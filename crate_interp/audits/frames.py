@@ -1,7 +1,8 @@
 """Streams before and after an update as codes in three frames, for the update and for its nulls.
 
-The stream is projected onto the subspaces once. Everything else, the nulls too, is made from these
-codes and from products of rows: LayerNorm is linear but for the mean and the scale of each token.
+The stream is projected onto the subspaces once. Everything else, including the nulls, is computed
+from these codes and from products of rows, because LayerNorm is linear except for the mean and the
+scale of each token.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm, HookedR
 
 @dataclass(frozen=True)
 class Norm:
-    """What a layer's norm does, in float64, without its hook points.
+    """A layer's norm in float64, without hook points.
 
     centred: whether it subtracts the mean; there: whether there is a norm at all.
     """
@@ -29,14 +30,14 @@ class Norm:
     eps: float
 
     def normalised(self, z: Float[Tensor, "*batch pos d_model"]) -> Tensor:
-        """Returns tokens before the gains and the shift."""
+        """Returns normalised tokens, before gains and shift."""
         if not self.there:
             return z
         centred = z - z.mean(dim=-1, keepdim=True) if self.centred else z
         return centred * (centred.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
 
     def applied(self, z: Float[Tensor, "*batch pos d_model"]) -> Tensor:
-        """Returns the tokens through the norm."""
+        """Returns tokens after the norm."""
         return self.normalised(z) * self.gains + self.shift
 
 
@@ -54,10 +55,10 @@ def norm_of(norm: HookedNorm, like: Float[Tensor, "d_model *more"]) -> Norm:
 
 @dataclass(frozen=True)
 class Subspaces:
-    """What of U and of the norm before it does not depend on data, in float64.
+    """Values computed from U and from the norm before it, in float64.
 
-    wide: the U_k side by side; gained: the same for normalised tokens, diag(gains) U_k. bias: the
-    codes of the norm's shift. Constants that take long are kept once they were asked for.
+    wide: the U_k side by side; gained: diag(gains) U_k, the same for normalised tokens. bias: the
+    codes of the norm's shift. Expensive values are computed when first needed, then kept.
     """
 
     wide: Float[Tensor, "d_model inner"]
@@ -77,14 +78,14 @@ class Subspaces:
         return self.wide.shape[1] // self.heads
 
     def spread(self, flat: Float[Tensor, "*batch pos inner"]) -> Tensor:
-        """Returns codes side by side as `[..., head, pos, d_head]`."""
+        """Returns concatenated codes as `[..., head, pos, d_head]`."""
         return flat.unflatten(-1, (self.heads, self.width)).transpose(-3, -2)
 
     @cached_property
     def reading(self) -> Float[Tensor, "d_model inner"]:
-        """Returns what makes codes of tokens that are neither centred nor scaled yet.
+        """Returns the map to codes for tokens that are neither centred nor scaled yet.
 
-        It is `gained`, and takes the mean off a token if the norm does.
+        It is `gained`, and subtracts a token's mean if the norm does.
         """
         if not self.norm.centred:
             return self.wide if bool((self.norm.gains == 1).all()) else self.gained
@@ -92,7 +93,7 @@ class Subspaces:
 
     @cached_property
     def kernels(self) -> tuple[Tensor, Tensor]:
-        """Returns the products of the columns of `wide`, and of `reading`."""
+        """Returns the inner products of the columns of `wide`, and those of `reading`."""
         return self.wide.T @ self.wide, self.reading.T @ self.reading
 
     @cached_property
@@ -111,7 +112,7 @@ def subspaces_of(u: Float[Tensor, "head d_model d_head"], norm: HookedNorm) -> S
 
 
 def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_model width"]:
-    """Returns orthonormal subspaces near U: together where they fit into the space, else each.
+    """Returns orthonormal subspaces near U: jointly orthonormal if they fit, else each on its own.
 
     The nearest matrix with orthonormal columns is the polar factor of the U_k side by side.
     """
@@ -126,7 +127,7 @@ def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head 
 class Rows:
     """Tokens in codes, and the squares and means of their rows.
 
-    codes: those of the stream; read: those by `Subspaces.reading`.
+    codes: the codes of the stream; read: the codes by `Subspaces.reading`.
     """
 
     codes: Float[Tensor, "batch head pos d_head"]
@@ -137,13 +138,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Update(Rows):
-    """What is added to the tokens; dot: its product with the token, row by row."""
+    """What is added to the tokens; dot: its inner product with the token, row by row."""
 
     dot: Float[Tensor, "batch pos"]
 
 
 def rows_of(z: Float[Tensor, "batch pos d_model"], u: Subspaces) -> Rows:
-    """Returns tokens as rows; their codes lie head by head in memory."""
+    """Returns tokens as rows; their codes are stored head by head."""
     codes = u.spread(z @ u.wide).contiguous()
     read = codes if u.reading is u.wide else u.spread(z @ u.reading).contiguous()
     return Rows(codes, read, z.square().sum(dim=-1), z.mean(dim=-1))
@@ -158,14 +159,14 @@ def update_of(
 
 
 def negated(update: Update) -> Update:
-    """Returns the update with the other sign."""
+    """Returns the update with the opposite sign."""
     return Update(-update.codes, -update.read, update.square, -update.mean, -update.dot)
 
 
 def rearranged(
     update: Update, dot: Float[Tensor, "batch pos"], order: Int[Tensor, "batch pos"]
 ) -> Update:
-    """Returns the update with its tokens in another order; dot: the products of the new rows."""
+    """Returns the update with its tokens reordered; dot: the inner products of the new rows."""
     heads = update.codes.shape[1]
     places = order[:, None].expand(-1, heads, -1)
     codes = taken(update.codes, places)
@@ -179,7 +180,7 @@ def rearranged(
 
 
 def taken(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]) -> Tensor:
-    """Returns the rows in another order, `[..., pos, width]`."""
+    """Returns rows reordered, `[..., pos, width]`."""
     pos, width = x.shape[-2:]
     first = torch.arange(order[..., 0].numel(), device=x.device)[:, None] * pos
     places = (order.reshape(-1, pos) + first).flatten()
@@ -187,7 +188,7 @@ def taken(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]
 
 
 def unit_scale(square: Float[Tensor, "batch pos"], d_model: int) -> Float[Tensor, "batch"]:
-    """Returns what a side is multiplied by to have |Z|_F = sqrt(pos d_model), from its squares."""
+    """Returns the factor that gives one side |Z|_F = sqrt(pos d_model), from its squares."""
     total = square.sum(dim=-1)
     wanted = (square.shape[-1] * d_model) ** 0.5
     return wanted / total.clamp_min(0).sqrt().where(total > 0, 1.0)
@@ -195,7 +196,7 @@ def unit_scale(square: Float[Tensor, "batch pos"], d_model: int) -> Float[Tensor
 
 @dataclass(frozen=True)
 class Side:
-    """One side of an update: its codes as they are and through the norm, and its squared rows."""
+    """One side of an update, before or after: its codes, plain and normalised, and squared rows."""
 
     codes: Float[Tensor, "batch head pos d_head"]
     read: Float[Tensor, "batch head pos d_head"]
@@ -205,8 +206,7 @@ class Side:
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
         """Returns C_k^T C_k by frame ("stream", "read") and tokens ("all", "patches").
 
-        That of all tokens is that of the tokens after the first and the first's, so that nothing
-        cancels.
+        For all tokens it is the sum for the first token and for the rest, so that nothing cancels.
         """
         found: dict[tuple[str, str], Tensor] = {}
         for frame, codes in (("stream", self.codes), ("read", self.read)):
@@ -217,7 +217,7 @@ class Side:
 
 
 def side_of(rows: Rows, update: Update | None, u: Subspaces) -> Side:
-    """Returns the tokens, or with an update the tokens moved."""
+    """Returns the side before an update, or with an update the side after it."""
     square, mean, codes, read = rows.square, rows.mean, rows.codes, rows.read
     if update is not None:
         square = square + 2 * update.dot + update.square
@@ -255,5 +255,5 @@ def read_products(
 
 
 def over(x: Tensor, y: Tensor) -> Tensor:
-    """Returns x / y, and 0 if both are 0."""
+    """Returns x / y, or 0 if both are 0."""
     return torch.where((x == 0) & (y == 0), 0.0, x / y)

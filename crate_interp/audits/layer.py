@@ -19,23 +19,23 @@ from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 POINTS = (
     "hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post", "attn.hook_z",
 )  # fmt: skip
-MAPS = 8  # random output maps
-_AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they stay in cache
-_PLACES = 2**20  # samples or layers of one seed
-_STREAMS = 1009  # generators of a sample or a layer
-# the first generator of each null; "random" counts down by layer, so that no two nulls share one
+MAPS = 8  # number of random output maps
+_AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they fit the cache
+_PLACES = 2**20  # most samples or layers of one seed
+_STREAMS = 1009  # most generators of a sample or a layer
+# each null's first generator; "random" counts down by layer, so that no two nulls share one
 _FIRST = {"shuffled": 0, "random D": 100, "random map": 200, "random": _STREAMS - 1}
 
 
 @dataclass(frozen=True)
 class Audited:
-    """A layer as the audit needs it: constants of its weights."""
+    """The values computed from a layer's weights that its audit needs."""
 
     index: int
     attention: Layer | None
     lasso: Lasso | str
-    random: tuple[Tensor, ...]  # dictionaries with the singular values of D
-    norm: Norm | None  # the one the sparse step reads through, where its code is as wide as Z
+    random: tuple[Tensor, ...]  # random dictionaries with the singular values of D
+    norm: Norm | None  # the norm through which the sparse step reads, if its code is as wide as Z
 
 
 def audited(block: Any, index: int, setting: Setting) -> Audited:
@@ -58,7 +58,7 @@ def audited(block: Any, index: int, setting: Setting) -> Audited:
 
 
 def why_not(block: Any) -> dict[str, str]:
-    """Returns why numbers do not apply to a layer; those that apply are missing."""
+    """Returns why numbers do not apply to a layer; numbers that apply have no entry."""
     u, lasso = tied_subspaces(block), block.mlp.lasso()
     three = "queries, keys and values are three codes: the layer has no subspaces U"
     lacks: dict[Need, str] = {
@@ -75,7 +75,7 @@ def why_not(block: Any) -> dict[str, str]:
 
 
 def _unlike_the_stream(d: Float[Tensor, "d_model d_mlp"] | None) -> str:
-    """Returns why D has no code as wide as the stream, or ""."""
+    """Returns why D has no code as wide as the stream, or "" if it has."""
     if d is None:
         return "there is no dictionary"
     if d.shape[1] > d.shape[0]:
@@ -88,8 +88,8 @@ def of_layer(
 ) -> list[tuple[int, Cells]]:
     """Returns the numbers of the first `count` samples, in slices with their first sample.
 
-    start: the number of the first sample. One more sample may follow the count, whose update is
-    that of "the next sample". A slice has limits for all of its samples or for none.
+    start: the number of the first sample. One more sample may follow, to provide the update of "the
+    next sample". Limits are computed for all samples of a slice or for none.
     """
     pos, width = acts[POINTS[0]].shape[1:]
     most = min(max(setting.limited - start, 0), count)
@@ -111,7 +111,7 @@ def of_layer(
 
 
 def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
-    """Yields the ends of slices of samples of so many numbers each; `most` is one of the ends."""
+    """Yields the ends of slices of samples, `most` among them; size: the numbers in a sample."""
     step, first = max(1, _AT_ONCE // numbers), 0
     while first < count:
         stop = min(first + step, most if first < most else count)
@@ -122,7 +122,7 @@ def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
 def _sparse(
     layer: Audited, acts: dict[str, Tensor], first: int, stop: int, most: int, setting: Setting
 ) -> Cells:
-    """Returns the numbers of the sparse step, and of the first `most` samples its limits."""
+    """Returns the numbers of the sparse step, and its limits for the first `most` samples."""
     lasso: Any = layer.lasso
     mid, y, code = (acts[point][first:stop] for point in POINTS[1:4])
     cells = sparse.of_sparse_step(lasso, mid, y, code, setting.tokens, layer.random)
@@ -161,7 +161,7 @@ def _given(
 
 
 def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:
-    """Returns where a shuffled update takes each token's from, the same in every layer."""
+    """Returns for each token whose update it gets when shuffled, the same in every layer."""
     first = int(setting.has_cls)
     generator = _generator(setting.seed, "shuffled", sample, draw)
     mixed = first + torch.randperm(pos - first, generator=generator)
@@ -169,6 +169,6 @@ def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "p
 
 
 def _generator(seed: int, null: str, place: int, draw: int) -> torch.Generator:
-    """Returns a generator of its own for a draw of a null. place: the sample or the layer."""
+    """Returns a separate generator for a draw of a null; place: the sample or the layer."""
     own = (seed * _PLACES + place) * _STREAMS + _FIRST[null] + draw
     return torch.Generator().manual_seed(own)

@@ -10,7 +10,7 @@ from crate_interp.audits.attention import Cells
 from crate_interp.audits.claims import BESIDE, NUMBERS
 
 KEYS = ["of", "frame", "eps", "basis", "tokens"]
-NO_EPS = 0.0  # of numbers that do not depend on eps
+NO_EPS = 0.0  # the eps of numbers that do not depend on eps
 
 
 def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:

@@ -30,8 +30,8 @@ from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
 from crate_interp.sweeps.runs.untrained_twins import first_samples, stacked
 
-LIMITED = 8  # the first samples: for these ceilings, operators and constructions are computed
-DRAWS = 8  # of the shuffled update
+LIMITED = 8  # ceilings, operators and constructions are computed only for this many first samples
+DRAWS = 8  # how often the update is shuffled
 _EPS = (1e-4, 1e4)
 
 
@@ -47,21 +47,21 @@ def audit(
     seed: int = 0,
     **run: Unpack[Run],
 ) -> Perhaps[AuditResult]:
-    """Measures every layer against what the papers claim of it, beside nulls and ceilings.
+    """Measures every layer against the claims of the papers, compared with nulls and ceilings.
 
     Attention: whether it lowered R^c, along which direction, and how far. The sparse step: whether
     it lowered its own lasso from its own start, how far from the solution it stopped, and what made
-    the zeros. The weights: whether they are what the derivation assumes. What is compared before
-    and after is measured in three frames, at the asked eps and at those of a grid, and at the asked
-    eps with orthonormal U and without CLS. The claims, bounds, frames, nulls and limits are literal
-    in crate_interp/audits/claims.py.
+    the zeros. The weights: whether they satisfy the assumptions of the derivation. Changes are
+    measured in three frames, at the main eps and at a grid of eps, and at the main eps also with
+    orthonormal U and without CLS. Claims, bounds, frames, nulls and limits are listed in
+    crate_interp/audits/claims.py.
 
-    eps: the asked one, as in the paper. lasso_tokens: on how many
-    evenly spaced tokens of each sample the sparse step is measured. untrained: how many random
-    twins (seeds 0, 1, ...) are audited, on the first 64 samples. grid: False measures the claims
-    alone, in the frames at the asked eps, without nulls, ceilings and the rest of the grid. seed:
-    that of the nulls. data, run: as in `ci.sweep`. Of a masked autoencoder, which sees every patch,
-    the encoder is audited.
+    eps: the main eps, as in the paper. lasso_tokens: on how many evenly spaced tokens of each
+    sample the sparse step is measured. untrained: how many random twins (seeds 0, 1, ...) are
+    audited, on the first 64 samples. grid: False measures only the claims, in the frames at the
+    main eps, without nulls, ceilings and the rest of the grid. seed: the seed of the nulls. data,
+    run: as in `ci.sweep`. For a masked autoencoder, which then sees every patch, the encoder is
+    audited.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
@@ -99,7 +99,7 @@ def _stages(model: HookedModel, samples: Samples, setting: Setting, untrained: i
 
 def audit_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AuditResult:
     """Returns the result of the stages "audit", "untrained-0", "untrained-1", ..."""
-    # without numbers: none of the samples of the twins can be decoded
+    # a twin without numbers: none of its samples can be decoded
     others = [own for name, own in found.items() if name != "audit" and "numbers" in own]
     own, meta = with_facts(found["audit"], meta, *others)
     untrained = {
@@ -114,11 +114,11 @@ AUDIT = Kind(AuditResult, {"audit": _OF_A_NETWORK, "untrained": _OF_A_NETWORK}, 
 
 
 def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:
-    """Returns what is measured of the model. Raises ValueError for arguments that are wrong."""
+    """Returns the settings for a model; raises ValueError for wrong arguments."""
     asked = checks.positive("eps", eps)
     if not _EPS[0] <= asked <= _EPS[1]:
         raise ValueError(
-            f"eps={eps!r}: rates lose their digits there, give a number from {_EPS[0]:g} to "
+            f"eps={eps!r}: rates are imprecise there; give a number from {_EPS[0]:g} to "
             f"{_EPS[1]:g}."
         )
     return Setting(
@@ -160,18 +160,19 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
         reading = Reading(points, partial(measure, count=len(batch.inputs)))
         chunk.measure(more, [reading])
     tables = {"numbers": table_of(rows)}
-    return tables if chunk.number else tables | _of_weights(blocks)  # once for all chunks
+    # weights are measured once for all chunks
+    return tables if chunk.number else tables | _of_weights(blocks)
 
 
 def _of_weights(blocks: list[Any]) -> Tables:
-    """Returns the tables that depend on the weights alone."""
+    """Returns the tables that depend only on the weights."""
     weights = [(index, of_weights(block)) for index, block in enumerate(blocks)]
     heads = [of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
     return {"weights": weights_of(weights), "heads": pd.concat(heads, ignore_index=True)}
 
 
 def _with_next(chunk: Chunk, batch: Batch, setting: Setting) -> Tensor:
-    """Returns the inputs of a batch and of the sample after it, the first one after the last."""
+    """Returns the inputs of a batch plus the next sample; after the last sample comes the first."""
     samples = chunk.samples
     whole = samples.of or samples.n
     if "next sample" not in setting.nulls or whole < 2:

@@ -19,9 +19,9 @@ from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import FRAMES
 
-DRAWS = 8  # of a random dictionary
-SCALES = tuple(2.0**power for power in range(-2, 3))  # of D, for constructions
-# of the best steps, times eta, by the number of steps
+DRAWS = 8  # draws of a random dictionary
+SCALES = tuple(2.0**power for power in range(-2, 3))  # scales of D, for constructions
+# step sizes of the best steps, in units of eta, by the number of steps
 SIZES = {
     1: (0.0, *(2 ** (power / 4) for power in range(-16, 17))),
     2: (0.0, *(2.0**power for power in range(-4, 5))),
@@ -38,7 +38,7 @@ def of_sparse_step(
     tokens: int,
     random: Sequence[Tensor] = (),
 ) -> Cells:
-    """Returns the numbers of the sparse step on evenly spaced tokens, and those of random D."""
+    """Returns the numbers of the sparse step on evenly spaced tokens, and those with random D."""
     places = evenly(y.shape[1], tokens, y.device)
     some, own = y[:, places].double(), _double(lasso)
     solution = lasso_solution(some, own.d, own.lambd, **_SOLVED)
@@ -85,7 +85,7 @@ def measured(
 def _zeros(
     lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor, some: Tensor
 ) -> dict[str, Float[Tensor, "batch"]]:
-    """Returns what made the zeros of the code, on some tokens; "zeros" is of all of them."""
+    """Returns the causes of the code's zeros, on some tokens; "zeros" is over all tokens."""
     nothing = torch.zeros_like(lasso.lambd)
     own, free, bare = (
         zero_fraction(z).double().mean(dim=-1)
@@ -114,9 +114,9 @@ def _with_dictionary(
 def limits(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"], tokens: int
 ) -> tuple[Cells, Float[Tensor, "batch"]]:
-    """Returns what steps of any size reach, what the solution has, and what D at its best scale.
+    """Returns what steps of any size reach, what the solution reaches, and what a scaled D does.
 
-    And which of SCALES that is for each sample: that at which the step goes the largest share of
+    Also returns the best of SCALES for each sample, at which the step covers the largest share of
     the way.
     """
     own = _double(lasso)
@@ -136,7 +136,7 @@ def limits(
 def best_steps(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_mlp"]:
-    """Returns the code with the least objective after as many steps of any size.
+    """Returns the code of least objective after the same number of steps of any size.
 
     The sizes are eta times SIZES, the same for all tokens of a sample.
     """
@@ -164,9 +164,9 @@ def best_steps(
 def _at_best_scale(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"], solutions: Sequence[Tensor]
 ) -> tuple[Float[Tensor, "batch"], dict[str, Float[Tensor, "batch"]]]:
-    """Returns the best scale of D, and the numbers of the step there, sample by sample.
+    """Returns the best scale of D, and the step's numbers there, sample by sample.
 
-    solutions: of the lasso at each of SCALES.
+    solutions: the solutions of the lasso at each of SCALES.
     """
     every = [
         _with_dictionary(lasso, y, lasso.d * scale, solution)
@@ -187,10 +187,9 @@ def of_rates(
     code: Float[Tensor, "batch pos d_model"],
     eps: Sequence[float],
 ) -> Cells:
-    """Returns by how much R of the code differs from R of what was read, and R of D Z from R of Z.
+    """Returns the difference of R between the code and its input, and between D Z and Z.
 
-    The LayerNorm of the frame "read" is the one that the step reads through. y is behind it
-    already.
+    The frame "read" uses the LayerNorm through which the step reads; y has already passed it.
     """
     wide, after = y.double(), code.double()
     decoded = after @ d.double().T
@@ -213,7 +212,7 @@ def rates_at_scale(
     y: Float[Tensor, "batch pos d_model"],
     eps: Sequence[float],
 ) -> Cells:
-    """Returns the same for the code that the step makes with D at a scale of each sample's own."""
+    """Returns the same for the code that the step makes if each sample scales D differently."""
     parts: list[Cells] = []
     for scale, one in zip(scales.tolist(), y, strict=True):
         other = replace(lasso, d=lasso.d * scale)
@@ -228,7 +227,7 @@ def rates_at_scale(
 def _rates(
     z: Float[Tensor, "batch pos d_model"], norm: Norm | None, eps: Sequence[float]
 ) -> dict[str, Tensor]:
-    """Returns R `[batch, eps]` in each frame; without a norm "read" is the stream."""
+    """Returns R `[batch, eps]` in each frame; without a norm, "read" equals "stream"."""
     pos, width = z.shape[1:]
     alpha = width / (pos * torch.tensor(eps, dtype=z.dtype, device=z.device).square())
     square = z.square().sum(dim=(1, 2))
@@ -242,7 +241,7 @@ def _rates(
 
 
 def evenly(count: int, wanted: int, device: Any) -> Tensor:
-    """Returns the middles of `wanted` equal parts of the tokens: ends, such as CLS, stay out."""
+    """Returns the middles of `wanted` equal parts of the tokens, without ends such as CLS."""
     parts = min(count, wanted)
     return ((torch.arange(parts, device=device) + 0.5) * count / parts).long()
 
@@ -260,7 +259,7 @@ def _residual(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
 
 
 def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
-    """Returns the share of the way down that was covered.
+    """Returns the share of the possible descent that was achieved.
 
     If there was nothing to gain it is 1, or 0 if the objective rose.
     """

@@ -19,8 +19,8 @@ from crate_interp.stats.contrasts import Difference, against_networks, paired
 from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
-_NEAR = 0.01  # of the way from the ceiling to the bound
-_ROUNDING = 1e-9  # numbers of the audit are of order 1
+_NEAR = 0.01  # share of the way from the ceiling to the bound
+_ROUNDING = 1e-9  # tolerance for numbers of order 1, as the audit's are
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
     "claim", "number", *PLACE, "n", "value", "low", "high", "null", "excess", "excess_low",
@@ -30,14 +30,14 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-# the setting of what depends on no data, and so on no frame
+# the setting of numbers that depend on no data, and so on no frame
 _NOWHERE = {"frame": "", "eps": NO_EPS, "basis": "", "tokens": "", "by_construction": False}
-Columns = dict[str, Any]  # of the cells of a number: an array `[cell]` for each name
+Columns = dict[str, Any]  # the cells of a number: an array `[cell]` for each column
 
 
 @dataclass(frozen=True)
 class Tests:
-    """P-values `[cell]`: that a number passes, and that it fails. Two-sided: twice one-sided."""
+    """P-values `[cell]` that a number passes and that it fails, twice the one-sided ones."""
 
     kept: np.ndarray
     broken: np.ndarray
@@ -45,10 +45,10 @@ class Tests:
 
 @dataclass(frozen=True)
 class Measured:
-    """A number as it was measured: the layer's values, and what stands beside them.
+    """A measured number: the layer's values, and those to compare with.
 
-    values: a row a cell, a column a sample. own: the table of this network. twins: that of the
-    untrained ones.
+    values: a row per cell, a column per sample. own: the table of this network. twins: the table of
+    the untrained ones.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Measured:
     twins: pd.DataFrame
 
     def beside(self, of: str) -> Any:
-        """Returns the same cells of a null or a limit; NaN where it was not measured."""
+        """Returns the same cells of a null or a limit; NaN if it was not measured."""
         return by_sample(self.own, of, self.name).reindex(self.values.index)
 
 
@@ -74,7 +74,7 @@ def cells(result: Result) -> pd.DataFrame:
 
 
 def by_sample(table: pd.DataFrame, of: str, name: str) -> Any:
-    """Returns a number as cells by samples (or by seeds and samples); what is missing is NaN."""
+    """Returns a number by cell and sample (or seed and sample); missing values are NaN."""
     if name not in table or not len(table):
         return pd.DataFrame()
     ids = [column for column in ("seed", "sample") if column in table]
@@ -104,8 +104,8 @@ def _cells(measured: Measured) -> pd.DataFrame:
         excess, tests[number.null] = _excess(measured)
         gain, tests[number.draws] = _gain(measured)
         columns |= excess | gain
-    # where null and draws are the same weights, drawn once for all samples, only the spread over
-    # draws tells about new ones: the test of the gain took the place of the other
+    # if null and draws are the same weights, drawn once for all samples, only the spread over draws
+    # informs about new ones, so the test of the gain replaces that of the excess
     columns |= _decided(values.index, list(tests.values()), at_ceiling)
     columns["reason"] = [
         _reason(row, number, {key: float(test.kept[place]) for key, test in tests.items()})
@@ -116,7 +116,7 @@ def _cells(measured: Measured) -> pd.DataFrame:
 
 
 def _reason(row: dict[str, Any], number: Number, p: dict[str, float]) -> str:
-    """Returns why a cell within its bounds is not kept, from the tests that it did not pass."""
+    """Returns why a cell within its bounds is not kept: the tests that it did not pass."""
     low, high = number.bounds
     inside = low <= row["value"] <= high
     if row["verdict"] == BROKEN and inside:
@@ -132,7 +132,7 @@ def _reason(row: dict[str, Any], number: Number, p: dict[str, float]) -> str:
 
 
 def _within(facts: Number, resampled: Any, values: pd.DataFrame) -> Tests:
-    """Tests whether the true mean lies in the bounds of a number; two-sided, so twice one-sided.
+    """Tests whether the true mean lies within a number's bounds; two-sided, so twice one-sided.
 
     If all samples lie on one side of a bound, p is at most that of a sign test: resamples of nearly
     constant numbers have no spread, and bootstrap-t alone would not decide.
@@ -159,7 +159,7 @@ def _columns(name: str, difference: Difference) -> Columns:
 def _better(number: Number, difference: Difference) -> Tests:
     """Tests whether a difference is on the better side of 0, or on the worse one.
 
-    What rounding leaves of equal numbers is no difference: it lies on neither side.
+    A difference of mere rounding lies on neither side.
     """
     equal = np.isnan(difference.value) | (np.abs(difference.value) < _ROUNDING)
     better = 1 if number.better > 0 else -1
@@ -179,7 +179,7 @@ def _excess(measured: Measured) -> tuple[Columns, Tests]:
 
 
 def _gain(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns how far the value lies from that of random weights, as one new draw of them."""
+    """Returns the distance of the value from that with random weights, for one new draw of them."""
     values, ones = measured.values, np.ones(len(measured.values))
     start = f"{measured.number.draws} "
     drawn = sorted(of for of in measured.own["of"].unique() if of.startswith(start))
@@ -190,7 +190,7 @@ def _gain(measured: Measured) -> tuple[Columns, Tests]:
     together: Any = sum(over[1:], over[0]) / len(over)
     n, error = together.count(axis=1).to_numpy(), together.sem(axis=1).to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
-    # the difference of each draw is 0 minus it, so that the sign is that of the layer
+    # each draw's difference is computed as 0 minus it, which gives it the layer's sign
     gain = against_networks(0 * ones, error, -means, n)
     return _columns("gain", gain), _better(measured.number, gain)
 
@@ -209,8 +209,8 @@ def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Colum
 def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
     """Returns the ceiling, the share of it, and what an ideal layer reaches.
 
-    And where the value is within 1 % of the way from its ceiling to its bound, on the samples that
-    have a ceiling: there no null has to be beaten.
+    Also returns where the value is within 1 % of the way from its ceiling to its bound, on the
+    samples with a ceiling; such cells need not beat a null.
     """
     number, blank = measured.number, np.full(len(mean), np.nan)
     low, high = number.bounds
@@ -225,7 +225,7 @@ def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
         share = np.divide(same, best, where=there, out=blank.copy())
     ideal = measured.beside("construction")
     reached = ideal.mean(axis=1).to_numpy() if len(ideal.columns) else blank
-    does = np.abs(reached) > _ROUNDING  # a layer that does nothing is no excuse
+    does = np.abs(reached) > _ROUNDING  # a layer that does nothing does not count
     missed = does & ~((low <= reached) & (reached <= high))
     bound = number.low if number.better > 0 else number.high
     near = np.zeros(len(mean), dtype=bool)
@@ -238,7 +238,7 @@ def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
 def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
     """Returns p and the verdict, adjusted over the layers of each setting by Holm's method.
 
-    tests: that of the bounds first; at its ceiling a cell need not pass the others.
+    tests: the test of the bounds comes first; a cell at its ceiling need not pass the others.
     """
     first, *others = tests
     kept = [first.kept, *(np.where(at_ceiling, 0.0, test.kept) for test in others)]
@@ -253,7 +253,7 @@ def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
 
 
 def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
-    """Yields the cells of weights: their value is exact, and several twins have several."""
+    """Yields the cells of weights: their value is exact, and only twins have a spread."""
     own: Any = result.table("weights")
     twins: Any = result.table("untrained_weights")
     for name, number in NUMBERS.items():
@@ -294,7 +294,7 @@ def _missing(result: Result) -> pd.DataFrame:
 
 
 def nulls(result: Result) -> pd.DataFrame:
-    """Returns a row for each null and limit: means over samples with their standard errors."""
+    """Returns a row for each null and limit: means over samples, with standard errors."""
     own = result.table("numbers")
     rows: list[pd.DataFrame] = []
     for of in [name for name in own["of"].unique() if name != "layer"] if len(own) else []:

@@ -16,9 +16,9 @@ from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
 
 def of_weights(block: Any) -> dict[str, tuple[float, float]]:
-    """Returns the numbers of a layer's weights with their nulls, NaN where there is none.
+    """Returns the numbers of a layer's weights with their nulls, NaN for those without one.
 
-    The null of the overlap is that of random subspaces, p / d.
+    The null of the overlap is its value for random subspaces, p / d.
     """
     u, d = tied_subspaces(block), dictionary(block)
     none = float("nan")
@@ -42,7 +42,7 @@ def of_weights(block: Any) -> dict[str, tuple[float, float]]:
 
 
 def of_heads(block: Any) -> pd.DataFrame:
-    """Returns the cosine of each head's output map and U_k^T, and of the maps of other heads.
+    """Returns each head's cosine of its output map with U_k^T, and with the other heads' U_j^T.
 
     Columns: head, cosine, null (the mean cosine with the other heads' U_j), spread (the standard
     deviation of the cosine of random matrices, 1 / sqrt(p d)).

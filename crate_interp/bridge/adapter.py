@@ -23,23 +23,23 @@ from crate_interp.models.hooked import HookedModel, check_stream
 
 
 class Part(GeneralizedComponent):
-    """Wraps one module of a hooked model and calls it; the mathematics stays where it is.
+    """Wraps one module of a hooked model and calls it; the computation stays in the model.
 
-    `hook_in` and `hook_out` are hook points of the model, where it has one for that tensor
-    (`linked`), and fire by themselves where it has none. root: the hooked model.
+    `hook_in` and `hook_out` are the model's hook points if it has some for these tensors
+    (`linked`), and otherwise points of their own. root: the hooked model.
     """
 
     hook_aliases: dict[str, str | list[str]] = {}
     property_aliases: dict[str, str] = {}
 
     def __init__(self, name: str, submodules: dict[str, GeneralizedComponent] | None = None):
-        # not super(): an attention part is an AttentionBridge by name alone
+        # not super(), because an attention part is an AttentionBridge only by name
         GeneralizedComponent.__init__(self, name, submodules=submodules)
         self.__dict__["linked"] = set()
-        self.__dict__["root"] = None  # in __dict__, so that it is no submodule
+        self.__dict__["root"] = None  # in __dict__, so that it is not a submodule
 
     def link(self, end: str, point: HookPoint) -> None:
-        """Makes a point of the model the part's `hook_in` or `hook_out`."""
+        """Uses a point of the model as the part's `hook_in` or `hook_out`."""
         setattr(self, end, point)
         self.linked.add(end)
 
@@ -49,21 +49,21 @@ class Part(GeneralizedComponent):
         return self._modules["_original_component"]
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
-        """Returns what the part of the model computes, between the hooks of the bridge."""
+        """Returns the output of the model's part, between the hooks of the bridge."""
         given = first if "hook_in" in self.linked else self.hook_in(first)
         out = self.own(given, *args, **kwargs)
         return out if "hook_out" in self.linked else self.hook_out(out)
 
 
 class EmbedPart(Part):
-    """Tokens or images to vectors. `given`: vectors that stand in for those of the tokens."""
+    """Tokens or images to vectors. `given`: vectors to use instead of the tokens' embeddings."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__dict__["given"] = None
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
-        """Returns the embedding, or the one that was given in its place."""
+        """Returns the embedding, or the given replacement."""
         return super().forward(first, *args, **kwargs) if self.given is None else self.given
 
     @property
@@ -73,7 +73,7 @@ class EmbedPart(Part):
 
 
 class PositionsPart(Part):
-    """The table of position embeddings, which is a parameter of the model and no module."""
+    """The table of position embeddings, which is a parameter of the model, not a module."""
 
     @property
     def W_pos(self) -> Float[Tensor, "pos d_model"]:
@@ -112,7 +112,7 @@ class BlockPart(Part):
     _start_residual: Tensor | None = None
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
-        """Returns the stream after the block. Raises StopAtLayerException where a run stops."""
+        """Returns the stream after the block; raises StopAtLayerException if the run stops here."""
         layer = int(str(self.name).rsplit(".", 1)[-1])
         if layer == self._stop_at_layer_idx:
             raise StopAtLayerException(first)
@@ -124,7 +124,7 @@ class BlockPart(Part):
         lambdas = self.root.x0_lambdas if self.root.cfg.rotary else None
         if lambdas is not None and bool(lambdas[layer + 1 :].any()):
             raise ValueError(
-                f"start_at_layer={layer}: layers after that add the embedding x0 (x0_lambdas), "
+                f"start_at_layer={layer}: later layers add the embedding x0 (x0_lambdas), "
                 "which a stream does not hold."
             )
         return check_stream(self.root, cast(Tensor, self._start_residual))
@@ -133,8 +133,8 @@ class BlockPart(Part):
 class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
     """Attention of any family.
 
-    TransformerLens turns split inputs on for subclasses of its own attention alone, so this is one;
-    no code of the base class runs.
+    This is a subclass of TransformerLens' attention only because TransformerLens allows split
+    inputs for no other; no code of the base class runs.
     """
 
     supports_attn_result = True
@@ -187,7 +187,7 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
         return self._bias(2)
 
     def _bias(self, role: int) -> Float[Tensor, "head d_head"]:
-        """Returns a bias of queries, keys or values: zeros where the codes have none."""
+        """Returns a bias of queries, keys or values: zeros if the codes have none."""
         cfg, projection = self.own.cfg, getattr(self.own, "qkv_proj", None)
         if projection is None or projection.bias is None:
             return self.own.W_Q.new_zeros(cfg.n_heads, cfg.d_head)
@@ -225,7 +225,7 @@ def bridge_names(model: HookedModel) -> dict[str, HookPoint]:
     return {name: points[ours] for name, ours in names.items() if ours in points}
 
 
-# name of an architecture -> where in the module the hooked model lies
+# name of an architecture -> path of the hooked model within the module
 ARCHITECTURES = {
     "HookedCrate": "",
     "HookedCrateLM": "",
@@ -271,7 +271,7 @@ class CrateAdapter(ArchitectureAdapter):
         }
 
     def prepare_model(self, hf_model: nn.Module) -> None:
-        """Takes the config from the model, and lets its forward take what a bridge passes."""
+        """Takes the config from the model, and adapts its forward to the bridge's arguments."""
         model = self._hooked(hf_model)
         for name in _SAME:
             setattr(self.cfg, name, getattr(model.cfg, name, getattr(self.cfg, name)))
@@ -300,7 +300,7 @@ class CrateAdapter(ArchitectureAdapter):
             if isinstance(part, Part):
                 part.link(end, point)
             bridge._hook_registry[name] = point
-        bridge._hook_registry.pop("pos_embed.hook_in", None)  # a table reads nothing
+        bridge._hook_registry.pop("pos_embed.hook_in", None)  # a table of parameters has no input
         for name, point in model.hook_dict.items():
             bridge._hook_registry[name] = point
             point.name = name
@@ -331,7 +331,7 @@ def _text_forward(
     attention_mask: Tensor | None = None,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """The forward of a language model under the names by which a bridge passes tokens.
+    """Returns a language model's forward, with the argument names of a bridge.
 
     inputs_embeds: vectors in place of those of the tokens. labels are the bridge's: it computes the
     loss by itself.

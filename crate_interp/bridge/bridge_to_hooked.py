@@ -19,16 +19,16 @@ POINTS = (
     "attn.hook_v", "attn.hook_pattern", "attn.hook_z", "hook_attn_out", "hook_resid_mid",
     "ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post",
 )  # fmt: skip
-# of the largest entry; networks take the softmax in float32 whatever their dtype is
+# as a share of the largest entry; networks compute the softmax in float32 in any dtype
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 
 
 @torch.no_grad()
 def check_reading(model: BridgedModel) -> None:
-    """Raises ValueError, naming the layer, if a point does not hold what its name says.
+    """Raises ValueError, naming the layer, if a point's activation contradicts its name.
 
     Every layer must be `mid = pre + attention`, `post = mid + MLP`, with patterns whose rows are
-    shares and by which the heads gather their values.
+    shares, and the heads' outputs must follow from them.
     """
     cfg: Any = model.cfg
     if not fixed_input.whole_is_small(model):
@@ -42,7 +42,7 @@ def check_reading(model: BridgedModel) -> None:
     try:
         with read(model, POINTS, seen.__setitem__):
             model.full_forward(fixed_input.full_input(model))
-    except RuntimeError as error:  # read() says which points did not fire
+    except RuntimeError as error:  # read() names the points that did not fire
         raise ValueError(
             f"the bridge to {model.cfg.architecture} cannot be read: {error}"
         ) from None
@@ -67,7 +67,7 @@ def check_reading(model: BridgedModel) -> None:
 def _pairs(
     block: Any, acts: dict[str, Tensor], model: BridgedModel
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """Returns what must be equal, with the words for where it is not."""
+    """Returns the pairs that must be equal, each with the error for a difference."""
     pattern, z, mlp_code = (
         acts[name] for name in ("attn.hook_pattern", "attn.hook_z", "mlp.hook_post")
     )
@@ -95,7 +95,7 @@ def _pairs(
 
 
 def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object) -> BridgedModel:
-    """Returns a hooked model over a bridge, which sweeps, probes, audits and pages take as ours.
+    """Returns a hooked model over a bridge, for sweeps, probes, audits and pages.
 
     bridge: TransformerLens' TransformerBridge to a network whose layers are norm, attention, norm
     and MLP, each added to the stream: ViT, DeiT, GPT-2, Llama and the like through TransformerLens'

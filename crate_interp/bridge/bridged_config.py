@@ -1,4 +1,4 @@
-"""The config of a bridged model: what its weights say, and what transformers' config says."""
+"""The config of a bridged model, from its weights and from transformers' config."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from torch import nn
 from crate_interp.bridge.bridged_layers import found
 from crate_interp.config import CrateConfig
 
-# names in transformers' configs of how many tokens there may be
+# names in transformers' configs for the most tokens
 _CONTEXT = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")
-_UNNAMED = "LABEL_0"  # the name that transformers gives a class without one
+_UNNAMED = "LABEL_0"  # transformers' name for a class without one
 
 
 def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> CrateConfig:
@@ -36,7 +36,7 @@ def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> Crate
 
 
 def _sizes(bridge: Any) -> dict[str, Any]:
-    """Returns what the weights of the first layer say."""
+    """Returns the sizes shown by the weights of the first layer."""
     try:
         block = bridge.blocks[0]
         queries, values = found(block, "attn.W_Q"), found(block, "attn.W_V")
@@ -71,7 +71,7 @@ def _called(bridge: Any) -> str:
 
 
 def _name(theirs: Any) -> str | None:
-    """Returns what the config calls the model, if that is no folder of this machine."""
+    """Returns the model's name in the config, unless it is a local folder."""
     name = getattr(theirs, "_name_or_path", "") or ""
     return name if name.count("/") <= 1 and not name.startswith((".", "/", "~")) and name else None
 
@@ -96,7 +96,7 @@ def _of_images(bridge: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, Any
 
 
 def special_tokens(network: nn.Module) -> int:
-    """Returns how many tokens a network of images puts before its patches, CLS among them.
+    """Returns how many tokens an image network puts before its patches, including CLS.
 
     DeiT has a second one for distillation, DINOv2 maybe registers.
     """

@@ -1,7 +1,7 @@
-"""The layers of a bridge under the names of ours: points that relay, and weights that are read.
+"""The layers of a bridge under our names: points that relay, and weights to read.
 
-A view holds no parameter: what it shows belongs to the bridge, whose module is kept in a tuple, so
-that it is no submodule of the view.
+A view holds no parameters: they belong to the bridge, whose module is kept in a tuple so that it is
+not a submodule of the view.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,12 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Relay:
-    """A forward hook on a bridge's point, which hands what it holds to a point of ours.
+    """A forward hook on a bridge's point that passes its activation to one of our points.
 
     The tensor is converted as the bridge converts it for its own hooks (heads apart), and then by
-    `to`; what our point returns goes back by `back`. Nothing happens unless our point is hooked. It
-    is an object and no closure, so that a copy of the model relays to the points of the copy.
+    `to`; the result of our point is converted back by `back`. Nothing happens unless our point is
+    hooked. It is an object and not a closure, so that a copy of the model relays to the copy's
+    points.
     """
 
     def __init__(self, point: HookPoint, to: Change | None = None, back: Change | None = None):
@@ -69,7 +70,7 @@ class Bias:
 
 
 ROLES = {"query": "q", "key": "k", "value": "v"}
-# what a view has -> where the bridge's layer has it
+# our name -> place in the bridge's layer
 _IN_BLOCK = ("hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post")
 _OF_BLOCK = {name: name for name in _IN_BLOCK}
 _OF_ATTENTION = {
@@ -82,7 +83,7 @@ _OF_NORM = {"hook_scale": "hook_scale", "hook_normalized": "hook_out"}
 
 
 def found(module: nn.Module, path: str) -> Any:
-    """Returns what lies at a path of names; AttributeError, naming the path, where nothing does."""
+    """Returns the object at a path of names; AttributeError, with the path, if it is missing."""
     place: Any = module
     for name in path.split("."):
         place = getattr(place, name, None)
@@ -92,7 +93,7 @@ def found(module: nn.Module, path: str) -> Any:
 
 
 def _relay(view: nn.Module, module: nn.Module, points: dict[str, str]) -> None:
-    """Gives a view points that relay those of a bridge's module."""
+    """Gives a view points that relay the points of a bridge's module."""
     for name, path in points.items():
         own = HookPoint()
         setattr(view, name, own)
@@ -128,10 +129,10 @@ class BridgedNorm(nn.Module):
         return float(getattr(self.inner, "eps", None) or self.inner.variance_epsilon)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns what the norm makes of x, and fires no hook point."""
+        """Returns the norm of x, and fires no hook point."""
         return self.inner.forward(x)
 
-    forward = plain  # for what applies the norm by itself, such as a logit lens
+    forward = plain  # for code that applies the norm directly, such as a logit lens
 
 
 class BridgedAttention(nn.Module):
@@ -185,7 +186,7 @@ class BridgedAttention(nn.Module):
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """The output map of each head, with the layer's scale where it has one."""
+        """The output map of each head, with the layer's scale if it has one."""
         return _scaled(self._block[0], "attn_scale", self._attn[0].W_O)
 
     @property
@@ -197,7 +198,7 @@ class BridgedAttention(nn.Module):
 
 
 class BridgedMLP(nn.Module):
-    """The MLP of a layer: `hook_pre` before its activation, `hook_post` what W_out reads."""
+    """The MLP of a layer: `hook_pre` before its activation, `hook_post` before W_out."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -206,17 +207,17 @@ class BridgedMLP(nn.Module):
         _relay(self, mlp, _OF_MLP)
 
     def lasso(self) -> str:
-        """Returns why there is no lasso."""
+        """Returns why an MLP has no lasso."""
         return "the layer has an MLP, no dictionary"
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        """The first map; of a gated MLP the one beside the gate."""
+        """The first map; in a gated MLP the one that is not the gate."""
         return self._mlp[0].W_in
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        """The second map, with the layer's scale where it has one."""
+        """The second map, with the layer's scale if it has one."""
         return _scaled(self._block[0], "mlp_scale", self._mlp[0].W_out)
 
     @property
@@ -234,9 +235,9 @@ def _scaled(block: nn.Module, name: str, x: Tensor) -> Tensor:
 
 
 class BridgedBlock(Layer):
-    """A layer of a bridge: attention, then an MLP, each of a norm of the stream and added to it.
+    """A layer of a bridge: attention, then an MLP; each reads the normed stream and is added to it.
 
-    Different from our own layers: an edit of `hook_resid_mid` reaches the MLP and not the stream,
+    Unlike in our own layers, an edit of `hook_resid_mid` reaches the MLP but not the stream,
     because the bridge's point lies at the norm before the MLP.
     """
 

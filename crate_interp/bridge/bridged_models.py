@@ -31,8 +31,8 @@ class BridgedModel(HookedModel):
     """A black box behind a TransformerLens bridge, with the names of our own models.
 
     `bridge` is the bridge itself, which every forward runs: its hooks stay on, and nothing is
-    copied. Each point here shows what a point of the bridge holds; an edit goes back through it.
-    `ci.from_bridge` makes one.
+    copied. Each point here shows the activation of a point of the bridge, and an edit is written
+    back through it. `ci.from_bridge` makes one.
     """
 
     bridge: Any
@@ -62,7 +62,7 @@ class BridgedModel(HookedModel):
         return self.bridge.original_model
 
     def fresh(self) -> "BridgedModel":
-        """Returns the same architecture with the random weights that its own class draws.
+        """Returns the same architecture with random weights drawn by its own class.
 
         They are drawn from torch's global generator.
         """
@@ -70,7 +70,7 @@ class BridgedModel(HookedModel):
         return type(self)(bridge, CrateConfig.from_dict(self.cfg.to_dict()))
 
     def _stopping(self, layer: int | None, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the network returns, or the stream before a layer."""
+        """Returns the network's output, or the stream before a layer."""
         if layer is None:
             return self.network(*args, **kwargs)
         count = len(self.blocks)
@@ -109,7 +109,7 @@ class BridgedModel(HookedModel):
             "a bridged model has no attn.hook_q_input: edit attn.hook_q, or use model.bridge."
         )
 
-    # it raises and so returns nothing
+    # it raises, and so returns nothing
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, save_directory: str | Path, **kwargs: object
     ) -> Path:
@@ -148,7 +148,7 @@ class BridgedVision(ImageMixin, BridgedModel):
         """
         given = self._check_images(images)
         own = checks.size("image_size", self.network.config.image_size)
-        # DINOv2 interpolates its positions without being told, and takes no such word
+        # DINOv2 interpolates its positions by itself and has no such argument
         told = given.shape[2:] != own and "Dinov2" not in str(self.cfg.architecture)
         more = {"interpolate_pos_encoding": True} if told else {}
         out = self._stopping(stop_at_layer, pixel_values=given, **more)
@@ -258,14 +258,14 @@ class BridgedLM(BridgedModel):
     def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
         """Returns texts, joined by the separator token, in windows of n_ctx tokens.
 
-        The last window is dropped if it is short. `n_ctx` is that of the network, or what
-        `ci.from_bridge(bridge, n_ctx=...)` was given. Raises ValueError if the texts do not fill
-        one window, and for several texts if the tokenizer has no separator.
+        The last window is dropped if it is short. `n_ctx` is the network's, or the one given as
+        `ci.from_bridge(bridge, n_ctx=...)`. Raises ValueError if the texts do not fill one window,
+        and for several texts if the tokenizer has no separator.
         """
         return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
 
     def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """Yields the rows of `windows` one by one, while the texts come."""
+        """Yields the rows of `windows` one by one, as the texts are read."""
         self._check_tokenizer()
         net = self.tokenizer
         between = net.eos_token_id if net.eos_token_id is not None else net.bos_token_id
@@ -277,7 +277,7 @@ class BridgedLM(BridgedModel):
     def _check_tokens(self, tokens: Tensor, options: Mapping[str, Any]) -> None:
         tokens = tokens[None] if tokens.ndim == 1 else tokens
         config = self.network.config
-        # rotations go on past the length that a network was trained with; learned positions end
+        # rotations work beyond the training length; learned positions do not
         rotates = getattr(self.cfg, "rotations", False)
         most = None if rotates else getattr(config, "max_position_embeddings", None)
         check_ids(tokens, config.vocab_size, tokens.shape[-1], most)

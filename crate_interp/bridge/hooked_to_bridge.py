@@ -16,7 +16,7 @@ from crate_interp.models.hooked import HookedModel, hooked_part
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
 
-# where torch and TransformerLens keep the hooks of a module
+# the attributes in which torch and TransformerLens keep a module's hooks
 _HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
@@ -54,7 +54,7 @@ def to_bridge(model: object) -> TransformerBridge:
     Raises ValueError for a model without logits or for anything but a hooked model.
     """
     hooked = _checked(model)
-    # also where crate_interp lies on the path without being installed
+    # also if crate_interp is on the path without being installed
     ArchitectureAdapterFactory.discover_entry_points()
     for name in ARCHITECTURES:
         ArchitectureAdapterFactory.register_adapter(name, CrateAdapter)
@@ -70,7 +70,7 @@ def to_bridge(model: object) -> TransformerBridge:
     )  # fmt: skip
     tokenizer = _tokenizer(hooked)
     if tokenizer is not None:
-        # not an argument of the builder, which looks for a tokenizer with bos on the Hub
+        # not an argument of the builder, which would look for a tokenizer with bos on the Hub
         found = sources.detect_tokenizer_bos_eos(tokenizer)
         bridge.cfg.tokenizer_prepends_bos, bridge.cfg.tokenizer_appends_eos = found
         bridge.tokenizer = tokenizer
@@ -93,7 +93,8 @@ def bare_copy(model: HookedModel) -> HookedModel:
 def _tokenizer(model: Any) -> Any:
     """Returns a copy of the model's tokenizer, or None if a bridge does not take its kind.
 
-    In the copy the name of a special token in a text is that token: so a bridge puts bos first.
+    In the copy, the name of a special token in a text is read as that token, because that is how a
+    bridge puts bos first.
     """
     held = getattr(model, "tokenizer", None)
     if not isinstance(held, PreTrainedTokenizerBase):

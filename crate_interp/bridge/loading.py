@@ -34,7 +34,8 @@ BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "mistral": ("MistralForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
 }
-_POOLED = ("ViTModel", "DeiTModel")  # with a pooler unless told otherwise, which is no part of it
+# with a pooler by default, which the pretrained network does not include
+_POOLED = ("ViTModel", "DeiTModel")
 _WEIGHTS, _SHARDS, _CONFIG = transformers_folder.WEIGHTS, transformers_folder.SHARDS, "config.json"
 _TOKENIZER, _MOST_WORDS, _MOST_BYTES = "tokenizer.json", 1000, 2**26
 _BESIDE = (
@@ -56,7 +57,7 @@ def load(
     token: str | bool | None = None,
     **config: Any,
 ) -> HookedModel:
-    """Returns the hooked model of a name, folder or repo, whether a CRATE or a black box.
+    """Returns the hooked model for a name, folder or repo: a CRATE or a black box.
 
     A folder or repo whose config.json has a known model_type (`BLACK_BOXES`: vit, deit, dinov2,
     gpt2, llama, ...) is loaded by transformers, bridged, and given to `ci.from_bridge` with
@@ -78,7 +79,7 @@ def load(
         return model.to(torch.device(device))
     except CheckpointError:
         raise
-    except Exception as error:  # what transformers raises at a config has no common class
+    except Exception as error:  # transformers' errors about a config have no common class
         words = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(f"{source} cannot be loaded: {words[:_MOST_WORDS]}") from error
 
@@ -101,7 +102,7 @@ def _folder(source: Source) -> Path | None:
     try:
         config = source.fetch(name, _CONFIG, source.revision)
     except fetch.MissingFile:
-        return None  # ci.load says what to do
+        return None  # ci.load's error says what to do
     return _downloaded(source, config) if _type_of(config.parent) else None
 
 
@@ -115,8 +116,9 @@ def _type_of(folder: Path) -> str | None:
 
 
 def _downloaded(source: Source, config: Path) -> Path:
-    """Returns the folder of a repo's snapshot, with the weights and what belongs to them."""
-    repo, commit = source.name, config.parent.name  # of the config: a branch may move meanwhile
+    """Returns the folder of a repo's snapshot, with the weights and their companion files."""
+    # the commit of the config, since a branch may move in the meantime
+    repo, commit = source.name, config.parent.name
     try:
         files = [source.fetch(repo, _WEIGHTS, commit).name]
     except fetch.MissingFile:
@@ -144,9 +146,9 @@ def _bridged(
 ) -> HookedModel:
     if not (folder / _WEIGHTS).exists() and not (folder / _SHARDS).exists():
         raise CheckpointError(_no_safetensors(str(folder)))
-    for path in folder.iterdir():  # transformers opens some that are not asked for here
+    for path in folder.iterdir():  # transformers opens some files that are not requested here
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise CheckpointError(f"{path} is no regular file.")
+            raise CheckpointError(f"{path} is not a regular file.")
     from crate_interp.bridge.bridge_to_hooked import from_bridge
     from crate_interp.bridge.network_bridge import build
 
@@ -158,7 +160,7 @@ def _bridged(
 
 
 def _network(folder: Path, dtype: torch.dtype) -> Any:
-    """Returns the network of transformers, with every parameter from the file."""
+    """Returns the transformers network, with every parameter from the file."""
     import transformers
 
     config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
@@ -172,7 +174,7 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     if config.get("quantization_config") is not None:
         raise CheckpointError(f"{where} has a quantization_config: give plain weights.")
     read: Any = kind.config_class.from_pretrained(folder, local_files_only=True)
-    read._attn_implementation = "eager"  # a config may name one of the Hub, which is code
+    read._attn_implementation = "eager"  # a config may name a class on the Hub, which is code
     transformers_folder.check_total(kind, read, sizes, where)
     network, info = kind.from_pretrained(
         folder,
@@ -184,7 +186,7 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
         output_loading_info=True,
         **whole,
     )
-    info["unexpected_keys"] = [  # heads and poolers may go unread, layers may not
+    info["unexpected_keys"] = [  # heads and poolers may stay unread, layers may not
         one for one in info.get("unexpected_keys") or () if re.search(r"\.\d+\.", str(one))
     ]
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
@@ -198,16 +200,16 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _tokenizer(folder: Path) -> object:
-    """Returns the tokenizer that lies beside the weights, or None.
+    """Returns the tokenizer saved beside the weights, or None.
 
-    One that crate_interp/models/text/tokenizer_rules.py refuses is left out with a warning.
+    If crate_interp/models/text/tokenizer_rules.py refuses it, it is left out with a warning.
     """
     path = folder / _TOKENIZER
     if not path.exists():
         return None
     if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-        raise CheckpointError(f"{path} is no regular file, or too large for a tokenizer.")
-    # no AutoTokenizer: it would ask whether to run a class that lies in the folder
+        raise CheckpointError(f"{path} is not a regular file, or too large for a tokenizer.")
+    # not AutoTokenizer, which would ask whether to run a class in the folder
     from transformers import PreTrainedTokenizerFast
 
     try:

@@ -12,7 +12,7 @@ from transformer_lens.model_bridge.supported_architectures.vit import ViTArchite
 
 
 class Embeddings(vision_embeddings.VisionEmbeddingsBridge):
-    """The embedding of patches; DINOv2 interpolates its positions without being told."""
+    """The embedding of patches; DINOv2 interpolates its positions by itself."""
 
     def forward(
         self,
@@ -22,20 +22,20 @@ class Embeddings(vision_embeddings.VisionEmbeddingsBridge):
         **kwargs: object,
     ) -> Tensor:
         """Returns the tokens of images, CLS and registers first."""
-        # the last keyword is one that DINOv2 does not take
+        # DINOv2 does not take the last keyword
         return GeneralizedComponent.forward(self, pixel_values, bool_masked_pos=bool_masked_pos)
 
 
 class Dinov2Adapter(ViTArchitectureAdapter):
     """The adapter of Dinov2Model, Dinov2ForImageClassification and those with registers.
 
-    `hook_attn_out` and `hook_mlp_out` are what is added to the stream: after the scale. The layers
-    have it as `attn_scale` and `mlp_scale`. A classifier reads the CLS token beside the mean of the
-    patches, and so is no `unembed`.
+    `hook_attn_out` and `hook_mlp_out` come after the layer's scale, so they are what is added to
+    the stream. The layers have the scales as `attn_scale` and `mlp_scale`. A classifier reads the
+    CLS token and the mean of the patches, so it cannot be an `unembed`.
     """
 
     def prepare_model(self, hf_model: nn.Module) -> None:
-        """Sets where the parts of this model lie, which differs between its classes."""
+        """Sets where the parts of this model are, which depends on its class."""
         names = ("dinov2", "dinov2_with_registers")
         prefix = next((f"{name}." for name in names if hasattr(hf_model, name)), "")
         swiglu = bool(getattr(hf_model.config, "use_swiglu_ffn", False))
@@ -94,14 +94,14 @@ OURS = {
 def build(
     network: nn.Module, adapter: Callable[..., Any] | None = None, tokenizer: object = None
 ) -> nn.Module:
-    """Returns a TransformerBridge around a network, which is changed: its parts are replaced.
+    """Builds a TransformerBridge around a network and replaces the network's parts.
 
-    adapter: the class of the adapter; None: ours, or else TransformerLens' own for the class of the
-    network. Nothing is registered anywhere. Raises ValueError for a network that no adapter knows.
+    adapter: its class; None means ours for this class of network, or else TransformerLens' own.
+    Nothing is registered globally. Raises ValueError for a network without an adapter.
     """
     config: Any = network.config
     name, dtype = type(network).__name__, next(network.parameters()).dtype
-    config._attn_implementation = "eager"  # the others return no attention patterns
+    config._attn_implementation = "eager"  # other implementations return no attention patterns
     chosen = adapter or OURS.get(name)
     if chosen is None:
         try:

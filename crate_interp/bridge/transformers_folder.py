@@ -13,15 +13,16 @@ from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 
 _FILE = "preprocessor_config.json"
-# Pillow's numbers of filters
+# Pillow's numbers for its filters
 _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-_FREE = ("dinov2", "dinov2_with_registers")  # interpolate their positions for any size
+# networks that interpolate their positions for any size
+_FREE = ("dinov2", "dinov2_with_registers")
 
 
 def preprocessing(folder: Path, config: object) -> dict[str, Any]:
     """Returns resize, crop, interpolation, mean and std, and an image size if the model takes any.
 
-    config: transformers' config of the network. Returns nothing where there is no file.
+    config: transformers' config of the network. Returns nothing if there is no file.
 
     Raises CheckpointError if pictures are to be scaled by anything but 1 / 255, for an unknown
     filter, and for a size in an unknown form.
@@ -30,7 +31,7 @@ def preprocessing(folder: Path, config: object) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise CheckpointError(f"{folder / _FILE} holds no JSON object.")
+        raise CheckpointError(f"{folder / _FILE} does not hold a JSON object.")
     factor = found.get("rescale_factor", 1 / 255)
     scaled = checks.is_number(factor) and abs(factor * 255 - 1) <= 1e-6
     if found.get("do_rescale") is False or not scaled:
@@ -81,7 +82,7 @@ def _filter(number: object, folder: Path) -> str:
 WEIGHTS, SHARDS, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
 _LAYERS = ("num_hidden_layers", "n_layer")
 _MOST_HEADER, _MOST_SHARDS, _LONGEST_NAME = 2**24, 1000, 200
-_SPARE, _MOST_TIMES = 2**20, 2  # of the numbers in the files
+_SPARE, _MOST_TIMES = 2**20, 2  # units: the numbers in the files
 
 
 def shards_of(index: object, where: str) -> list[str]:
@@ -107,7 +108,7 @@ def shards_of(index: object, where: str) -> list[str]:
 
 
 def sizes_of(folder: Path) -> dict[str, int]:
-    """Returns how many numbers each tensor has in the weights of a folder.
+    """Returns the size of each tensor in the weights of a folder.
 
     Raises CheckpointError unless they are regular safetensors files.
     """

@@ -25,10 +25,10 @@ SEPARATORS = ("<|bos|>", "<|endoftext|>")
 
 
 class CrateHubConfig(transformers.PreTrainedConfig):
-    """What config.json of a saved folder says. `config`: the fields of the CrateConfig.
+    """The content of a saved folder's config.json; `config`: the fields of the CrateConfig.
 
-    Raises ValueError if they make no CrateConfig. transformers would give a class without an
-    __init__ one that takes its annotated fields alone.
+    Raises ValueError if they do not make a CrateConfig. It has an __init__ because transformers
+    would otherwise add one that takes only the annotated fields.
     """
 
     config: dict[str, Any] | None
@@ -146,7 +146,7 @@ class CrateHubModel(transformers.PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: object, **kwargs: object) -> Any:  # pyright: ignore
-        """Loads a folder or repo as transformers does; arguments as there.
+        """Loads a folder or repo with the arguments of transformers' from_pretrained.
 
         Parameters that the hooked model keeps frozen are frozen here too.
         """
@@ -170,7 +170,7 @@ class CrateHubModel(transformers.PreTrainedModel):
         self.model.save_pretrained(save_directory, **shared)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        """Returns what the hooked model returns."""
+        """Returns the output of the hooked model."""
         return self.model(*args, **kwargs)
 
 
@@ -189,7 +189,8 @@ class CrateForImageClassification(CrateHubModel):
     ) -> ImageClassifierOutput:
         """Returns logits `[batch, n_classes]`, and the cross-entropy if there are labels.
 
-        Other arguments, such as output_attentions, are ignored: hooks show what is inside.
+        Other arguments, such as output_attentions, are ignored, because hooks give access to
+        activations.
         """
         logits = self.model(pixel_values)
         loss = None if labels is None else F.cross_entropy(logits, labels)
@@ -217,7 +218,7 @@ class CrateForCausalLM(CrateHubModel):
         """Returns logits `[batch, pos, d_vocab]`, and the loss if there are labels.
 
         The loss is the cross-entropy of each label given the tokens before it; -100 is left out.
-        inputs_embeds: in a bridge alone. Other arguments are ignored, as use_cache: there is none.
+        inputs_embeds: only in a bridge. Other arguments, such as use_cache, are ignored.
         """
         given: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
         if inputs_embeds is not None:
@@ -232,17 +233,18 @@ class CrateForCausalLM(CrateHubModel):
 
 
 class CrateTokenizer:
-    """What AutoTokenizer calls for a saved folder; it makes a PreTrainedTokenizerFast.
+    """The class that AutoTokenizer uses for a saved folder; it makes a PreTrainedTokenizerFast.
 
-    A subclass of that would be built anew from the vocabulary, without the folder's rules.
+    A subclass of PreTrainedTokenizerFast would be rebuilt from the vocabulary, without the folder's
+    rules.
     """
 
     @classmethod
     def from_pretrained(cls, *args: object, **kwargs: object) -> PreTrainedTokenizerFast:
         """Returns the tokenizer of tokenizer.json; its separator is bos, eos and padding token.
 
-        As in the hooked model nothing is added to a text, and the name of a special token in a text
-        is text; `tokenizer(text, split_special_tokens=False)` reads it as the token.
+        As in the hooked model, nothing is added to a text, and the name of a special token in a
+        text is ordinary text; `tokenizer(text, split_special_tokens=False)` reads it as the token.
         """
         load: Any = PreTrainedTokenizerFast.from_pretrained
         tokenizer = load(*args, **{"split_special_tokens": True} | kwargs)
@@ -255,7 +257,7 @@ class CrateTokenizer:
 
 
 class CrateMAEModel(CrateHubModel):
-    """A HookedCrateMAE; its forward is that of `.model`."""
+    """Wraps a HookedCrateMAE; its forward is that of `.model`."""
 
     config_class = CrateMAEConfig
     main_input_name = "images"
@@ -263,7 +265,7 @@ class CrateMAEModel(CrateHubModel):
 
 
 class CrateCLIPModel(CrateHubModel):
-    """A HookedCrateCLIP; its forward is that of `.model`."""
+    """Wraps a HookedCrateCLIP; its forward is that of `.model`."""
 
     config_class = CrateCLIPConfig
     main_input_name = "images"
@@ -271,7 +273,7 @@ class CrateCLIPModel(CrateHubModel):
 
 
 def register() -> None:
-    """Makes transformers know the models of this library: its AutoConfig, AutoModel and the like.
+    """Registers the models of this library with transformers' AutoConfig, AutoModel and the like.
 
     Then a folder of `model.save_pretrained`, or a repo of `model.push_to_hub`, loads by
     `AutoConfig`, `AutoModel`, `AutoModelForImageClassification` or `AutoModelForCausalLM`, and

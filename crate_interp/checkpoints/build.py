@@ -1,4 +1,4 @@
-"""Builds a model from what was read: first its config, then its parameters."""
+"""Builds a model from the contents of a file: first its config, then its parameters."""
 
 import re
 import warnings
@@ -25,7 +25,7 @@ _MODELS = {
     "text": HookedCrateLM,
     "clip": HookedCrateCLIP,
 }
-_TOWERS = {  # beginning of the names of a tower's parameters -> the field that counts its layers
+_TOWERS = {  # prefix of a tower's parameters -> the field with its number of layers
     "vision": {"": "n_layers"},
     "mae": {"": "n_layers", "decoder_": "decoder_n_layers"},
     "text": {"": "n_layers"},
@@ -33,8 +33,8 @@ _TOWERS = {  # beginning of the names of a tower's parameters -> the field that 
 }
 # the config, tensors in the shapes of parameters, and the parameter that each key fills
 Parameters = tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]
-_SHOWN = 12  # keys listed on each side of a mismatch
-_SMALL = 2**16  # numbers in a key that a tolerant layout leaves out
+_SHOWN = 12  # most keys to list on each side of a mismatch
+_SMALL = 2**16  # most numbers in a key that a tolerant layout leaves out
 
 
 def build(contents: Contents, dtype: torch.dtype) -> Any:
@@ -44,7 +44,7 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     filled, and shapes are equal.
     """
     cfg, tensors, target_of = _parameters(contents)
-    contents.tensors.clear()  # so that a tensor is released as soon as it was copied
+    contents.tensors.clear()  # so that each tensor is released as soon as it is copied
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
     what = f"{contents.where} does not fit a {cfg.family} model"
     if isinstance(cfg, CrateConfig):
@@ -60,9 +60,9 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
 
 
 def _parameters(contents: Contents) -> Parameters:
-    """Returns what the model is made of.
+    """Returns the parameters of the model.
 
-    Raises CheckpointError if the tensors are those of no known model, or contradict the config.
+    Raises CheckpointError if the tensors belong to no known model, or contradict the config.
     """
     tensors, cfg = dict(contents.tensors), contents.cfg
     is_sae = contents.family is None and sae_formats.is_sae(contents)
@@ -79,7 +79,7 @@ def _parameters(contents: Contents) -> Parameters:
 
 
 def _published_parameters(contents: Contents) -> Parameters:
-    """Returns what the model of a file in a published layout is made of."""
+    """Returns the parameters of a model whose file has a published layout."""
     where = contents.where
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
@@ -103,9 +103,9 @@ def _published_parameters(contents: Contents) -> Parameters:
 def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
     """Returns the config of a file in a published layout.
 
-    The value of a field is the first of: the given one, that of the table's row, that of the
-    file's own config, what the tensors say, the default. Raises CheckpointError if a field
-    that decides the shapes of tensors has two values.
+    The value of a field is the first of these: the given one, the registry's, the file's own
+    config's, the one that the tensors imply, the default. Raises CheckpointError if a field that
+    decides the shapes of tensors has two values.
     """
     checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values
     row, where = contents.row, contents.where
@@ -130,7 +130,7 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
 
 
 def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -> Fields:
-    """Returns the field output_matrix where the tensors say more about it than its default.
+    """Returns the field output_matrix if the tensors show more than its default.
 
     With one head over the whole stream the torch code has no output matrix; the JAX code has.
     """
@@ -151,7 +151,7 @@ def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -
 
 
 def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
-    # a key under a known module would change what the module computes
+    # a key under a known module would change the module's output
     ours = {key.split(".")[0] for key in target_of}
     small = [
         key
@@ -174,7 +174,7 @@ def _check_keys(
     wanted: dict[str, tuple[int, ...]],
     what: str,
 ) -> None:
-    """Raises one CheckpointError that lists what is left over on both sides, if anything is.
+    """Raises one CheckpointError that lists missing and surplus keys, if there are any.
 
     wanted: the shape of each parameter. what: the beginning of the error.
     """
@@ -187,7 +187,7 @@ def _check_keys(
         if name not in filled
     ]
     wrong = [
-        f"{key} is {list(tensors[key].shape)}, wanted {list(wanted[name])}"
+        f"{key} is {list(tensors[key].shape)}; expected {list(wanted[name])}"
         for name, key in filled.items()
         if name in wanted and tuple(tensors[key].shape) != wanted[name]
     ]
@@ -209,7 +209,7 @@ def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:
             if isinstance(cfg, SAEConfig):
                 return SparseAutoencoder(cfg)
             return HookedTextTower(cfg) if cfg.family == "clipa-text" else _MODELS[cfg.kind](cfg)
-    except (RuntimeError, TypeError, OverflowError):  # sizes whose product no tensor can have
+    except (RuntimeError, TypeError, OverflowError):  # sizes with a product that no tensor can have
         raise CheckpointError(
             f"the config of {where} describes no model that fits in memory."
         ) from None
@@ -218,7 +218,7 @@ def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:
 def _take(
     tensors: dict[str, Tensor], named: dict[str, str], dtype: torch.dtype, owned: bool
 ) -> dict[str, Tensor]:
-    """Returns the parameters, each in memory of its own.
+    """Returns the parameters, each copied into its own memory.
 
     Every source tensor is released before the next is copied.
     """
@@ -228,7 +228,7 @@ def _take(
         place = value.untyped_storage().data_ptr()
         taken = value.to("cpu", dtype, copy=not owned or place in places).contiguous()
         if taken.untyped_storage().nbytes() > taken.nbytes:
-            taken = taken.clone()  # a part of a larger tensor would keep all of it alive
+            taken = taken.clone()  # a view would keep the whole larger tensor in memory
         places.add(taken.untyped_storage().data_ptr())
         weights[name] = taken
     return weights

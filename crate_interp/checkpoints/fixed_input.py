@@ -19,7 +19,7 @@ from crate_interp.models.vision import HookedCrate
 Model = TypeVar("Model", HookedModel, SparseAutoencoder)
 
 _TOKENS = 5
-_MOST_SCORES = 2**28  # in the attention of one layer, 1 GiB
+_MOST_SCORES = 2**28  # numbers in the attention of one layer, 1 GiB
 
 
 def wave(*shape: int, model: nn.Module) -> Tensor:
@@ -65,7 +65,7 @@ def whole_is_small(model: HookedModel) -> bool:
 
 @torch.no_grad()
 def whole(model: HookedModel) -> Tensor:
-    """Returns the output for an input of full size, or `output` where that has full size.
+    """Returns `output`, or the output for an input of full size if `output` is not of full size.
 
     `output` leaves out the part of a vision model that turns images into tokens.
     """
@@ -74,7 +74,7 @@ def whole(model: HookedModel) -> Tensor:
 
 
 def full_input(model: HookedModel) -> Tensor:
-    """Returns one image of full size, or a few token ids, as the model takes them."""
+    """Returns one image of full size, or a few token ids, in the form that the model takes."""
     cfg: Any = model.cfg
     if cfg.kind == "vision":
         return wave(1, cfg.channels, *cfg.image_size, model=model)

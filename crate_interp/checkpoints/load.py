@@ -40,7 +40,7 @@ def load(
     rename: Rename | None = None,
     **fields: Any,
 ) -> Any:
-    """Loads a hooked model in eval mode, from whatever holds its weights.
+    """Loads a hooked model in eval mode from any source of its weights.
 
     source, the first that fits: an existing file in a published layout (torch, safetensors or
     npz), or a folder made by save_pretrained; a name of ci.list_models(); "owner/repo" on the
@@ -74,7 +74,7 @@ def load(
 
 
 def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any:
-    """Returns the model of a source; whatever fails is a CheckpointError."""
+    """Returns the model of a source; every failure becomes a CheckpointError."""
     try:
         check_names({name: 0 for name in source.fields if name not in GIVEN_FIELDS})
         if config is not None:
@@ -85,10 +85,10 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
         return check_output(model, source.name)
     except CheckpointError:
         raise
-    except ValueError as error:  # a config the tensors allow and CrateConfig does not
+    except ValueError as error:  # the tensors allow such a config, but CrateConfig does not
         raise CheckpointError(str(error)) from None
     except (RuntimeError, TypeError, AttributeError, OverflowError) as error:
-        # from an argument or a tensor of an unexpected kind
+        # caused by an argument or a tensor of an unexpected kind
         raise CheckpointError(f"{source.name} cannot be loaded: {error}") from error
 
 
@@ -116,7 +116,7 @@ def _checked_device(device: str | torch.device) -> torch.device:
         place = None
     if place is None or place.type == "meta":
         raise CheckpointError(
-            f"device={device!r} is no device that torch can compute on: "
+            f"device={device!r} is not a device that torch can compute on: "
             "give 'cpu', 'cuda' or 'cuda:1'."
         )
     return place

@@ -10,9 +10,9 @@ from crate_interp.core.folders import differs, listed
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, WEIGHTS
 
-STEPS = "steps"  # of a folder: the weights along a training, steps/step-N.safetensors
+STEPS = "steps"  # in a folder: the weights during a training, steps/step-N.safetensors
 
-# Fields that decide which tensors there are and what they mean: a given one may not contradict
+# Fields that decide which tensors exist and what they mean, so that a given one may not contradict
 # the folder's.
 STRUCTURE = (
     "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step",
@@ -23,7 +23,7 @@ STRUCTURE = (
 
 
 def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
-    """Returns the config of a folder, with given fields in place of its own.
+    """Returns the config of a folder, in which given fields replace its own.
 
     Raises CheckpointError if the folder is not ours, and where a given field that decides
     the shapes of tensors contradicts it.
@@ -68,10 +68,10 @@ def file_states(*paths: Path) -> list[tuple[int, int, int] | None]:
 
 
 def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
-    """Returns the path of a folder's weights, or of those after a step of their training.
+    """Returns the path of a folder's weights, or of the weights after a step of training.
 
-    elsewhere: what the error says where the folder has no steps. Raises CheckpointError for a
-    revision that is none of the folder's steps, and lists these.
+    elsewhere: the error's text if the folder has no steps. Raises CheckpointError, with a list of
+    the folder's steps, for a revision that is not one of them.
     """
     found = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
     known = ", ".join(sorted(found, key=lambda name: (len(name), name)))
@@ -86,7 +86,7 @@ def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None)
 
 
 def check_files(folder: Path) -> None:
-    """Raises CheckpointError if a file of a folder is not the one that save_pretrained wrote.
+    """Raises CheckpointError if a file of a folder has changed since save_pretrained wrote it.
 
     A folder of an earlier version, whose config.json holds no digests, passes.
     """

@@ -1,8 +1,8 @@
-"""Sparse autoencoders: the published ones, N.pt with N_cfg.json beside it, SAELens', and ours.
+"""Formats of sparse autoencoders: ours, SAELens', and the published N.pt with N_cfg.json.
 
 SAELens' format is a folder with cfg.json and sae_weights.safetensors, as decoderesearch/SAELens 6
-writes it (`sae_lens/saes/sae.py`, `save_model`), and the versions before it, whose cfg.json has
-everything on one level. SAELens itself is not needed.
+writes it (`sae_lens/saes/sae.py`, `save_model`), or as earlier versions do, whose cfg.json is
+flat. SAELens itself is not needed.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,17 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.sae import NORMALIZATIONS, SAEConfig, bias_shapes
 
 KEYS = ("W_enc", "b_enc", "W_dec", "b_dec")
-GIVEN_FIELDS = ("hook_name", "scaling_factor")  # that a caller may give, of an autoencoder alone
+# options that a caller may give, only for an autoencoder
+GIVEN_FIELDS = ("hook_name", "scaling_factor")
 SAELENS_CONFIG, SAELENS_WEIGHTS = "cfg.json", "sae_weights.safetensors"
-# what cfg.json calls them, and what they are here
+# name in cfg.json -> our name
 _ARCHITECTURES = {
     "standard": "standard",
     "relu": "standard",
     "topk": "topk",
     "jumprelu": "jumprelu",
     "gated": "gated",
-    "batchtopk": "jumprelu",  # after training its threshold takes the place of the batch
+    "batchtopk": "jumprelu",  # after training a threshold replaces the batch
     "matryoshka_batchtopk": "jumprelu",
 }
 _BATCHES = ("batchtopk", "matryoshka_batchtopk")
@@ -44,7 +45,7 @@ def config_of(contents: Contents) -> SAEConfig:
     """Returns the config of a sparse autoencoder.
 
     Raises CheckpointError for a tensor that is missing, too many or of another shape, for a config
-    that contradicts the tensors, and where nothing says which point the autoencoder reads.
+    that contradicts the tensors, and if its hook point is unknown.
     """
     tensors, where, cfg = contents.tensors, contents.where, contents.cfg
     cfg = _saved(contents, cfg) if isinstance(cfg, SAEConfig) else _published(contents)
@@ -57,7 +58,7 @@ def config_of(contents: Contents) -> SAEConfig:
     for name, size in wanted.items():
         if tuple(tensors[name].shape) != size:
             raise CheckpointError(
-                f"{where}: {name} is {list(tensors[name].shape)}, wanted {list(size)}."
+                f"{where}: {name} is {list(tensors[name].shape)}; expected {list(size)}."
             )
     return cfg
 
@@ -75,7 +76,7 @@ def _published(contents: Contents) -> SAEConfig:
     l1_coeff = config.get("l1_coeff")
     if not isinstance(l1_coeff, (int, float, type(None))):
         raise CheckpointError(
-            f"{where}: its config says l1_coeff={checks.shown(l1_coeff)}, wanted a number."
+            f"{where}: its config says l1_coeff={checks.shown(l1_coeff)}; expected a number."
         )
     return SAEConfig(
         hook_name=hook_name,
@@ -116,13 +117,13 @@ def _hook_name(given: Mapping[str, Any], said: object, where: str) -> str:
 def _checked_sizes(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: tuple[str, str], where: str
 ) -> tuple[int, int]:
-    """Returns d_in and d_sae, which the config calls by these names.
+    """Returns d_in and d_sae, under these names in the config.
 
-    Raises CheckpointError unless W_enc is `[d_in, d_sae]`, and where the config says another size.
+    Raises CheckpointError unless W_enc is `[d_in, d_sae]`, and if the config has another size.
     """
     shape = tuple(tensors["W_enc"].shape) if "W_enc" in tensors else ()
     if len(shape) != 2 or not all(shape):
-        raise CheckpointError(f"{where}: W_enc is {list(shape)}, wanted [d_in, d_sae].")
+        raise CheckpointError(f"{where}: W_enc is {list(shape)}; expected [d_in, d_sae].")
     for name, value in zip(names, shape, strict=True):
         if config.get(name, value) != value:
             raise CheckpointError(
@@ -140,8 +141,8 @@ def is_saelens(folder: Path) -> bool:
 def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
     """Returns config and weights of a folder in SAELens' format.
 
-    given: hook_name, scaling_factor. Raises CheckpointError for an architecture or an option that
-    is not known, for tensors that do not fit, and if nothing says which point it reads.
+    given: hook_name, scaling_factor. Raises CheckpointError for an unknown architecture or option,
+    for tensors that do not fit, and if its hook point is unknown.
     """
     if unknown := set(given) - set(GIVEN_FIELDS):
         raise CheckpointError(
@@ -151,7 +152,9 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
     config = folder / SAELENS_CONFIG
     content = tensor_files.read_json(config)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{config} holds no config of a sparse autoencoder: wanted a dict.")
+        raise CheckpointError(
+            f"{config} does not hold the config of a sparse autoencoder: expected a dict."
+        )
     values = _flat(content, config)
     values |= {name: value for name, value in given.items() if value is not None}
     fields = _fields(values, config)
@@ -169,17 +172,17 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
 
 
 def _flat(content: dict[str, Any], config: Path) -> dict[str, Any]:
-    """Returns the options of a config on one level, under the names of SAELens 6."""
+    """Returns the options of a flat config, under the names of SAELens 6."""
     metadata = content.get("metadata") or {}
     if not isinstance(metadata, dict):
-        raise CheckpointError(f"{config}: metadata={checks.shown(metadata)}, wanted a dict.")
+        raise CheckpointError(f"{config}: metadata={checks.shown(metadata)}; expected a dict.")
     values = {**metadata, **content}
     for old, new in (("hook_point", "hook_name"), ("hook_point_head_index", "hook_head_index")):
         values.setdefault(new, values.get(old))
     if isinstance(values.get("normalize_activations"), bool):
         values["normalize_activations"] = _AVERAGE if values["normalize_activations"] else "none"
     activation = values.get("activation_fn", values.get("activation_fn_str"))
-    if activation == "topk":  # before SAELens 6 the architecture of such a one is "standard"
+    if activation == "topk":  # before SAELens 6 such an architecture is called "standard"
         more = values.get("activation_fn_kwargs")
         k = more.get("k") if isinstance(more, dict) else None
         values |= {"architecture": "topk", "k": values.get("k", k)}
@@ -233,7 +236,7 @@ def _folded(
 ) -> dict[str, Tensor]:
     """Returns tensors in which factors and norms of features are part of the weights."""
     d_in, d_sae = tensors["W_enc"].shape
-    scale = tensors.pop("scaling_factor", None)  # of features, from fine-tuning
+    scale = tensors.pop("scaling_factor", None)  # scales of features, from fine-tuning
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if shapes.get("W_dec") != (d_sae, d_in) or shapes.get("b_enc", (d_sae,)) != (d_sae,):
         return tensors  # `config_of` refuses them
@@ -253,7 +256,7 @@ def _folded(
         threshold = tensors.pop("topk_threshold")
         if threshold.numel() != 1:
             raise CheckpointError(
-                f"{where}: topk_threshold is {list(threshold.shape)}, wanted one number."
+                f"{where}: topk_threshold is {list(threshold.shape)}; expected one number."
             )
         tensors["threshold"] = torch.full((d_sae,), float(threshold))
     return tensors

@@ -1,4 +1,4 @@
-"""From what a caller of ci.load gives to the weights of a model, and all that is known of them."""
+"""From the source given to ci.load to a model's weights and all that is known of them."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
 
 Given = str | Path | Mapping[str, Any] | torch.nn.Module
 Rename = Callable[[str], str | None]
-# what an option chooses, for errors
+# an option's purpose, for errors
 _CHOOSES = {
     "revision": "a step of a training, or a commit on the Hub",
     "file": "a file of a repo on the Hub",
@@ -32,9 +32,9 @@ WEIGHT_SUFFIXES = (".pth", ".pt", ".safetensors", ".npz")
 
 @dataclass(frozen=True)
 class Source:
-    """What a caller of ci.load gives, and where and how it is to be read.
+    """The source given to ci.load, and how to read it.
 
-    fields: those of the config that the caller gives. hub: the options of fetch.fetch.
+    fields: config fields that the caller gives. hub: the options of fetch.fetch.
     """
 
     given: Given
@@ -51,7 +51,7 @@ class Source:
         return str(self.given) if isinstance(self.given, (str, Path)) else "the state dict"
 
     def refuse_options(self, where: str, *names: str) -> None:
-        """Raises CheckpointError if one of these options is given, which has no meaning here."""
+        """Raises CheckpointError for given options that have no meaning here."""
         for name in names:
             value = getattr(self, name)
             if value is not None:
@@ -78,7 +78,7 @@ def names_a_repo(name: str) -> bool:
 def contents_of(source: Source) -> Contents:
     """Returns the weights of a source, with their config, their row of the table and their family.
 
-    Raises CheckpointError if the source is nothing that can be read.
+    Raises CheckpointError if the source cannot be read.
     """
     if isinstance(source.given, (Mapping, torch.nn.Module)):
         return _state_dict(source, source.given)
@@ -127,7 +127,7 @@ def _unknown(name: str) -> str:
 
 
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
-    """Reads a weight file. row: that of the table of models, if it is in it."""
+    """Reads a weight file; row: its row in the table of models, if it has one."""
     contents = _renamed(tensor_files.read_file(path), source.rename)
     row = row or {}
     family = source.family or row.get("family")
@@ -135,7 +135,7 @@ def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Cont
 
 
 def _directory(source: Source, path: Path) -> Contents:
-    """Reads a folder that lies on this machine: one of ours, SAELens', a trainer's."""
+    """Reads a local folder: one of ours, of SAELens, or of a trainer."""
     weights, config = path / WEIGHTS, path / CONFIG
     if (path / native_format.STEPS).is_dir() and config.exists():
         return _saved_folder(source, path, native_format.weights_of(path, source.revision))
@@ -167,7 +167,7 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
     cfg = native_format.read_config(folder, source.fields | ({"family": family} if family else {}))
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
-    if weights == folder / WEIGHTS:  # not a step along the training
+    if weights == folder / WEIGHTS:  # not a step of the training
         native_format.check_files(folder)
     contents = tensor_files.read_file(weights)
     if native_format.file_states(config, weights) != states:
@@ -180,7 +180,7 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
 def _row(source: Source, row: dict[str, Any]) -> Contents:
     """Reads a file of the table from the Hub.
 
-    Where the file lies elsewhere the error says how to go on.
+    If the file is elsewhere, the error says how to get it.
     """
     repo, file = row["repo"], row["file"]
     if file is None and row["link"] is None:
@@ -241,7 +241,8 @@ def _pushed_repo(source: Source, repo: str) -> Contents:
 def _renamed(contents: Contents, rename: Rename | None) -> Contents:
     """Returns contents under the keys that `rename` returns; None leaves a tensor out.
 
-    Raises CheckpointError for what is no function or no name, and if two keys get the same name.
+    Raises CheckpointError if it is not a function or returns something other than a name, and if
+    two keys get the same name.
     """
     if rename is None:
         return contents

@@ -1,4 +1,4 @@
-"""Which tokenizer a language model has, and where it comes from."""
+"""The tokenizer of a language model, and where to find it."""
 
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
-    """Returns the model after noting where its tokenizer is.
+    """Returns the model after recording where its tokenizer is.
 
-    The tokenizer is read when `model.tokenizer` is first asked for, or text is given. folder: where
-    the weights lie, or None. net: options of fetch.fetch.
+    The tokenizer is read when `model.tokenizer` or text is first used. folder: the folder of the
+    weights, or None. net: options of fetch.fetch.
     """
     part: Any = getattr(model, "text", model)
     if getattr(getattr(part, "cfg", None), "tokenizer", None):
@@ -46,7 +46,7 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTo
 
 def _read(path: Path) -> "PreTrainedTokenizerFast":
     if not path.is_file():
-        raise CheckpointError(f"{path} is no regular file.")
+        raise CheckpointError(f"{path} is not a regular file.")
     if path.stat().st_size > _MAX_BYTES[path.name]:
         raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no tokenizer is so large.")
     try:
@@ -57,5 +57,5 @@ def _read(path: Path) -> "PreTrainedTokenizerFast":
         raise CheckpointError(f"{path}: {error}") from None
     except Exception:  # the tokenizers library raises bare exceptions
         raise CheckpointError(
-            f"{path} is no tokenizer.json that the tokenizers library reads."
+            f"{path} is not a tokenizer.json that the tokenizers library reads."
         ) from None

@@ -1,6 +1,6 @@
-"""The weights of a hooked model where no config lies beside them: what trainers write.
+"""Reads a hooked model's weights without a config beside them, as trainers write them.
 
-A Lightning checkpoint has the names of the model after that of an attribute, "model.blocks.0...";
+In a Lightning checkpoint the name of an attribute precedes the model's names, "model.blocks.0...";
 a folder of Hugging Face's Trainer has model.safetensors, or subfolders checkpoint-N with one.
 """
 
@@ -18,12 +18,12 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.saving import CONFIG, LIBRARY, WEIGHTS
 
 GivenConfig = CrateConfig | Mapping[str, Any] | str | Path
-_ANCHORS = ("attn.u_proj.weight", "attn.qkv_proj.weight")  # names that only hooked models have
+_ANCHORS = ("attn.u_proj.weight", "attn.qkv_proj.weight")  # names that only hooked models use
 _STEP = re.compile(r"checkpoint-(\d{1,12})")
 
 
 def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> dict[str, Any]:
-    """Returns the fields of a config that was told by `config=`, with those given one by one.
+    """Returns the fields of the config given as `config=`, with single fields in place of its own.
 
     config: a CrateConfig, its fields, or the path of a config.json or of the folder with one.
     Raises CheckpointError if it is none of these, and where the same field was given in two ways.
@@ -69,7 +69,7 @@ def _read(path: Path) -> dict[str, Any]:
     if content is None:
         raise CheckpointError(f"config={str(path)!r}: there is no {file}.")
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds a {type(content).__name__}, wanted a JSON object.")
+        raise CheckpointError(f"{file} holds a {type(content).__name__}; expected a JSON object.")
     return _own_fields(content, str(file))
 
 
@@ -82,7 +82,7 @@ def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
     """Returns config and parameters of tensors that have a hooked model's names, after any prefix.
 
     What lies beside the model, such as the weights of a loss, is left out with a warning. Raises
-    CheckpointError without a family among the fields, and where several models are there.
+    CheckpointError without a family among the fields, and if there are several models.
     """
     where, fields = contents.where, fields_of(None, contents.given, contents.family)
     if not {"family", "d_model", "n_layers"} <= set(fields):
@@ -110,7 +110,7 @@ def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
 
 
 def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:
-    """Returns what stands before the names of the one hooked model among the tensors."""
+    """Returns the prefix of the tensors' names of the single hooked model among them."""
     tower = "visual." if cfg.kind == "clip" else ""
     projection = "u_proj" if cfg.tied or cfg.kind == "clip" else "qkv_proj"
     anchor = f"{tower}blocks.0.attn.{projection}.weight"
@@ -121,14 +121,14 @@ def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:
             f"{where} holds several models, {named}: give the state dict of one, "
             "ci.load({name.removeprefix('...'): value, ...}, config=...)."
         )
-    return found[0] if found else ""  # if there is none an error will list the missing keys
+    return found[0] if found else ""  # without it a later error lists the missing keys
 
 
 def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
     """Returns the weights that a Trainer wrote into a folder, and a config of ours beside them.
 
-    They are those of the folder itself or else of its last checkpoint-N. The config may lie in
-    either. None for a folder of another kind.
+    They are in the folder itself, or else in its last checkpoint-N; the config may be in either.
+    None for any other folder.
     """
     steps = {
         int(match[1]): part

@@ -26,7 +26,7 @@ _LOADED = (
     "every key that the published code reads is used once, every parameter filled, "
     "shapes equal, no NaN or Inf"
 )
-_KNOWN = ("name", "repo", "file", "revision", "licence", "status")  # columns of the table
+_KNOWN = ("name", "repo", "file", "revision", "licence", "status")  # columns of the registry
 _UNKNOWABLE = {
     "vision": (
         "eta and lambd: no tensor holds them",
@@ -52,7 +52,7 @@ _UNKNOWABLE = {
 
 
 def verify(source: Given, *, progress: bool = True, **options: Any) -> dict[str, Any]:
-    """Loads a checkpoint and returns a report of JSON-native values. Options are as in `ci.load`.
+    """Loads a checkpoint and returns a report of plain JSON values. Options are as in `ci.load`.
 
     Keys: source, ok, config, params, digests (sha256 of the file or files, and of config and
     weights together), known (the row of the table of models, or None), fingerprint (the first
@@ -100,7 +100,7 @@ def _limits(
     row: dict[str, Any] | None,
     options: Mapping[str, Any],
 ) -> list[str]:
-    """Returns what cannot be checked, in words."""
+    """Returns what cannot be checked, as text."""
     if isinstance(model, HookedModel):
         limits = list(_UNKNOWABLE[model.cfg.kind])
     else:
@@ -110,7 +110,7 @@ def _limits(
             "whether it is CRATE-LM's baseline (ReLU): "
             "nanoGPT's own checkpoints have the same keys, and a GELU"
         )
-    # A saved folder has the number its writer gave.
+    # A saved folder has the parameter count of its writer.
     saved = isinstance(source, (str, Path)) and Path(source).expanduser().is_dir()
     told = options.get("n_heads") is not None or (row is None and saved)
     if isinstance(model, HookedModel) and told:
@@ -127,14 +127,14 @@ def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:
 
 
 def _row(source: Given, options: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the row of the table that these bytes are known to be, or None.
+    """Returns the row of the registry for these bytes, or None.
 
-    They are known by their digest, or because the loader compared them.
+    They are recognised by digest, or the loader has compared them.
     """
     if not isinstance(source, (str, Path)):
         return None
     path = Path(source).expanduser()
-    if path.exists():  # a file or folder comes before a name
+    if path.exists():  # an existing file or folder takes precedence over a name
         return registry.of_digest(path) if path.is_file() else None
     row = registry.find(str(source))
     rows = registry.of_repo(str(source), options.get("file")) if row is None else [row]
@@ -209,9 +209,9 @@ def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
 
 
 def _some_layers(names: list[str]) -> list[str]:
-    """Returns the points of a model; of one with many layers those of a few.
+    """Returns the hook points of a model; only those of a few layers if it has many.
 
-    Each point takes a run of the model, so that all of them would take the square of its depth.
+    Each point needs a run of the model, so all points would take time quadratic in its depth.
     """
     found = {name: _LAYER.search(name) for name in names}
     layers = sorted({int(match[1]) for match in found.values() if match})
@@ -232,9 +232,9 @@ def _fired(
 
 
 def _bend(value: Tensor, hook: Any) -> Tensor:
-    """Returns a value changed in a way that no LayerNorm undoes.
+    """Returns a value changed so that no LayerNorm can undo it.
 
-    Each number is scaled and shifted by an amount of its own.
+    Each number is scaled and shifted by its own amount.
     """
     wave = torch.arange(1, value.shape[-1] + 1, device=value.device).sin().to(value.dtype)
     return value * (1 + 0.5 * wave) + wave

@@ -1,4 +1,4 @@
-"""How much attention heads give to targets: the token before, a copy, the token after a copy."""
+"""How much attention heads give to targets: the previous token, a copy, the token after a copy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ Targets = Bool[Tensor, "batch query key"]
 def repeat_targets(
     tokens: Int[Tensor, "batch pos"], offsets: Sequence[int] = (0, 1)
 ) -> dict[str, Targets]:
-    """Returns where the heads of induction look, by name, `[batch, query, key]`.
+    """Returns the targets of induction and related heads, by name, `[batch, query, key]`.
 
     "previous" is the token before the query. "copy" is every earlier token that equals the query,
     where duplicate-token heads look. "copy+1" is the token after such a copy, where induction heads
@@ -105,7 +105,7 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
 def _seen(pattern: Tensor, causal: bool) -> Bool[Tensor, "query key"]:
     """Returns which keys a query may see; raises ValueError if that cannot be known."""
     queries, keys = pattern.shape[-2:]
-    if causal and queries != keys:  # it is not known which of the queries these are
+    if causal and queries != keys:  # it is unknown which of the queries these are
         raise ValueError(f"the cache holds {queries} of {keys} queries: run without pos_slice.")
     ones = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
     return ones.tril() if causal else ones
@@ -122,6 +122,6 @@ def _fitting(name: str, targets: object, pattern: Tensor) -> Targets:
 
 
 def _mean_over(values: Tensor, there: Bool[Tensor, "batch query"]) -> Tensor:
-    """Returns the mean of `[batch, head, query]` over the queries that are there."""
+    """Returns the mean of `[batch, head, query]` over the queries that have a target."""
     weights = there[:, None].to(values.dtype)
     return (values * weights).sum(dim=-1) / weights.sum(dim=-1).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Direct logit attribution: what heads and atoms add to a logit, where the stream is their sum."""
+"""Direct logit attribution: what heads and atoms add to a logit, if the stream is their sum."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def _parts(result: Result) -> pd.DataFrame:
 
 
 class LogitAttribution(Result):
-    """What every part of a model adds to a logit of each sample; all parts together are the logit.
+    """The part of each component of a model in a logit of each sample; all parts sum to the logit.
 
     `table()` has a row per part, the largest mean first in absolute value: part, layer, number,
     mean, std over samples. In the unit of the logit (nats), of either sign. `table("values")` has
@@ -74,7 +74,7 @@ class LogitAttribution(Result):
 
     @property
     def constant(self) -> Float[Tensor, "batch"]:
-        """Returns what the last norm and the unembedding add to every sample."""
+        """Returns the constant that the last norm and the unembedding add."""
         return self._of("constant")
 
     def total(self) -> Float[Tensor, "batch"]:
@@ -84,7 +84,7 @@ class LogitAttribution(Result):
         return torch.stack(rows).sum(dim=0)
 
     def headline(self) -> str:
-        """Returns the largest part beside the constant, and how much of the logit it is."""
+        """Returns the largest part besides the constant, and its share of the logit."""
         table: Any = self._table("parts")
         row = table[table["part"] != "constant"].iloc[0]
         name = {"embed": "the embedding", "positions": "the position embeddings"}.get(row["part"])
@@ -115,14 +115,14 @@ def logit_attribution(
 ) -> LogitAttribution:
     """Writes the logit of `target` as a sum over embedding, heads, atoms and biases.
 
-    `logit = sum_c <c, g * w_t - mean> / scale + constant`. c: what a part writes into the stream at
-    the token that is read. w_t: the target's column of W_U. g, scale: those of the last norm. The
-    scale is a constant here, the one of this run, although it depends on every part.
+    `logit = sum_c <c, g * w_t - mean> / scale + constant`. c: a part's contribution to the stream
+    at the token that is read. w_t: the target's column of W_U. g, scale: weight and scale of the
+    last norm. The scale is a constant here, the one of this run, although it depends on every part.
 
     In nanochat-crate, what a layer adds passes the residual lambdas of the layers after it, and the
     embedding enters again in every layer; the logit is that before the softcap. Atoms of
-    gpt-baseline are its neurons. Different from TransformerLens: `cache.logit_attrs` has the heads
-    alone, and no lambdas.
+    gpt-baseline are its neurons. TransformerLens' `cache.logit_attrs` differs: it has only the
+    heads, and no lambdas.
 
     cache: that of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z,
     mlp.hook_post and ln_final.hook_scale. target: a class or token, its name, or one for each
@@ -155,7 +155,7 @@ def logit_attribution(
 def _contributions(
     cache: CrateCache, direction: Float[Tensor, "batch d_model"], position: int
 ) -> dict[str, Tensor]:
-    """Returns what each part, without the constant, adds along a direction, `[batch, ...]`."""
+    """Returns each part's contribution, without the constant, along a direction, `[batch, ...]`."""
     model: Any = cache.model
     gains, entry = residual_gains(model)
     heads, atoms, biases = [], [], []
@@ -178,7 +178,7 @@ def _contributions(
 
 
 def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Tensor:
-    """Returns the activation of a point at the token that is read, `[batch, ...]`."""
+    """Returns a point's activation at the token that is read, `[batch, ...]`."""
     held = cache.at(point, layer)
     cfg = cache.model.cfg
     if cfg.kind == "vision" and cfg.pool == "mean":
@@ -210,7 +210,7 @@ def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
 
 
 def _setting(target: Target | None) -> Any:
-    """Returns a target as settings and headline have it."""
+    """Returns a target in the form of settings and headline."""
     if target is None or isinstance(target, str):
         return target
     index = torch.atleast_1d(torch.as_tensor(target))
@@ -258,7 +258,7 @@ def _indices(model: Any, target: Target) -> Tensor:
 
 
 def _direction(model: Any, target: Target) -> Float[Tensor, "target d_model"]:
-    """Returns what a unit of the stream along each axis adds to the logit, if the scale is 1."""
+    """Returns a logit's derivative along each axis of the stream, for a scale of 1."""
     columns = model.W_U.T[_indices(model, target)]
     if not isinstance(model.ln_final, HookedLayerNorm):
         return columns

@@ -66,7 +66,7 @@ def _gradients(
     seen: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, hook: Any) -> Tensor:
-        # a leaf of the graph's own, so that weights without gradient do not matter
+        # a leaf in the graph, so that it works if the weights need no gradient
         seen[hook.name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
         return seen[hook.name]
 

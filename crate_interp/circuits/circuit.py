@@ -14,9 +14,9 @@ from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
 
 _NODE = re.compile(r"L(0|[1-9][0-9]{0,8})[HA](0|[1-9][0-9]{0,8})|embed|logits")
-LAST = 2**31 - 1  # the layer of the logits, after any other
+LAST = 2**31 - 1  # the layer number of the logits, after any other
 _FORMAT = "crate_interp circuit 1"
-# What a file may hold. Circuits that people read have some hundred edges.
+# The most that a file may hold; circuits that people read have some hundred edges.
 _MOST_BYTES, _MOST_EDGES, _MOST_NOTE, _DEEPEST = 2**24, 20_000, 10_000, 20
 
 
@@ -34,10 +34,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class Circuit:
-    """Edges, with a note and meta that say where they come from. The edges are kept as a tuple.
+    """Weighted edges, with a note and meta on their origin; the edges are stored as a tuple.
 
-    Raises ValueError if a name is no node, an edge does not go to a later node, a weight is not a
-    finite number, or two edges connect the same nodes.
+    Raises ValueError if a name is not a node, an edge does not go to a later node, a weight is not
+    a finite number, or two edges connect the same nodes.
     """
 
     edges: Sequence[Edge]
@@ -124,8 +124,8 @@ class Circuit:
     def svg(self) -> str:
         """Returns a drawing, layers from left to right.
 
-        The wider an edge the larger its weight; blue edges have a weight of at least 0, orange and
-        dashed ones one below. Of more than 1,000 edges the largest are drawn, and the title says
+        A wider edge has a larger weight; blue edges have a weight of at least 0, orange dashed
+        edges a weight below 0. Of more than 1,000 edges the largest are drawn, and the title says
         so. `ci.viz.circuit` draws it for a paper.
         """
         shown = self.largest()
@@ -145,13 +145,13 @@ def head_name(layer: int, head: int) -> str:
 def place_of(name: str) -> tuple[int, int]:
     """Returns (layer, 0 for heads and 1 for atoms); the layer is -1 for "embed", LAST for "logits".
 
-    Raises ValueError if the name is no node.
+    Raises ValueError if the name is not a node.
     """
     match = _NODE.fullmatch(name) if isinstance(name, str) else None
     if not match:
         raise ValueError(
-            f"{checks.shown(name)} is no node: give 'embed', 'logits', a head such as 'L3H1' or an "
-            "atom such as 'L3A17'."
+            f"{checks.shown(name)} is not a node: give 'embed', 'logits', a head such as 'L3H1' or "
+            "an atom such as 'L3A17'."
         )
     if name in ("embed", "logits"):
         return (-1, 0) if name == "embed" else (LAST, 0)
@@ -176,7 +176,7 @@ def _check_edge(edge: Any) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns the content of a file; raises ValueError for what `save` never wrote."""
+    """Returns the content of a file; raises ValueError for content that `save` never writes."""
     if not path.is_file():
         raise ValueError("there is no such file.")
     if path.stat().st_size > _MOST_BYTES:
@@ -189,7 +189,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(content: dict[str, Any]) -> None:
-    """Raises ValueError for edges, a note or meta that no file of a circuit holds."""
+    """Raises ValueError for edges, a note or meta that a circuit's file cannot hold."""
     edges, note, meta = (content.get(name) for name in ("edges", "note", "meta"))
     if not isinstance(edges, list) or not all(isinstance(e, list) and len(e) == 3 for e in edges):
         raise ValueError("the edges are not a list of [source, target, weight].")

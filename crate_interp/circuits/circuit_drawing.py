@@ -4,13 +4,14 @@ import html
 import math
 from collections.abc import Sequence
 
-WIDE, TALL, BOX = 120, 40, (72, 24)  # between columns, between rows, of a node
-# A page of this library has these colours for a light and a dark scheme. Elsewhere, as in a
-# notebook, the fallbacks read on both: the page's own text colour, and colours between the two.
+WIDE, TALL, BOX = 120, 40, (72, 24)  # distance of columns, distance of rows, size of a node
+# Pages of this library define these colours for a light and a dark scheme. Elsewhere, as in a
+# notebook, the fallbacks are legible on both: the page's own text colour, and colours between the
+# two.
 _INK = "var(--ink, currentColor)"
 _CARD = "var(--card, rgba(127, 127, 127, 0.12))"
 _LINE = "var(--muted, currentColor)"
-_ABOVE, _BELOW = "var(--accent, #3a86c8)", "var(--other, #c8702c)"  # by the sign of a weight
+_ABOVE, _BELOW = "var(--accent, #3a86c8)", "var(--other, #c8702c)"  # by the sign of the weight
 
 Point = tuple[float, float]
 Place = tuple[int, int]
@@ -51,7 +52,7 @@ def layout(
             y = 30 + (row + (most - len(names)) / 2) * TALL
             spots[name] = (20.0 + column * WIDE, y)
     width = 40 + max(len(columns) - 1, 0) * WIDE + BOX[0]
-    # the top of an arc is three quarters of the way to its inner points
+    # the top of the arc is three quarters of the way to its inner points
     bends = [bend(spots[a], spots[b]) for a, b in edges]
     tops = [0.25 * start[1] + 0.75 * inner[1] for start, inner, _, _ in bends]
     lower = max(0, math.ceil(20 - min(tops, default=20)))
@@ -63,7 +64,7 @@ def bend(start: Point, end: Point) -> tuple[Point, Point, Point, Point]:
     """Returns the four points of the cubic curve from one node's right side to another's left."""
     x0, y0 = start[0] + BOX[0], start[1] + BOX[1] / 2
     x1, y1 = end[0], end[1] + BOX[1] / 2
-    if start[1] == end[1] and x1 - x0 > WIDE:  # around the nodes between
+    if start[1] == end[1] and x1 - x0 > WIDE:  # an arc around the nodes between
         y = y0 - BOX[1] * (1 + 0.15 * math.sqrt(x1 - x0))
         return (x0, y0), (x0 + 40, y), (x1 - 40, y), (x1, y1)
     x = (x0 + x1) / 2

@@ -1,4 +1,4 @@
-"""How well a circuit explains a model: scores beside those of random circuits of the same size."""
+"""How well a circuit explains a model: scores, compared with random circuits of the same size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +27,8 @@ _COLUMNS = ["measure", "value", "low", "high"]
 _COLUMNS += ["random_mean", "random_low", "random_high", "share_as_good"]
 Heads = frozenset[Head]
 Ends = tuple[np.ndarray, np.ndarray]
-Ablation = Callable[[list[int]], edit.Edit]  # some heads of a layer -> the edit that ablates them
-# how far a score is from its best: faithfulness 1, completeness 0, minimality high
+Ablation = Callable[[list[int]], edit.Edit]  # heads of a layer -> the edit that ablates them
+# distance of a score from its best: faithfulness 1, completeness 0, minimality high
 _DISTANCES: dict[str, Callable[[float], float]] = {
     "faithfulness": lambda value: abs(value - 1),
     "completeness": abs,
@@ -37,16 +37,16 @@ _DISTANCES: dict[str, Callable[[float], float]] = {
 
 
 class CircuitScores(Result):
-    """What a metric keeps with a circuit's heads alone and without them, beside random circuits.
+    """The metric of a circuit's heads alone and of the rest, compared with random circuits.
 
     `table()`: measure, value, low, high (95 %, over the inputs; NaN if the metric was one number
     for all), random_mean, random_low, random_high (the middle 95 % of random circuits) and
     share_as_good, `(1 + k) / (1 + n)` if k of n random circuits of as many heads do as well. Best
-    are faithfulness 1, completeness 0, and a high minimality. `table("heads")`: what taking each
-    head out of the circuit costs (minimality), with low and high. meta: `whole` and `none`, the
-    metric with all heads and with every head ablated. If the two are close, the ratios scatter:
-    look at both, and at other inputs. The intervals do not know how the circuit was chosen: judge
-    it on inputs that did not choose it.
+    are faithfulness 1, completeness 0, and a high minimality. `table("heads")`: the cost of
+    removing each head from the circuit (minimality), with low and high. meta: `whole` and `none`,
+    the metric with all heads and with every head ablated. If the two are close, the ratios scatter:
+    look at both, and at other inputs. The intervals ignore how the circuit was chosen, so judge it
+    on inputs that did not choose it.
     """
 
     KIND = "circuit_scores"
@@ -58,7 +58,7 @@ class CircuitScores(Result):
     )
 
     def headline(self) -> str:
-        """Returns the scores beside those of random circuits, and the metric they are ratios of."""
+        """Returns the scores, those of random circuits, and the metric whose ratios they are."""
         rows: Any = self._table("scores").itertuples()
         words = [f"{row.measure} {row.value:.3f}{_beside(row)}" for row in rows]
         heads = counted(len(self._table("heads")), "heads")
@@ -69,7 +69,7 @@ class CircuitScores(Result):
 
 
 def _beside(row: Any) -> str:
-    """Returns the interval of a score and the random circuits', as far as they are there."""
+    """Returns the intervals of a score and of the random circuits, if they exist."""
     interval = "" if np.isnan(row.low) else interval_words(row.low, row.high, ".3f", "")
     random = "" if np.isnan(row.random_mean) else f"random {row.random_mean:.3f}"
     words = "; ".join(filter(None, (interval, random)))
@@ -137,7 +137,7 @@ def evaluate(
 
 
 def _source(inputs: Tensor, reference: Tensor | None, ablation: str) -> Tensor:
-    """Returns what the means are taken over; raises ValueError if it or the inputs do not fit."""
+    """Returns the inputs over which means are taken; raises ValueError if they do not fit."""
     source = inputs if reference is None else reference
     for name, given in (("inputs", inputs), ("reference", source)):
         if not isinstance(given, Tensor) or given.shape[1:] != inputs.shape[1:]:
@@ -148,7 +148,7 @@ def _source(inputs: Tensor, reference: Tensor | None, ablation: str) -> Tensor:
             )
     if ablation == "mean" and len(source) < 2:
         raise ValueError(
-            "the mean over one input is that input: give reference=, several inputs, or "
+            "ablation by the mean needs several inputs: give reference=, several inputs, or "
             "ablation='zero'."
         )
     return source
@@ -192,11 +192,11 @@ def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablati
 
 @dataclass(frozen=True)
 class _Parts:
-    """What the scores of a circuit are ratios of, for each input, or once for all of them.
+    """The differences whose ratios are a circuit's scores, for each input or for all at once.
 
-    span: the metric with all heads minus that with none. kept: with the circuit minus that with
-    none. gaps: with the circuit minus that with all heads, both without each subset. costs: with
-    the circuit minus that without each of its heads.
+    All are differences of the metric. span: all heads minus none. kept: the circuit minus none.
+    gaps: the circuit minus all heads, both without a subset, for each subset. costs: the circuit
+    minus the circuit without one head, for each of its heads.
     """
 
     span: Float[np.ndarray, "sample 1"]
@@ -242,7 +242,7 @@ class _Runs:
         return self.known[heads]
 
     def parts(self, circuit: Heads, subsets: list[Heads]) -> _Parts:
-        """Returns what the scores of a circuit are ratios of."""
+        """Returns the differences whose ratios are a circuit's scores."""
         every, f = frozenset(self.every), self.kept
         gaps = [f(circuit - some) - f(every - some) for some in subsets]
         costs = [f(circuit) - f(circuit - {head}) for head in sorted(circuit)]
@@ -273,7 +273,7 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
     """Returns the ends of the intervals of the scores.
 
     The largest of some ratios lies below the largest upper end, and above the largest lower end if
-    the intervals of all hold together. Of the least ratio it is the other way round.
+    the intervals of all hold together. For the least ratio it is the other way round.
     """
     (low,), (high,) = parts.ratios(parts.kept).interval()
     gaps, costs = parts.ratios(parts.gaps), parts.ratios(parts.costs)
@@ -283,7 +283,7 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
 
 
 def _together(ratios: Studentised) -> Ends:
-    """Returns the ends of intervals that hold together (Bonferroni), as far as resamples reach."""
+    """Returns the ends of intervals that hold jointly (Bonferroni), as far as resamples allow."""
     return ratios.interval(1 - max((1 - CONFIDENCE) / len(ratios.mean), 2 / RESAMPLES))
 
 
@@ -297,7 +297,7 @@ def _sizes(ends: Ends) -> Ends:
 def _table(
     scored: list[dict[str, float]], intervals: dict[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Returns the scores of the first circuit and their intervals, beside those of the others."""
+    """Returns the scores of the first circuit and their intervals, and those of the others."""
     rows: list[tuple] = []
     for name, value in scored[0].items():
         others = np.array([scores[name] for scores in scored[1:]])

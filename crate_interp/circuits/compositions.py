@@ -1,4 +1,4 @@
-"""Head-to-head composition: how much of what one head writes a later head reads."""
+"""Head-to-head composition: how much of one head's output a later head reads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,13 +28,13 @@ from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, model_meta
 
 THROUGH = ("direct", "linear", "data")
-_FEWEST = 100  # random subspaces that a 99th percentile needs
+_FEWEST = 100  # random subspaces needed for a 99th percentile
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
 _SENDER = ["from_layer", "from_head", "to_layer"]
 Rows = Float[Tensor, "*rows d_model"]
-# the layer that reads -> for each head of earlier layers A^T A, where A is what arrives
+# reading layer -> for each head of earlier layers A^T A, where A is its output on arrival
 Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
-# random ones, and those of each layer
+# random subspaces, and those of each layer
 Bases = tuple[Float[Tensor, "draw d_model d_head"], list[Float[Tensor, "head d_model d_head"]]]
 
 
@@ -58,7 +58,7 @@ def _share(inside: Tensor, energy: Tensor) -> Tensor:
 
 
 class Composition(Result):
-    """How much each head reads of what each head of an earlier layer writes.
+    """How much each head reads of the output of each head of an earlier layer.
 
     `table()` has a row per pair: from_layer, from_head, to_layer, to_head, score, chance,
     percentile_99 (`ci.circuits.composition` explains them). Stored tables, sums over tokens:
@@ -109,7 +109,7 @@ class Composition(Result):
         return Circuit(tuple(edges), f"composition, {self.meta['settings']['through']}")
 
     def headline(self) -> str:
-        """Returns the highest pair, beside chance, and how many lie above random subspaces."""
+        """Returns the highest pair, chance, and how many pairs exceed random subspaces."""
         best: Any = next(iter(self.top(1).itertuples()))
         writer, reader = _names(best)
         return (
@@ -139,7 +139,7 @@ def composition(
     seed: int = 0,
     **run: Unpack[Run],
 ) -> Perhaps[Composition]:
-    """Measures the share of what head (l, i) writes that head (m, j) of a later layer reads.
+    """Measures how much of what head (l, i) writes is read by head (m, j) of a later layer.
 
     The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1], with Q_j = qr(U_j). A is what arrives at layer m
     after its LayerNorm, if head i writes W_O,i `[d_head, d_model]` (all of its codes weigh the
@@ -149,15 +149,14 @@ def composition(
     "direct" carries the rows unchanged. "linear" carries them by the sparse steps with all atoms on
     and norms of scale 1. "data" takes what the heads write on data, z_i W_O,i of every token, and
     carries it by the derivative of norms and steps at that token, with attention held fixed.
-    chance: p/d. percentile_99: that of `draws` random subspaces of the same width (drawn with
-    `seed`, at least 100), for what arrives from this head at this layer. Different from
-    TransformerLens' composition scores, which divide by |A| |U_j|: here only the span of U_j
-    matters, so that scores have a scale.
+    chance: p/d. percentile_99: the 99th percentile for `draws` random subspaces of the same width
+    (drawn with `seed`, at least 100), for what arrives from this head at this layer.
+    TransformerLens' composition scores divide by |A| |U_j|; here only the span of U_j matters, so
+    that scores have a scale.
 
-    data, run: as in `ci.sweep`, only with through="data"; batch_size is 8 unless given.
-    Raises ValueError for another `through` or role, for data that is missing or not used, for a
-    folder or shard without data, for a model of a single layer, and for a CLIP, of which a tower is
-    measured.
+    data, run: as in `ci.sweep`, only with through="data"; batch_size is 8 unless given. Raises
+    ValueError for another `through` or role, for data that is missing or not used, for a folder or
+    shard without data, for a model of a single layer, and for a CLIP (give one of its towers).
     """
     options = run_options(composition, run, batch_size=8)
     _check(model, data, through, role)
@@ -189,7 +188,7 @@ def _check_no_folder(options: RunOptions) -> None:
 def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:
     if "bases" not in chunk.once:
         chunk.once["bases"] = _bases(chunk.model, settings)
-    grams = _measured(chunk)  # none if no sample of the chunk can be decoded
+    grams = _measured(chunk)  # None if no sample of the chunk could be decoded
     return _tables(chunk.model, grams, chunk.once["bases"]) if grams else {}
 
 
@@ -234,7 +233,7 @@ def _inside(
 def _of_weights(model: Any, through: str) -> Grams:
     """Returns sums over the rows of W_O, as the layers between carry them."""
     grams: Grams = {}
-    # of each earlier layer [head, d_head, d_model], as it arrives at the layer at hand
+    # for each earlier layer [head, d_head, d_model], as it arrives at the current layer
     carried: list[Tensor] = []
     with torch.no_grad():
         for layer, block in enumerate(model.blocks):
@@ -250,7 +249,7 @@ def _of_weights(model: Any, through: str) -> Grams:
 def _measured(chunk: Chunk) -> Grams:
     """Returns sums over the tokens of data.
 
-    Only the tangents at the layer at hand are held, for all earlier layers.
+    Memory holds only the tangents at the current layer, for all earlier layers.
     """
     model = chunk.model
     grams: Grams = {}
@@ -276,7 +275,7 @@ def _measured(chunk: Chunk) -> Grams:
 def normed(norm: HookedNorm, rows: Rows) -> Rows:
     """Returns rows of the stream after a norm of scale 1, without its bias.
 
-    That is `(v - mean v) * weight`. A norm by the root mean square, and none, change nothing then.
+    That is `(v - mean v) * weight`. An RMS norm, or no norm, then changes nothing.
     """
     if not isinstance(norm, HookedLayerNorm):
         return rows

@@ -1,4 +1,4 @@
-"""What each head does for the answers: the model with one head at a time put out of action."""
+"""What each head does for the answers, measured by ablating one head at a time."""
 
 import inspect
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ Means = Float[Tensor, "pos head d_head"]
 
 @dataclass(frozen=True)
 class Ablating:
-    """How heads are ablated and judged. means: of each layer, what takes the place of a head's z.
+    """How heads are ablated and judged; means: by layer, the replacement of the heads' z.
 
     shared: whether a run may begin at the layer of the head, with the stream of the whole model.
     """
@@ -54,16 +54,16 @@ def ablate_heads(
     how: "mean" puts the head's mean output (hook_z) over all samples in its place, at each position
     its own, which a first pass measures; "zero" puts 0 there. metric: "loss" is the cross-entropy
     with the labels, or of the next token, mean over a window, in nats; "accuracy" the share of
-    right answers. run: as in `ci.sweep`; with "mean", a shard that finds means of others missing
-    returns None, and goes on when it is run again.
+    right answers. run: as in `ci.sweep`; with "mean", a shard that still lacks other shards' means
+    returns None, and continues when it is run again.
 
     The layers below the head run once for all heads, so that the cost is about half of that of
-    whole runs, layers * heads / 2 forwards of the data. (Whole runs are made where a layer reads
-    more than the stream, and of a black box behind a bridge.) A drop pairs the sample with itself;
-    the mean stays the same for all resamples of its interval.
+    whole runs, layers * heads / 2 forwards of the data. (Full runs are needed if a layer reads more
+    than the stream, and for a black box behind a bridge.) A drop pairs the sample with itself; the
+    mean stays the same for all resamples of its interval.
 
     Raises ValueError, before work starts, for a model without logits, for images without labels
-    that are classes of the model, for another how or metric, and as `ci.sweep` does.
+    that are classes of the model, for an unknown how or metric, and as `ci.sweep` does.
     """
     options = run_options(ablate_heads, run)
     checks.one_of("how", how, HOW)
@@ -87,7 +87,7 @@ def ablate_heads(
 def _measured(
     job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
 ) -> Any:
-    """Runs the stages; returns the result, or None while chunks of others are missing."""
+    """Runs the stages; returns the result, or None while chunks of other shards are missing."""
     settings, means = meta["settings"], None
     if settings["how"] == "mean":
         job.run(Stage("means", model, samples, _sums))
@@ -117,7 +117,7 @@ def _loss(model: HookedModel, samples: Samples) -> Loss:
 
 
 def _unclassed(samples: Samples, model: Any) -> str:
-    """Returns why labels are no classes of the model, and what to type."""
+    """Returns why labels are not classes of the model, and what to type."""
     if not samples.labels:
         return (
             'the data has no labels: give "imagefolder:DIR" with a folder for each class, or a '
@@ -143,7 +143,7 @@ def _unclassed(samples: Samples, model: Any) -> str:
         )
     there = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
     return (
-        f"the label {label!r} is no class of the model, which has {there}: give "
+        f"the label {label!r} is not a class of the model, which has {there}: give "
         "data whose labels, or folders, are called so, or load the model with other labels=[...]."
     )
 
@@ -151,7 +151,8 @@ def _unclassed(samples: Samples, model: Any) -> str:
 def _may_share(model: Any) -> bool:
     """Whether a forward from a layer's stream is that of the model from there on."""
     takes = "start_at_layer" in inspect.signature(model.forward).parameters
-    return takes and not hasattr(model, "x0_lambdas")  # else later layers add the embedding again
+    # otherwise later layers add the embedding again
+    return takes and not hasattr(model, "x0_lambdas")
 
 
 def _sums(chunk: Chunk) -> Tables:
@@ -220,7 +221,7 @@ def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Mapping[int, Means] 
 def _of_batch(
     given: Ablating, batch: Batch
 ) -> tuple[Float[np.ndarray, "sample"], Float[np.ndarray, "sample layer head"]]:
-    """Returns the metric of each sample, and that with each head ablated."""
+    """Returns the metric of each sample, and the metric with each head ablated."""
     model, size = given.model, at_once(given.model, batch.inputs)
     numbers = torch.arange(batch.start, batch.last + 1)
     bases, tables = [], []
@@ -261,7 +262,7 @@ def _without(
 def _metric(given: Ablating, logits: Any, wanted: Tensor) -> Float[np.ndarray, "sample"]:
     if given.metric == "loss":
         return losses(logits, wanted).double().cpu().numpy()
-    if logits.ndim == 3:  # a window: the share of its tokens whose next one is foretold
+    if logits.ndim == 3:  # for a window: the share of tokens whose next token is predicted
         right = (logits[:, :-1].argmax(dim=-1) == wanted[:, 1:]).double().mean(dim=-1)
     else:
         right = (logits.argmax(dim=-1) == wanted).double()

@@ -19,7 +19,7 @@ _HOW = {
     "zero": "zero ablation: 0 takes the place of the head's output.",
 }
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
-# a third of the level: the far tail of a bootstrap is up to three times too small
+# a third of the level, because the far tail of a bootstrap can be three times too small
 BOOTSTRAP_LEVEL = 0.017
 
 
@@ -39,12 +39,12 @@ def _heads(result: Result) -> pd.DataFrame:
 
 
 def _one_answer(result: Result) -> bool:
-    """Tells whether a sample has one answer, right or wrong; a text has as many as tokens."""
+    """Tells whether a sample has one right answer; a text has one per token."""
     return result.meta["unit"] == "images" and result.meta["settings"]["metric"] == "accuracy"
 
 
 def _counts(shown: Any) -> str:
-    """Returns words such as "4 help and 1 harms"."""
+    """Returns a text such as "4 help and 1 harms"."""
     counts = {"help": int((shown["drop"] > 0).sum()), "harm": int((shown["drop"] < 0).sum())}
     words = [f"{n} {way}{'s' * (n == 1)}" for way, n in counts.items() if n]
     return " and ".join(words) or "none is shown to help or to harm"
@@ -54,11 +54,11 @@ class HeadAblation(Result):
     """How much worse a model answers without each head.
 
     `table()` has a row per layer and head: base and ablated, the mean of the metric without and
-    with the ablation; drop, how much worse it is, ablated - base of a loss and base - ablated of an
-    accuracy, above 0 for a head that helps; low to high, its 95 % interval; p_alone, twice the
-    smaller tail, of this head by itself; p, adjusted over all heads (Holm); n samples. Interval and
-    p are the bootstrap-t of the drops paired by sample. Of the accuracy of images, whose answers
-    flip or do not, they are Tango's score interval and the exact sign test
+    with the ablation; drop, how much worse it becomes (ablated - base for a loss, base - ablated
+    for an accuracy), above 0 for a head that helps; low to high, its 95 % interval; p_alone, twice
+    the smaller tail, of this head by itself; p, adjusted over all heads (Holm); n samples. Interval
+    and p are the bootstrap-t of the drops paired by sample. For the accuracy of images, whose
+    answers flip or do not, they are Tango's score interval and the exact sign test
     (`crate_interp/stats/paired_shares.py`).
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
@@ -89,7 +89,7 @@ class HeadAblation(Result):
         return self.table("heads")
 
     def legend(self) -> str:
-        """Returns what the columns of `heads()` are, in words."""
+        """Returns the meaning of the columns of `heads()`."""
         metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
         interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
         least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
@@ -119,7 +119,7 @@ class HeadAblation(Result):
 
     @property
     def by_chance(self) -> float:
-        """How many intervals would leave out 0 by chance, if no head did anything."""
+        """Returns how many intervals would exclude 0 by chance, if no head had an effect."""
         return LEVEL * len(self._table("heads"))
 
     @property
@@ -128,7 +128,7 @@ class HeadAblation(Result):
         return LEVEL if _one_answer(self) else BOOTSTRAP_LEVEL
 
     def headline(self) -> str:
-        """Returns how many heads matter, how many would seem to by chance, and the first of all."""
+        """Returns how many heads matter, how many would by chance, and the most important one."""
         table: Any = self._table("heads")
         count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
         apart = int((signs(table["low"], table["high"]) != 0).sum())
@@ -161,7 +161,7 @@ class HeadAblation(Result):
         )
 
     def _worse(self) -> str:
-        """Returns what to say first where answers are worse than by chance, or nothing."""
+        """Returns a warning if answers are worse than by chance, or nothing."""
         metric, config = self.meta["settings"]["metric"], self.meta["config"]
         choices = config.get("n_classes") or config.get("d_vocab") or 1
         table: Any = self._table("heads")

@@ -1,4 +1,4 @@
-"""The logit lens as a table: the answers that the unembedding reads from the stream by layer."""
+"""The logit lens as a table: the answers that the unembedding reads from the stream, by layer."""
 
 import html
 from typing import Any
@@ -73,9 +73,9 @@ def logit_lens(
 
     `softmax(LN(Z^l) W_U + b_U)`, as TransformerLens' `cache.logit_lens()`. sample: its number in
     the cache. position: the token that is read, in language models and in models that pool the
-    mean; other models read one token of their own, such as CLS. In CRATE and CRATE-LM the stream
-    before the last layer is written in other atoms than the last norm reads, so that early rows
-    may mean nothing.
+    mean; other models always read the same token, such as CLS. In CRATE and CRATE-LM each layer
+    writes the stream in different atoms, and the last norm reads only those of the last layer, so
+    early rows may mean nothing.
 
     Raises ValueError for models without logits, and for samples and positions that the cache does
     not have. Raises KeyError if the cache lacks hook_resid_pre.

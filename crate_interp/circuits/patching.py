@@ -1,8 +1,8 @@
 """TransformerLens' activation patching, with tokens as positions: CLS, then patches row by row.
 
 The functions have the names of those of `transformer_lens.patching`, whose positions are columns of
-the input, which are pixels if the input is an image. Here positions are tokens, of texts and of
-images alike. Sweeps over heads at all positions at once are TransformerLens' own.
+the input (pixels, for an image). Here positions are tokens, of texts and of images alike. Sweeps
+over heads at all positions at once are TransformerLens' own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,7 @@ def _numbers(
 
 
 def _tokens(model: HookedModel, inputs: Tensor) -> int:
-    """Returns how many tokens the model makes of its input."""
+    """Returns how many tokens the model makes from its input."""
     kind = model.cfg.kind
     if kind not in ("vision", "text"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Checks of what patching takes: two inputs, a metric of the logits, and heads."""
+"""Checks of what patching needs: two inputs, a metric of the logits, and heads."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,8 +12,9 @@ from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel, check_hooked
 
 Head = tuple[int, int]  # layer, number in the layer
-Metric = Callable[[Tensor], Tensor | float]  # of the logits: one number
-MetricBySample = Callable[[Tensor], Tensor | float]  # one number, or one for each input
+Metric = Callable[[Tensor], Tensor | float]  # takes logits, returns one number
+# takes logits, returns one number, or one for each input
+MetricBySample = Callable[[Tensor], Tensor | float]
 
 
 def check_runs(model: HookedModel, source: Tensor, base: Tensor) -> None:
@@ -45,7 +46,7 @@ def heads_of(name: str, pairs: Sequence[Head], layers: int, heads: int) -> list[
 
 
 def as_number(value: Tensor | float) -> float:
-    """Returns what a metric returned as a float.
+    """Returns a metric's value as a float.
 
     Raises ValueError unless it is one finite number.
     """
@@ -60,7 +61,7 @@ def as_number(value: Tensor | float) -> float:
 
 
 def as_values(value: Tensor | float, samples: int) -> Float[np.ndarray, "sample"]:
-    """Returns what a metric returned for each of the inputs, or the one number for all.
+    """Returns a metric's values for the inputs, or its single value for all.
 
     Raises ValueError unless it is one finite number, or one for each input.
     """
@@ -75,7 +76,7 @@ def as_values(value: Tensor | float, samples: int) -> Float[np.ndarray, "sample"
 
 
 def returned(value: object) -> str:
-    """Returns what a metric returned, as an error shows it."""
+    """Returns the text for a metric's value in an error."""
     if not isinstance(value, Tensor):
         return checks.shown(value)
     return f"a tensor {list(value.shape)}" + ", not all finite" * (not value.isfinite().all())

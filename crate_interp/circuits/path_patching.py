@@ -1,4 +1,4 @@
-"""Path patching: what one head sends to others, with everything else held fixed."""
+"""Path patching: the effect that one head has through others, with everything else held fixed."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -28,12 +28,12 @@ def path_patch(
     positions: int | Collection[int] | Tensor | None = None,
     progress: bool = True,
 ) -> Float[Tensor, "layer head"]:
-    """Returns the metric when one head sends the receivers what it wrote in another run.
+    """Returns the metric if the receivers read what one head wrote in another run.
 
     NaN for heads that are not senders. For each sender, as in arXiv 2211.00593 (IOI), the base run
     gets the sender's output from `source`, while every other head keeps its output of the base run,
     so that only the path through norms and sparse steps is left. Then the base run gets what the
-    receivers read on that path. Sparse steps are computed anew: in CRATE they re-code the stream,
+    receivers read on that path. Sparse steps are computed again: in CRATE they rewrite the stream,
     and no path goes around them. If nothing reaches the receivers, the value is
     metric(model(base)).
 
@@ -75,7 +75,7 @@ def path_patch(
 
 
 def _reading(to: list[Head], roles: Sequence[str], arrived: dict[str, Tensor]) -> _Hooks:
-    """Returns hooks that keep what the layers of the receivers read."""
+    """Returns hooks that record what the receivers' layers read."""
 
     def keep(tensor: Tensor, hook: Any) -> None:
         arrived[hook.name] = tensor.clone()
@@ -85,7 +85,7 @@ def _reading(to: list[Head], roles: Sequence[str], arrived: dict[str, Tensor]) -
 
 
 def _patching(to: list[Head], roles: Sequence[str], arrived: dict[str, Tensor]) -> _Hooks:
-    """Returns hooks that let the receivers read what was kept."""
+    """Returns hooks that make the receivers read what was recorded."""
     hooks: _Hooks = []
     for layer in sorted({layer for layer, _ in to}):
         heads = [head for own, head in to if own == layer]

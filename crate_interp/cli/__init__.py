@@ -44,7 +44,7 @@ COMMANDS = (
 )
 EXIT_CODES = (
     "Exit codes: 0 done; 1 verify or doctor found what fails; 2 it cannot be done as asked, and a "
-    "line says why; 3 an error that nobody expected, whose traceback --debug shows; 130 "
+    "line says why; 3 an unexpected error, whose traceback --debug shows; 130 "
     "interrupted."
 )
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -1,4 +1,4 @@
-"""What a command line asks for, as objects: networks to compare, one sample of the data."""
+"""Reads arguments of a command line: networks to compare, one sample of the data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +9,12 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
 
-Load = Callable[[str], HookedModel]  # of a source, which may say its revision: "NAME@step-100"
+# takes a source, which may include its revision: "NAME@step-100"
+Load = Callable[[str], HookedModel]
 
 
 def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], str]:
-    """Returns the networks that a text names, with commas between several, and what to call them.
+    """Returns the networks in a comma-separated text, and their names.
 
     Each is the folder of a saved sweep, or what `load` takes: a name, a file or a folder. Raises
     ValueError for a text that names none.
@@ -34,7 +35,7 @@ def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], s
 
 
 def one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:
-    """Returns a cache of one sample of the data, the sample itself, and what to call it.
+    """Returns a cache of one sample of the data, the sample itself, and its name.
 
     Raises ValueError for a model of several towers, and for a sample that the data lacks.
     """

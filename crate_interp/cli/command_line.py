@@ -12,9 +12,9 @@ import typer
 from typer import Option
 from typer.models import ArgumentInfo
 
-QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, in worker processes too
+QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, also in worker processes
 
-# what to type, shown where something is missing and at the end of each help text
+# what to type, shown if something is missing and at the end of each help text
 EXAMPLES = {
     "report": "report crate-tiny-fashion --data embedded:fashion --out runs/first",
     "sweep": "sweep crate-tiny-fashion --data embedded:fashion --out runs/sweep",
@@ -39,7 +39,7 @@ _MORE: dict[str, Any] = {
     "quiet": Annotated[bool, Option("--quiet", help="Show no progress.")],
     "debug": Annotated[bool, Option("--debug", help="Show the traceback of an error.")],
 }
-# options of commands, for which an error names the argument
+# options of commands whose argument an error may name
 _OPTIONS = (
     "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
     "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
@@ -62,10 +62,10 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
 
 
 def _complete(command: Callable[..., None], example: str) -> Callable[..., None]:
-    """Returns a command that has --quiet and --debug, and says all that is missing at once.
+    """Returns a command that has --quiet and --debug, and names all missing options at once.
 
-    Typer would name the first option that is missing, and then the next. So it takes what is needed
-    as optional, and the help text says which that is.
+    Typer would name one missing option after another. So required options are optional for typer,
+    and the help text says which are required.
     """
     own = inspect.signature(command).parameters.values()
     needed = {item.name: _written(item) for item in own if item.default is inspect.Parameter.empty}
@@ -90,7 +90,7 @@ def _complete(command: Callable[..., None], example: str) -> Callable[..., None]
 
 
 def taking(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """Returns a wrapper whose signature, which typer reads, is these parameters by keyword."""
+    """Returns a wrapper whose signature, read by typer, has these parameters as keywords."""
     taken = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
     vars(run).pop("__wrapped__")
     vars(run)["__signature__"] = inspect.Signature(taken)
@@ -99,14 +99,14 @@ def taking(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Cal
 
 
 def _written(item: inspect.Parameter) -> str:
-    """Returns how a parameter is written on the command line: --data, or SOURCE."""
+    """Returns a parameter as written on the command line: --data, or SOURCE."""
     info = get_args(item.annotation)[1]
     argument = isinstance(info, ArgumentInfo)
     return item.name.upper() if argument else f"--{item.name.replace('_', '-')}"
 
 
 def _optional(item: inspect.Parameter) -> inspect.Parameter:
-    """Returns a parameter that typer takes as optional, and whose help says that it is needed."""
+    """Returns a parameter that is optional for typer, and whose help says that it is required."""
     kind, info = get_args(item.annotation)
     info = copy.copy(info)
     info.help = f"{info.help} [required]"
@@ -119,7 +119,7 @@ def _optional(item: inspect.Parameter) -> inspect.Parameter:
 
 
 def spoken(text: str) -> str:
-    """Returns an error with options instead of Python's arguments.
+    """Returns an error with command-line options in place of Python's arguments.
 
     ci.load(..., n_heads=6) becomes --config n_heads=6, limit=0 becomes --limit 0.
     """

@@ -19,13 +19,13 @@ from crate_interp.cli.options import nearest, say
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 _PACKAGES = ("torch", "transformer-lens", "transformers", "datasets", "huggingface-hub", "numpy")
-# extra of the package -> a package that it brings, and what it is for
+# extra of the package -> (a package that it installs, its purpose)
 _EXTRAS = {"ray": ("ray", "--engine ray"), "coco": ("pycocotools", "crowd masks of COCO")}
-_ROOM = 2  # GB that a checkpoint and its results take
+_ROOM = 2  # GB that a checkpoint and its results may take
 
 
 class Line(NamedTuple):
-    """A line of the report: its state, what was looked at, what was found, and what to do."""
+    """A line of the report: its state, what was checked, what was found, and what to do."""
 
     state: str
     name: str
@@ -71,7 +71,7 @@ def _packages() -> Iterator[Line]:
 
 
 def _package(name: str, missing: str, advice: str) -> Line:
-    """Returns the version of a package; missing, advice: the line where it is not installed."""
+    """Returns the version of a package; missing, advice: the line if it is not installed."""
     try:
         return Line(PASS, name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -115,12 +115,12 @@ def _folder(name: str, place: Path) -> Line:
 
 
 def _model() -> Line:
-    """Returns whether an embedded model answers as it should."""
+    """Returns whether an embedded model gives the right answers."""
     try:
         model: Any = ci.load("crate-tiny-fashion")
         images = ci.data.embedded("fashion")[:8]
         answers = model(model.preprocess(images["image"])).argmax(dim=-1).tolist()
-    except Exception as error:  # whatever is wrong with an installation
+    except Exception as error:  # a broken installation may raise anything
         return Line(FAIL, "embedded model", f"{type(error).__name__}: {error}", "Install it again")
     right = sum(one == two for one, two in zip(answers, images["label"], strict=True))
     state = PASS if right >= 6 else FAIL

@@ -1,4 +1,4 @@
-"""Commands that look at a checkpoint, or at one sample: explore, convert, verify, models."""
+"""Commands that show a checkpoint or one sample: explore, convert, verify, models."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def convert(
 
 
 def _lacks(cfg: Any) -> list[str]:
-    """Returns what the config of a model of images does not say, and what that is needed for."""
+    """Returns the fields that an image model's config lacks, and what needs them."""
     lacks = []
     if getattr(cfg, "mean", 0) is None:
         lacks.append(
@@ -101,7 +101,7 @@ def verify(
 
 
 def _in_words(report: Any) -> Any:
-    """Returns a report whose texts name options of the command line."""
+    """Returns a report whose texts name command-line options."""
     if isinstance(report, dict):
         return {name: _in_words(value) for name, value in report.items()}
     if isinstance(report, list):

@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Write a page about a model and its data.
 
-    It measures every layer, beside the same network untrained.
+    It measures every layer, and the same network untrained.
     """
     arguments: dict[str, Any] = {"probes": options.names_of(probes), "audit": audit, **asked.run}
     path = ci.report(asked.model, asked.data or "", asked.out, untrained=untrained, **arguments)
@@ -80,7 +80,7 @@ def compare(
 ) -> None:
     """Compare two networks, or two groups of them.
 
-    Layer by layer, beside their untrained twins.
+    Layer by layer, with their untrained twins.
     """
     from crate_interp.cli import argument_parsing
 
@@ -102,7 +102,7 @@ def compare(
     page = ci.viz.compare_page(result, asked.out)
     first, second = (result.meta[side]["name"] for side in "ab")
     options.say(f"a: {first}, b: {second}\n\n{result.text()}\n")
-    signs = "+ a higher, - a lower, ? not told apart, . nothing to tell them apart by."
+    signs = "+ a higher, - a lower, ? undecided, . cannot be tested."
     options.say(f"{signs} {options.finding(result)} The page: {page}")
 
 
@@ -189,7 +189,7 @@ def ablate(
 
 
 def _which(count: int, shown: int) -> list[str]:
-    """Returns a line that says which of so many heads were printed, if not all."""
+    """Returns a line that says which of all heads were printed, or "" if all were."""
     if shown == count:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Commands that run a model over data: the options that they share, and what these become."""
+"""Commands that run a model over data: their shared options, and the objects these become."""
 
 import inspect
 import os
@@ -18,7 +18,7 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import DEFAULTS, Run
 
 FORMATS = ("csv", "markdown", "latex")
-# what names a model, data and a folder: name -> (annotation, default)
+# name of an option for model, data or folder -> (annotation, default)
 MODEL: dict[str, tuple[Any, Any]] = {
     "source": (options.Source, inspect.Parameter.empty),
     "data": (options.Data, inspect.Parameter.empty),
@@ -39,13 +39,13 @@ _RESTART = Annotated[bool, Option("--restart", help="Start over; chunks that are
 _FORMAT = Annotated[
     str | None, Option(help="csv, markdown or latex: print the main table as such.")
 ]
-# beside the options of `Run`
+# options besides those of `Run`
 _OF_CHUNKS = {"address": (_ADDRESS, None), "restart": (_RESTART, False), "format": (_FORMAT, None)}
 
 
 @dataclass
 class Asked:
-    """What a command line asks for. run: the options of the verb; format: of what is printed."""
+    """The parsed options of a command; run: the verb's options; format: of the printed table."""
 
     run: dict[str, Any]
     out: Path
@@ -59,9 +59,9 @@ class Asked:
     format: str | None = None
 
     def load(self, source: str) -> Any:
-        """Returns the model of that name, on the device of this process.
+        """Returns the model of this name, on the device of this process.
 
-        Of several that torchrun starts, the first of a machine fetches it, and the others wait.
+        If torchrun starts several processes, the first on a machine fetches it and the others wait.
         """
         from crate_interp.sweeps.engines.node_ranks import after_rank_0, device_of_rank
 
@@ -75,18 +75,18 @@ class Asked:
         return self.load(self.source)
 
     def measured(self, verb: Callable[..., Any], **arguments: object) -> Any:
-        """Returns what a verb measures of the model on the data."""
+        """Returns the verb's result for the model and the data."""
         return verb(self.model, self.data, out=self.out, **arguments, **self.run)
 
     def page_of(self, result: object, write: Callable[[Any, Path], Any]) -> Any:
-        """Returns what `write` makes of a result; of several processes one writes at a time."""
-        from crate_interp.sweeps.ledgers.ledger import alone  # brings pandas
+        """Returns the page that `write` makes of a result; only one process writes at a time."""
+        from crate_interp.sweeps.ledgers.ledger import alone  # imports pandas
 
         with alone(self.out):
             return write(result, self.out)
 
     def say_result(self, result: object, text: str, last: str) -> None:
-        """Prints the main table in the format that --format names, or else a text; then the last.
+        """Prints the main table in the format of --format, or as text, and then the last words.
 
         The last words go to stderr where the output is a table that a program may read.
         """
@@ -100,10 +100,10 @@ class Asked:
 def on_data(
     result: str = "", of: type = Run, leading: Mapping[str, tuple[Any, Any]] = MODEL
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator of commands that take an `Asked` first: their line has its options too.
+    """Returns a decorator for commands whose first parameter is an `Asked`; it adds its options.
 
-    result: the class in `ci` that refuses a folder which holds something else, before work starts.
-    of: the options of the verb, Run or Pass. leading: what names model, data and folder. --threads
+    result: the class in `ci` that, before work starts, refuses a folder with something else. of:
+    the verb's options, Run or Pass. leading: the options for model, data and folder. --threads
     counts before the command begins, because torch reads it when it is imported.
     """
     shared = {**_options_of(of), **_MACHINE, **(_OF_CHUNKS if of is Run else {})}
@@ -131,7 +131,7 @@ def on_data(
 
 
 def _options_of(of: type) -> dict[str, tuple[Any, Any]]:
-    """Returns the options of Run or Pass as typer takes them; --quiet and --restart are its own."""
+    """Returns the options of Run or Pass for typer; --quiet and --restart are added elsewhere."""
     hints = get_type_hints(of, include_extras=True)
     kinds = {name: get_args(hint) for name, hint in hints.items()}
     found = {}

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have, and what they become."""
+"""Options and arguments that several commands share, and the objects they become."""
 
 import inspect
 import json
@@ -16,8 +16,8 @@ from crate_interp.core import checks
 from crate_interp.core.folders import locked
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-locks = ExitStack()  # of the folders that the command writes; they open when it ends
-places: dict[Path, int | None] = {}  # these folders, and when what was there was saved
+locks = ExitStack()  # locks of the folders that the command writes; they open when it ends
+places: dict[Path, int | None] = {}  # folder -> when its earlier result was saved
 
 
 def _lock(out: Path) -> Path:
@@ -25,10 +25,10 @@ def _lock(out: Path) -> Path:
 
 
 def _shared(out: Path) -> Path:
-    """Notes a folder that several processes may write; ValueError if this one cannot."""
+    """Records a folder that several processes may write; raises ValueError if this one cannot."""
     try:
         there = nearest(out)
-        reason = "" if there.is_dir() else f"{str(there)!r} is no folder"
+        reason = "" if there.is_dir() else f"{str(there)!r} is not a folder"
         reason = reason or ("" if os.access(there, os.W_OK | os.X_OK) else "permission denied")
     except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
         reason = str(getattr(error, "strerror", None) or error)
@@ -38,7 +38,7 @@ def _shared(out: Path) -> Path:
 
 
 def nearest(place: Path) -> Path:
-    """Returns a place, or else the nearest folder above it that there is."""
+    """Returns a path, or the nearest existing folder above it."""
     return next(path for path in (place, *place.parents) if path.exists())
 
 
@@ -59,11 +59,11 @@ Data = Annotated[
     ),
 ]
 Out = Annotated[Path, Option(help="The folder to write into.", callback=_lock)]
-# of commands that several processes may run at once on one folder
+# locks of commands that several processes may run on one folder at once
 SharedOut = Annotated[
     Path,
     Option(
-        help="The folder to write into. The same command goes on where an earlier one ended.",
+        help="The folder to write into. The same command continues where an earlier one stopped.",
         callback=_shared,
     ),
 ]
@@ -96,7 +96,7 @@ Untrained = Annotated[int, Option(help="How many untrained twins to measure as w
 
 
 def take_threads(threads: int | None) -> None:
-    """Lets torch have so many threads. Raises ValueError if it is too late for that."""
+    """Sets torch's number of threads; raises ValueError if it is too late for that."""
     if threads is None:
         return
     checks.count("--threads", threads)
@@ -113,12 +113,12 @@ def take_threads(threads: int | None) -> None:
 def finding(
     result: "ci.AuditResult | ci.Comparison | ci.SegmentResult | ci.HeadAblation | ci.SweepResult",
 ) -> str:
-    """Returns what a result found, and what its intervals do not cover."""
+    """Returns a result's finding, and what its intervals do not cover."""
     return " ".join(words for words in (result.headline(), result.caution()) if words)
 
 
 def revised(source: str, revision: str | None) -> tuple[str, str | None]:
-    """Returns source and revision: NAME@step-100 says one where --revision does not."""
+    """Returns source and revision: NAME@step-100 gives a revision if --revision does not."""
     name, at, step = source.rpartition("@")
     if not at or not name or revision is not None or Path(source).exists():
         return source, revision
@@ -133,7 +133,7 @@ def load(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Any:
-    """Returns the hooked model that a command names, a black box too."""
+    """Returns the hooked model that a command names, or a black box."""
     source, revision = revised(source, revision)
     place: Any = {"device": device or "cpu", "dtype": _dtype(dtype)}
     return ci.bridge.load(source, family=family, revision=revision, **place, **fields(config))
@@ -150,12 +150,12 @@ def _dtype(name: str | None) -> Any:
 
 
 def names_of(probes: str | None) -> list[str] | None:
-    """Returns the names that --probes lists, or None."""
+    """Returns the names in --probes, or None."""
     return None if probes is None else [name.strip() for name in probes.split(",")]
 
 
 def heads_of(names: list[str] | None, layers: int, heads: int) -> set[tuple[int, int]]:
-    """Returns (layer, head) of the names that --head gives. Raises ValueError if one is none."""
+    """Returns (layer, head) of each name in --head; raises ValueError for a bad name."""
     found = {f"L{layer}H{head}": (layer, head) for layer in range(layers) for head in range(heads)}
     for name in names or []:
         if name.upper() not in found:
@@ -182,7 +182,7 @@ def fields(pairs: list[str] | None) -> dict[str, Any]:
         if name in taken:
             raise ValueError(f"--config {pair!r}: CrateConfig has no field {name!r}.")
         try:
-            # .5 is a number to people, and none in JSON
+            # people write .5, which is not JSON
             told = value if '"' in value else re.sub(r"(?<![\d.])\.(?=\d)", "0.", value)
             fields[name] = json.loads(python.get(told, told))
         except (ValueError, RecursionError):
@@ -202,7 +202,7 @@ def say(text: str) -> None:
 
 
 def place() -> Path | None:
-    """Returns the folder in which the command has finished something, if there is one."""
+    """Returns the folder in which the command has finished something, or None."""
     done = [out for out, before in places.items() if saved_at(out) not in (None, before)]
     return done[0] if done else None
 

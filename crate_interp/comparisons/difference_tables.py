@@ -22,9 +22,9 @@ class Statistic:
     """A statistic of one network.
 
     numbers: a row per layer with mean, error and n, over samples; error is the standard error, 0
-    for what the weights alone decide and NaN for a single sample. values: a row per sample and a
-    column per layer, or None where the sweep kept none: of the weights, or of heads whose means
-    alone were kept. per_head: whether it is a mean over heads.
+    for statistics of the weights and NaN for a single sample. values: a row per sample and a column
+    per layer, or None if the sweep has no values by sample: for weights, and for heads of which
+    only means were saved. per_head: whether it is a mean over heads.
     """
 
     numbers: pd.DataFrame
@@ -38,11 +38,11 @@ class Statistic:
 
 
 def statistics_of(result: SweepResult) -> dict[str, Statistic]:
-    """Returns "probe.statistic" -> what was measured, in the order in which it was measured.
+    """Returns "probe.statistic" -> its numbers, in the order in which they were measured.
 
-    A statistic per head is the mean over heads: of each sample where the sweep kept every sample's
-    numbers, else of all samples together. Of a result that was saved without the variance of this
-    mean, its standard error is the mean of the heads' errors, which is the most that it can be.
+    A statistic per head is the mean over heads: for each sample if the sweep has every sample's
+    numbers, else for all samples together. If a result was saved without the variance of this mean,
+    the mean of the heads' errors, an upper bound, is its standard error.
     """
     samples, heads = result.table("samples"), result.table("head_samples")
     found = _of_weights(result.table("weights")) | _of_moments(result.table("moments"))
@@ -63,7 +63,7 @@ def _of_values(wide: Any, per_head: bool) -> Statistic:
 
 
 def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
-    """Returns the mean over heads by sample and layer; NaN for a sample that one head lacks."""
+    """Returns the mean over heads by sample and layer; NaN if some head has no value."""
     own: Any = heads[["sample", "layer", name]].groupby(["sample", "layer"])[name]
     whole = own.mean().where(own.count() == own.size())
     return whole.unstack("layer").dropna(axis=1, how="all")
@@ -95,7 +95,7 @@ Statistics = Mapping[str, Statistic]
 
 @dataclass(frozen=True)
 class Side:
-    """What was measured of one side: of each network, and of each untrained one."""
+    """The measurements of one side: of each network, and of each untrained one."""
 
     networks: Sequence[Statistics]
     twins: Sequence[Statistics]
@@ -103,9 +103,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Group:
-    """One statistic of one side at the layers that are compared.
+    """One statistic of one side, at the layers that are compared.
 
-    means, errors: of each network, over n samples. twins: the mean of each untrained network.
+    means, errors: each network's mean and its standard error, over n samples. twins: the mean of
+    each untrained network.
     """
 
     means: Float[np.ndarray, "network layer"]
@@ -115,14 +116,14 @@ class Group:
 
     @property
     def single(self) -> bool:
-        """Whether the side is a single network, so that the scatter of trainings is not known."""
+        """Whether the side is a single network, so that the spread between trainings is unknown."""
         return len(self.means) == 1
 
 
 def differences(
     a: Side, b: Side, names: Sequence[str], layers: Sequence[tuple[int, int]], same_twins: bool
 ) -> pd.DataFrame:
-    """Returns a row for each statistic and pair of layers; `Comparison` says what is in it.
+    """Returns a row for each statistic and pair of layers, as `Comparison` describes it.
 
     same_twins: whether both sides have the same untrained networks.
     """
@@ -181,7 +182,7 @@ def _group(side: Side, name: str, layers: list[int]) -> Group:
 def _over_samples(
     a: Float[np.ndarray, "sample layer"], b: Float[np.ndarray, "sample layer"]
 ) -> tuple[tuple[np.ndarray, np.ndarray], Difference, np.ndarray]:
-    """Returns both means, the paired difference and n, over the samples that both have."""
+    """Returns both means, the paired difference and n, over the samples that both sides have."""
     there = ~np.isnan(a - b)
     n = there.sum(axis=0)
     sums = (np.where(there, each, 0.0).sum(axis=0) for each in (a, b))
@@ -190,7 +191,7 @@ def _over_samples(
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:
-    """Returns what makes a difference over networks uncertain: their scatter, and samples.
+    """Returns the uncertainty of a difference over networks: their spreads, and samples.
 
     They are the spreads, variance and samples of `contrast`. A single network is compared with one
     more network of the other side, as `against_networks` does.
@@ -219,12 +220,12 @@ def _beside(
     blank = np.full(len(trained.value), np.nan)
     means = [centre(group.twins) if len(group.twins) else blank for group in (one, two)]
     untrained = means[0] - means[1]
-    # the same networks on both sides differ by 0, whatever they have
+    # the same networks on both sides always differ by 0
     shares = [0.0 if same_twins else 1 / max(len(group.twins), 1) for group in (one, two)]
     spreads = [Spread(group.twins, share) for group, share in zip((one, two), shares, strict=True)]
     beside = contrast(untrained, spreads)
     if one.single and two.single:
-        # single networks tell nothing of how such networks scatter: their twins stand for that
+        # single networks do not show how such networks scatter: their twins' spread is used instead
         scatter, of_samples = [Spread(group.twins, 1.0) for group in (one, two)], trained.error**2
     else:
         scatter, of_samples, n = _over_networks(one, two)
@@ -238,12 +239,12 @@ def _beside(
 
 
 def layer_pairs(a: int, b: int) -> list[tuple[int, int]]:
-    """Returns which layer of one network stands beside which layer of the other.
+    """Returns which layers of two networks are compared.
 
-    Networks of a and b layers. Where both have as many, each layer stands beside its own number.
-    Else layer l of the one with fewer, n, stands beside the layer of the other, of m, that is as
-    deep: l (m - 1) / (n - 1), rounded, halves upwards; the first beside the first and the last
-    beside the last. The stream after the last layer, layer n, stands beside layer m.
+    The networks have a and b layers. If a = b, layers of the same number are compared. Otherwise
+    let n be the smaller number and m the larger: layer l of n is compared with layer l (m - 1) / (n
+    - 1) of m, rounded, halves upwards, so that first and last layers match. The stream after the
+    last layer, layer n, is compared with layer m.
     """
     few, many = min(a, b), max(a, b)
     steps = max(few - 1, 1)
@@ -260,10 +261,10 @@ def shared(
     metas: tuple[Mapping[str, Any], Mapping[str, Any]],
     paired: bool,
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the statistics to compare, and why others are not, "probe.statistic" -> reason.
+    """Returns the statistics to compare, and for others why not, "probe.statistic" -> reason.
 
-    a, b: the statistics of each network of a side. metas: of the first network of each side.
-    paired: whether numbers of single samples are needed.
+    a, b: the statistics of each network of a side. metas: the meta of the first network of each
+    side. paired: whether numbers of single samples are needed.
     """
     chosen: list[str] = []
     left: dict[str, str] = {}
@@ -302,16 +303,16 @@ def _why_not(
         return "it is of the weights in one and of samples in the other"
     if paired and not every[0].of_weights and any(one.values is None for one in every):
         return (
-            "it is per head, and the sweep kept the means of heads alone: compare the models, "
+            "it is per head, and the sweep kept only the means of heads: compare the models, "
             "whose heads are then averaged for each sample"
         )
     return ""
 
 
 def noted(metas: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, str]:
-    """Returns what differs in the settings of probes and does not hinder: "probe.setting" -> how.
+    """Returns harmless differences in the settings of probes: "probe.setting" -> how they differ.
 
-    It is what stands for the subspaces U, and settings that one side alone has.
+    These are the choice of what is measured in place of U, and settings that only one side has.
     """
     found: dict[str, str] = {}
     chosen = [str(meta["config"].get(_CHOSEN) or "its own U") for meta in metas]

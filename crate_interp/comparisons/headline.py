@@ -1,4 +1,4 @@
-"""What a comparison found, in words: how many differences hold, and the largest of them."""
+"""The findings of a comparison in words: how many differences hold, and the largest of them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,22 +9,22 @@ from crate_interp.results.result import Result, as_text, counted
 from crate_interp.stats.significance import LEVEL
 
 _SIGNS = {1: "+", -1: "-", 0: "?", None: "."}
-SHOWN = 3  # of the statistics with the largest differences
+SHOWN = 3  # number of statistics with the largest differences to show
 
 
 def headline(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> str:
     """Returns how many differences hold, and the largest of them with direction and interval.
 
-    named: returns what to call a "probe.statistic".
+    named: a function that returns the title of a "probe.statistic".
     """
     said = [words.removesuffix(".") for words in sentences(result, named, shown)]
     return f"{'; '.join([said[0], *(words[0].lower() + words[1:] for words in said[1:])])}."
 
 
 def sign(row: Mapping[str, Any]) -> int | None:
-    """Returns 1 where a is higher, -1 where it is lower, 0 where that is not told; None: no way to.
+    """Returns 1 if a is higher, -1 if it is lower, 0 if undecided, None if it cannot be tested.
 
-    A statistic of the weights of single networks has no samples: untrained networks decide.
+    A statistic of the weights of single networks has no samples, so untrained networks decide.
     """
     if row["difference"] == row["low"] == row["high"] == 0:
         return None
@@ -40,11 +40,12 @@ def sign(row: Mapping[str, Any]) -> int | None:
 
 
 def overview(result: Result) -> str:
-    """Returns a row of signs for each statistic, and the lowest and highest difference, as text."""
+    """Returns a text: a row of signs per statistic, with its lowest and highest difference."""
     table: Any = result.table("differences")
     beside = {"untrained": "untrained", "excess": "training adds"}
     if not (table["untrained"].fillna(0) != 0).any():
-        beside = {}  # none, or the same on both sides: then training adds the whole difference
+        # no untrained networks, or the same on both sides: then training adds the whole difference
+        beside = {}
     header = ["statistic", "layers", "a - b", *beside.values()]
     rows: list[list[str]] = []
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
@@ -55,7 +56,7 @@ def overview(result: Result) -> str:
 
 
 def span(values: np.ndarray) -> str:
-    """Returns the lowest and the highest value, such as "-0.3 to +2", or "" if there is none."""
+    """Returns the lowest and the highest value, such as "-0.3 to +2", or "" for no values."""
     if np.isnan(values).all():
         return ""
     low, high = (signed(float(end)) for end in (np.nanmin(values), np.nanmax(values)))
@@ -63,7 +64,7 @@ def span(values: np.ndarray) -> str:
 
 
 def signed(value: float) -> str:
-    """Returns a number with its sign and three digits; 0 has none."""
+    """Returns a number with its sign and three digits; 0 gets no sign."""
     return "0" if value == 0 else f"{value:+.3g}"
 
 
@@ -71,7 +72,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     """Returns the finding as sentences: how many differences hold, then the largest."""
     table: Any = result.table("differences")
     one, two = (result.meta[side]["name"] for side in "ab")
-    # not what is the same in every sample, such as the log of the number of tokens
+    # not statistics that are equal in every sample, such as the log of the number of tokens
     constant = (table[["difference", "low", "high"]] == 0).all(axis=1)
     tested = table["p"].notna() & ~constant
     count, held = int(tested.sum()), int(table["holds"].sum())
@@ -86,7 +87,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     words = f"{start}{held} {among} hold at 95 %, adjusted over layers"
     if table["excess_p"].notna().any():
         changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
-        # where both sides have the same twins, these tell how much trainings scatter
+        # if both sides have the same twins, these show how much trainings scatter
         same = not (table["untrained"].fillna(0) != 0).any()
         words += (
             f"; {changed} of them are more than untrained networks scatter"
@@ -100,15 +101,15 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
 def list_of_largest(
     result: Result, named: Callable[[str], str] = str, shown: int = SHOWN
 ) -> list[str]:
-    """Returns the largest differences that hold in words, with direction and interval."""
+    """Returns a text of the largest differences that hold, with direction and interval."""
     return [_said(row, named) for row in largest(result, shown)]
 
 
 def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
     """Returns the rows of the largest differences that hold, one for each statistic.
 
-    Large is what is a large share of the larger of the two means: statistics have many units.
-    Those that are not what untrained networks differ by come first.
+    Statistics have different units, so a difference is measured relative to the larger of the two
+    means. Differences that untrained networks do not have come first.
     """
     table: Any = result.table("differences")
     rows = table[table["holds"]]
@@ -134,6 +135,6 @@ def _said(row: dict[str, Any], named: Callable[[str], str]) -> str:
 
 
 def place(row: dict[str, Any]) -> str:
-    """Returns which layers a row is of, such as "layer 3" or "layers 3 and 6"."""
+    """Returns the layers of a row in words, such as "layer 3" or "layers 3 and 6"."""
     own, other = int(row["layer"]), int(row["layer_b"])
     return f"layer {own}" if own == other else f"layers {own} and {other}"

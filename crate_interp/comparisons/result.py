@@ -14,24 +14,24 @@ _NUMBERS = (
     "layer", "layer_b", "a", "b", "difference", "low", "high", "p", "holds", "n", "untrained",
     "untrained_low", "untrained_high", "excess", "excess_low", "excess_high", "excess_p",
 )  # fmt: skip
-_FEW = 5  # networks, below which an interval over them is wide and rests on Student's t
+_FEW = 5  # with fewer networks, an interval over them is wide and relies on Student's t
 
 
 class Comparison(Result):
-    """How two networks, or two groups of networks, differ, beside their untrained twins.
+    """How two networks, or two groups of networks, differ, compared with their untrained twins.
 
     `table()` has a row per statistic and pair of layers. layer, layer_b: the layers of a and of b,
     the same unless their depths differ. a, b: the means; difference: a - b, with its 95 % interval
     low to high. p: two-sided, adjusted over the layers of the statistic (Holm); holds: p <= 0.05.
-    n: samples, or networks where a side has several; 1 for a statistic of the weights of single
-    networks, which has neither interval nor p. untrained_a, untrained_b, untrained: the means of
-    the untrained twins and their difference, with untrained_low, untrained_high. excess:
-    difference - untrained, with excess_low, excess_high and excess_p, adjusted as p is.
-    `ci.compare` says what the intervals are over.
+    n: the number of samples, or of networks if a side has several; 1 for a statistic of the weights
+    of single networks, which has neither interval nor p. untrained_a, untrained_b, untrained: the
+    means of the untrained twins and their difference, with untrained_low, untrained_high. excess:
+    difference - untrained, with excess_low, excess_high and excess_p, adjusted like p. `ci.compare`
+    says what the intervals are over.
 
     Stored tables: `differences` and `networks`, a row per network (side, number, trained),
     statistic and layer: mean, error (standard error over samples), n. meta: a and b with names and
-    digests, `layers` (which pairs), `not_compared` (with reasons), `noted` (settings that differ),
+    digests, `layers` (the pairs), `not_compared` (with reasons), `noted` (settings that differ),
     `heads_averaged` (statistics that are means over heads), `of_weights`.
     """
 
@@ -47,7 +47,7 @@ class Comparison(Result):
 
     @property
     def single(self) -> bool:
-        """Whether it is one network against one, so that intervals are over samples."""
+        """Whether one network is compared with one, so that intervals are over samples."""
         return len(self.meta["a"]["networks"]) == len(self.meta["b"]["networks"]) == 1
 
     def networks(self) -> pd.DataFrame:
@@ -62,7 +62,7 @@ class Comparison(Result):
     ) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
         """Returns the ends of the 95 % interval of a side's mean, by Student's t.
 
-        It is over networks where the side has several, else over samples; NaN where nothing varies.
+        It is over networks if the side has several, else over samples; NaN if nothing varies.
         """
         table: Any = self._table("networks")
         names = table["probe"] + "." + table["statistic"]
@@ -84,7 +84,7 @@ class Comparison(Result):
     def text(self) -> str:
         """Returns a table as text: a row per statistic, with a sign for each layer.
 
-        + a is higher, - a is lower, ? not told apart, . nothing to tell them apart by.
+        + a is higher, - a is lower, ? undecided, . cannot be tested.
         """
         return overview(self)
 
@@ -93,7 +93,7 @@ class Comparison(Result):
         return headline(self)
 
     def caution(self) -> str:
-        """Returns what the intervals do not cover, and whether layers are paired by depth."""
+        """Returns a warning: what the intervals do not cover, and if layers are paired by depth."""
         said = []
         sides = [self.meta[side] for side in "ab"]
         if self.single:

@@ -21,7 +21,7 @@ from crate_interp.sweeps.run import Probes
 
 Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
 Names = tuple[str, str] | None
-SEEDS = 5  # untrained twins of each side, unless another number is asked for
+SEEDS = 5  # untrained twins of each side by default
 _NAME = 80  # characters
 
 
@@ -87,7 +87,7 @@ def compare(
 def _measured(
     sides: Sequence[list[Network]], how: Measuring, count: int, given: Any, names: Names
 ) -> Comparison:
-    """Returns the comparison of what is swept now; `count` twins, or those that were given."""
+    """Returns the comparison of what is now swept, with `count` new twins or the given ones."""
     started = time.perf_counter()
     results = networks.swept(sides, how)
     _check_samples([one for side in results for one in side])
@@ -108,13 +108,13 @@ def _check_asked(models: bool, names: Names, **asked: object) -> None:
     idle = [name for name, value in asked.items() if value is not None]
     if not models and idle:
         raise ValueError(
-            f"{idle[0]} is for models, and these are results, which have been measured: leave it "
+            f"{idle[0]} is for models, but these are results, already measured: leave it "
             "out, or give the models."
         )
 
 
 def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
-    """Returns how many twins to measure, and the results of twins that were given, or None."""
+    """Returns how many twins to measure, and the given results of twins, or None."""
     if untrained is None:
         return (SEEDS if models else 0), None
     if not isinstance(untrained, (tuple, list)):
@@ -136,7 +136,7 @@ def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
 
 
 def _check_results(sides: Sequence[list[Network]], twins: Any) -> None:
-    """Raises ValueError if the results that were given cannot be compared."""
+    """Raises ValueError if the given results cannot be compared."""
     given = [[one for one in side if isinstance(one, SweepResult)] for side in sides]
     extra = [] if twins is None else [*twins[0], *twins[1]]
     _check_samples([*given[0], *given[1], *extra])
@@ -157,7 +157,8 @@ def _check_samples(results: Sequence[SweepResult]) -> None:
     for one in results:
         if any(entry["fingerprint"] is None for entry in one.meta["data"]):
             raise ValueError(
-                "a result is of a cache, so that nobody knows its samples: use ci.sweep on data."
+                "a result was measured on a cache, so its samples are unknown: use ci.sweep on "
+                "data."
             )
     for one in results[1:]:
         mine, theirs = results[0].meta["data"], one.meta["data"]
@@ -220,7 +221,7 @@ def _compared(
 def _meta(
     results: Sequence[list[SweepResult]], twins: Sequence[Sequence[SweepResult]], names: Names
 ) -> dict[str, Any]:
-    """Returns where the numbers come from: of both sides, and in the form that every result has."""
+    """Returns the meta: the origin of both sides, and the entries that every result has."""
     metas = [own[0].meta for own in results]
     called = _names(metas, names)
     sides = {
@@ -248,7 +249,7 @@ def _meta(
 
 
 def _names(metas: Sequence[dict[str, Any]], names: Names) -> list[str]:
-    """Returns what the sides are called; the same name twice gets an a and a b."""
+    """Returns the names of the sides; if they are equal, with an a and a b added."""
     models = [meta["model"] or f"{meta['config'].get('family', 'a')} model" for meta in metas]
     called = [plain(name, _NAME) for name in (models if names is None else names)]
     if called[0] == called[1]:

@@ -1,4 +1,4 @@
-"""The numbers that make a CRATE: one class of configs per kind of model.
+"""The numbers that define a CRATE: one class of configs for each kind of model.
 
 Axes and symbols that the signatures of this library use (tokens are rows):
 
@@ -16,7 +16,7 @@ from crate_interp.config.images import ImageConfig
 from crate_interp.config.text import TextConfig
 from crate_interp.config.vision import CLIPConfig, MAEConfig, VisionConfig
 
-# the class that CrateConfig(family=...) makes, by the kind of the family
+# kind of the family -> the class that CrateConfig(family=...) makes
 CrateConfig.classes = {
     "vision": VisionConfig,
     "mae": MAEConfig,

@@ -1,4 +1,4 @@
-"""What the configs of all kinds share: fields of every family, checks, defaults and JSON.
+"""Fields, checks, defaults and JSON that configs of all kinds share.
 
 A config holds plain values, so that it can be written as JSON. Nothing here imports torch,
 NumPy or TransformerLens.
@@ -14,8 +14,8 @@ from crate_interp.config import families
 from crate_interp.config.families import FAMILIES, FIELD_ORDER, Facts
 from crate_interp.core import checks
 
-# Some fields take more than they store. When a config is made, such a field takes a value of the
-# type in the second branch. It stores one of the type in the first, which type checkers see.
+# Some fields accept more types than they store. Such a field accepts the second type below when a
+# config is made, and stores the first, which type checkers see.
 if TYPE_CHECKING:
     T = TypeVar("T")
     Filled = Annotated[T, "None is replaced by a default"]
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 else:
     Filled = Optional
     Size = SideOrSize = int | tuple[int, int] | list[int]
-DEFAULT: Any = None  # the value of a Filled field that is not given
+DEFAULT: Any = None  # the value of a Filled field that was not given
 
-# Checks the value of a field, given its name, and returns the value in the form that is stored.
+# Takes the value of a field and its name, checks the value, and returns it as it is stored.
 Check = Callable[[str, Any], Any]
 
-# CRATE's code for images leaves the output matrix out where one head spans the whole stream.
+# CRATE's code for images has no output matrix if one head spans the whole stream.
 _NO_MATRIX_FOR_ONE_HEAD = ("crate", "crate-alpha", "crate-mae")
 
 
 def choice(choices: Collection[str]) -> Check:
-    """Returns the check of a field that takes one of `choices`."""
+    """Returns a check for a field whose value must be one of `choices`."""
     return partial(checks.one_of, choices=choices)
 
 
@@ -43,24 +43,24 @@ class CrateConfig:
     """The shape and constants of one hooked model.
 
     `CrateConfig(family=...)` makes a config of the family's kind: a VisionConfig, MAEConfig,
-    TextConfig or CLIPConfig (crate_interp/config/). Each has the fields below and its own.
+    TextConfig or CLIPConfig (crate_interp/config/). Each has the fields below and some of its own.
 
-    A field that is left at None takes the published default of its family: `sparse_step`,
-    `lambd`, `ln_eps`, `ln_final_eps`, and the integers `d_head` and `d_mlp`. `variant` chooses
-    the output map of MSSA (models/layers/attention.py), `sparse_step` the step that follows MSSA
+    A field that is left at None takes the published default of its family: `sparse_step`, `lambd`,
+    `ln_eps`, `ln_final_eps`, and the integers `d_head` and `d_mlp`. `variant` chooses the output
+    map of MSSA (models/layers/attention.py), `sparse_step` the step that follows MSSA
     (models/layers/sparse_steps.py). `output_matrix` says whether MSSA has an output matrix. None
-    means: as in the official code for images, which leaves the matrix out if one head spans the
-    whole stream. `n_ctx` and `d_vocab` are required for text; for images they follow from the other
-    fields.
+    follows the official code for images: a matrix, unless one head spans the whole stream. `n_ctx`
+    and `d_vocab` are required for text; for images they follow from the other fields.
 
     Raises ValueError, naming the field, for a value that cannot be used and for a field that
     models of this family do not have.
     """
 
-    kind: ClassVar[str]  # which forward: "vision", "mae", "text" or "clip"
-    # kind, after "bridged " for a black box -> class; set in config/__init__.py
+    kind: ClassVar[str]  # which forward the model has: "vision", "mae", "text" or "clip"
+    # kind (after "bridged " for a black box) -> class; filled in config/__init__.py
     classes: ClassVar[dict[str, type["CrateConfig"]]]
-    derived: ClassVar[tuple[str, ...]] = ()  # fields that follow from others and are not saved
+    # fields that are computed from others and are not saved
+    derived: ClassVar[tuple[str, ...]] = ()
     checked: ClassVar[dict[str, Check]] = {
         "variant": choice(families.VARIANTS),
         "d_model": checks.count,
@@ -95,9 +95,9 @@ class CrateConfig:
     d_vocab: Filled[int] = DEFAULT
     model_name: str | None = None
 
-    # TransformerLens reads these, and its tools switch them while a model lives. A model owns a
-    # copy of its config and writes them with set_runtime (models/hook_points.py). They are neither
-    # saved nor compared.
+    # TransformerLens reads these fields, and its tools change them after a model is made. A model
+    # owns a copy of its config and writes them with set_runtime (models/hook_points.py). They are
+    # neither saved nor compared.
     use_attn_result: bool = field(default=False, init=False, compare=False, repr=False)
     use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
     use_attn_in: bool = field(default=False, init=False, compare=False, repr=False)
@@ -107,14 +107,14 @@ class CrateConfig:
     _runtime: ClassVar[Any] = None
 
     def __new__(cls, **values: Any) -> Any:
-        """Returns a config of the class of its family."""
+        """Returns a config whose class is that of its family."""
         if cls is CrateConfig:
             family = checks.one_of("family", values.get("family"), FAMILIES)
             cls = CrateConfig.classes[class_name(FAMILIES[family])]
         cls._check_own(values)
         return object.__new__(cls)
 
-    if TYPE_CHECKING:  # lets type checkers take the fields of every kind from a CrateConfig
+    if TYPE_CHECKING:  # so that type checkers accept the fields of every kind in CrateConfig(...)
 
         def __init__(self, **values: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
@@ -135,7 +135,7 @@ class CrateConfig:
 
     @classmethod
     def _check_own(cls, values: Mapping[str, Any]) -> None:
-        """Raises ValueError if a key is a field of no kind, or of other kinds only."""
+        """Raises ValueError for a key that is not a field of this kind."""
         check_names(values)
         own = [f.name for f in dataclasses.fields(cls)]
         for name in values:
@@ -148,7 +148,7 @@ class CrateConfig:
 
     @classmethod
     def _who_has(cls, name: str) -> str:
-        """Returns a text for errors: the kinds and families that have a field."""
+        """Returns a text for errors that names the kinds and families with a field."""
         kinds = [kind for kind, each in cls.classes.items() if name in each.__dataclass_fields__]
         having = [family for family, facts in FAMILIES.items() if class_name(facts) in kinds]
         return f"models of kind {' and '.join(kinds)} have it: {', '.join(having)}"
@@ -157,8 +157,8 @@ class CrateConfig:
     def checked_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns values of some of the fields in the form that a config stores.
 
-        Counts become ints, sizes (h, w), lists tuples. None stays where a field may be None.
-        Raises ValueError, naming the field, for a value that cannot be used.
+        Counts become ints, sizes become (h, w), lists become tuples. None is kept if the field may
+        be None. Raises ValueError, naming the field, for a value that cannot be used.
         """
         fields = cls.__dataclass_fields__
         return {
@@ -169,16 +169,16 @@ class CrateConfig:
         }
 
     def _set(self, **values: Any) -> None:
-        """Writes fields of this frozen config while it is made."""
+        """Writes fields of this frozen config while it is being made."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def set_model_name(self, name: str) -> None:
-        """Sets the name of a model that had none, in its own config, although that is frozen."""
+        """Sets the name of a model that had none, in the frozen config that it owns."""
         self._set(model_name=checks.one_line("model_name", name))
 
     def _fill_sizes(self) -> None:
-        """Replaces None by the default that follows from other fields."""
+        """Replaces None by a default that is computed from other fields."""
         if self.d_head is None:
             self._set(d_head=self.share("n_heads", "d_model"))
         if self.d_mlp is None:
@@ -198,7 +198,7 @@ class CrateConfig:
         n, d = getattr(self, heads), getattr(self, width)
         if d % n:
             other = ", or d_head" if heads == "n_heads" else ""
-            raise ValueError(f"{heads}={n} does not divide {width}={d}: change {heads}{other}.")
+            raise ValueError(f"{heads}={n} must divide {width}={d}: change {heads}{other}.")
         return d // n
 
     def _check_steps(self) -> None:
@@ -220,7 +220,7 @@ class CrateConfig:
             raise ValueError(f"variant={self.variant!r}: only crate and crate-alpha have it.")
 
     def _check_kind(self) -> None:
-        """Checks what only configs of one kind have."""
+        """Checks fields that only one kind of config has."""
 
     def check_given(self, *names: str) -> None:
         """Raises ValueError if one of these fields is None."""
@@ -229,7 +229,7 @@ class CrateConfig:
                 raise ValueError(f"a model of family {self.family!r} needs {name}: give {name}=...")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON-native values; `CrateConfig.from_dict` is its inverse."""
+        """Returns the fields as plain JSON values; `CrateConfig.from_dict` is the inverse."""
         own = [name for name in FIELD_ORDER if name in self.__dataclass_fields__]
         return {
             name: list(value) if isinstance(value := getattr(self, name), tuple) else value
@@ -239,35 +239,35 @@ class CrateConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "CrateConfig":
-        """Returns the config of `to_dict`'s values.
+        """Returns the config whose fields `to_dict` returned.
 
-        Raises ValueError, with the nearest names, where a key is no field.
+        Raises ValueError, with the nearest names, if a key is not a field.
         """
         return cls(**values)
 
     @property
     def facts(self) -> Facts:
-        """What sets the family apart (crate_interp/config/families.py)."""
+        """The properties that set the family apart (crate_interp/config/families.py)."""
         return FAMILIES[self.family]
 
     @property
     def residual(self) -> bool:
-        """Whether the output of the sparse step is added to the stream; ISTA replaces it."""
+        """Whether the sparse step's output is added to the stream; with ISTA it replaces it."""
         return self.facts["residual"] and self.sparse_step not in families.SQUARE_STEPS
 
     @property
     def tied(self) -> bool:
-        """Whether query, key and value are one code."""
+        """Whether query, key and value are the same code."""
         return self.facts["tied"]
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees only those before it."""
+        """Whether a token sees only itself and the tokens before it."""
         return self.facts.get("causal", False)
 
     @property
     def rotary(self) -> bool:
-        """Whether positions enter as rotations of the codes."""
+        """Whether positions enter as rotations of queries and keys."""
         return self.family == "nanochat-crate"
 
     @property
@@ -276,33 +276,33 @@ class CrateConfig:
         return bool(self.facts["output_bias"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy of this config, which belongs to no model."""
+        """Returns the state for a copy of this config, which belongs to no model."""
         return {name: value for name, value in self.__dict__.items() if name != "_runtime"}
 
-    # The names that TransformerLens' utilities read from a config.
+    # The names under which TransformerLens' utilities read a config.
     @property
     def device(self) -> Any:
-        """The torch.device of the model that owns this config, at present; None without a model."""
+        """The torch.device of the model that owns this config; None if no model does."""
         return self._runtime and self._runtime.device
 
     @property
     def dtype(self) -> Any:
-        """The torch.dtype of the model that owns this config, at present; None without a model."""
+        """The torch.dtype of the model that owns this config; None if no model does."""
         return self._runtime and self._runtime.dtype
 
     @property
     def d_vocab_out(self) -> int:
-        """The number of tokens that the logits are of."""
+        """The number of tokens that have a logit."""
         return self.d_vocab
 
     @property
     def eps(self) -> float:
-        """The eps of the norms, under TransformerLens' name."""
+        """The eps of the norms, under TransformerLens' name for it."""
         return self.ln_eps
 
     @property
     def default_prepend_bos(self) -> bool:
-        """Whether texts begin with the token BOS."""
+        """Whether BOS is put before texts."""
         return False
 
     @property
@@ -329,12 +329,12 @@ class CrateConfig:
 
 
 def class_name(facts: Facts) -> str:
-    """Returns the key in CrateConfig.classes of a family's class of configs."""
+    """Returns the key of a family's config class in CrateConfig.classes."""
     return f"bridged {facts['kind']}" if facts.get("bridged") else facts["kind"]
 
 
 def check_names(values: Mapping[str, Any]) -> None:
-    """Raises ValueError, with the nearest names, where a key is a field of no kind of config."""
+    """Raises ValueError, with the nearest names, for a key that no kind of config has."""
     for name in values:
         if name not in FIELD_ORDER:
             hint = checks.did_you_mean(

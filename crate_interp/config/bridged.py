@@ -1,4 +1,4 @@
-"""The configs of networks that are not CRATE, behind a TransformerLens bridge."""
+"""Configs of networks other than CRATE, behind a TransformerLens bridge."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,9 +14,9 @@ from crate_interp.core import checks
 class BridgedConfig(CrateConfig):
     """The config of any network behind a bridge (crate_interp/bridge/bridge_to_hooked.py).
 
-    `architecture` is the name of its class. `subspaces` says which of its maps stand in for U,
-    which is a choice: "value", "key" or "query". `value_heads`: how many heads its keys and values
-    have; None: as many as its queries. `rms_norm`: whether its norms are RMS norms.
+    `architecture` is the name of its class. It has no U; `subspaces` chooses the map that is
+    measured in place of U: "value", "key" or "query". `value_heads`: how many heads its keys and
+    values have; None means as many as its queries. `rms_norm`: whether its norms are RMS norms.
     """
 
     checked: ClassVar[dict[str, Check]] = {
@@ -43,13 +43,13 @@ class BridgedConfig(CrateConfig):
 
     @property
     def n_key_value_heads(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The number of heads of keys and values if it differs from that of queries, or None."""
+        """Returns the number of key and value heads if it differs from that of queries, or None."""
         return None if self.value_heads == self.n_heads else self.value_heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class BridgedImageConfig(BridgedConfig, VisionConfig):
-    """The config of a network of images behind a bridge.
+    """Config of an image network behind a bridge.
 
     `special_tokens`: how many tokens come before the patches, CLS first. `n_classes` is the width
     of its output.
@@ -69,9 +69,9 @@ class BridgedImageConfig(BridgedConfig, VisionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BridgedTextConfig(BridgedConfig, TextConfig):
-    """The config of a causal language model behind a bridge.
+    """Config of a causal language model behind a bridge.
 
-    `rotations`: whether positions are rotations of queries and keys.
+    `rotations`: whether positions enter as rotations of queries and keys.
     """
 
     checked: ClassVar[dict[str, Check]] = (

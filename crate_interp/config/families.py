@@ -1,4 +1,4 @@
-"""What sets the families of CRATE apart, as data: facts, defaults and choices."""
+"""How the families of CRATE differ, as data: properties, defaults and choices."""
 
 from typing import NotRequired, TypedDict
 
@@ -6,28 +6,29 @@ VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 POOLS = ("cls", "mean")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 TOKENIZERS = ("gpt2", "bert", "file")
-SUBSPACES = ("value", "key", "query")  # what a network behind a bridge has in place of U
+# the maps of a network behind a bridge that can be measured in place of U
+SUBSPACES = ("value", "key", "query")
 
 
 class Facts(TypedDict):
-    """What is true of every model of one family."""
+    """What holds for every model of one family."""
 
-    kind: str  # which forward, and which class of configs
-    sparse_step: str  # what follows attention (crate_interp/models/layers/sparse_steps.py)
-    d_mlp_ratio: int  # width of its code over d_model
-    residual: bool  # whether the stream is added to the output of the sparse step
+    kind: str  # which forward and which class of configs it has
+    sparse_step: str  # the step after attention (crate_interp/models/layers/sparse_steps.py)
+    d_mlp_ratio: int  # width of its code divided by d_model
+    residual: bool  # whether the output of the sparse step is added to the stream
     tied: bool  # whether query, key and value are one code
-    output_bias: bool | None  # of attention; None: as the config's `bias` says
+    output_bias: bool | None  # of the output map of attention; None follows the config's `bias`
     norm: str  # "LN" or "RMS"
     ln_eps: float
     ln_final_eps: float
     lambd: float
-    conv_bias: NotRequired[bool]  # of the patch embedding, where it is a convolution
-    head_bias: NotRequired[bool]  # of the map to classes, where there is one
+    conv_bias: NotRequired[bool]  # of the patch embedding, if it is a convolution
+    head_bias: NotRequired[bool]  # of the map to classes, if there is one
     causal: NotRequired[bool]
     prepend_bos: NotRequired[bool]
     softcap: NotRequired[float]
-    bridged: NotRequired[bool]  # whether its models are other networks behind a bridge
+    bridged: NotRequired[bool]  # whether the family is of other networks, behind a bridge
 
 
 FAMILIES: dict[str, Facts] = {
@@ -89,13 +90,13 @@ FAMILIES: dict[str, Facts] = {
     },
 }  # fmt: skip
 
-# Steps whose dictionary is square, and whose code replaces the stream.
+# Steps whose dictionary is square and whose code replaces the stream.
 SQUARE_STEPS = ("ista",)
 
-# The sparse steps that a family may have beside its own: its authors published models of both.
+# The sparse steps that a family may have besides its default, because its authors published both.
 OTHER_STEPS = {"crate-alpha": ("ista",), "crate-lm": ("ista",)}
 
-# The fields of all kinds of configs in the order in which config.json has them.
+# The fields of all kinds of configs, in the order of config.json.
 FIELD_ORDER = (
     "family", "d_model", "n_layers", "n_heads", "variant", "output_matrix", "sparse_step",
     "image_size", "patch_size", "channels", "n_classes", "d_features", "d_head", "d_mlp", "eta",

@@ -1,4 +1,4 @@
-"""What the configs of models that see images share."""
+"""Fields and checks that the configs of image models share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def as_tuple(name: str, value: Any, such: str = "") -> tuple[Any, ...]:
 
 
 def per_channel(name: str, value: Any) -> tuple[Any, ...]:
-    """Returns a number for each channel as a tuple; a single number is that of a grey model."""
+    """Returns one number per channel as a tuple; a single number means a grey model."""
     if checks.is_number(value):
         return (value,)
     return as_tuple(
@@ -45,10 +45,10 @@ def per_channel(name: str, value: Any) -> tuple[Any, ...]:
 class ImageConfig(CrateConfig):
     """A config of a model that sees images.
 
-    `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `resize`,
-    `crop`, `interpolation`, `mean` and `std` say what `model.preprocess` does: `resize` is the
-    length of the shorter side, or (h, w). `interpolate_pos` lets images of other sizes in.
-    Raises ValueError for sizes above 50,000,000 pixels or 65,536 patches.
+    `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `resize`, `crop`,
+    `interpolation`, `mean` and `std` say what `model.preprocess` does: `resize` is the length of
+    the shorter side, or (h, w). `interpolate_pos` accepts images of other sizes. Raises ValueError
+    for sizes above 50,000,000 pixels or 65,536 patches.
     """
 
     checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
@@ -106,14 +106,15 @@ class ImageConfig(CrateConfig):
         if self.mean is not None and max(self.mean) > 1:
             scaled = [round(value / 255, 4) for value in self.mean]
             raise ValueError(
-                f"mean={checks.shown(self.mean)}: pixels count from 0 to 1. Divide mean and std by "
-                f"255 where they are of 0 to 255: mean={scaled}."
+                f"mean={checks.shown(self.mean)}: pixels are scaled to 0 to 1. Divide mean and std "
+                "by "
+                f"255 if they are for pixels of 0 to 255: mean={scaled}."
             )
 
     def _derive(self, **values: int) -> None:
-        """Writes fields that follow from others.
+        """Writes fields that are computed from others.
 
-        Raises ValueError if one was given and has another value.
+        Raises ValueError if a different value was given for one.
         """
         for name, value in values.items():
             if getattr(self, name) not in (None, value):
@@ -136,7 +137,7 @@ class ImageConfig(CrateConfig):
 
     @property
     def n_special(self) -> int:
-        """How many tokens come before the patches: CLS, and behind a bridge maybe others."""
+        """Number of tokens before the patches: CLS, and with a bridge perhaps others."""
         return 1
 
     @property

@@ -1,4 +1,4 @@
-"""The config of language models, and of a text tower."""
+"""Configs of language models and of text towers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +18,7 @@ def check_context(n_ctx: int) -> None:
     if n_ctx > _MOST_AT_ONCE:
         raise ValueError(
             f"n_ctx={n_ctx}: a text tower sees its whole context at once, and {_MOST_AT_ONCE} "
-            "tokens are the most that is computed."
+            "tokens are the most that it can take."
         )
 
 
@@ -36,10 +36,10 @@ def window_letters(name: str, value: object) -> str:
 class TextConfig(CrateConfig):
     """The config of a language model, which needs `n_ctx` and `d_vocab`.
 
-    `bias` (gpt-baseline): whether its Linears and LayerNorms have one. `window`,
-    `window_pattern`, `softcap` and `rotary_base` belong to nanochat-crate. `tokenizer`: "gpt2",
-    "bert", or "file" for one that lies beside the weights; `prepend_bos`: whether its separator
-    comes first. `d_embed` is the width in which a text tower ends.
+    `bias` (gpt-baseline): whether its Linears and LayerNorms have one. `window`, `window_pattern`,
+    `softcap` and `rotary_base` belong to nanochat-crate. `tokenizer`: "gpt2", "bert", or "file" for
+    one saved beside the weights; `prepend_bos`: whether its separator is put before texts.
+    `d_embed` is the width of a text tower's output.
     """
 
     kind: ClassVar[str] = "text"
@@ -78,5 +78,5 @@ class TextConfig(CrateConfig):
 
     @property
     def default_prepend_bos(self) -> bool:
-        """Whether texts begin with the token BOS."""
+        """Whether BOS is put before texts."""
         return bool(self.prepend_bos)

@@ -1,4 +1,4 @@
-"""The configs of image classifiers and image towers, of the masked autoencoder, and of CLIP."""
+"""Configs of image classifiers and image towers, of the masked autoencoder, and of CLIP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,19 @@ from crate_interp.config.text import check_context
 from crate_interp.core import checks, safe_text
 
 _NAMES = ' of names in the order of the outputs, such as ["cat", "dog"]'
-_LONGEST = 1000  # characters of a label: some of ImageNet-21k name a dozen synonyms
+_LONGEST = 1000  # characters of a label: some labels of ImageNet-21k list a dozen synonyms
 
 
 def class_names(name: str, value: object) -> tuple[str, ...]:
-    """Returns a list of names as a tuple. Every script is welcome, control characters are not.
+    """Returns a list of names as a tuple. Any script is allowed, control characters are not.
 
     Raises ValueError, with the field's `name`, for anything else.
     """
     for place, label in enumerate(names := as_tuple(name, value, _NAMES)):
         if not isinstance(label, str) or len(label) > _LONGEST or not safe_text.is_harmless(label):
             raise ValueError(
-                f"{name} are names: give strings, one per class, of at most {_LONGEST} characters "
+                f"{name} must be names: give strings, one per class, of at most {_LONGEST} "
+                "characters "
                 f"and without control characters; number {place} is {checks.shown(label)}."
             )
     return names
@@ -32,7 +33,7 @@ def class_names(name: str, value: object) -> tuple[str, ...]:
 class VisionConfig(ImageConfig):
     """The config of an image classifier.
 
-    `pool` says what the classes are read from: the CLS token, or the mean of all tokens.
+    `pool` says from what the classes are read: the CLS token, or the mean of all tokens.
     `d_features` is the width of a linear map between the pooled token and the classes (the
     ImageNet-21k demo model). `labels` are the names of the classes.
     """
@@ -70,8 +71,8 @@ class VisionConfig(ImageConfig):
 class MAEConfig(ImageConfig):
     """The config of a masked autoencoder.
 
-    `decoder_n_layers` and `decoder_n_heads` are those of the encoder where they are None.
-    `norm_pix_loss` normalises the target patch by patch.
+    `decoder_n_layers` and `decoder_n_heads` default to those of the encoder. `norm_pix_loss`
+    normalises each patch of the target.
     """
 
     kind: ClassVar[str] = "mae"
@@ -97,11 +98,11 @@ class MAEConfig(ImageConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CLIPConfig(ImageConfig):
-    """The config of a CLIP. The fields of every family are those of its image tower.
+    """Config of a CLIP; the fields that every family has describe its image tower.
 
-    `d_embed` is the width in which both towers end. `text_d_model`, `text_n_layers`,
-    `text_n_heads`, `n_ctx`, `d_vocab`, `tokenizer` and `prepend_bos` are those of the text
-    tower. All but the last two are required.
+    `d_embed` is the width of both towers' outputs. `text_d_model`, `text_n_layers`, `text_n_heads`,
+    `n_ctx`, `d_vocab`, `tokenizer` and `prepend_bos` describe the text tower; all but the last two
+    are required.
     """
 
     kind: ClassVar[str] = "clip"
@@ -131,5 +132,5 @@ class CLIPConfig(ImageConfig):
 
     @property
     def default_prepend_bos(self) -> bool:
-        """Whether texts begin with the token BOS."""
+        """Whether BOS is put before texts."""
         return bool(self.prepend_bos)

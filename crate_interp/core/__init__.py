@@ -1,1 +1,1 @@
-"""What any room may use: checks of arguments, errors, safe text, files, folders, progress."""
+"""Helpers for every room: argument checks, errors, safe text, files, folders and progress."""

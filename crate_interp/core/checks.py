@@ -1,4 +1,4 @@
-"""Checks of plain arguments: counts, sizes and names, with what to type instead."""
+"""Checks of plain arguments: counts, sizes and names. Errors say what to type instead."""
 
 import difflib
 import reprlib
@@ -9,21 +9,21 @@ from typing import Any
 from crate_interp.core import safe_text
 
 _MOST = 2**31
-_REPR = reprlib.Repr()  # its cost is bounded, however large or deep a value is
+_REPR = reprlib.Repr()  # repr at a bounded cost, however large or deep the value
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 50
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 2 * safe_text.LONGEST
 
 
 def is_int(value: object) -> bool:
-    """Tells whether a value is an integer. NumPy's integers are; True and False are not."""
+    """Tells whether a value is an integer, NumPy's included. True and False are not integers."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def shown(value: object) -> str:
-    """Returns a value as an error shows it: its repr on one plain line, cut if it is long."""
+    """Returns a value as errors show it: its repr on one line, cut if it is long."""
     try:
         return safe_text.plain(_REPR.repr(value))
-    except ValueError:  # an int of thousands of digits
+    except ValueError:  # an int of thousands of digits has no str
         return f"a value of type {type(value).__name__}"
 
 
@@ -67,14 +67,15 @@ def size(name: str, value: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-MOST_PIXELS = 50_000_000  # of one picture: with the copies that Pillow makes about 1 GB
-MOST_PATCHES = 65_536  # of one picture: one head's pattern of so many takes 17 GB
+# of one picture: decoding it takes about 1 GB, with the copies that Pillow makes
+MOST_PIXELS = 50_000_000
+MOST_PATCHES = 65_536  # of one picture: the attention pattern of one head then takes 17 GB
 
 
 def pixels(what: str, height: int, width: int) -> None:
     """Raises ValueError, naming `what`, for a picture of more than 50,000,000 pixels.
 
-    It holds for pictures in files and for what a config makes of them.
+    The limit holds for pictures in files and for picture sizes in a config.
     """
     if height * width > MOST_PIXELS:
         raise ValueError(
@@ -148,9 +149,9 @@ def one_line(name: str, value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Returns a question with up to three names near to `name`, or `otherwise` if none is near.
+    """Returns "did you mean" with up to three close names, or `otherwise` if none is close.
 
-    A name that ends in a dot and `name` is near: "attention.entropy" to "entropy".
+    A name that ends in ".`name`" counts as close: "attention.entropy" is close to "entropy".
     """
     names = list(known)
     near = [full for full in names if full.endswith(f".{name}")][:3]
@@ -159,5 +160,5 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number of NumPy as Python's; ints and floats stay what they are."""
+    """Returns a NumPy number as a Python number; ints and floats are returned unchanged."""
     return value.item() if hasattr(value, "item") else value

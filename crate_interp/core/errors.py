@@ -1,4 +1,4 @@
-"""The errors of a checkpoint, and of text that a model cannot take."""
+"""Errors about checkpoints, and about text that a model cannot take."""
 
 from crate_interp.core.safe_text import plain
 
@@ -17,11 +17,11 @@ class CheckpointError(ValueError):
 
 
 class NoTokenizerError(CheckpointError):
-    """A tokenizer that should lie beside the weights of its model, and does not."""
+    """The tokenizer that belongs beside a model's weights is missing."""
 
 
 class TextError(ValueError, AssertionError):
-    """Text that a model cannot take, or a token that is not there.
+    """Text that a model cannot take, or a token that its vocabulary lacks.
 
     It is an AssertionError too, since TransformerLens raises one in these places.
     """

@@ -1,4 +1,4 @@
-"""Files that are complete or not there: written beside their place, then moved into it."""
+"""Writing of files that are complete or absent: written elsewhere first, then moved into place."""
 
 import glob
 import hashlib
@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 _WEEK = 7 * 24 * 3600  # seconds
-_MODE = 0o644  # readable by all; safetensors and tempfile make files for their owner alone
+_MODE = 0o644  # readable by all; safetensors and tempfile make files that only their owner can read
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Calls `writer` with a unique name, and moves the file that it wrote to `path`.
+    """Calls `writer` with a unique name, then moves the file it wrote to `path`.
 
     Unfinished files that a dead process left beside `path` are removed after a week.
     """
@@ -40,7 +40,7 @@ def publish(part: Path) -> None:
 def flush(path: Path) -> None:
     """Waits until the bytes of a file, or the names in a folder, are on the disk."""
     if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folder
+        return  # Windows cannot open a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -49,7 +49,7 @@ def flush(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes text in UTF-8. What UTF-8 cannot hold, lone surrogates, becomes an escape."""
+    """Writes text in UTF-8. Lone surrogates, which UTF-8 cannot hold, become escapes."""
     content = text.encode("utf-8", "backslashreplace")
     write(path, lambda part: part.write_bytes(content))
 
@@ -57,21 +57,21 @@ def write_text(path: Path, text: str) -> None:
 def digest(path: Path) -> str:
     """Returns the SHA-256 of a file, as "sha256:" and 64 hexadecimal digits.
 
-    Raises OSError if it is no regular file.
+    Raises OSError if it is not a regular file.
     """
-    if not path.is_file():  # a pipe would never end
+    if not path.is_file():  # reading from a pipe would never end
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     with open(path, "rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """Returns the SHA-256 of bytes, as `digest` returns that of a file."""
+    """Returns the SHA-256 of bytes, written as `digest` writes it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def stays_inside(name: object) -> bool:
-    """Tells whether a name is a path that stays in the folder in which it begins."""
+    """Tells whether a relative path stays inside the folder that it starts from."""
     return (
         isinstance(name, str)
         and name not in ("", ".")

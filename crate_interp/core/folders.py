@@ -1,8 +1,8 @@
 """Folders whose files change together or not at all, with one writer at a time.
 
 The index of a folder, a JSON file such as meta.json, holds the digest of every other file. It is
-removed first and written last, so that a folder whose writer died has none. Before the first change
-a journal says which files there were and which there will be; the next writer reads it.
+removed first and written last, so a folder whose writer died has no index. Before the first change
+a journal lists the old files and the new ones; the next writer reads it.
 """
 
 import json
@@ -23,16 +23,16 @@ from crate_interp.core.safe_text import plain
 
 LOCK, _STAGE, _JOURNAL = ".crate-interp.lock", ".crate-interp-new-", ".crate-interp-change-"
 _LONGEST_INDEX = 2**28  # bytes
-# What this library writes. Nothing else is removed, whatever an index says.
+# Only files that this library writes. Nothing else is removed, whatever an index says.
 _SUFFIXES = (".parquet", ".json", ".html", ".png", ".webp", ".csv", ".txt", ".safetensors")
 
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[Path]:
-    """Makes this thread the only writer of a folder, which is made if there is none.
+    """Makes this thread the only writer of a folder, and makes the folder if it is missing.
 
-    The lock ends with the process, however that ends. A thread may take a lock twice. A folder that
-    was made here is removed if it is empty at the end.
+    The lock ends with the process, even if it is killed. A thread may take a lock twice. A folder
+    that was made here is removed if it is empty at the end.
 
     Raises ValueError if the folder cannot be written, or another process or thread writes it.
     """
@@ -53,12 +53,12 @@ def locked(folder: str | Path) -> Iterator[Path]:
 
 
 def _acquire(out: Path) -> tuple[BaseFileLock, bool, bool]:
-    """Returns the lock of a folder, which this thread now holds.
+    """Returns the lock of a folder, taken for this thread.
 
-    Also returns whether it did before, and whether the folder was made here.
+    Also returns whether the thread held it before, and whether this call made the folder.
     """
     try:
-        str(out).encode()  # raises for a name that is no text, which writers of tables refuse
+        str(out).encode()  # raises for a name that is not valid text
         made = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
@@ -70,7 +70,8 @@ def _acquire(out: Path) -> tuple[BaseFileLock, bool, bool]:
             f"{str(out)!r} is being written by {_holder(out)}: wait until it ends, "
             "or give another folder."
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL, or one that is no text
+    except (OSError, ValueError) as error:
+        # ValueError: a name with a NUL, or one that is not valid text
         odd = isinstance(error, UnicodeEncodeError)
         reason = "its name holds bytes that are no text here" if odd else ""
         reason = reason or getattr(error, "strerror", None) or error
@@ -87,20 +88,20 @@ def replacing(
     kept: Collection[str] = (),
     owned: Collection[str] = (),
 ) -> Iterator[Path]:
-    """Yields an empty folder whose files take their place in `folder` when the block is done.
+    """Yields an empty folder; its files replace those of `folder` when the block ends.
 
-    At the end the index holds `content`, and under "files" the digest of every new file and of the
-    `kept` ones, which the old index names too. Files of the old index that are neither new nor kept
-    are removed, and so are `owned` ones; but if all new files are there already, the others stay.
-    Files that no index names stay too. Until the block is done nothing in `folder` changes, and
-    after an error in it nothing has. What a dead writer began is removed.
+    At the end the index holds `content`, and under "files" the digest of every new file and of
+    every file in `kept`, which must be in the old index. All other files of the old index are
+    removed, and so are those in `owned`; but if every new file is there already, nothing is
+    removed. Files that no index names stay. Nothing in `folder` changes before the block ends, or
+    if it raises. Unfinished files of a writer that died are removed.
 
     Raises ValueError if the folder cannot be written, is being written by another process, or has a
     link or a folder in the place of a file.
     """
     with locked(folder) as out:
         for dead in _stages(out):
-            shutil.rmtree(dead, ignore_errors=True)  # follows no link
+            shutil.rmtree(dead, ignore_errors=True)  # does not follow links
         stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=out))
         try:
             yield stage
@@ -108,7 +109,7 @@ def replacing(
             try:
                 _commit(stage, out, index, change)
             except KeyboardInterrupt:
-                _commit(stage, out, index, change)  # continues
+                _commit(stage, out, index, change)  # finishes what a writer that died had begun
                 raise
         finally:
             shutil.rmtree(stage, ignore_errors=True)
@@ -133,7 +134,7 @@ def discard(folder: Path, index: str) -> None:
 
 
 def is_free(folder: Path, index: str) -> bool:
-    """Tells whether a folder is missing, is empty, or holds what a dead writer began in it."""
+    """Tells whether a folder is missing, empty, or holds only unfinished files of a dead writer."""
     if not folder.exists():
         return True
     if not folder.is_dir() or (folder / index).exists():
@@ -147,21 +148,21 @@ def _stages(out: Path) -> list[Path]:
 
 
 def listed(path: Path) -> dict[str, str]:
-    """Returns the digests that an index holds by the names of files; none if it holds none."""
+    """Returns the digests in an index by the names of their files; empty if it has none."""
     return named(read_index(path).get("files"))
 
 
 def named(files: object) -> dict[str, str]:
     """Returns the digests of files by their names.
 
-    Names that lead out of the folder, and files that are not of our kinds, are left out.
+    Names that lead out of the folder, and files of a kind that we do not write, are left out.
     """
     items = files.items() if isinstance(files, dict) else ()
     return {name: value for name, value in items if is_inside(name) and isinstance(value, str)}
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file, or nothing if the file holds none."""
+    """Returns the JSON object in a file, or an empty one if the file holds none."""
     try:
         if not path.is_file() or path.stat().st_size > _LONGEST_INDEX:
             return {}
@@ -172,7 +173,7 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 def is_inside(name: object) -> bool:
-    """Tells whether a name can be that of a file written here, such as "figures/a.png"."""
+    """Tells whether a name is one that we write in a folder, such as "figures/a.png"."""
     if not isinstance(name, str) or len(name) > 1000 or not stays_inside(name):
         return False
     path = PurePosixPath(name)
@@ -213,7 +214,7 @@ def _write_journal(
 
 
 def _before(out: Path, index: str, old: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns the digests that the index and the journal name for each file."""
+    """Returns the digests that the index and the journal give for each file."""
     found = {name: [value] for name, value in old.items()}
     lists = read_index(_journal(out, index)).get("files")
     for files in lists if isinstance(lists, list) else ():
@@ -225,7 +226,7 @@ def _before(out: Path, index: str, old: Mapping[str, str]) -> dict[str, list[str
 
 @dataclass(frozen=True)
 class _Change:
-    """What a commit does: files to move in, files to remove, and whether old ones change."""
+    """The work of a commit: files to move in, files to remove, and whether old files change."""
 
     moved: list[str]
     gone: list[str]
@@ -248,10 +249,10 @@ def _prepare(
     same = {name for name in digests if old.get(name) == digests[name]}
     same -= set(differs(out, {name: digests[name] for name in same}))
     moved = [name for name in digests if name not in same]
-    if not moved:  # the same files again: other listed files stay
+    if not moved:  # all new files are there already: other listed files stay
         kept = [*kept, *(name for name in old if name not in (*owned, *digests))]
     others = {name for name in before if name not in digests and name not in kept}
-    # a file with another digest is the user's
+    # a file with another digest belongs to the user
     gone = [name for name in others if _is(out / name, before[name])]
     gone += [name for name in owned if name not in digests and name not in gone]
     for name in (*moved, *gone, index):
@@ -265,7 +266,7 @@ def _prepare(
 
 
 def _commit(stage: Path, out: Path, index: str, change: _Change) -> None:
-    """Puts the staged files into their places, the index last. May be called again."""
+    """Puts the staged files into their places, the index last; it can run again after a crash."""
     if not (stage / index).exists():
         return
     if _journal(stage, index).exists():
@@ -290,11 +291,11 @@ def _remove(out: Path, names: Collection[str]) -> None:
         (out / name).unlink(missing_ok=True)
         if (out / name).parent != out:
             with suppress(OSError):
-                (out / name).parent.rmdir()  # if nothing else is in it
+                (out / name).parent.rmdir()  # only if it is empty
 
 
 def _check_place(out: Path, name: str) -> None:
-    """Raises ValueError if a name is not to be written: behind a link, or where a folder is."""
+    """Raises ValueError for a name that must not be written: behind a link, or a folder's name."""
     path = out / name
     above = [up for up in path.parents if out in up.parents and os.path.lexists(up)]
     for up in above:
@@ -304,4 +305,4 @@ def _check_place(out: Path, name: str) -> None:
     if not os.access((*above, out)[0], os.W_OK | os.X_OK):
         raise ValueError(f"cannot write into {str((*above, out)[0])!r}: give another folder.")
     if path.is_dir() and not path.is_symlink():
-        raise ValueError(f"{str(path)!r} is a folder, wanted a file: remove it.")
+        raise ValueError(f"{str(path)!r} is a folder where a file is to be written: remove it.")

@@ -1,7 +1,8 @@
-"""Opening picture files with Pillow, within limits, and the errors for those that are refused.
+"""Opens picture files with Pillow, within limits, and makes the errors for refused files.
 
-Formats are named: Pillow knows a file by its first bytes, and would start Ghostscript for one
-that is EPS, whatever its name. Size and format are checked before pixels are decoded.
+The allowed formats are named, because Pillow recognises a file by its first bytes and would start
+Ghostscript for any EPS file, whatever it is called. Size and format are checked before pixels are
+decoded.
 """
 
 import errno
@@ -19,17 +20,18 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 
-# What data sets of pictures carry. Each is decoded by Pillow and the libraries in its wheel; none
-# starts a program. Only the first picture of a file that holds several is read.
+# The usual formats of picture data sets. Pillow and the libraries in its wheel decode each; none
+# starts a program. Of a file with several pictures only the first is read.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff",
     ".ppm", ".pgm", ".pbm", ".pnm",
 )  # fmt: skip
-MOST_BYTES = 2**30  # of one file
-MOST_SCANS = 100  # of a JPEG file: 75 bytes make libjpeg go through all pixels once more
-_LOADED_AS = (*FORMATS, "MPO")  # what Pillow calls a JPEG file of several pictures
-_TURNS = {  # EXIF orientation -> what turns the picture upright
+MOST_BYTES = 2**30  # size of one file
+# in one JPEG file: libjpeg goes through all pixels for each scan, which costs a file 75 bytes
+MOST_SCANS = 100
+_LOADED_AS = (*FORMATS, "MPO")  # Pillow's name for a JPEG file of several pictures
+_TURNS = {  # EXIF orientation -> the operation that turns the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -39,22 +41,23 @@ _TURNS = {  # EXIF orientation -> what turns the picture upright
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
-# errors of the system that are about the file; others, such as EIO, are about the machine
+# system errors that are about the file; others, such as EIO, are about the machine
 _OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _SCAN = b"\xff\xda"
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # except those that occur in data
+# markers, except those that occur inside compressed data
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _WHERE_EXIF_IS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
 class Undecodable(ValueError):
-    """A picture that cannot be decoded; with skip_bad its sample is left out."""
+    """A picture cannot be decoded; with skip_bad its sample is left out."""
 
 
 @dataclass(frozen=True)
 class Later:
-    """A picture that `make` decodes when it is needed, so that a batch is not in memory at once.
+    """A picture that `make` decodes only when it is needed, to save memory.
 
-    what: how errors call it.
+    what: the picture's name in errors.
     """
 
     make: Callable[[], Image.Image]
@@ -70,7 +73,7 @@ def quoted(name: str | Path) -> str:
 
 
 def check_file(path: Path, what: str) -> None:
-    """Raises Undecodable, naming `what`, unless a path leads to a file that can be read at once.
+    """Raises Undecodable, naming `what`, unless a path leads to a file that can be read.
 
     Folders, pipes, sockets and devices are refused before they are opened, and so are empty
     files and files above 1 GiB. Links are followed.
@@ -86,16 +89,17 @@ def check_file(path: Path, what: str) -> None:
         raise Undecodable(f"cannot read {what}: the file is empty.")
     if found.st_size > MOST_BYTES:
         raise Undecodable(
-            f"cannot read {what}: it has {found.st_size:,} bytes, and {MOST_BYTES:,} are the most."
+            f"cannot read {what}: it has {found.st_size:,} bytes; at most {MOST_BYTES:,} are "
+            "allowed."
         )
 
 
 def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
-    """Returns a picture whose pixels are in memory, upright, and what errors call it.
+    """Returns an upright picture with its pixels in memory, and its name in errors.
 
-    It is turned as its EXIF orientation says, PIL images that still have one included. Raises
-    Undecodable, a ValueError, if it cannot be read, is of no format in FORMATS, or has more than
-    50,000,000 pixels, and ValueError if it is neither a picture nor a path.
+    It is turned by its EXIF orientation, also if it is a PIL image that still has one. Raises
+    Undecodable, a ValueError, if it cannot be read, its format is not in FORMATS, or it has more
+    than 50,000,000 pixels, and ValueError if it is neither a picture nor a path.
     """
     what = "an image" if kind == "image" else f"a {kind}"
     if isinstance(image, Later):
@@ -115,15 +119,15 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
 
 
 def decoded(data: bytes, what: str) -> Image.Image:
-    """Returns the picture in the bytes of a file, as `loaded` does, and raises as it does."""
+    """Returns the picture in the bytes of a file; result and errors are those of `loaded`."""
     with opened(BytesIO(data), what) as found:
         return _upright(found, what)
 
 
 def opened(file: Path | BytesIO, what: str) -> Image.Image:
-    """Opens a picture and reads no more than its header. It must be closed.
+    """Opens a picture and reads only its header; the caller must close it.
 
-    Raises Undecodable, calling the picture `what`, where `loaded` would.
+    Raises Undecodable, naming `what`, where `loaded` would raise it.
     """
     if isinstance(file, Path):
         check_file(file, what)
@@ -133,10 +137,10 @@ def opened(file: Path | BytesIO, what: str) -> Image.Image:
             image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
         raise Undecodable(
-            f"cannot read {what}: it is no picture in one of the formats {', '.join(FORMATS)}, "
+            f"cannot read {what}: it is not a picture in one of the formats {', '.join(FORMATS)}, "
             "or its first bytes are damaged."
         ) from None
-    except Exception as error:  # every decoder of Pillow has its own
+    except Exception as error:  # each decoder of Pillow raises its own errors
         raise _unread(what, error) from None
     try:
         _check_opened(image, what)
@@ -147,22 +151,23 @@ def opened(file: Path | BytesIO, what: str) -> Image.Image:
 
 
 def header(file: Path | BytesIO, what: str) -> tuple[str, tuple[int, int]]:
-    """Returns the mode of a picture and its (width, height) when it is upright.
+    """Returns the mode of a picture, and the (width, height) that it has when upright.
 
-    Only its first bytes are read. Raises Undecodable for a file that is no picture.
+    Only the first bytes are read. Raises Undecodable for a file that is not a picture.
     """
     with opened(file, what) as image:
         if _orientation(image) not in _SIDEWAYS:
             return image.mode, image.size
-        if image.format == "TIFF":  # some versions of Pillow turn it, and its size, themselves
+        # some versions of Pillow turn TIFF pictures, and swap their size, themselves
+        if image.format == "TIFF":
             return image.mode, _upright(image, what).size
         return image.mode, (image.height, image.width)
 
 
 def check_depth(mode: str, what: str) -> None:
-    """Raises Undecodable, calling the picture `what`, if it has more than 8 bits per channel.
+    """Raises Undecodable, naming `what`, if a picture has more than 8 bits per channel.
 
-    Such files do not say which number is white.
+    Such files do not say which value is white.
     """
     if mode.startswith("I;16") or mode in ("I", "F"):
         raise Undecodable(f"{what} has mode {mode!r} (more than 8 bits): convert it to L or RGB.")
@@ -180,7 +185,7 @@ def check_image(path: Path) -> tuple[int, int]:
 
 
 def _check_opened(image: Image.Image, what: str) -> None:
-    """Raises Undecodable for a picture that is not to be decoded."""
+    """Raises Undecodable for a picture that must not be decoded."""
     if image.format is not None and image.format not in _LOADED_AS:
         raise Undecodable(
             f"{what} was opened from a file of format {plain(image.format)}, and only "
@@ -188,9 +193,9 @@ def _check_opened(image: Image.Image, what: str) -> None:
         )
     _check_pixels(what, image.height, image.width)
     tags: Any = getattr(image, "tag_v2", {})
-    try:  # a tile of a TIFF file is decoded whole, however small the picture is
+    try:  # a tile of a TIFF file is decoded as a whole, however small the picture is
         tile = [int(tags.get(side, 1)) for side in (322, 323)]
-    except Exception as error:  # Pillow parses a tag at its first use
+    except Exception as error:  # Pillow parses a tag when it is first read
         raise Undecodable(f"cannot read {what}: {plain(error)}") from None
     _check_pixels(f"a tile of {what}", *tile)
 
@@ -210,46 +215,47 @@ def _check_pixels(what: str, height: int, width: int) -> None:
 
 
 def _upright(image: Image.Image, what: str) -> Image.Image:
-    """Returns a picture with its pixels in memory, turned as its EXIF orientation says."""
+    """Returns a picture with its pixels in memory, turned by its EXIF orientation."""
     try:
         orientation = _orientation(image)
         _check_scans(image)
         image.load()
-        if image.format == "TIFF":  # Pillow has turned it, and forgotten the orientation
+        if image.format == "TIFF":  # Pillow has already turned it and dropped the orientation
             orientation = _orientation(image)
         if orientation not in _TURNS:
             return image
         turned = image.transpose(_TURNS[orientation])
-    except Exception as error:  # every decoder of Pillow has its own
+    except Exception as error:  # each decoder of Pillow raises its own errors
         raise _unread(what, error) from None
     turned.info = {name: kept for name, kept in image.info.items() if name not in _WHERE_EXIF_IS}
     return turned
 
 
 def _check_scans(image: Image.Image) -> None:
-    """Raises ValueError for a JPEG file of very many scans, before they are decoded."""
+    """Raises ValueError for a JPEG file with too many scans, before they are decoded."""
     file: Any = getattr(image, "fp", None)
     if file is None or image.format not in ("JPEG", "MPO"):
         return
     file.seek(0)
     data = file.read()
-    if data.count(_SCAN) <= MOST_SCANS:  # the usual case; these bytes also occur by chance
+    # the usual case; only if the count is high are scans told from chance bytes
+    if data.count(_SCAN) <= MOST_SCANS:
         return
     place, scans = 2, 0
     while marker := _MARKER.search(data, place):
         place, scans = marker.end(), scans + (marker[0] == _SCAN)
         if scans > MOST_SCANS:
             raise ValueError(f"a JPEG file of more than {MOST_SCANS} scans")
-        if marker[0] == b"\xff\xd9":  # the end; what follows is not decoded
+        if marker[0] == b"\xff\xd9":  # end of the image; what follows is not decoded
             return
         place += int.from_bytes(data[place : place + 2], "big")  # the length of the segment
 
 
 def _orientation(image: Image.Image) -> int:
-    """Returns the EXIF orientation; 1, upright, where there is none or it cannot be read."""
+    """Returns the EXIF orientation, or 1 (upright) if there is none or it cannot be read."""
     try:
-        # PNG files have a getexif of their own, which decodes all pixels
+        # a PNG's own getexif decodes all pixels
         value = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
-    except Exception:  # damaged EXIF data is common, and the pixels are sound
+    except Exception:  # EXIF data is often damaged in files whose pixels are sound
         return 1
     return value if isinstance(value, int) else 1

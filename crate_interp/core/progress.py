@@ -15,14 +15,14 @@ with warnings.catch_warnings():
 
 
 def stream() -> Any:
-    """Returns where bars and notes on progress go: stdout in a notebook, else stderr."""
-    ipython: Any = sys.modules.get("IPython")  # a notebook has loaded it
+    """Returns the stream for bars and notes on progress: stdout in a notebook, else stderr."""
+    ipython: Any = sys.modules.get("IPython")  # a notebook has imported it
     shell = ipython.get_ipython() if ipython else None
     return sys.stdout if "IPKernelApp" in getattr(shell, "config", ()) else sys.stderr
 
 
 def quiet() -> bool:
-    """Tells whether --quiet of the command line hides bars and notes."""
+    """Tells whether bars and notes are hidden by --quiet on the command line."""
     return bool(os.environ.get("CRATE_INTERP_QUIET"))
 
 
@@ -33,7 +33,7 @@ def note(text: str) -> None:
 
 
 class tqdm(_tqdm):
-    """tqdm's bar; arguments as there."""
+    """Returns a progress bar; the arguments are those of tqdm."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("file") is None:

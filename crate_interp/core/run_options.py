@@ -10,11 +10,11 @@ from crate_interp.core import checks
 
 
 class Pass(TypedDict, total=False):
-    """What runs a model over data takes: which samples, and how they are read.
+    """Options of a pass over data: which samples the model sees, and how they are read.
 
-    batch_size: 32 unless the verb says otherwise. limit: the first n samples; those of a folder are
-    of all its classes. workers: how many processes decode samples ahead. skip_bad: list samples
-    that cannot be decoded in meta["skipped"] and leave them out, instead of refusing them.
+    batch_size: 32 unless the verb says otherwise. limit: the first n samples; from a folder, they
+    come from all its classes. workers: how many processes decode samples ahead. skip_bad: leave out
+    samples that cannot be decoded and list them in meta["skipped"], instead of raising.
     """
 
     batch_size: Annotated[int, "Samples that run at once."]
@@ -27,14 +27,14 @@ class Pass(TypedDict, total=False):
 
 
 class Run(Pass, total=False):
-    """What measures in chunks takes besides: where chunks are kept, and who measures which.
+    """Options of a measurement in chunks: those of a pass, where chunks go, and who measures them.
 
-    The data is measured in chunks, whose numbers merge in their order: the same bits whoever
-    measures which chunk. out: a folder that keeps each chunk as soon as it is measured, and the
-    result; the same call goes on where an earlier one ended. resume: False starts over. shard:
-    "i/n", i from 0: this process takes every n-th chunk (None: RANK and WORLD_SIZE, which torchrun
-    sets, or all chunks), and the verb returns None while others are missing. engine: "local", or
-    "ray" for the actors of a Ray cluster.
+    The data is measured in chunks, and their numbers merge in a fixed order: the result is the same
+    to the bit whichever process measures which chunk. out: a folder that keeps each chunk as soon
+    as it is measured, and the result; calling again continues where an earlier call stopped.
+    resume: False starts over. shard: "i/n", i from 0: this process takes every n-th chunk (None:
+    RANK and WORLD_SIZE, which torchrun sets, or all chunks), and the verb returns None while others
+    are missing. engine: "local", or "ray" for the actors of a Ray cluster.
     """
 
     out: str | Path | None
@@ -62,7 +62,7 @@ class RunOptions:
     engine: str = "local"
 
     def of_a_pass(self) -> Pass:
-        """Returns the options for a sweep of samples to which the limit was applied already."""
+        """Returns the options for a sweep over samples that the limit has already cut."""
         given: Any = {name: getattr(self, name) for name in Pass.__annotations__}
         return given | {"limit": None}
 
@@ -73,13 +73,13 @@ DEFAULTS = RunOptions()
 def run_options(
     verb: Callable[..., Any], given: Run | Pass, taken: type = Run, **defaults: object
 ) -> RunOptions:
-    """Returns the options of a call of a verb, checked.
+    """Returns the checked options of a call of a verb.
 
-    taken: Run, or Pass where the verb does not measure in chunks. defaults: those of the verb that
-    differ from ours.
+    taken: Run, or Pass if the verb does not measure in chunks. defaults: the verb's own defaults
+    where they differ.
 
-    Raises TypeError for an unknown name, with the nearest that the verb has; ValueError for a value
-    that its option cannot have, and for a shard without a folder.
+    Raises TypeError for an unknown name, with the closest name that the verb has; ValueError for a
+    value that an option cannot have, and for a shard without a folder.
     """
     known = list(taken.__annotations__)
     for name in given:

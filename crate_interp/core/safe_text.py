@@ -12,13 +12,13 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def plain(text: object, longest: int = LONGEST) -> str:
-    """Returns a text on one line, without characters that control a terminal or a page.
+    """Returns a text on one line, without characters that could control a terminal or a page.
 
     Runs of white space become one space. Control characters, marks of writing direction and lone
-    surrogates are written as escapes, such as \\x1b and \\u202e. A text of more than `longest`
+    surrogates are written as escapes, such as \x1b and \u202e. A text of more than `longest`
     characters is cut, and ends in " ...".
     """
-    words = str(text)[: 4 * longest]  # no more than that is looked at
+    words = str(text)[: 4 * longest]  # the rest would be cut anyway
     shown = "".join(_escaped(sign) for sign in " ".join(words.split()))
     return (
         shown
@@ -28,7 +28,7 @@ def plain(text: object, longest: int = LONGEST) -> str:
 
 
 def in_markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Returns a table in Markdown, each row on a line; a bar within a cell is escaped."""
+    """Returns a table in Markdown, one row a line; a bar within a cell is escaped."""
     names = list(head)
     lines = [
         " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
@@ -38,7 +38,7 @@ def in_markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str
 
 
 def visible(text: object, longest: int | None = None) -> str:
-    """Escapes the signs of a text that `plain` escapes; spaces and line ends stay.
+    """Escapes what `plain` escapes, but keeps spaces and line ends.
 
     A text of more than `longest` characters is cut, and ends in " ...".
     """
@@ -69,18 +69,18 @@ def is_plain(text: str, longest: int = LONGEST) -> bool:
 
 
 def cell(value: Any) -> Any:
-    """Returns a value for a CSV file; a text that a spreadsheet would compute gets an apostrophe.
+    """Returns a value for a CSV file; text that a spreadsheet would run gets an apostrophe.
 
-    Numbers stay what they are.
+    Numbers stay unchanged.
     """
     if not isinstance(value, str):
         return value
-    shown = plain(value, longest=32_000)  # what a cell of a spreadsheet holds
+    shown = plain(value, longest=32_000)  # the most that a spreadsheet's cell holds
     return f"'{shown}" if value.lstrip().startswith(_FORMULA) or shown[:1] in _FORMULA else shown
 
 
 def file_name(text: object) -> str:
-    """Returns a text as one name of a file: letters, digits, dots, hyphens and underscores.
+    """Returns a text as a file name: letters, digits, dots, hyphens and underscores.
 
     Everything else becomes an underscore. The name has at most 100 characters, does not begin
     with a dot, and is never empty.

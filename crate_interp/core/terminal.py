@@ -13,11 +13,11 @@ from crate_interp.core.safe_text import plain
 FAILED, UNEXPECTED, INTERRUPTED = 2, 3, 130  # exit codes
 _LONGEST = 1500
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_READER = (errno.EPIPE, errno.EIO)  # the reader has gone, the terminal has gone
+_NO_READER = (errno.EPIPE, errno.EIO)  # errors after the reader or the terminal has gone
 
 
 class _Stream:
-    """A stream of text that raises no error after its reader has gone."""
+    """A text stream that raises no error after its reader has gone."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -37,7 +37,7 @@ class _Stream:
         try:
             return act(*values)
         except OSError as error:
-            # the text in the buffer would fail again when Python ends
+            # else Python would try again to write the text in the buffer when it ends
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if error.errno not in _NO_READER:
@@ -47,7 +47,7 @@ class _Stream:
 
 @contextmanager
 def any_terminal() -> Iterator[None]:
-    """Lets any text be printed: signs that the encoding lacks as escapes, warnings as one line."""
+    """Lets any text be printed: what the encoding lacks is escaped, and a warning is one line."""
     with (
         redirect_stdout(_open(sys.stdout)),
         redirect_stderr(_open(sys.stderr)),
@@ -69,8 +69,9 @@ def code_of(
 ) -> int:
     """Runs a command and returns its exit code; an error is one line on stderr.
 
-    place: returns the folder that it has written into, or None. debug: lets errors through.
-    reworded: returns an error of the library in terms of the command line, such as its options.
+    place: a function that returns the folder the command has written into, or None. debug: let
+    errors through. reworded: a function that rewrites an error of the library in terms of the
+    command line, such as its options.
     """
     try:
         run()
@@ -110,9 +111,9 @@ def _report(error: BaseException, place: Callable[[], Any], reworded: Callable[[
 
 
 def _open(stream: Any) -> Any:
-    """Returns a stream that takes any text; for a closed one, os.devnull.
+    """Returns a stream that takes any text; if the given one is closed, a stream to os.devnull.
 
-    That file also keeps the descriptor of the closed stream from the next file that is opened.
+    os.devnull also occupies the closed stream's descriptor, so that no file opened later gets it.
     """
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Data sets as samples in a fixed order, with labels, masks where there are some, a fingerprint.
+"""Data sets as samples in a fixed order, with a fingerprint, and labels and masks if there are any.
 
-Nothing here knows a model or a probe: what turns pictures, masks and texts into tensors is
-passed in.
+Nothing here knows models or probes: functions that turn pictures, masks and texts into tensors are
+arguments.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from crate_interp.data.samples import Samples, part
 from crate_interp.data.sources import forms, open_data, open_text
 from crate_interp.data.tables import Table
 
-# what may be given as data; `open_data` and `open_text` say what becomes of it
+# what may be given as data; see `open_data` and `open_text`
 Data = str | Sequence[str] | Tensor | np.ndarray | Table | Samples
 
 __all__ = ["Data", "Samples", "embedded", "forms", "open_data", "open_text", "part"]

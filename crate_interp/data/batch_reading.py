@@ -1,4 +1,4 @@
-"""Samples as they are read for one batch: contiguous runs around those that cannot be decoded."""
+"""Samples read for one batch: contiguous runs between those that cannot be decoded."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from crate_interp.data.samples import Samples
 
 @dataclass(frozen=True)
 class Run:
-    """Contiguous samples from number `start` on, and their masks where masks are read."""
+    """Contiguous samples from number `start` on, with their masks if masks are read."""
 
     start: int
     inputs: Tensor
@@ -30,7 +30,7 @@ def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> F
     """Returns the samples start to stop - 1 in contiguous runs of those that can be decoded.
 
     masks: whether to read masks; a sample whose mask cannot be decoded is bad too. Raises
-    ValueError where samples that can be decoded cannot be read otherwise.
+    ValueError if samples can be decoded but not used.
     """
     try:
         return Found([_run(samples, start, stop, masks)], {})
@@ -52,7 +52,7 @@ def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, 
 
 
 def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: bool) -> Tensor:
-    """Reads the sample that follows sample `number` of `of` samples; the first follows the last.
+    """Reads the sample after sample `number` of `of` samples; after the last comes the first.
 
     read: takes start and stop. skip_bad: whether samples that cannot be decoded are passed over.
     Raises Undecodable if the sample cannot be decoded, or, with skip_bad, if none can.

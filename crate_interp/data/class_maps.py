@@ -15,9 +15,9 @@ IGNORE = 255
 
 
 def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], what: str) -> None:
-    """Raises ValueError for a mask of colours, or of another size than its image.
+    """Raises ValueError for a mask of colours, or one that differs from its image in size.
 
-    Sizes are (width, height). `what` is how the error calls the image.
+    Sizes are (width, height). `what`: the image's name in errors.
     """
     if mode not in MODES:
         raise ValueError(

@@ -21,18 +21,18 @@ from crate_interp.data.coco_regions import MOST_EDGE, check_region, paint, runs_
 from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
 
-_NEEDED = {  # table -> what its rows must have
+_NEEDED = {  # table -> fields that its rows must have
     "images": ("id", "file_name", "width", "height"),
     "annotations": ("id", "image_id", "category_id", "segmentation"),
     "categories": ("id",),
 }
-_USABLE = {  # field -> whether a value of it can be used; the others are ids
+_USABLE = {  # field -> whether its value can be used; other fields are ids
     "file_name": lambda value: isinstance(value, str),
     "segmentation": lambda value: True,
     "width": lambda value: checks.is_int(value) and 0 < value < 2**31,
     "height": lambda value: checks.is_int(value) and 0 < value < 2**31,
 }
-MOST_COVERED = 10_000_000_000  # pixels painted in one class map, one over another: some seconds
+MOST_COVERED = 10_000_000_000  # pixels painted over one another in one class map: some seconds
 
 
 def coco_samples(
@@ -40,10 +40,10 @@ def coco_samples(
 ) -> Samples:
     """Returns the images of "ANNOTATIONS.json:IMAGEDIR", in the order of the annotations.
 
-    "ANNOTATIONS.json" alone takes the images beside it. Classes are the categories, numbered
-    from 1 in the order of their ids. Where objects overlap the smaller one is on top; crowds
-    are 255, below the objects. There are no labels. Images are turned upright as their EXIF
-    orientation says; width, height and annotations are those of the upright image.
+    "ANNOTATIONS.json" alone takes the images beside it. Classes are the categories, numbered from 1
+    in the order of their ids. Where objects overlap, the smaller one is on top; crowds are 255,
+    below the objects. There are no labels. Images are turned upright by their EXIF orientation;
+    width, height and annotations are those of the upright image.
 
     Raises ValueError if pycocotools is missing, for files that are not in COCO's format,
     for more than 254 categories, for names that lead out of the folder, and for images that are
@@ -56,7 +56,7 @@ def coco_samples(
     folder = Path(expanduser(option)) if option else path.parent
     tables = _read(path)
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is no folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
+        raise ValueError(f"{quoted(folder)} is not a folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
     images, classes = tables["images"], _classes(path, tables["categories"])
     paths = _image_files(path, folder, images)
     regions = _by_image(path, tables, classes)
@@ -79,7 +79,7 @@ def coco_samples(
 def coco_image_ids(where: str) -> list[int]:
     """Returns the ids of the images of "ANNOTATIONS.json" or "ANNOTATIONS.json:IMAGEDIR".
 
-    Their order is that of the samples.
+    They have the order of the samples.
     """
     return [row["id"] for row in _read(path_and_option(where)[0])["images"]]
 
@@ -146,7 +146,7 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _is_id(value: Any) -> bool:
-    # larger numbers can be chosen so that all of them fall into one place of a dict
+    # larger numbers can be chosen so that all of them collide in a dict
     return checks.is_int(value) and -(2**53) < value < 2**53
 
 
@@ -177,7 +177,7 @@ def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
 def _by_image(
     path: Path, tables: dict[str, Any], classes: dict[int, int]
 ) -> dict[int, list[dict[str, Any]]]:
-    """Returns the annotations of each id of an image; all of them can be drawn."""
+    """Returns the annotations of each image id; all of them can be drawn."""
     images = {row["id"]: row for row in tables["images"]}
     found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
     work: dict[int, tuple[int, int]] = {}
@@ -204,15 +204,15 @@ def _by_image(
 def _class_map(
     size: tuple[int, int], rows: list[dict[str, Any]], classes: dict[int, int]
 ) -> Image.Image:
-    """Returns the classes of an image. No more than one map is in memory, and run lengths."""
-    drawn = np.zeros(size[::-1], np.uint8)  # column by column, as run lengths go
+    """Returns the class map of an image; memory holds only one map, and run lengths."""
+    drawn = np.zeros(size[::-1], np.uint8)  # column by column, in the order of run lengths
     crowds = [(runs_of(row["segmentation"], size), IGNORE) for row in rows if row.get("iscrowd")]
     objects = [
         (runs_of(row["segmentation"], size), classes[row["category_id"]])
         for row in rows
         if not row.get("iscrowd")
     ]
-    objects.sort(key=lambda pair: -pair[0][1::2].sum())  # the smallest last, on top
+    objects.sort(key=lambda pair: -pair[0][1::2].sum())  # the smallest comes last, so it is on top
     for runs, number in crowds + objects:
         paint(drawn.reshape(-1), runs, number)
     return Image.fromarray(np.ascontiguousarray(drawn.T))

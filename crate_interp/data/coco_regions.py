@@ -1,4 +1,4 @@
-"""The region of one COCO annotation as run lengths: of polygons, or plain or compressed ones.
+"""The region of one COCO annotation as run lengths, from polygons or (compressed) run lengths.
 
 Everything is checked before it is drawn: pycocotools takes all memory for a polygon with NaN or
 a long outline, and shows whatever lies in memory for runs that are too short.
@@ -14,8 +14,8 @@ from crate_interp.core.safe_text import plain
 
 # polygons [x, y, x, y, ...], or run lengths {"size": [height, width], "counts": ...}
 Segmentation = list[list[int | float]] | dict[str, Any]
-MOST_EDGE = 4_000_000  # run lengths, and pixels along outlines: pycocotools takes 80 bytes for each
-_LONGEST = 7  # characters of one number: 35 bits, more than any picture has pixels
+MOST_EDGE = 4_000_000  # run lengths, and pixels along outlines; pycocotools needs 80 bytes for each
+_LONGEST = 7  # characters of one number: 35 bits hold more than the pixels of any picture
 
 
 def runs_of(segmentation: Segmentation, size: tuple[int, int]) -> Int64[np.ndarray, "run"]:
@@ -35,17 +35,17 @@ def runs_of(segmentation: Segmentation, size: tuple[int, int]) -> Int64[np.ndarr
 
 
 def paint(pixels: UInt8[np.ndarray, "pixel"], runs: Int64[np.ndarray, "run"], value: int) -> None:
-    """Writes a value into the pixels of a region, which lie column by column."""
+    """Writes a value into the pixels of a region, which are stored column by column."""
     ends = np.cumsum(runs)
-    for start, stop in zip(ends[0::2], ends[1::2], strict=False):  # the last run may be outside
+    for start, stop in zip(ends[0::2], ends[1::2], strict=False):  # the last run may be one outside
         pixels[start:stop] = value
 
 
 def check_region(segmentation: Segmentation, size: tuple[int, int], what: str) -> tuple[int, int]:
     """Returns at most how many pixels a segmentation covers, and the length of its edge.
 
-    size is (height, width) of the image; `what` is how the error calls the annotation. Polygons
-    of fewer than three points have no area and are left out.
+    size is (height, width) of the image; `what`: the annotation's name in errors. Polygons of fewer
+    than three points have no area and are left out.
 
     Raises ValueError for a segmentation that cannot be drawn in an image of this size.
     """
@@ -70,7 +70,7 @@ def _check_polygon(polygon: Any, size: tuple[int, int]) -> tuple[int, int]:
     covered, closing = 1, 0.0
     for axis, values, side in (("x", x, size[1]), ("y", y, size[0])):
         low, high = float(values.min()), float(values.max())
-        if not (low >= -side and high <= 2 * side):  # NaN is neither
+        if not (low >= -side and high <= 2 * side):  # False for NaN
             raise ValueError(f"a polygon has {axis} far outside the {size[0]} x {size[1]} image")
         covered *= max(0, min(side, int(high) + 1) - max(0, int(low)))
         closing = max(closing, high - low)  # at least the step from the last point to the first
@@ -87,14 +87,14 @@ def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> tuple[in
     if isinstance(counts, (list, str)) and len(counts) > MOST_EDGE:
         raise ValueError(f"its counts are longer than {MOST_EDGE:,}")
     runs, pixels = _runs(counts), size[0] * size[1]
-    # each by itself first: a sum of strange numbers may be beyond what NumPy counts
+    # each number by itself first, because sums of huge numbers may overflow in NumPy
     if ((runs < 0) | (runs > pixels)).any() or runs.sum() != pixels:
         raise ValueError(f"its run lengths do not fill the image of {size[0]} x {size[1]} pixels")
     return int(runs[1::2].sum()), len(runs)
 
 
 def _runs(counts: Any) -> Int64[np.ndarray, "run"]:
-    """Returns run lengths, plain or compressed."""
+    """Returns run lengths from plain or compressed ones."""
     if isinstance(counts, list):
         if not all(checks.is_int(run) for run in counts):
             raise ValueError("its run lengths are not all whole numbers")
@@ -105,10 +105,10 @@ def _runs(counts: Any) -> Int64[np.ndarray, "run"]:
 
 
 def _compressed(counts: str) -> Int64[np.ndarray, "run"]:
-    """Returns the run lengths of a string, in time and memory that grow as its length does.
+    """Returns the run lengths in a string, in time and memory proportional to its length.
 
-    Each character has 5 bits of a number, the lowest first, and a sixth that says that more
-    follow. From the fourth on numbers are differences to the last but one.
+    Each character has 5 bits of a number, the lowest first, and a sixth that says that more follow.
+    From the fourth on, numbers are differences to the number two places before.
     """
     bits = np.frombuffer(counts.encode("utf-8", "surrogatepass"), np.uint8).astype(np.int64) - 48
     if ((bits < 0) | (bits > 63)).any():
@@ -123,9 +123,9 @@ def _compressed(counts: str) -> Int64[np.ndarray, "run"]:
     bits = bits[: ends[-1] + 1]
     place = np.arange(len(bits)) - np.repeat(starts, lengths)
     numbers = np.add.reduceat((bits & 31) << (5 * place), starts)
-    negative = bits[ends] & 16  # the last character's fifth bit
+    negative = bits[ends] & 16  # the fifth bit of a number's last character
     numbers -= np.where(negative > 0, 1 << (5 * lengths), 0)
-    # the first three are plain; then odd and even places are sums of their own
+    # the first three are plain; then odd and even places are separate running sums
     numbers[1::2] = np.cumsum(numbers[1::2])
     numbers[2::2] = np.cumsum(numbers[2::2])
     return numbers

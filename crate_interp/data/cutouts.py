@@ -1,4 +1,4 @@
-"""Objects with alpha, pasted on backgrounds: images whose masks are exact, as a data set too."""
+"""Objects with alpha pasted on backgrounds: a data set of images with exact masks."""
 
 from os.path import isdir
 from pathlib import Path
@@ -13,10 +13,10 @@ from crate_interp.data import picture_files
 from crate_interp.data.class_maps import mask_reader
 from crate_interp.data.samples import Preprocess, Samples
 
-SIDE = 224  # of a composite, before the model's own resize
-COVER = (0.03, 0.97)  # the share of its canvas that an object takes
+SIDE = 224  # pixels of a composite's side, before the model's own resize
+COVER = (0.03, 0.97)  # the allowed share of its canvas that an object covers
 BACKGROUNDS = "backgrounds"
-SHARE = (0.45, 0.8)  # of the picture's side: what the longer side of an object takes
+SHARE = (0.45, 0.8)  # the longer side of an object, as a share of the picture's side
 
 
 def cutout_samples(
@@ -27,14 +27,14 @@ def cutout_samples(
     Composites are 224 x 224 before the model's resize. Objects are PNG and WebP files anywhere
     under DIR whose alpha (> 127) covers 3 to 97 % of the canvas; other files are skipped, also
     unreadable ones. Backgrounds are squares cut from the pictures in DIR/backgrounds, or smooth
-    colour noise where there is no such folder. Labels are the first folder below DIR; masks
-    have one class. The same seed and files give the same composites.
+    colour noise if there is no such folder. Labels are the first folder below DIR; masks have one
+    class. The same seed and files give the same composites.
 
     Raises ValueError for missing folders, no objects, and backgrounds that cannot be read.
     """
     folder, option = picture_files.path_and_option(where)
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is no folder: give cutouts:DIR or cutouts:DIR:SEED.")
+        raise ValueError(f"{quoted(folder)} is not a folder: give cutouts:DIR or cutouts:DIR:SEED.")
     if option is not None and not (option.isascii() and option.isdecimal() and len(option) < 20):
         raise ValueError(
             f"cutouts:{plain(where, 1000)}: the seed {quoted(option)} is no whole number: "
@@ -89,7 +89,8 @@ def _is_object(path: Path) -> bool:
             if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
                 return False
             share = np.mean(np.asarray(image.convert("RGBA").getchannel("A")) > 127)
-    except Exception:  # every decoder of Pillow has its own; one bad file among many is skipped
+    except Exception:
+        # each decoder of Pillow raises its own errors; one bad file among many is skipped
         return False
     return bool(COVER[0] <= share <= COVER[1])
 
@@ -118,7 +119,7 @@ def _composite(
 
 
 def _smooth_noise(rng: np.random.Generator) -> Image.Image:
-    """Returns a random colour with soft spots of colours near it."""
+    """Returns a random colour with soft spots of similar colours."""
     colours = rng.uniform(40, 216, 3) + rng.normal(0, 40, (5, 5, 3))
     spots = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
     return spots.resize((SIDE, SIDE), Image.Resampling.BICUBIC)

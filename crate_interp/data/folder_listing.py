@@ -15,15 +15,15 @@ from crate_interp.data.picture_files import bytes_of, fingerprint_of, inside, na
 if TYPE_CHECKING:
     import pyarrow
 
-_UNREAD = -1  # stands for the size of a broken link and the like; reading it raises the error
-_ROWS_PER_BYTE = 64  # a file that claims more was not written here
+_UNREAD = -1  # stands for the size of a broken link and the like; reading it raises an error
+_ROWS_PER_BYTE = 64  # a file that claims more was not written by this library
 
 
 @dataclass(frozen=True)
 class Listing:
     """The names (bytes) and sizes of the pictures under a folder, as Arrow arrays.
 
-    A file takes about as many bytes as its name has, and 16.
+    Each entry takes about 16 bytes more than its name.
     """
 
     folder: Path
@@ -32,7 +32,7 @@ class Listing:
 
     @classmethod
     def of(cls, folder: Path) -> "Listing":
-        """Returns what is under a folder now. No file is opened."""
+        """Returns the current content of a folder, without opening files."""
         import pyarrow as pa
 
         text, ends, sizes = bytearray(), array("q", [0]), array("q")
@@ -79,7 +79,7 @@ class Listing:
         return len(self.names)
 
     def name(self, number: int) -> str:
-        """Returns the path of a file below the folder, with /."""
+        """Returns the path of a file below the folder, written with /."""
         content: bytes = self.names[number].as_py()
         return content.decode("utf-8", "surrogateescape")
 

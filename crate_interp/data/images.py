@@ -21,9 +21,9 @@ from crate_interp.measures.checks import all_finite
 def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) -> Samples:
     """Returns the images of a tensor `[n, channels, height, width]`.
 
-    Floats are taken as preprocessed, uint8 images (0 to 255) are preprocessed when they are
-    read. The fingerprint is that of the entire tensor. Raises ValueError for other shapes and
-    dtypes, and for NaN or Inf in the first `limit` images.
+    Floats count as preprocessed; uint8 images (0 to 255) are preprocessed when they are read. The
+    fingerprint is that of the entire tensor. Raises ValueError for other shapes and dtypes, and for
+    NaN or Inf in the first `limit` images.
     """
     if images.ndim != 4:
         raise ValueError(f"data has shape {list(images.shape)}: give [n, channels, height, width].")
@@ -55,8 +55,8 @@ def folder_samples(
 ) -> Samples:
     """Returns the pictures under a folder. There are no masks.
 
-    Labels are the sub-folders, where every picture lies in one; the pictures of each are spread
-    evenly over the samples (`spread`), so that the first of them are like all. Otherwise pictures
+    Labels are the sub-folders, if every picture is in one; the pictures of each are then spread
+    evenly over the samples (`spread`), so that the first samples represent all. Otherwise pictures
     are ordered by name.
 
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
@@ -70,7 +70,7 @@ def folder_samples(
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is no folder: give imagefolder:DIR with a folder.")
+        raise ValueError(f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder.")
     listing = (Listing.kept(kept, folder) if kept else None) or Listing.of(folder)
     if not len(listing):
         raise ValueError(f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}.")
@@ -89,9 +89,9 @@ def folder_samples(
 def spread(labels: Sequence[str]) -> Int[np.ndarray, "sample"]:
     """Returns an order of samples in which those of each label are spread evenly.
 
-    Sample i of the n of a label, from 0, comes at (i + 1/2) / n of the way; where two come at the
-    same place, the label that is named first goes first. So any part of the order has each label
-    about as often as the whole has.
+    Sample i (from 0) of the n samples of a label is placed at (i + 1/2) / n; of two at the same
+    place, the label that comes first in the data goes first. So every part of the order has about
+    the same shares of labels as the whole.
     """
     known: dict[str, int] = {}
     codes = np.array([known.setdefault(label, len(known)) for label in labels])

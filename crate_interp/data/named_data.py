@@ -1,4 +1,4 @@
-"""Data sets that a name stands for: the embedded ones and those on the Hub."""
+"""Data sets given by name: the embedded ones and those on the Hub."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from crate_interp.core import checks, safe_text
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, table_samples
 
-if TYPE_CHECKING:  # an import of a second, only made where a data set is opened
+if TYPE_CHECKING:  # importing it takes a second, so only if a data set is opened
     import datasets
 
 EMBEDDED = {  # name -> file in assets/
@@ -22,12 +22,12 @@ _ASSETS = Path(__file__).parent.parent / "assets"
 def embedded(name: str) -> "datasets.Dataset":
     """Returns the embedded data set `name`: images with labels (and masks), or texts.
 
-    Raises ValueError, with the nearest names, where there is none of that name.
+    Raises ValueError, with the nearest names, if there is none of that name.
     """
     import datasets
     import pyarrow.parquet
 
-    # straight from the table: Dataset.from_parquet would write a copy into the user's cache
+    # read from the table, since Dataset.from_parquet would write a copy into the user's cache
     return datasets.Dataset(pyarrow.parquet.read_table(_embedded_file(name)))
 
 
@@ -65,7 +65,7 @@ def from_hub(name: str) -> Table:
 
     try:
         return datasets.load_dataset(repo, split=split)
-    except Exception as error:  # of many libraries: network, missing repository, wrong split
+    except Exception as error:  # errors of many libraries: network, missing repository, wrong split
         raise ValueError(f"cannot load 'hf:{name}': {safe_text.plain(error, 300)}") from error
 
 

@@ -13,11 +13,11 @@ from crate_interp.results.result_reading import META
 
 
 def path_and_option(text: str) -> tuple[Path, str | None]:
-    """Returns a path, and what follows its last colon.
+    """Returns a path, and the text after its last colon.
 
-    Where the text as it stands is a path that exists, the second is None.
+    If the whole text is an existing path, the second is None.
     """
-    text = expanduser(text)  # Path.expanduser raises where a user is unknown
+    text = expanduser(text)  # Path.expanduser raises for an unknown user
     before, colon, after = text.rpartition(":")
     return (Path(text), None) if not colon or os.path.exists(text) else (Path(before), after)
 
@@ -38,7 +38,7 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
     Pipes, broken links and the like are listed; `check_file` refuses them by name.
     Pictures that belong to a result which was saved there are left out.
 
-    Raises ValueError if a folder is there twice: its pictures would count twice.
+    Raises ValueError if a folder is reached twice, because its pictures would count twice.
     """
     ours: set[str] = set()
     seen: dict[tuple[int, int], str] = {}
@@ -52,7 +52,7 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
         if _leads_back(folder, name, seen):
             continue
         inner = _entries(folder, name, suffixes, ours)
-        # by name, so that all names come in the order of their parts; the first is popped first
+        # sorted by name, so that names come in the order of their parts; the first is popped first
         left += [name + own for own in sorted(inner, key=lambda own: own.removesuffix("/"))[::-1]]
 
 
@@ -60,7 +60,7 @@ def _leads_back(folder: Path, below: str, seen: dict[tuple[int, int], str]) -> b
     """Tells whether a folder links back to one of its parents. seen: folders so far, by inode."""
     try:
         found = os.stat(folder / below)
-    except OSError:  # `_entries` lists nothing there
+    except OSError:  # `_entries` then lists nothing
         return False
     first = seen.setdefault((found.st_dev, found.st_ino), below)
     if first != below and not below.startswith(first):
@@ -72,7 +72,7 @@ def _leads_back(folder: Path, below: str, seen: dict[tuple[int, int], str]) -> b
 
 
 def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) -> list[str]:
-    """Returns the names in one folder that count, those of folders with a / at the end.
+    """Returns the names to use in one folder; names of folders end in /.
 
     ours: a set, to which the names of files that belong to a result are added.
     """
@@ -85,7 +85,7 @@ def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) 
                     ours |= {below + own for own in listed(Path(entry.path))}
                 if name.startswith("."):
                     continue
-                # isdir: is_dir() of an entry raises for a link to itself
+                # not is_dir() of an entry, which raises for a link to itself
                 linked = entry.is_symlink() and os.path.isdir(entry.path)
                 if linked or entry.is_dir(follow_symlinks=False):
                     found.append(f"{name}/")
@@ -99,9 +99,8 @@ def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) 
 def inside(folder: Path, name: str, where: Path) -> Path:
     """Returns the path of the file `name` in a folder.
 
-    Links in the folder are the user's own and are followed. Raises ValueError for a name that
-    leads out of the folder or that no file can have; `where` is the list of names that the error
-    blames.
+    Links in the folder are the user's own and are followed. Raises ValueError for a name that leads
+    out of the folder or that no file can have; `where`: the list of names, for the error.
     """
     parts = PureWindowsPath(name)  # takes both / and \ as separators
     if not name or parts.anchor or ".." in parts.parts or "\0" in name or not _can_be_asked(name):
@@ -115,36 +114,36 @@ def inside(folder: Path, name: str, where: Path) -> Path:
 def _can_be_asked(name: str) -> bool:
     try:
         os.fsencode(name)
-    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+    except UnicodeEncodeError:  # a lone surrogate that does not stand for a byte
         return False
     return True
 
 
 def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
-    """Returns a fingerprint of files made of their names and sizes. No content is read."""
+    """Returns a fingerprint of files, made of names and sizes; their content is not read."""
     sizes = (path.stat().st_size for path in paths)
     return fingerprint_of(zip(map(bytes_of, names), sizes, strict=True))
 
 
 def bytes_of(name: str) -> bytes:
-    """Returns the bytes of the name of a file; those that are no UTF-8 count as they are."""
+    """Returns the bytes of a file name, also if they are not valid UTF-8."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def fingerprint_of(files: Iterable[tuple[bytes, int]]) -> str:
-    """Returns the fingerprint of names (`bytes_of`) and sizes."""
+    """Returns the fingerprint made of names (`bytes_of`) and sizes."""
     listing = hashlib.sha256()
     for number, (name, size) in enumerate(files):
-        shown = name.replace(b"\n", b"\0")  # no name holds a zero
+        shown = name.replace(b"\n", b"\0")  # names never hold a zero byte
         listing.update(b"\n" * (number > 0) + shown + f" {size}".encode())
     return f"names-and-sizes:sha256:{listing.hexdigest()}"
 
 
 def first_folders(names: Iterable[str]) -> list[str] | None:
-    """Returns the first folder of every name as labels, or None where a file lies in no folder.
+    """Returns the first folder of every name as labels, or None if a file is in no folder.
 
-    Labels are shown in tables and files: signs that would harm those are written as escapes.
-    Raises ValueError where the labels of two folders would be the same.
+    Labels are shown in tables and files: signs that would harm those are written as escapes. Raises
+    ValueError if two folders would get the same label.
     """
     found: list[str] = []
     labels: dict[str, str] = {}

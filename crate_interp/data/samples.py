@@ -1,4 +1,4 @@
-"""Samples: what every kind of data becomes."""
+"""Samples: the form that every kind of data takes."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,7 +15,8 @@ from crate_interp.core.pictures import Picture
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import Listing
 
-# Pictures, or uint8 images as an array, to a batch; `model.preprocess`, `model.preprocess_masks`.
+# Turn pictures, or an array of uint8 images, into a batch: `model.preprocess`,
+# `model.preprocess_masks`.
 Pictures = Sequence[Picture] | Tensor | np.ndarray
 Preprocess = Callable[[Pictures], Tensor]
 
@@ -26,16 +27,16 @@ class Samples:
 
     `read(start, stop)` gives preprocessed floats `[batch, channels, height, width]` or token ids
     `[batch, pos]`. `masks(start, stop)` gives the class of every pixel after the same resize and
-    crop: 0 is background, 1 to 254 are classes, 255 is ignored. It is None where the
-    data has no masks. Both take numbers of samples in the whole data set, from `start` to
-    `start + n`, also where these samples are a part of it.
+    crop: 0 is background, 1 to 254 are classes, 255 is ignored. It is None if the data has no
+    masks. Both take numbers of samples in the whole data set, from `start` to `start + n`, also
+    where these samples are a part of it.
 
-    labels: one for each of the n samples, or None. names: what the numbers of the labels are
-    called, where the data says so. fingerprint: a digest of order and content (tensors,
-    embedded data), of names and sizes (folders), or the one of datasets; a part keeps it.
-    start: the number of the first sample in the whole data set. of: how many samples the whole
-    data set has; 0 stands for n. name_of: returns the name of a sample's file, where it has one.
-    listing: the files of a folder, for data that was listed.
+    labels: one for each of the n samples, or None. names: the names of numeric labels, if the data
+    gives them. fingerprint: a digest of order and content (tensors, embedded data), of names and
+    sizes (folders), or the fingerprint of `datasets`; a part keeps it. start: the number of the
+    first sample in the whole data set. of: how many samples the whole data set has; 0 means n.
+    name_of: returns the name of a sample's file, if it has one. listing: the files of a folder, for
+    data that was listed.
     """
 
     n: int
@@ -85,7 +86,7 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
 
 
 def first(samples: Samples, limit: int | None) -> Samples:
-    """Returns the first `limit` of the samples, or all of them where limit is None.
+    """Returns the first `limit` of the samples, or all of them if limit is None.
 
     The first ones of a whole data set count as a whole data set again. The fingerprint stays.
     """

@@ -1,4 +1,4 @@
-"""What `data` may be: the sources that a string names, open_data for images, open_text for text."""
+"""What `data` may be: sources named by a string, open_data for images, open_text for text."""
 
 import hashlib
 import os
@@ -20,10 +20,10 @@ from crate_interp.data.tables import Table, checked, table_samples, texts_of
 class Source:
     """A source of data that "SCHEME:WHERE" names.
 
-    form: what to type. images: makes samples of WHERE, with two functions that turn pictures
-    and masks into tensors (without the second the masks are left out). masks: whether it can
-    have masks. table: opens WHERE as a datasets.Dataset, for sources that can hold text. listed:
-    whether its files are listed, so that `images` takes the file of a listing.
+    form: what to type. images: makes samples of WHERE, with two functions that turn pictures and
+    masks into tensors (without the second the masks are left out). masks: whether its data can have
+    masks. table: opens WHERE as a datasets.Dataset, for sources that can hold text. listed: whether
+    its files are listed, so that `images` takes the file of a listing.
     """
 
     form: str
@@ -44,7 +44,7 @@ SOURCES = (
 
 
 def forms(*, masks: bool = False, text: bool = False) -> str:
-    """Returns what to type for data, as words of an error: '"embedded:NAME", ... or "hf:..."'.
+    """Returns what to type for data, as text for an error: '"embedded:NAME", ... or "hf:..."'.
 
     masks: only the sources that can have masks. text: only those that can hold text.
     """
@@ -57,9 +57,9 @@ def forms(*, masks: bool = False, text: bool = False) -> str:
 
 
 def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
-    """Returns the source that a string names, and what follows its scheme.
+    """Returns the source that a string names, and the text after its scheme.
 
-    Raises ValueError, offering `kinds`, where there is none or nothing follows.
+    Raises ValueError, offering `kinds`, if there is none or nothing follows.
     """
     scheme, _, where = data.partition(":")
     for source in SOURCES:
@@ -125,7 +125,8 @@ def open_data(
     if samples.n == 0:
         raise ValueError("the data is empty: there is no image in it.")
     try:
-        samples.read(0, 1)  # a broken first image is an error now, not under a progress bar
+        # so that a broken first image raises now instead of under a progress bar
+        samples.read(0, 1)
     except pictures.Undecodable:
         if not skip_bad:
             raise
@@ -167,7 +168,7 @@ def open_text(
         texts = texts_of(data)
     elif isinstance(data, (list, tuple)):
         texts = data
-        for _ in checked(texts):  # all of them, before work starts
+        for _ in checked(texts):  # reads all texts, before work starts
             pass
     else:
         raise ValueError(f"cannot take text from {type(data).__name__}: give {kinds}.")

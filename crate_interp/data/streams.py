@@ -1,4 +1,4 @@
-"""A datasets.IterableDataset as samples: rows that come one after the other, of unknown number."""
+"""A datasets.IterableDataset as samples: rows that arrive one by one, of unknown number."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ Row = dict[str, Any] | list[int]
 
 @dataclass(frozen=True)
 class Stream:
-    """Samples that come in chunks; how many there are is known only at the end.
+    """Samples that arrive in chunks; their number is known only at the end.
 
     rows(): begins to read from the start: all rows, or the first `limit`. held(rows, start): makes
     samples of some rows; the first one gets the number start. fingerprint: names and columns of the
@@ -42,7 +42,7 @@ class Stream:
             start += len(held)
 
     def kept(self) -> Samples:
-        """Returns the first `limit` samples, whose rows are kept in memory undecoded.
+        """Returns the first `limit` samples; their rows stay in memory undecoded.
 
         Raises ValueError if there is no limit.
         """
@@ -85,7 +85,7 @@ def image_stream(
 def text_stream(
     data: Table, window_rows: Callable[[Iterable[str]], Iterator[list[int]]], limit: int | None
 ) -> Stream:
-    """Returns windows of tokens of the texts of a stream; window_rows: makes them as texts come.
+    """Returns windows of tokens of a stream's texts; window_rows: makes them as texts arrive.
 
     Raises ValueError if there is no text column, and if the stream is empty.
     """
@@ -108,17 +108,17 @@ def text_stream(
 
 
 def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a data set. Raises ValueError where it fails on the way."""
+    """Yields the rows of a data set; raises ValueError if reading fails on the way."""
     rows, number = iter(dataset), 0
     while True:
         try:
             row = next(rows)
         except StopIteration:
             return
-        except Exception as error:  # of many libraries: network, damaged files
+        except Exception as error:  # errors of many libraries: network, damaged files
             raise ValueError(
                 f"the stream failed after {number} rows ({plain(error, 300)}). What is done stays: "
-                "the same call with out=DIR goes on from there."
+                "the same call with out=DIR continues from there."
             ) from error
         yield row
         number += 1
@@ -131,16 +131,16 @@ def _not_empty(stream: Stream, what: str) -> Stream:
 
 
 def _resolved(data: Table) -> Any:
-    """Returns a stream that knows its columns: those it names, or those of its first rows.
+    """Returns a stream with known columns: those it names, or those of its first rows.
 
     Raises ValueError if it has no row, or if its columns stay unknown.
     """
     dataset: Any = data
-    _check_steps(dataset)  # before a row is read
+    _check_steps(dataset)  # before any row is read
     if dataset.features is None and hasattr(dataset, "_resolve_features"):
         try:
             dataset = dataset._resolve_features()
-        except Exception:  # no row to look at, or rows of different columns
+        except Exception:  # no row to look at, or rows with different columns
             pass
     if not dataset.features:
         if next(iter(dataset), None) is None:

@@ -181,7 +181,7 @@ def text_column(table: Table) -> str:
 
 
 def checked(texts: Iterable[object]) -> Iterator[str]:
-    """Yields texts. Raises ValueError at an entry that is no text, or that UTF-8 cannot hold."""
+    """Yields texts; raises ValueError for an entry that is not text, or that UTF-8 cannot hold."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             kind = type(text).__name__

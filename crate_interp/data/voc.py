@@ -20,15 +20,15 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
     """Returns the images of "DIR:SPLIT" in the order of that list, or all of "DIR" with a mask.
 
     Without a split they are ordered by name. Masks hold classes as palette indices or grey
-    levels; 255 is ignored in every data set of this kind. They lie on the images as these are
-    upright, by their EXIF orientation. There are no labels, because an image has several classes.
+    levels; 255 is ignored in every data set of this kind. They fit the images as turned
+    upright by their EXIF orientation. There are no labels, because an image has several classes.
 
     Raises ValueError for missing folders, an unknown split, names without image or mask, and
     masks whose size is not that of their image.
     """
     folder, split = path_and_option(where)
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is no folder: give voc:DIR or voc:DIR:SPLIT.")
+        raise ValueError(f"{quoted(folder)} is not a folder: give voc:DIR or voc:DIR:SPLIT.")
     for name in (IMAGES, MASKS):
         if not isdir(folder / name):
             raise ValueError(

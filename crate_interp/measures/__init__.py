@@ -1,9 +1,8 @@
 """Pure functions from tensors to numbers, without a model, a hook, a file or a plot.
 
-They are batched over leading axes. Tokens are rows: z `[..., pos, d_model]`, u
-`[head, d_model, d_head]`, codes `[..., head, pos, d_head]`, pattern `[..., query, key]`.
-crate_interp/config/ explains the words and symbols; README.md beside this file has a line for each
-measure.
+They are batched over leading axes. Tokens are rows: z `[..., pos, d_model]`, u `[head, d_model,
+d_head]`, codes `[..., head, pos, d_head]`, pattern `[..., query, key]`. crate_interp/config/
+explains the words and symbols; README.md in this folder has a line for each measure.
 """
 
 from crate_interp.measures import (

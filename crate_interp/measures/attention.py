@@ -1,4 +1,4 @@
-"""How sharply each query attends: measures of the rows of an attention pattern."""
+"""Measures of the rows of an attention pattern: how sharply each query attends."""
 
 import math
 
@@ -14,8 +14,9 @@ __all__ = [
 ]  # fmt: skip
 
 _EMPTY = "there is no attention to measure"
-_PIECE = 2**17  # entries of a piece: half a megabyte of float32
-_ALMOST_NONE = 1e-24  # nats: numbers below 1e-38, of which a row has thousands, add 1e-33
+_PIECE = 2**17  # entries handled at a time: half a megabyte of float32
+# in nats; numbers below 1e-38, thousands of which may stand in a row, add at most 1e-33
+_ALMOST_NONE = 1e-24
 
 
 def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
@@ -29,7 +30,7 @@ def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     require_entries(pattern, "query key", _EMPTY)
     if pattern.requires_grad:
         entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
-    else:  # in pieces that stay in the processor's cache: a layer's pattern is its largest tensor
+    else:  # in pieces that fit the processor's cache, since a layer's pattern is its largest tensor
         rows = pattern.reshape(-1, pattern.shape[-1])
         length = max(1, _PIECE // rows.shape[-1]) if rows.device.type == "cpu" else len(rows)
         entropy = torch.cat([_entropy_of_rows(piece) for piece in rows.split(max(1, length))])
@@ -76,7 +77,8 @@ def mass_cover(
     if not 0 < mass <= 1:
         raise ValueError(f"mass={mass}: give a share above 0 and at most 1.")
     held = pattern.detach().double().sort(dim=-1, descending=True).values.cumsum(dim=-1)
-    wanted = mass * held[..., -1:] * (1 - 1e-12)  # a sum in another order may end an ulp lower
+    # the same sum in another order may be an ulp lower
+    wanted = mass * held[..., -1:] * (1 - 1e-12)
     return _valid(((held < wanted).sum(dim=-1) + 1).to(pattern.dtype), pattern)
 
 

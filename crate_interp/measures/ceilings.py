@@ -1,4 +1,4 @@
-"""How far a step of a given length can lower R^c at all."""
+"""How far any step of a given length can lower R^c."""
 
 import math
 
@@ -10,8 +10,8 @@ from crate_interp.measures.checks import in_full_precision
 
 __all__ = ["least_rate"]
 
-_ROUNDS = 48  # of the search for the multiplier; each halves its range
-_RANGE = 70.0  # of its logarithm
+_ROUNDS = 48  # rounds of the search for the multiplier; each halves its range
+_RANGE = 70.0  # range of the multiplier's logarithm
 
 
 @in_full_precision
@@ -24,19 +24,19 @@ def least_rate(
     `max_nu sum_i min_t [1/2 log(1 + t^2) + nu (x_i - t)^2] - nu distance^2`.
 
     values: the singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`;
-    distance `[...]`, >= 0: how far these values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
+    distance `[...]`, >= 0: how far the values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
     times the Frobenius length of the step -> `[...]` in nats per token, between 0 and the rate
     before. After any step of that length R^c is at least this: singular values move by at most the
-    length of the change of the matrix (Mirsky 1960), and the formula is the Lagrange dual of the
-    least rate of values that move so far, which lies below it (weak duality). Each inner minimum is
-    a root of a cubic. Computed in float64. Raises ValueError if a value or a distance is negative.
+    length of the change of the matrix (Mirsky 1960), and the formula is a Lagrange dual, which is
+    at most the least rate of values that move so far (weak duality). Each inner minimum is a root
+    of a cubic. Computed in float64. Raises ValueError if a value or a distance is negative.
     """
     if bool((values < 0).any()) or bool((distance < 0).any()):
         raise ValueError("singular values and distances are lengths: give numbers of at least 0.")
     x, budget = values.double(), distance.double().square()
     size = x.square().sum(dim=-1)
-    free = budget >= size  # zero is within reach
-    moves = budget > 1e-30 * size  # else no digit of a value changes
+    free = budget >= size  # all values can reach zero
+    moves = budget > 1e-30 * size  # a smaller budget changes no digit of a value
     low_budget = budget.where(moves & ~free, 1.0)
     high = (x.shape[-1] / 16 / low_budget).sqrt().log()
     low = high - _RANGE
@@ -88,7 +88,7 @@ def _moved(
 
 
 def _polished(t: Tensor, x: Tensor, kappa: Tensor) -> Tensor:
-    """Returns a root after one step of Newton's method, within [0, x]."""
+    """Returns a root after one Newton step, kept within [0, x]."""
     slope = 3 * t * t - 2 * x * t + 1 + kappa
     step = (t * (t * (t - x) + 1 + kappa) - x) / slope.where(slope.abs() > 1e-9, torch.inf)
     return torch.minimum((t - step).clamp_min(0.0), x)

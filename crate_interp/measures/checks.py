@@ -1,4 +1,4 @@
-"""The checks that every measure makes of its tensors, and the arithmetic that they share."""
+"""Checks and arithmetic that all measures share."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,7 +13,7 @@ NO_TOKENS = "there are no tokens to measure"
 
 
 def require_floats(tensor: Tensor, axes: str) -> None:
-    """Raises ValueError unless `tensor` is floating and has the last axes that `axes` names.
+    """Raises ValueError unless a tensor is floating and has the last axes that `axes` names.
 
     axes: names with spaces between them, such as "pos d_model"; more axes may stand before them.
     """
@@ -26,7 +26,7 @@ def require_floats(tensor: Tensor, axes: str) -> None:
 
 
 def require_entries(tensor: Tensor, axes: str, empty: str) -> None:
-    """Does what `require_floats` does, and raises ValueError if there are no entries.
+    """Checks as `require_floats` does, and raises ValueError if there are no entries.
 
     axes: two names; an empty batch before these two axes is allowed. empty: how the error begins.
     """
@@ -40,7 +40,7 @@ def require_entries(tensor: Tensor, axes: str, empty: str) -> None:
 def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
     """Wraps a function so that it runs with autocast off on the device of its first tensor.
 
-    A Gram matrix in bfloat16 has a rate that is wrong by half, or negative.
+    The rate of a Gram matrix in bfloat16 can be wrong by half, or negative.
     """
 
     @wraps(function)
@@ -75,9 +75,9 @@ def squares_fit(lengths: Tensor) -> bool:
 
 
 def largest_entry(x: Tensor) -> Tensor:
-    """Returns the largest absolute entry of each row, `[..., 1]`, as a divisor without gradient.
+    """Returns each row's largest absolute entry, `[..., 1]`, as a divisor without gradient.
 
-    A row of zeros has 1.
+    It is 1 for a row of zeros.
     """
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
     return largest.masked_fill(largest == 0, 1)

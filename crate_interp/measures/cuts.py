@@ -1,4 +1,4 @@
-"""MaskCut: objects as normalised cuts of the graph of patch features, one after another."""
+"""MaskCut: finds objects one after another, as normalised cuts of the graph of patch features."""
 
 import math
 
@@ -16,8 +16,8 @@ __all__ = ["maskcut", "normalised_cut"]
 
 Bools = NDArray[np.bool_]
 _AFFINITIES = ("cosine", "inner")
-_WEAK = 1e-5  # CutLER's weight of two tokens that are not alike; it keeps the graph in one piece
-_EXACT = 4  # borderline cosines per token, above which all are computed in float64
+_WEAK = 1e-5  # CutLER's weight between unlike tokens; it keeps the graph connected
+_EXACT = 4  # with more borderline cosines per token, all are computed in float64
 
 
 def maskcut(
@@ -40,20 +40,21 @@ def maskcut(
     The foreground is the side v > mean(v), unless it has 3 or more corners of the grid: then it is
     the other side. A mask is the 4-connected part of the foreground that holds the most extreme
     entry of v there, without the masks before it. The features of its tokens are 0 from then on.
-    The masks end, and the remaining ones are False, when a part after the first has at most 1 % of
-    the tokens or an IoU above 1/2 with an earlier part (both as cut, with their overlaps): the next
-    cut would be the same again. They also end when lambda is 1, because no cut is then better than
-    another (tokens all alike, or features all 0).
+    The search ends, and the remaining masks are False, when a part after the first has at most 1 %
+    of the tokens or an IoU above 1/2 with an earlier part (both as cut, with their overlaps): the
+    next cut would be the same again. It also ends when lambda is 1, because then no cut is better
+    than another (all tokens are alike, or all features are 0).
 
-    CutLER `maskcut/maskcut.py`, with rules in place of what it leaves to chance. The sign of v
-    makes its largest absolute entry positive; CutLER takes LAPACK's. Of equal entries (to 1e-9) the
-    first is the largest, and an entry equal to the mean is not above it. A part is compared with
-    all parts before it; CutLER compares it with the last one only, so that a rejected part returns
-    in the next round. No CRF follows. Computed in float64 on the CPU, without gradient.
+    Source: CutLER `maskcut/maskcut.py`, with fixed rules where its result is left to chance. The
+    sign of v makes its largest absolute entry positive; CutLER takes the sign from LAPACK. Of equal
+    entries (to 1e-9) the first is the largest, and an entry equal to the mean is not above it. A
+    part is compared with all parts before it; CutLER compares it with the last one only, so that a
+    rejected part returns in the next round. No CRF follows. Computed in float64 on the CPU, without
+    gradient.
 
     Raises ValueError if the grid does not fit, if there are fewer than 2 tokens, if features hold
     NaN or Inf, if n_masks is below 1, if tau is not finite, if tau is negative with
-    affinity="inner" (a cut needs weights >= 0), or if the affinity is another.
+    affinity="inner" (a cut needs weights >= 0), or if the affinity is neither of the two.
     """
     _check(features, grid, n_masks, tau, affinity)
     *batch, pos, d = features.shape
@@ -73,27 +74,30 @@ def normalised_cut(
 
     affinity `[pos, pos]`, symmetric, >= 0, without a row of zeros -> v `[pos]` with v^T D v = 1 and
     lambda `[]` in [0, 2], both float64 and solved to rounding. The largest absolute entry of v is
-    positive; of entries equal to 1e-9 the first counts as the largest. Shi and Malik 2000.
+    positive; of entries that agree to 1e-9 the first counts as the largest. Shi and Malik 2000.
 
     v is not unique if several eigenvalues equal lambda (to 1e-9). It is then the D-orthogonal
     projection of cos(i^2), i = 0, 1, ..., on their space. For a graph in pieces, whose lambda is 0,
     v separates the piece with the second most tokens (the first such piece) from the rest.
 
     Raises ValueError if the matrix is not square with at least 2 tokens, not symmetric, not finite
-    or negative somewhere, or if a row is of zeros.
+    or negative somewhere, or if a row holds only zeros.
     """
     require_floats(affinity, "pos pos")
     if affinity.ndim != 2 or affinity.shape[0] != affinity.shape[1] or len(affinity) < 2:
-        raise ValueError(f"an affinity is [pos, pos] with pos > 1, got {list(affinity.shape)}.")
+        raise ValueError(
+            f"an affinity must be [pos, pos] with pos > 1, got {list(affinity.shape)}."
+        )
     weights = affinity.detach().cpu().double().numpy()
     valid = np.isfinite(weights).all() and weights.min() >= 0
     if not valid or not np.array_equal(weights, weights.T):
         raise ValueError(
-            "an affinity is symmetric, finite and >= 0: use (A + A.T) / 2, and clamp with min=0."
+            "an affinity must be symmetric, finite and >= 0: use (A + A.T) / 2, and clamp with "
+            "min=0."
         )
     empty = np.flatnonzero(~weights.any(axis=1))
     if len(empty):
-        raise ValueError(f"token {empty[0]} has no weight to any token: leave it out.")
+        raise ValueError(f"token {empty[0]} has weight 0 to every token: leave it out.")
     half = int(np.frexp(weights.max())[1]) // 2  # v depends on the scale of A, lambda does not
     weights = np.ascontiguousarray(np.ldexp(weights, -2 * half))
     vector, value = second(weights, np.sqrt(weights.sum(axis=1)))
@@ -102,8 +106,8 @@ def normalised_cut(
 
 
 def _cut_out(masks: Bools, features: Floats, tau: float, affinity: str) -> None:
-    """Writes the masks of one image into `masks`, `[n_masks, h, w]`, which are all False before."""
-    # painted_weight: from a token whose features are 0 to any other
+    """Writes the masks of one image into `masks` `[n_masks, h, w]`, all False at first."""
+    # painted_weight: the weight from a token whose features were set to 0 to any other
     if affinity == "cosine":
         weights, painted_weight = _cosine_affinity(features, tau), 1.0 if tau < 0 else _WEAK
     else:
@@ -126,8 +130,8 @@ def _cut_out(masks: Bools, features: Floats, tau: float, affinity: str) -> None:
 
 
 def _foreground(weights: Floats, grid: tuple[int, ...]) -> Bools | None:
-    """Returns the part `[h, w]` of the foreground that holds its seed; None if there is no cut."""
-    from scipy import ndimage  # slow to load, and no model needs it
+    """Returns the part `[h, w]` of the foreground around its seed, or None if there is no cut."""
+    from scipy import ndimage  # slow to import, and no model needs it
 
     degree = weights @ np.ones(len(weights))
     joined = np.flatnonzero(degree)
@@ -140,7 +144,7 @@ def _foreground(weights: Floats, grid: tuple[int, ...]) -> Bools | None:
         return None
     sides = np.zeros(grid, dtype=bool)
     above = vector > vector.mean() + TIE * np.abs(vector).max()
-    # the vector's sign puts its seed, the largest absolute entry, on this side
+    # the sign of the vector puts the seed, its entry of largest absolute value, on this side
     sides.flat[joined] = above
     if sides[[0, 0, -1, -1], [0, -1, 0, -1]].sum() >= 3:
         vector = -vector
@@ -154,18 +158,18 @@ def _cosine_affinity(features: Floats, tau: float) -> Floats:
     """Returns 1 where the cosine is above tau and 1e-5 elsewhere.
 
     A token of zeros has the cosine 0 with all tokens. The cosines are computed in float32, which
-    takes half the time, and in float64 where they are too close to tau for that.
+    takes half the time, and again in float64 if they are too close to tau.
     """
     norms = np.sqrt(np.einsum("pd,pd->p", features, features))
     if not (norms.min() > 1e-30 and norms.max() < 1e30):
-        # too short or too long to be squared, or for float32
+        # rows too short or too long to be squared, or for float32
         features = features * _scale(np.abs(features).max(axis=1, keepdims=True, initial=0))
         norms = np.linalg.norm(features, axis=1)
         norms[norms == 0] = 1
     norms = norms[:, None]
     narrow = features.astype(np.float32) / norms.astype(np.float32)
     cosines = narrow @ narrow.T
-    tau = min(max(tau, -2.0), 2.0)  # no cosine is beyond; fits float32
+    tau = min(max(tau, -2.0), 2.0)  # no cosine is beyond 2, and 2 fits float32
     # bounds the error of a float32 dot product of unit vectors, in any order of summation
     doubt = (features.shape[1] + 16) * 2.0**-24
     above = cosines > np.float32(tau + doubt)
@@ -185,11 +189,12 @@ def _cosine_affinity(features: Floats, tau: float) -> Floats:
 
 
 def _inner_affinity(features: Floats, tau: float) -> Floats:
-    """Returns the inner products, and 0 where they are below tau."""
+    """Returns the inner products, with 0 in place of those below tau."""
     scale = _scale(np.abs(features).max(keepdims=True, initial=0))
     scaled = features * scale
     inner = scaled @ scaled.T
-    with np.errstate(over="ignore"):  # the threshold may be infinite: nothing reaches it then
+    # the threshold may overflow to infinity, which no product reaches
+    with np.errstate(over="ignore"):
         return np.where(inner >= tau * scale * scale, inner, 0.0)
 
 
@@ -218,7 +223,7 @@ def _check(
         )
     if pos < 2:
         raise ValueError(
-            f"a cut needs 2 tokens or more, but features {list(features.shape)} have {pos}: use a "
+            f"a cut needs at least 2 tokens, but features {list(features.shape)} have {pos}: use a "
             "finer grid."
         )
     checks.count("n_masks", n_masks)
@@ -228,10 +233,10 @@ def _check(
         raise ValueError(f"tau={tau}: give a finite number, such as 0.15.")
     if affinity == "inner" and tau < 0:
         raise ValueError(
-            f"tau={tau} keeps negative inner products, and a cut needs weights >= 0: give tau >= 0."
+            f"tau={tau} keeps negative inner products, but a cut needs weights >= 0: give tau >= 0."
         )
     if not all_finite(features):
         bad = ~features.isfinite().all(dim=-1).all(dim=-1)  # [*batch]
         where = tuple(bad.nonzero()[0].tolist())
         image = f"at batch index {', '.join(map(str, where))} " if where else ""
-        raise ValueError(f"features {image}hold NaN or Inf: leave such images out.")
+        raise ValueError(f"features {image}hold NaN or Inf: leave out such images.")

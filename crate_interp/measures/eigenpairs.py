@@ -1,6 +1,7 @@
 """The second eigenpair of a normalised graph, solved to rounding.
 
-SciPy is imported where it is used: to load it costs more than to load a small model.
+SciPy is imported only where it is used, because importing it takes longer than loading a small
+model.
 """
 
 from collections.abc import Callable
@@ -9,34 +10,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-TIE = 1e-9  # numbers with a relative difference this small count as equal
-# A residual this small is rounding, because the matrix has a norm of 2 at most.
+TIE = 1e-9  # numbers with a relative difference below this count as equal
+# The matrix has a norm of at most 2, so a residual this small is rounding.
 _CONVERGED = 16 * np.finfo(np.float64).eps
-_STEPS = 300  # at most; 4 to 70 were needed so far
+_STEPS = 300  # at most; 4 to 70 have been needed so far
 
 
 def first_largest(values: Floats) -> int:
     """Returns the index of the first entry that is the largest up to rounding.
 
-    Without the tolerance, rounding would choose among equal entries.
+    Without this tolerance, rounding would choose among equal entries.
     """
     return int(np.argmax(values >= values.max() - TIE * np.abs(values).max()))
 
 
 def second(weights: Floats, root: Floats) -> tuple[Floats, float]:
-    """Returns the answer of `normalised_cut`, for a valid matrix whose entries are not far from 1.
+    """Returns the answer of `normalised_cut` for a valid matrix with entries not far from 1.
 
     root: the square roots of the degrees.
     """
     from scipy.sparse.csgraph import connected_components
 
-    # a token with weight to all others makes the graph one piece
+    # a token with positive weight to all others makes the graph connected
     one = weights[0].all()
     pieces = np.zeros(1, dtype=int) if one else connected_components(weights, directed=False)[1]
     if pieces.max() > 0:
         value, vector = 0.0, _second_piece(pieces, root)
     else:
-        # a float32 inverse is a preconditioner for the float64 residual, in half the time
+        # a float32 inverse takes half the time and is enough to precondition the float64 residual
         value, vector = (
             _inverse_krylov(weights, root, np.float32)
             or _inverse_krylov(weights, root, np.float64)
@@ -47,8 +48,8 @@ def second(weights: Floats, root: Floats) -> tuple[Floats, float]:
 
 
 def _second_piece(pieces: NDArray[np.int32], root: Floats) -> Floats:
-    """Returns the unit vector of eigenvalue 0 that separates one piece from all others together."""
-    # pieces are numbered in the order of their first tokens
+    """Returns the unit vector of eigenvalue 0 that separates one piece from all other pieces."""
+    # pieces are numbered by their first tokens
     second = np.argsort(-np.bincount(pieces), kind="stable")[1]
     inside = pieces == second
     share = (root[inside] ** 2).sum() / (root**2).sum()
@@ -61,18 +62,18 @@ def _inverse_krylov(
 ) -> tuple[float, Floats] | None:
     """Returns the second smallest eigenpair of `L = I - D^-1/2 A D^-1/2`, or None if not converged.
 
-    Generalised Davidson (Morgan and Scott 1986): the residual times an approximate inverse of L
-    enlarges the space. That finds close eigenvalues near 0, of pieces that weak edges join, in a
-    few steps; Lanczos on L needs hundreds. The residual is of L in float64, whatever the inverse.
-    The start has a part in every eigenvector, so that of a multiple eigenvalue's space only the
-    projection of the start appears.
+    The method is generalised Davidson (Morgan and Scott 1986): the residual times an approximate
+    inverse of L enlarges the space. Close eigenvalues near 0, which come from pieces joined by weak
+    edges, are found in a few steps; Lanczos on L needs hundreds. The residual is that of L in
+    float64, however exact the inverse. The start has a component along every eigenvector, so a
+    multiple eigenvalue contributes only the projection of the start on its space.
     """
     inverse = _inverse(weights, root, dtype)
     if inverse is None:
         return None
     from scipy.linalg import get_blas_funcs
 
-    # symv reads half of the matrix, and reading is what a product costs
+    # symv reads only half of the matrix, and reading takes most of a product's time
     (times,) = get_blas_funcs(("symv",), dtype=np.float64)
     null = root / np.linalg.norm(root)
     steps = min(_STEPS, len(root) - 1)
@@ -80,7 +81,7 @@ def _inverse_krylov(
     small = np.zeros((steps, steps))
     new = _start(root)
     for step in range(steps):
-        for _ in range(2):  # one pass is orthogonal only up to its own rounding
+        for _ in range(2):  # one pass is orthogonal only up to its own rounding error
             new = new - (null @ new) * null
             new = new - (basis[:step] @ new) @ basis[:step]
         length = np.linalg.norm(new)
@@ -101,9 +102,9 @@ def _inverse_krylov(
 
 
 def _projected(values: Floats, vectors: Floats, start: Floats) -> tuple[Floats, Floats]:
-    """Returns the start's projection on the least eigenvalue's vectors, and the matrix times it.
+    """Returns the start's projection on the least eigenvalue's space, and the matrix times it.
 
-    The projection is scaled to length 1. Eigenvalues equal to 1e-9 count as one.
+    The projection is scaled to length 1. Eigenvalues that agree to 1e-9 count as one.
     """
     tied = values <= values[0] + TIE * abs(values[0])
     share = start[tied] / np.linalg.norm(start[tied])
@@ -111,14 +112,14 @@ def _projected(values: Floats, vectors: Floats, start: Floats) -> tuple[Floats, 
 
 
 def _start(root: Floats) -> Floats:
-    """Returns numbers without a pattern that are the same on every machine."""
+    """Returns numbers without a pattern, the same on every machine."""
     return np.cos(np.arange(len(root)) ** 2.0) * root
 
 
 def _inverse(
     weights: Floats, root: Floats, dtype: type[np.floating]
 ) -> Callable[[Floats], Floats] | None:
-    """Returns the inverse of L with its eigenvalue 0 raised to 1, or None if Cholesky fails.
+    """Returns the inverse of L, its eigenvalue 0 raised to 1, or None if Cholesky fails.
 
     The factored matrix is `D - A + d d^T / sum(d)`.
     """
@@ -146,7 +147,7 @@ def _inverse(
 
 
 def _dense(weights: Floats, root: Floats) -> tuple[float, Floats]:
-    """Returns the same eigenpair from LAPACK, for matrices too near singular for Cholesky."""
+    """Returns the same eigenpair from LAPACK, for matrices too close to singular for Cholesky."""
     from scipy.linalg import eigh
 
     null = root / np.linalg.norm(root)

@@ -1,4 +1,4 @@
-"""Gradients of the coding rates in closed form, and the approximation that gives attention."""
+"""Gradients of the coding rates in closed form, and the approximation that becomes attention."""
 
 import torch
 from jaxtyping import Float
@@ -20,9 +20,9 @@ def coding_rate_gradient(
     `a Z (I + a Z^T Z)^{-1}` = a (I + a Z Z^T)^{-1} Z, where a = d / (N eps^2).
 
     z `[..., pos, d_model]` -> like z, in nats per unit of z. arXiv 2306.01129, appendix. It points
-    to higher rates: a step against it compresses. `<Z, grad> = sum a s^2 / (1 + a s^2)` over the
-    singular values s of Z, at most the rank. Computed in float64. NaN or Inf in a sample gives NaN.
-    Raises ValueError as `coding_rate` does.
+    towards higher rates: a step against it compresses. `<Z, grad> = sum a s^2 / (1 + a s^2)` over
+    the singular values s of Z, at most the rank. Computed in float64. NaN or Inf in a sample gives
+    NaN. Raises ValueError as `coding_rate` does.
     """
     rates.check_rate(z, eps)
     pos, width = z.shape[-2:]
@@ -38,8 +38,8 @@ def subspace_coding_rate_gradient(
     `sum_k a C_k (I + a C_k^T C_k)^{-1} U_k^T`, where C_k = Z U_k and a = p / (N eps^2).
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv
-    2306.01129, before eq. 9; the paper derives MSSA from a step against it. Computed in float64.
-    NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate` does.
+    2306.01129, before eq. 9; the paper derives MSSA from a step against this gradient. Computed in
+    float64. NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate` does.
     """
     rates.check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
@@ -57,7 +57,7 @@ def neumann_gradient(
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv
     2306.01129 eq. 9. It approximates the gradient only if a |C_k|_2^2 < 1; beyond that its sign
-    turns: see `neumann_invalid`. Computed in float64. Raises ValueError as `coding_rate` does.
+    flips: see `neumann_invalid`. Computed in float64. Raises ValueError as `coding_rate` does.
     """
     rates.check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
@@ -70,12 +70,13 @@ def neumann_gradient(
 def neumann_invalid(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch head"]:
-    """Returns the share of the eigenvalues of a C_k^T C_k that are above 1, a = p / (N eps^2).
+    """Returns the share of the eigenvalues of a C_k^T C_k above 1, where a = p / (N eps^2).
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1], of the min(N,
-    p) eigenvalues x of each head. Above 1 the Neumann step has the wrong size or sign: a direction
-    with x < 1 shrinks under it and one with x > 1 grows, but the exact step shrinks them all. Not
-    differentiable. NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate` does.
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1], among the
+    min(N, p) eigenvalues x of each head. Above 1 the Neumann step has the wrong size or sign: a
+    direction with x < 1 shrinks under it and one with x > 1 grows, but the exact step shrinks them
+    all. Not differentiable. NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate`
+    does.
     """
     rates.check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
@@ -89,8 +90,8 @@ def _solved(
 ) -> Float[Tensor, "*batch rows columns"]:
     """Returns `scale X (I + scale X^T X)^{-1}`, and NaN for a matrix that is not finite.
 
-    QR of X over I gives `[X; I] = [Q1; Q2] R` and X (I + X^T X)^{-1} = Q1 Q2^T. No Gram is formed,
-    which would square the condition number.
+    QR of X over I gives `[X; I] = [Q1; Q2] R` and X (I + X^T X)^{-1} = Q1 Q2^T. This avoids the
+    Gram matrix, which would square the condition number.
     """
     if x.shape[-2] < x.shape[-1]:
         return _solved(x.mT, scale).mT

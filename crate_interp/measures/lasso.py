@@ -1,4 +1,4 @@
-"""The problem that a sparse step solves in part: the non-negative lasso.
+"""The non-negative lasso, the problem that a sparse step solves in part.
 
 `min_{z >= 0} 1/2 |y - D z|^2 + lambd |z|_1`. Tokens are rows: y `[..., pos, d_model]`, z
 `[..., pos, d_mlp]`, d `[d_model, d_mlp]`; lambd is a number, or one for each atom `[d_mlp]`. arXiv
@@ -15,7 +15,7 @@ from crate_interp.measures.checks import in_full_precision, require_floats
 
 __all__ = ["lasso_kkt_residual", "lasso_objective", "lasso_solution"]
 
-_LOOK = 10  # steps between two checks of which tokens are solved
+_LOOK = 10  # steps between two checks for solved tokens
 
 
 @in_full_precision
@@ -95,9 +95,9 @@ def lasso_solutions_at(
     tol: float = 1e-6,
     max_steps: int = 2000,
 ) -> list[Float[Tensor, "*batch pos d_mlp"]]:
-    """Returns `lasso_solution` of D times each of the scales, solved side by side.
+    """Returns `lasso_solution` for the dictionary D times each of the scales, solved in parallel.
 
-    The code of c D is 1 / c of that of D with the penalty lambd / c, step by step.
+    The code for c D is 1 / c times the code for D with the penalty lambd / c, at every step.
     """
     # in float64, because a float32 gradient stops short of the minimum
     rows, wide = y.reshape(-1, y.shape[-1]).double(), d.double()
@@ -121,11 +121,11 @@ def _fista(
     tol: float,
     max_steps: int,
 ) -> Float[Tensor, "token d_mlp"]:
-    """Returns the code of each token, from corr = Y D; lambd: of each token, for its atoms."""
+    """Returns the code of each token from corr = Y D; lambd: the penalties by token and atom."""
     # the Gram matrix is used if it has fewer entries than two products with D
     gram = d.mT @ d if d.shape[1] <= 2 * d.shape[0] else None
     solved = corr.new_zeros(corr.shape)
-    open_ = torch.arange(len(corr), device=corr.device)  # tokens that are not solved yet
+    open_ = torch.arange(len(corr), device=corr.device)  # tokens that are not yet solved
     code = ahead = solved
     momentum, shift = corr.new_ones(len(corr), 1), eta * (corr - lambd)
     enough = eta * tol * torch.linalg.vector_norm(corr, dim=-1)
@@ -142,7 +142,7 @@ def _fista(
                 open_, momentum = open_[left], momentum[left]
                 shift, enough = shift[left], enough[left]
                 new, ahead, step = new[left], ahead[left], step[left]
-        # where momentum has overshot it starts anew
+        # momentum restarts where it has overshot
         uphill = ((ahead - new) * step).sum(dim=-1, keepdim=True) > 0
         momentum = momentum.masked_fill(uphill, 1)
         grown = (1 + (1 + 4 * momentum.square()).sqrt()) / 2

@@ -1,4 +1,4 @@
-"""Maps over patches: the attention of one query, attention roll-out, and principal components."""
+"""Maps over patches: attention of one query, attention roll-out, and principal components."""
 
 import torch
 from einops import einsum
@@ -24,11 +24,11 @@ def attention_map(
     `softmax_j(s <q_query, k_j>)`, where s = 1 / sqrt(d_head), or 1 with scaled=False.
 
     queries, keys `[..., head, pos, d_head]` with CLS first -> `[..., head, patch]` in [0, 1]. In
-    CRATE both are the codes. query: the position of the query, 0 for CLS. cls_key: whether CLS is
-    in the sum of the softmax; its own weight is left out either way. scaled=False, cls_key=False is
+    CRATE both are the codes. query: the position of the query, 0 for CLS. cls_key: whether the
+    softmax runs over CLS too; the weight of CLS is never returned. scaled=False, cls_key=False is
     arXiv 2308.16271 eq. 10. scaled=True, cls_key=True is what the model computes (hook_pattern) and
-    what DINO `visualize_attention.py` draws. special: how many tokens come before the patches, CLS
-    first; all of them are left out as CLS is. Leaving CLS out changes neither the order of the
+    what DINO `visualize_attention.py` draws. special: the number of tokens before the patches, CLS
+    first; all of them are treated as CLS is. Leaving CLS out changes neither the order of the
     patches nor their ratios; the scale changes their ratios. Raises ValueError if the shapes
     differ, if there is no such query, or if there is no patch.
     """
@@ -58,7 +58,7 @@ def attention_map(
 def attention_rollout(
     patterns: Float[Tensor, "*batch layer head query key"],
 ) -> Float[Tensor, "*batch query key"]:
-    """Returns how attention spreads through all layers, by roll-out.
+    """Returns how attention spreads through all layers, by attention roll-out.
 
     `prod_l (1/2 I + 1/2 mean_k A_k^l)`, the last layer leftmost.
 
@@ -88,13 +88,13 @@ def pca_map(
 
     `(f_i - mean) . v_c`.
 
-    features `[image, pos, d]` without CLS, row-major over `grid` (h, w) ->
-    `[image, n_components, h, w]` in units of the features, either sign, largest variance first. The
-    sign is fixed: the mean over the border of the grid is below 0, because the border is taken for
-    background; if that mean is 0 up to rounding, the largest entry of v_c is positive. arXiv
-    2308.16271 App. B.2, whose first step does not subtract the mean. Components of equal variance
-    are not unique. Raises ValueError if the grid does not fit, if features hold NaN or Inf, or if
-    n_components is below 1 or above d.
+    features `[image, pos, d]` without CLS, row-major over `grid` (h, w) -> `[image, n_components,
+    h, w]` in units of the features, either sign, largest variance first. The sign is fixed: the
+    mean over the border of the grid is below 0, because the border is assumed to be background; if
+    that mean is 0 up to rounding, the largest entry of v_c is positive. arXiv 2308.16271 App. B.2,
+    whose first step does not subtract the mean. Components of equal variance are not unique. Raises
+    ValueError if the grid does not fit, if features hold NaN or Inf, or if n_components is below 1
+    or above d.
     """
     _check_features(features, grid)
     if not 1 <= n_components <= features.shape[-1]:
@@ -124,14 +124,15 @@ def pca_mask(
     `m_i > (min + max) / 2`, where m is the first map of `pca_map`.
 
     features `[image, pos, d]` without CLS -> bool `[image, pos]`. The minimum and maximum are over
-    all images together, so that an image may have no such token. If all tokens are alike there is
-    none. CRATE `vis_utils` scales to [0, 1] and cuts at 0.5 with the sign that its solver returned;
-    here the border is background. Raises ValueError as `pca_map` does.
+    all images together, so that no token of an image may be in the mask. If all tokens are alike,
+    none is. CRATE `vis_utils` scales to [0, 1] and cuts at 0.5 with the sign that its solver
+    returned; here the sign makes the border background. Raises ValueError as `pca_map` does.
     """
     first = pca_map(features, grid, 1).flatten(1)
     middle = (first.min() + first.max()) / 2
     spread = first.max() - first.min()
-    flat = spread <= 1e-6 * features.abs().max()  # rounding of tokens that are all alike
+    # difference of tokens that are equal up to rounding
+    flat = spread <= 1e-6 * features.abs().max()
     return (first > middle) & ~flat
 
 
@@ -143,4 +144,4 @@ def _check_features(features: Tensor, grid: tuple[int, int]) -> None:
             f"give [image, {grid[0] * grid[1]}, d], without CLS."
         )
     if not all_finite(features):
-        raise ValueError("features hold NaN or Inf: leave such images out.")
+        raise ValueError("features hold NaN or Inf: leave out such images.")

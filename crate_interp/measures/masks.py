@@ -1,4 +1,4 @@
-"""Masks: from a map over tokens to a mask, between tokens and pixels, and how well a mask fits."""
+"""Masks: from maps over tokens to masks, between tokens and pixels, and how well a mask fits."""
 
 import torch
 from einops import rearrange
@@ -17,11 +17,11 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
     `sum_{i in M} a_i >= mass sum_i a_i` for the mask M of the map a.
 
     map `[..., pos]` of numbers >= 0 -> bool `[..., pos]`. Of equal values the lower index wins; a
-    map of zeros gives no token. DINO `visualize_attention.py`, whose sums are float32, so that a
-    tie at the edge may keep one token more. Papers call this "the top 60 %" in the code that they
-    share, but their words describe `top_mask`: where ten tokens of 100 hold four fifths of the
-    mass, this keeps 8 and `top_mask` keeps 60. Raises ValueError if mass is outside (0, 1], if the
-    map holds negative values, NaN or Inf, or if there are no tokens.
+    map of zeros gives no token. Source: DINO `visualize_attention.py`, whose float32 sums may keep
+    one more token of a tie at the edge. Papers compute this where their text says "the top 60 %",
+    which describes `top_mask`: if ten tokens of 100 share four fifths of the mass equally, this
+    keeps 8 and `top_mask` keeps 60. Raises ValueError if mass is outside (0, 1], if the map holds
+    negative values, NaN or Inf, or if there are no tokens.
     """
     _check_map(map)
     _check_share(mass, "mass")
@@ -29,7 +29,7 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
         raise ValueError("the map has negative values: give attention, or use top_mask.")
     values, order = map.double().sort(dim=-1, descending=True, stable=True)
     before = values.cumsum(dim=-1) - values
-    # 1e-12 below the share, because a sum in another order may end an ulp higher
+    # 1e-12 below the share, because a sum in another order may be an ulp higher
     wanted = mass * values.sum(dim=-1, keepdim=True) * (1 - 1e-12)
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < wanted)
 
@@ -39,10 +39,10 @@ def top_mask(map: Float[Tensor, "*batch pos"], fraction: float = 0.6) -> Bool[Te
 
     It keeps `floor(fraction pos + 1/2)` tokens, at least one.
 
-    map `[..., pos]` -> bool `[..., pos]`; of equal values the lower index wins. arXiv 2308.16271
-    App. B.3 by its words ("top 60 % of entries"); the code that it follows keeps a share of the
-    mass instead: `mass_mask`. Raises ValueError if fraction is outside (0, 1], if the map holds NaN
-    or Inf, or if there are no tokens.
+    map `[..., pos]` -> bool `[..., pos]`; of equal values the lower index wins. This is what the
+    text of arXiv 2308.16271 App. B.3 says ("top 60 % of entries"); the code that it follows keeps a
+    share of the mass instead: `mass_mask`. Raises ValueError if fraction is outside (0, 1], if the
+    map holds NaN or Inf, or if there are no tokens.
     """
     _check_map(map)
     _check_share(fraction, "fraction")
@@ -85,7 +85,7 @@ def jaccard(
 
 
 def random_jaccard(fraction: float, target_fraction: float) -> float:
-    """Returns the score of a random mask of a share P for a target of a share f, its chance level.
+    """Returns a random mask's score: the chance level of a share P for a target of a share f.
 
     `P f / (P + f - P f)`, in [0, 1]: the ratio of the expected intersection to the expected union,
     which `jaccard` approaches for many tokens. For P = 1, all foreground, it is f. Raises
@@ -103,13 +103,15 @@ def random_jaccard(fraction: float, target_fraction: float) -> float:
 def token_mask(
     mask: Bool[Tensor, "*batch height width"], patch_size: int | tuple[int, int]
 ) -> Bool[Tensor, "*batch patch"]:
-    """Returns the patches that a mask of pixels covers by more than half: `share > 1/2`.
+    """Returns the patches of which more than half is covered by a mask of pixels: `share > 1/2`.
 
     mask bool `[..., height, width]` -> bool `[..., patch]`, row-major. Raises ValueError if the
     mask is not bool, or if its sides are not multiples of the patch's.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim < 2:
-        raise ValueError(f"a mask of pixels is bool [..., height, width], got {_described(mask)}.")
+        raise ValueError(
+            f"a mask of pixels must be bool [..., height, width], got {_described(mask)}."
+        )
     height, width = checks.size("patch_size", patch_size)
     if mask.shape[-2] % height or mask.shape[-1] % width:
         raise ValueError(
@@ -125,7 +127,7 @@ def pixel_mask(
     grid: int | tuple[int, int],
     patch_size: int | tuple[int, int],
 ) -> Bool[Tensor, "*batch height width"]:
-    """Returns a mask of patches at the resolution of pixels (nearest neighbour).
+    """Returns a mask of patches enlarged to pixels (nearest neighbour).
 
     Each pixel has the value of its patch: mask bool `[..., patch]`, row-major over `grid` (rows,
     columns) -> bool `[..., height, width]`. Raises ValueError if the mask is not bool or does not
@@ -135,7 +137,7 @@ def pixel_mask(
     right = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim > 0
     if not right or mask.shape[-1] != grid[0] * grid[1]:
         raise ValueError(
-            f"a mask of patches is bool [..., {grid[0]} x {grid[1]}], got {_described(mask)}."
+            f"a mask of patches must be bool [..., {grid[0]} x {grid[1]}], got {_described(mask)}."
         )
     wide = mask.unflatten(-1, grid)  # [..., h, w]
     return wide.repeat_interleave(patch_size[0], dim=-2).repeat_interleave(patch_size[1], dim=-1)
@@ -152,7 +154,7 @@ def _check_map(map: Tensor) -> None:
     if map.shape[-1] == 0:
         raise ValueError(f"there is no token to choose from: the map has shape {list(map.shape)}.")
     if not all_finite(map):
-        raise ValueError("the map holds NaN or Inf: leave such maps out.")
+        raise ValueError("the map holds NaN or Inf: leave out such maps.")
 
 
 def _check_share(value: float, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Coding rates: the nats per token that tokens need at a given precision, in all and by subspace.
+"""Coding rates: the nats per token that code tokens at a given precision, in total and by subspace.
 
 All are sums of 1/2 logdet(I + c G) for a Gram matrix G, computed by Cholesky on the smaller of the
 two Gram matrices, which have the same determinant (Sylvester). Batched LU is slower and can hang on
@@ -19,19 +19,19 @@ __all__ = [
     "official_coding_rate", "rate_reduction", "subspace_coding_rate",
 ]  # fmt: skip
 
-# A float32 Gram can be wrong by several per cent without an error. Rounding errs in each entry of
-# A = I + c G by a multiple of |A_ii A_jj|^(1/2), and logdet A by the diagonal of the inverse of A
-# scaled to a unit diagonal. A_ii over the square of pivot i is at most that entry, and equal to it
-# for the last i. Above this limit for any i the sample is computed again. The study is
-# tests/benchmarks/bench_guard.py: rates that pass are right to 4e-6 on the streams of the embedded
-# models, and to 1.1e-5 on matrices made to be hard. The simpler rule max A_ii / min pivot^2 < 1e3
-# is as safe, but more samples are computed again.
+# A float32 Gram can be wrong by several per cent without an error. Rounding changes each entry of A
+# = I + c G by a multiple of |A_ii A_jj|^(1/2), and logdet A by a multiple of the diagonal of the
+# inverse of A scaled to a unit diagonal. A_ii over the square of pivot i is at most that entry, and
+# equal to it for the last i. Above this limit for any i the sample is computed again. It was
+# studied in tests/benchmarks/bench_guard.py: rates that pass are right to 4e-6 on the streams of
+# the embedded models, and to 1.1e-5 on matrices made to be hard. The simpler rule max A_ii / min
+# pivot^2 < 1e3 is as safe, but recomputes more samples.
 FLOAT32_LIMIT = 1e3
-# A rate that is small beside the rounding of its pivots, which grows with their number, is not
-# trusted either: it was off by 0.2 % for identical tokens, and by all of it for tokens near zero.
-# Rates that pass were right to half of this.
+# A rate that is small compared with the rounding of its pivots, which grows with their number, is
+# not trusted either: such rates were off by 0.2 % for identical tokens, and by 100 % for tokens
+# near zero. Rates that pass were right to half of this.
 RELATIVE_ERROR = 2e-5
-# The same for float64, where singular values, slow and exact, replace Cholesky above the limit.
+# The same for float64: above the limit singular values, which are slow but exact, replace Cholesky.
 # A float32 sample that is computed again needs fewer digits.
 FLOAT64_LIMIT = 1e3
 REDONE_LIMIT = 1e9
@@ -83,11 +83,12 @@ def rate_of_codes(
     u: Float[Tensor, "head d_model d_head"],
     eps: float,
 ) -> Float[Tensor, "*batch head"]:
-    """Returns `subspace_coding_rate` for a caller who already has the codes `head_codes(z, u)`."""
+    """Returns `subspace_coding_rate` from given codes `head_codes(z, u)`."""
     check_rate(z, eps)
     pos, width = codes.shape[-2:]
     flat = z.reshape(-1, *z.shape[-2:])
-    # a doubtful sample is projected again too: rounded codes lose as much as a rounded Gram
+    # the codes of a doubtful sample are computed again too: rounding them loses as much as a
+    # rounded Gram
     again = lambda rows: head_codes(flat[rows].double(), u.double())  # noqa: E731
     rate = _half_logdet(codes.reshape(-1, *codes.shape[-3:]), width / (pos * eps**2), again)
     return rate.reshape(codes.shape[:-2])
@@ -96,7 +97,7 @@ def rate_of_codes(
 def rate_reduction(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch"]:
-    """Returns how much the subspaces save: the rate of all tokens less the rates of their codes.
+    """Returns the rate of all tokens minus the rates of their codes in the subspaces.
 
     `Delta R(Z | U; eps) = R(Z; eps) - sum_k R^c_k(Z | U; eps)`.
 
@@ -111,7 +112,7 @@ def rate_reduction(
 def mcr2_coding_rate(
     z: Float[Tensor, "*batch pos d_model"], membership: Shaped[Tensor, "..."], eps: float
 ) -> Float[Tensor, "*batch"]:
-    """Returns the rate of the tokens class by class, R^c of MCR2.
+    """Returns R^c of MCR2: the rate of the tokens, computed class by class.
 
     `R^c(Z | Pi; eps) = sum_k N_k / (2N) logdet(I + d / (N_k eps^2) Z_k Z_k^T)`.
 
@@ -126,7 +127,7 @@ def mcr2_coding_rate(
     check_rate(z, eps)
     weights = _weights(membership, z)  # [..., pos, class]
     pos, width = z.shape[-2:]
-    count = weights.sum(dim=-2)  # [..., class]
+    count = weights.sum(dim=-2)  # z: [..., class]
     per_class = width / (count.masked_fill(count == 0, 1) * eps**2)
     # [..., class, pos, d_model], scaled so that the rate of a class is that of I + Z_k^T Z_k
     root = (weights * per_class.unsqueeze(-2)).sqrt().mT.unsqueeze(-1)
@@ -194,7 +195,7 @@ def dictionary_rate_change(
 def official_coding_rate(
     codes: Float[Tensor, "*batch head pos d_head"], eps_squared: float = 0.01
 ) -> Float[Tensor, "*batch head"]:
-    """Returns what the authors' script reports as R^c: the rate of codes scaled to length one.
+    """Returns the R^c of the authors' script: the rate of codes scaled to length one.
 
     `1/2 logdet(I + p / (N eps_squared) C^T C)`, where C has the rows c_i / |c_i|.
 
@@ -202,8 +203,8 @@ def official_coding_rate(
     1/eps_squared) for each head; the sum over heads is the published number. CRATE
     `vis_utils/coding_rate.py`: there `eps` is epsilon squared, the codes are U^T LN(Z^l), the CLS
     token counts, and the mean and unbiased standard deviation over the batch are reported. It
-    differs in one point: an all-zero code adds nothing, and gives NaN in the script. Raises
-    ValueError if eps_squared <= 0 or if there are no tokens.
+    differs from the script in one point: an all-zero code adds nothing here, and gives NaN there.
+    Raises ValueError if eps_squared <= 0 or if there are no tokens.
     """
     return official_rate_and_zeros(codes, eps_squared)[0]
 
@@ -225,7 +226,7 @@ def official_rate_and_zeros(
 
 
 def _unit_rows(codes: Float[Tensor, "*batch pos d_head"]) -> tuple[Tensor, Float[Tensor, "*batch"]]:
-    """Returns the rows scaled to length one, and how many rows are of zeros, which stay zeros."""
+    """Returns rows scaled to length one, and how many rows are zero; zero rows stay zero."""
     norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
     zeros = norms.new_zeros(norms.shape[:-2])
     if not checks.squares_fit(norms):
@@ -235,7 +236,7 @@ def _unit_rows(codes: Float[Tensor, "*batch pos d_head"]) -> tuple[Tensor, Float
         norms = norms.masked_fill(norms == 0, 1)
     if codes.requires_grad:
         return codes / norms, zeros
-    # written in order of the axes for the Gram: a copy after the division would be one more pass
+    # written in the order that the Gram product reads: a later copy would be one more pass
     return torch.div(codes, norms, out=codes.new_empty(codes.shape)), zeros
 
 
@@ -246,8 +247,8 @@ def head_codes(
     """Returns the tokens in the coordinates of each subspace, C_k = Z U_k."""
     wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     codes = (z @ wide).unflatten(-1, (u.shape[0], u.shape[2]))
-    # one product and a copy with the heads first in memory, ready for their Gram: a product for
-    # each head is slower, and more so in bfloat16
+    # one product, then a copy with the heads first in memory, as the Gram product needs; one
+    # product per head is slower, and even more so in bfloat16
     return codes.movedim(-2, 0).contiguous().movedim(0, -3)
 
 
@@ -255,7 +256,7 @@ def head_codes(
 def in_other_basis(
     codes: Float[Tensor, "batch head pos d_head"], matrix: Float[Tensor, "head d_head d_head"]
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Returns C_k M_k for each head: the codes in the basis Q_k M_k from those in Q_k."""
+    """Returns C_k M_k for each head: codes in the basis Q_k become codes in the basis Q_k M_k."""
     rows = codes.transpose(0, 1)  # [head, batch, pos, d_head], the memory order of `head_codes`
     return torch.bmm(rows.flatten(1, 2), matrix).unflatten(1, rows.shape[1:3]).transpose(0, 1)
 
@@ -273,14 +274,14 @@ def _half_logdet(
 ) -> Float[Tensor, "samples heads"]:
     """Returns 1/2 logdet(I + scale x^T x) in the dtype of x.
 
-    again: returns the samples of the given indices anew, in float64.
+    again: computes x of the samples with the given indices again, in float64.
     """
     if x.dtype == torch.float64:
         return _half_logdet64(x, scale, FLOAT64_LIMIT)
     rate, doubtful = _cholesky_rate(x.float(), scale, FLOAT32_LIMIT)
     rows = doubtful.any(dim=-1).nonzero()[:, 0]
     if len(rows) and rate.requires_grad:
-        # all samples, because a failed factor would poison the gradient of its neighbours
+        # all samples, because a failed factorisation would spoil the gradient of the others
         rate = _half_logdet64(again(torch.arange(len(x), device=x.device)), scale, REDONE_LIMIT)
     elif len(rows):
         rate[rows] = _half_logdet64(again(rows), scale, REDONE_LIMIT).float()
@@ -293,7 +294,7 @@ def _half_logdet64(
     rate, doubtful = _cholesky_rate(x, scale, limit)
     if not doubtful.any():
         return rate
-    if rate.requires_grad:  # a failed factor would poison the gradient of its neighbours
+    if rate.requires_grad:  # a failed factorisation would spoil the gradient of the others
         rate, _ = _cholesky_rate(x.where(~doubtful[..., None, None], 0.0), scale, limit)
     finite = x.isfinite().all(dim=-1).all(dim=-1)
     values = torch.linalg.svdvals(x.where(finite[..., None, None], 0.0))
@@ -306,10 +307,10 @@ def _cholesky_rate(
 ) -> tuple[Float[Tensor, "samples heads"], Bool[Tensor, "samples heads"]]:
     """Returns the rate by Cholesky of the smaller Gram, and which samples cannot be trusted."""
     if x.transpose(0, 1).is_contiguous() and not x.is_contiguous():
-        # heads come first in memory: no copy is needed
+        # heads come first in memory, so that no copy is needed
         rate, doubtful = _cholesky_rate(x.transpose(0, 1), scale, limit)
         return rate.T, doubtful.T
-    x = x.contiguous()  # once, not once for each side of the product
+    x = x.contiguous()  # one copy instead of one for each side of the product
     rows, columns = x.shape[-2:]
     # [samples, heads, n, n], n = min(rows, columns)
     gram = x @ x.mT if rows < columns else x.mT @ x

@@ -28,7 +28,7 @@ def zero_fraction(
     if not tol >= 0:
         raise ValueError(f"tol={tol}: give a number of at least 0.")
     with torch.no_grad():  # a count has no gradient
-        zeros = torch.empty_like(z)  # numbers, because booleans are slow to sum
+        zeros = torch.empty_like(z)  # floats, because booleans are slow to sum
         torch.eq(z, 0, out=zeros) if tol == 0 else torch.le(z.abs(), tol, out=zeros)
     return _valid(zeros.sum(dim=-1) / z.shape[-1], z, z.sum(dim=-1))
 
@@ -47,7 +47,7 @@ def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
 def l0_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     """Returns the number of entries that are not zero, `|z|_0`.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]`, 0 to d_mlp. As a count it has a gradient of zero
+    z `[..., pos, d_mlp]` -> `[..., pos]`, 0 to d_mlp. It is a count, so its gradient is zero
     everywhere. arXiv 2306.01129 eq. 1. NaN in a token gives NaN. Raises ValueError if the code is
     empty.
     """
@@ -57,7 +57,7 @@ def l0_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
 
 
 def mean_magnitude(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """Returns the mean absolute value, `|z|_1 / d_mlp`: an `l1_norm` that compares widths.
+    """Returns the mean absolute value, `|z|_1 / d_mlp`, which allows codes of different widths.
 
     z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. NaN in a token gives NaN.
     Raises ValueError if the code is empty.
@@ -82,8 +82,9 @@ def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     `(sqrt(n) - |z|_1 / |z|_2) / (sqrt(n) - 1)`, where n = d_mlp.
 
     z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]. It does not depend on the scale of z. Hoyer,
-    JMLR 2004. An all-zero token, for which the formula is 0/0, has 1: nothing is sparser. NaN in a
-    token gives NaN. Raises ValueError if the code is empty or has fewer than 2 entries per token.
+    JMLR 2004. An all-zero token, for which the formula is 0/0, has 1, because nothing is sparser.
+    NaN in a token gives NaN. Raises ValueError if the code is empty or has fewer than 2 entries per
+    token.
     """
     return l1_and_hoyer(z)[1]
 
@@ -118,8 +119,8 @@ def gini(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     `sum_i (2i - n - 1) |z|_(i) / (n |z|_1)`, where |z|_(1) is the smallest entry and n = d_mlp.
 
     z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1 - 1/n], with the maximum for a single entry. It
-    does not depend on the scale of z. Hurley and Rickard 2009. An all-zero token has the maximum:
-    nothing is sparser. NaN in a token gives NaN. Raises ValueError if the code is empty.
+    does not depend on the scale of z. Hurley and Rickard 2009. An all-zero token has the maximum,
+    because nothing is sparser. NaN in a token gives NaN. Raises ValueError if the code is empty.
     """
     require_entries(z, "pos d_mlp", _EMPTY)
     width = z.shape[-1]
@@ -144,7 +145,8 @@ def support_for_energy(
         raise ValueError(f"energy={energy}: give a share above 0 and at most 1.")
     squares = (z.detach() / largest_entry(z)).double().square().sort(dim=-1, descending=True).values
     held = squares.cumsum(dim=-1)
-    wanted = energy * held[..., -1:] * (1 - 1e-12)  # a sum in another order may end an ulp lower
+    # the same sum in another order may be an ulp lower
+    wanted = energy * held[..., -1:] * (1 - 1e-12)
     count = ((held < wanted).sum(dim=-1) + 1).masked_fill(held[..., -1] == 0, 0)
     return _valid(count.to(z.dtype), z, held[..., -1])
 
@@ -154,7 +156,7 @@ def firing_rate(
 ) -> Float[Tensor, "*batch d_mlp"]:
     """Returns the share of tokens in which each entry is on, `|z| > tol`.
 
-    z `[..., pos, d_mlp]` -> `[..., d_mlp]` in [0, 1]; 0 is an atom that never fires. NaN in an
+    z `[..., pos, d_mlp]` -> `[..., d_mlp]` in [0, 1]; 0 means that an atom never fires. NaN in an
     entry gives NaN for its atom. Raises ValueError if tol is below 0 or if the code is empty.
     """
     require_entries(z, "pos d_mlp", _EMPTY)
@@ -169,9 +171,9 @@ def _valid(
     z: Float[Tensor, "*batch pos d_mlp"],
     seen: Float[Tensor, "*batch pos"],
 ) -> Float[Tensor, "*batch pos"]:
-    """Replaces the value of each token that holds NaN or Inf by NaN.
+    """Replaces the values of tokens that hold NaN or Inf by NaN.
 
-    seen: a number for each token, which is finite only if the token is; it may overflow.
+    seen: a number for each token that is finite only if the token is finite; it may overflow.
     """
     finite = seen.detach().isfinite()
     if not finite.all():

@@ -78,7 +78,7 @@ def singular_values(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*
 
 @checks.in_full_precision
 def stable_rank(w: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """Returns how many directions of a matrix carry as much as its strongest.
+    """Returns how many directions of a matrix are about as strong as its strongest.
 
     `|W|_F^2 / |W|_2^2`.
 

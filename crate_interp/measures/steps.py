@@ -1,8 +1,8 @@
-"""The steps that layers are derived from: gradient steps on R^c, attention, denoising, and ISTA.
+"""The steps from which layers are derived: gradient steps on R^c, attention, denoising and ISTA.
 
-Rules (a) to (e) are those that arXiv 2411.17182, appendix A compares. With one head, or with a
-complete orthonormal set of heads, each rule but (e) acts only on the singular values s of the codes
-C_k = Z U_k. Below, x = a s^2, a = p / (N eps^2), and kappa is the step size.
+Rules (a) to (e) are compared in arXiv 2411.17182, appendix A. With one head, or with a complete
+orthonormal set of heads, each rule except (e) acts only on the singular values s of the codes C_k =
+Z U_k. Below, x = a s^2, a = p / (N eps^2), and kappa is the step size.
 """
 
 import torch
@@ -160,7 +160,7 @@ def _scale(z: Tensor, u: Tensor, eps: float) -> float:
 def posterior_mean(
     x: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], sigma: float
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """Returns the clean token that is expected given a noisy one, E[z | x].
+    """Returns the expected clean token given a noisy one, E[z | x].
 
     `E[z | x] = sum_k w_k U_k U_k^T x / (1 + s^2)` with
     `w = softmax_k(|U_k^T x|^2 / (2 s^2 (1 + s^2)))` and s = sigma.

@@ -16,7 +16,7 @@ __all__ = [
 
 @checks.in_full_precision
 def orthonormality_defect(u: Float[Tensor, "*batch d_model d_head"]) -> Float[Tensor, "*batch"]:
-    """Returns how far each basis is from orthonormal, `|U_k^T U_k - I|_F / sqrt(p)`.
+    """Returns how far each basis is from orthonormality, `|U_k^T U_k - I|_F / sqrt(p)`.
 
     u `[..., d_model, d_head]` -> `[...]`, dimensionless, >= 0, and 0 only if the columns are
     orthonormal. The theory (arXiv 2306.01129) assumes 0. The official initialisation has U_k^T U_k
@@ -89,8 +89,8 @@ def projection_energy(
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos, head]` in [0, 1]; p/d on
     average for a random subspace. The shares of the heads sum to 1 for every token if the subspaces
-    are a complete orthonormal cover. An all-zero token has 0. Raises ValueError if the basis is
-    empty.
+    are a complete orthonormal cover. The share is 0 for an all-zero token. Raises ValueError if the
+    basis is empty.
     """
     _check(u, "head d_model d_head")
     checks.require_floats(z, "pos d_model")
@@ -101,7 +101,7 @@ def projection_energy(
 def energy_of_codes(
     codes: Float[Tensor, "*batch head pos d_head"], z: Float[Tensor, "*batch pos d_model"]
 ) -> Float[Tensor, "*batch pos head"]:
-    """Returns `projection_energy` for a caller who already has orthonormal codes."""
+    """Returns `projection_energy` from given orthonormal codes."""
     lengths = torch.linalg.vector_norm(codes, dim=-1).transpose(-2, -1)  # [..., pos, head]
     norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     if not checks.squares_fit(norms):
@@ -133,10 +133,10 @@ def scale_free_defect(m: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*bat
     c = tr(G) / w.
 
     m `[..., n, width]` -> `[...]`, dimensionless, in [0, sqrt(w - 1)]: 0 only if the shorter axis
-    is orthogonal with equal lengths, the maximum for rank 1. It is `dictionary_defect` over c, and
-    does not change if m is scaled or rotated. A random matrix of independent entries has about
-    sqrt(w / max(n, width)). A matrix of zeros, whose scale is 0, has NaN. Raises ValueError if the
-    matrix is empty.
+    is orthogonal with equal lengths, the maximum for rank 1. It is `dictionary_defect` divided by
+    c, and does not change if m is scaled or rotated. A random matrix of independent entries has
+    about sqrt(w / max(n, width)). The result is NaN for a matrix of zeros, whose scale is 0. Raises
+    ValueError if the matrix is empty.
     """
     _check(m, "n width")
     zero, size, _ = _off_scale(m)
@@ -144,11 +144,11 @@ def scale_free_defect(m: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*bat
 
 
 def _off_scale(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns whether m is zero, |G - c I|_F / c, and c, of the smaller Gram matrix G of m."""
+    """Returns, for the smaller Gram matrix G of m: whether m is zero, |G - c I|_F / c, and c."""
     largest = m.detach().abs().amax(dim=(-2, -1), keepdim=True)
     zero = largest == 0
     largest = largest.masked_fill(zero, 1)
-    scaled = m / largest  # squares of very small or large entries do not fit
+    scaled = m / largest  # squares of very small or very large entries would underflow or overflow
     gram = scaled.mT @ scaled if m.shape[-1] <= m.shape[-2] else scaled @ scaled.mT
     scale = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].masked_fill(zero, 1)
     eye = torch.eye(gram.shape[-1], dtype=m.dtype, device=m.device)
@@ -167,15 +167,15 @@ def output_map_cosine(
     w_o `[head, d_head, d_model]`, u `[head, d_model, d_head]` -> `[head]` in [-1, 1]: 1 where a
     head writes a positive multiple of U_k^T, -1 where it writes a negative one; random matrices
     have mean 0 and a standard deviation of about 1 / sqrt(d_head d_model). arXiv 2306.01129 derives
-    +U_k^T and trains a map of its own in its place; arXiv 2411.17182 (section 4.2) compares +U_k^T
-    (CRATE-C) with -U_k^T (CRATE-N). A map of zeros has 0. Raises ValueError if the two differ in
-    shape, or if a matrix is empty.
+    +U_k^T but trains a separate map in its place; arXiv 2411.17182 (section 4.2) compares +U_k^T
+    (CRATE-C) with -U_k^T (CRATE-N). The cosine is 0 for a map of zeros. Raises ValueError if the
+    two differ in shape, or if a matrix is empty.
     """
     _check(w_o, "head d_head d_model")
     _check(u, "head d_model d_head")
     if w_o.shape != u.mT.shape:
         raise ValueError(
-            f"w_o {list(w_o.shape)} is no map for each head of u {list(u.shape)}: give "
+            f"w_o {list(w_o.shape)} does not fit u {list(u.shape)}: give "
             "[head, d_head, d_model] and [head, d_model, d_head], such as attn.W_O and attn.U."
         )
     rows = [_unit(matrix.flatten(1)) for matrix in (w_o, u.mT)]
@@ -183,7 +183,7 @@ def output_map_cosine(
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Returns rows of length one; a row of zeros stays."""
+    """Returns rows of length one; a row of zeros stays zero."""
     scaled = rows / checks.largest_entry(rows)
     norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
     return scaled / norms.masked_fill(norms == 0, 1)
@@ -237,9 +237,9 @@ def incoherence(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor,
 def column_cosines(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batch n n"]:
     """Returns the absolute cosines between all columns, `|d_i^T d_j| / (|d_i| |d_j|)`.
 
-    d `[..., d_model, n]` -> `[..., n, n]` in [0, 1]. For the heads' bases side by side it is figure
-    7 of arXiv 2306.01129. A column of zeros has 0 with every column. Raises ValueError if the
-    matrix is empty.
+    d `[..., d_model, n]` -> `[..., n, n]` in [0, 1]. For the concatenated bases of all heads it is
+    figure 7 of arXiv 2306.01129. A column of zeros has the cosine 0 with every column. Raises
+    ValueError if the matrix is empty.
     """
     _check(d, "d_model n")
     unit = _unit(d.mT)
@@ -250,8 +250,8 @@ def mutual_coherence(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*ba
     """Returns the largest absolute cosine between two different columns.
 
     d `[..., d_model, n]` -> `[...]` in [0, 1]: 0 for orthogonal columns, and at least sqrt((n - d)
-    / (d (n - 1))) for n > d (Welch). Sparse coding needs a dictionary in which it is small. Raises
-    ValueError if there is only one column or if the matrix is empty.
+    / (d (n - 1))) for n > d (Welch). Sparse coding needs a dictionary with a small coherence.
+    Raises ValueError if there is only one column or if the matrix is empty.
     """
     _check(d, "d_model n")
     if d.shape[-1] < 2:
@@ -263,7 +263,7 @@ def mutual_coherence(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*ba
 
 @checks.in_full_precision
 def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """Returns the largest singular value over the smallest of the min(rows, columns).
+    """Returns the largest singular value divided by the smallest of the min(rows, columns).
 
     d `[..., rows, columns]` -> `[...]`, dimensionless, >= 1; Inf for a singular matrix. NaN or Inf
     gives NaN. Raises ValueError if the matrix is empty.
@@ -282,8 +282,8 @@ def membership_entropy(
     It is the entropy of its `projection_energy` normalised over heads.
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos]` in nats, 0 (in one
-    subspace) to ln K (evenly in all). A token without energy in any subspace has ln K too. NaN or
-    Inf in a token gives NaN. Raises ValueError if the basis is empty.
+    subspace) to ln K (evenly in all). It is ln K also for a token without energy in any subspace.
+    NaN or Inf in a token gives NaN. Raises ValueError if the basis is empty.
     """
     energy = projection_energy(z, u)  # [..., pos, head]
     total = energy.sum(dim=-1, keepdim=True)
@@ -296,15 +296,15 @@ def membership_entropy(
 def subspace_snr(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head"]:
-    """Returns the ratio of the tokens' part inside each subspace to their part outside.
+    """Returns the tokens' length inside each subspace divided by their length outside.
 
     `|Q_k Q_k^T Z|_F / |(I - Q_k Q_k^T) Z|_F`, where Q_k = qr(U_k).
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]`, dimensionless, >= 0; Inf
     if all tokens lie in the subspace, 0 for tokens of zeros, about sqrt(p / (d - p)) for a random
-    subspace. The attention-only transformer (arXiv 2506.03790) measures the tokens of head k alone,
-    and takes U itself for Q: give it those tokens. Computed in float64. NaN or Inf in a sample
-    gives NaN. Raises ValueError if the basis is empty.
+    subspace. The attention-only transformer (arXiv 2506.03790) measures only the tokens of head k,
+    with U itself as Q: to compare, give only those tokens. Computed in float64. NaN or Inf in a
+    sample gives NaN. Raises ValueError if the basis is empty.
     """
     _check(u, "head d_model d_head")
     checks.require_floats(z, "pos d_model")
@@ -312,7 +312,7 @@ def subspace_snr(
     inside = rates.head_codes(wide, basis)  # [..., head, pos, d_head]
     rest = wide.unsqueeze(-3) - inside @ basis.mT
     signal, noise = torch.linalg.matrix_norm(inside), torch.linalg.matrix_norm(rest)
-    # a remainder this small is the rounding of tokens that lie inside the subspace
+    # a remainder this small is rounding, of tokens that lie inside the subspace
     floor = 4 * z.shape[-1] * torch.finfo(torch.float64).eps * signal
     ratio = torch.where(noise <= floor, torch.inf, signal / noise).masked_fill(signal == 0, 0)
     return ratio.masked_fill(~(signal + noise).isfinite(), torch.nan).to(z.dtype)

@@ -25,7 +25,7 @@ from crate_interp.models.layers.norm import HookedLayerNorm
 class Reconstruction:
     """The output of a masked autoencoder. `mask`: 1 for patches that were removed, 0 for others.
 
-    pred: the pixels of every patch in the order (row, column, channel), normalised ones with
+    pred: the pixels of every patch in the order (row, column, channel), normalised if
     `cfg.norm_pix_loss`. loss: mean squared error over removed patches; over all patches if none was
     removed. latent: LN(Z^L), CLS first.
     """
@@ -38,7 +38,7 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class DecoderView:
-    """The decoder of a masked autoencoder, as the model to which `cache.decoder` belongs."""
+    """The decoder of a masked autoencoder, seen as the model of `cache.decoder`."""
 
     model: "HookedCrateMAE"
     unit: str = "images"
@@ -89,7 +89,7 @@ class CrateDecoderBlock(nn.Module):
         self.hook_resid_post = HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the tokens after a layer: after the dictionary, less their attention."""
+        """Returns the tokens after the layer: dictionary first, then attention is subtracted."""
         mid: Tensor = self.hook_resid_mid(self.ln1(self.hook_resid_pre(x)) @ self.D.T)
         out = -self.attn.of_stream(mid, self.ln2, None)
         return self.hook_resid_post(mid + self.hook_attn_out(out))
@@ -98,10 +98,10 @@ class CrateDecoderBlock(nn.Module):
 class HookedCrateMAE(ImageMixin, HookedModel):
     """CRATE-MAE: the encoder is `blocks`, the decoder `decoder_blocks`.
 
-    `Z^0 = [CLS; kept patches, mask tokens elsewhere] + E_pos`, then CRATE's layers,
-    `latent = LN(Z^L)`; the decoder maps the latent of all positions to pixels. Code:
-    Ma-Lab-Berkeley/CRATE `model/crate_ae/crate_ae.py`. As there and unlike the paper mask tokens
-    enter the encoder, and its positions are the table that the code calls `decoder_pos_embed`. For
+    `Z^0 = [CLS; kept patches, mask tokens elsewhere] + E_pos`, then CRATE's layers, `latent =
+    LN(Z^L)`; the decoder maps the latent of all positions to pixels. Code: Ma-Lab-Berkeley/CRATE
+    `model/crate_ae/crate_ae.py`. As in that code and unlike the paper, mask tokens enter the
+    encoder, and its position embeddings are the table that the code calls `decoder_pos_embed`. For
     images of another size the table is interpolated bicubically. Hook points: hooks/README.md;
     `cache.decoder` is the decoder's cache.
     """
@@ -158,9 +158,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
         images: `[batch, channels, height, width]`. The int(patches * (1 - mask_ratio)) patches with
         the lowest `noise` `[batch, patch]` are kept; if noise is None it is drawn from torch's
-        global generator, and mask_ratio=0 keeps all (the code's `prepare_tokens`).
+        global generator. mask_ratio=0 keeps all patches (the code's `prepare_tokens`).
         `stop_at_layer=l` returns Z^l of the encoder `[batch, pos, d_model]`. Raises ValueError for
-        bad images, noise of another shape or not finite, and a ratio outside [0, 1).
+        bad images, noise of a wrong shape or with NaN or Inf, and a ratio outside [0, 1).
         """
         self.watch_hooks()
         if start_at_layer is not None:
@@ -201,8 +201,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         """Returns the mean squared error over removed patches.
 
         With `cfg.norm_pix_loss` it is measured against patches of mean 0 and unbiased variance 1.
-        Different from the code, which divides zero by zero there: if no patch is removed it is the
-        mean over all patches.
+        If no patch is removed it is the mean over all patches, where the code divides zero by zero.
         """
         target = self.patchify(images)
         if self.cfg.norm_pix_loss:
@@ -210,7 +209,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             target = (target - mean) / (variance + 1e-6).sqrt()
         errors = (pred - target).square().mean(dim=-1)  # [batch, patch]
         removed = mask.sum()
-        some = removed > 0  # no `if`: torch.export cannot read the value
+        some = removed > 0  # not `if`, because torch.export cannot read the value
         mean = (errors * mask).sum() / torch.where(some, removed, 1)
         return torch.where(some, mean, errors.mean())
 
@@ -237,11 +236,11 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The keyword arguments of a forward that sees every patch."""
+        """Returns the keyword arguments of a forward that sees every patch."""
         return {"mask_ratio": 0.0}
 
     def runtime_configs(self) -> list[CrateConfig]:
-        """Returns the configs that follow this model's switches and device."""
+        """Returns the configs that follow this model's switches, device and dtype."""
         return [self.cfg, self.decoder_cfg]
 
     @property

@@ -16,7 +16,7 @@ from crate_interp.models.layers.norm import NoNorm
 class CrateCache(ActivationCache):
     """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token and not the last one.
 
-    All code here reads activations with `at`, which raises the errors for what cannot be read.
+    Code of this library reads activations with `at`, which raises clear errors for what is missing.
     """
 
     model: Any
@@ -24,9 +24,9 @@ class CrateCache(ActivationCache):
     def at(self, point: str, layer: int | None = None) -> Tensor:
         """Returns the activation at a hook point, batch first.
 
-        point: with `layer` a name inside a block, such as "attn.hook_pattern" (negative layers
-        count from the end); without it a full name, such as "ln_final.hook_scale". Raises
-        ValueError for a layer that the model does not have and for a cache without batch axis,
+        point: with `layer`, a name inside a block, such as "attn.hook_pattern" (negative layers
+        count from the end); without `layer`, a full name, such as "ln_final.hook_scale". Raises
+        ValueError for a layer that the model does not have and for a cache without a batch axis,
         KeyError for a point that was not cached or does not exist.
         """
         name = point if layer is None else full_name(point, self._layer(layer))
@@ -48,9 +48,9 @@ class CrateCache(ActivationCache):
         return f"layer={layer!r}: the model has layers 0 to {len(self.model.blocks) - 1}."
 
     def _why_missing(self, name: str) -> str:
-        """Returns why the cache has no point of this name, and what to type instead."""
+        """Returns why the cache lacks a point, and what to type instead."""
         try:
-            if self.model is not None:  # users may drop it, so that its memory is freed
+            if self.model is not None:  # users may drop the model to free its memory
                 self.model.check_point(name)
         except KeyError as error:
             return error.args[0]
@@ -60,7 +60,7 @@ class CrateCache(ActivationCache):
         )
 
     def __getitem__(self, key: Any) -> Tensor:
-        """Returns the activation at a point, by its name or by TransformerLens' short name.
+        """Returns the activation at a point, by its full name or TransformerLens' short name.
 
         Raises KeyError, with the nearest names, for a point that the cache does not have.
         """
@@ -77,14 +77,14 @@ class CrateCache(ActivationCache):
             raise KeyError(self._why_missing(error.args[0])) from None
 
     def __contains__(self, name: object) -> bool:
-        """Tells whether a point was cached, by its name or by TransformerLens' alias of it."""
+        """Tells whether a point was cached, by its name or TransformerLens' alias."""
         return isinstance(name, str) and resolve(name, self.cache_dict) in self.cache_dict
 
     def logit_lens(self, **kwargs: Any) -> Any:
-        """Returns TransformerLens' logit lens; arguments as there.
+        """Returns TransformerLens' logit lens, with the same arguments.
 
-        Different from it: the default of `positions` is `model.lens_positions`. At the CLS token
-        the last entry is the model's logits. A model that pools the mean reads no single token, and
+        Unlike there, the default of `positions` is `model.lens_positions`. At the CLS token
+        the last entry is the model's logits. A model that pools the mean reads no single token, so
         the lens reads every token.
         """
         if not hasattr(self.model, "lens_positions"):
@@ -95,12 +95,12 @@ class CrateCache(ActivationCache):
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
 
     def apply_slice_to_batch_dim(self, *args: Any, **kwargs: Any) -> "CrateCache":
-        """Returns the slice of TransformerLens' function, as a CrateCache."""
+        """Returns TransformerLens' slice along the batch axis, as a CrateCache."""
         cut = super().apply_slice_to_batch_dim(*args, **kwargs)
         return CrateCache(cut.cache_dict, self.model, has_batch_dim=cut.has_batch_dim)
 
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns TransformerLens' stack of neurons; arguments as there.
+        """Returns TransformerLens' stack of neurons, with the same arguments.
 
         Raises ValueError if the sparse step replaces the stream: neurons of different layers do not
         add up to it.
@@ -111,7 +111,7 @@ class CrateCache(ActivationCache):
     def get_full_resid_decomposition(
         self, *args: Any, expand_neurons: bool = True, **kwargs: Any
     ) -> Any:
-        """Returns TransformerLens' decomposition of the stream; arguments as there.
+        """Returns TransformerLens' decomposition of the stream, with the same arguments.
 
         Raises ValueError for neurons if the sparse step replaces the stream.
         """
@@ -125,7 +125,9 @@ class CrateCache(ActivationCache):
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):
-            raise AttributeError(f"{type(self.model).__name__} has no {name} tower; a CLIP has.")
+            raise AttributeError(
+                f"{type(self.model).__name__} has no {name} tower; only a CLIP has one."
+            )
         kept = {
             key.removeprefix(f"{name}."): value
             for key, value in self.items()
@@ -140,7 +142,7 @@ class CrateCache(ActivationCache):
 
     @property
     def text(self) -> "CrateCache":
-        """The text tower's part of a CLIP's cache, without "text." in the names of points."""
+        """Returns the text tower's part of a CLIP's cache, without "text." in point names."""
         return self._part("text")
 
     def apply_ln_to_stack(
@@ -152,7 +154,7 @@ class CrateCache(ActivationCache):
         `cache.logit_lens()`, or `cache.accumulated_resid(apply_ln=True) @ model.W_U + model.b_U`,
         which have them.
 
-        Different from it: if the model has no final norm (CRATE-LM vanilla) the stack before the
+        Unlike there, if the model has no final norm (CRATE-LM vanilla), the stack before the
         unembedding is not centred, only sliced.
         """
         last = layer in (None, -1, self.model.cfg.n_layers)
@@ -173,5 +175,7 @@ class CrateCache(ActivationCache):
         For example `cache.decoder["pattern", 0]`.
         """
         if not hasattr(self.model, "decoder_view"):
-            raise AttributeError(f"{type(self.model).__name__} has no decoder; HookedCrateMAE has.")
+            raise AttributeError(
+                f"{type(self.model).__name__} has no decoder; only HookedCrateMAE has one."
+            )
         return self.model.decoder_view(self)

@@ -1,4 +1,4 @@
-"""HookedCrateCLIP: images and texts in one space, from a CRATE-alpha and a plain transformer."""
+"""HookedCrateCLIP: images and texts in one space, by a CRATE-alpha and a plain transformer."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.models.text.text_and_tokens import TextMixin, check_tokens
 from crate_interp.models.vision import HookedCrate
 
-# fields that the config of a CLIP shares with that of its image tower, and of its text tower
+# fields of a CLIP's config that its image tower and its text tower also have
 _VISUAL = (
     "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "eta", "lambd", "ln_eps", "ln_final_eps",
     "image_size", "patch_size", "channels", "interpolate_pos", "resize", "crop", "interpolation",
@@ -29,8 +29,8 @@ _TEXT = ("n_ctx", "d_vocab", "d_embed", "ln_eps", "ln_final_eps", "tokenizer", "
 class HookedTextTower(TextMixin, HookedModel):
     """Tokens `[batch, n_ctx]` to features `[batch, d_embed]`.
 
-    The features are `LN(Z^L)` of the last position, times the projection. There is no mask at all:
-    every token sees every other, padding too, as in the code. A text is always n_ctx tokens long.
+    The features are `LN(Z^L)` of the last position, times the projection. There is no mask: as in
+    the code, every token sees every other, including padding. A text is always n_ctx tokens long.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -60,12 +60,12 @@ class HookedTextTower(TextMixin, HookedModel):
         """Returns features of token ids `[batch, n_ctx]` or of text.
 
         `stop_at_layer` and `start_at_layer` are as in HookedCrate. Raises ValueError for an
-        attention mask: this tower has none.
+        attention mask, because this tower has none.
         """
         if attention_mask is not None:
             raise ValueError(
-                "this tower was trained without an attention mask, every token sees every other, "
-                "and padding too: leave attention_mask out."
+                "this tower was trained without an attention mask: every token sees every other, "
+                "including padding. Leave out attention_mask."
             )
         self.watch_hooks()
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
@@ -82,7 +82,7 @@ class HookedTextTower(TextMixin, HookedModel):
         check_tokens(tokens, self.cfg, tokens.shape[-1])
         if tokens.shape[1] != self.cfg.n_ctx:
             raise ValueError(
-                f"a text has {tokens.shape[1]} tokens, this tower takes exactly "
+                f"a text has {tokens.shape[1]} tokens, but this tower takes exactly "
                 f"n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
             )
         return self.hook_embed(self.embed(tokens)) + hooked_positions(
@@ -98,12 +98,13 @@ class HookedTextTower(TextMixin, HookedModel):
     ) -> tuple[Int[Tensor, "batch pos"], None]:
         """Returns [CLS] and wordpieces, cut to n_ctx and padded with zeros.
 
-        There is no [SEP], as in the JAX training code. Raises ValueError for another padding.
+        There is no [SEP], as in the JAX training code. Raises ValueError if another padding is
+        asked for.
         """
         if padding_side == "left" or not truncate:
             raise ValueError(
                 f"this tower takes texts of exactly n_ctx={self.cfg.n_ctx} tokens, cut or padded "
-                "with zeros on the right: leave padding_side and truncate out."
+                "with zeros on the right: leave out padding_side and truncate."
             )
         texts = [input] if isinstance(input, str) else list(input)
         rows = [self._encode(one, prepend_bos)[: self.cfg.n_ctx] for one in texts]
@@ -115,13 +116,13 @@ class HookedTextTower(TextMixin, HookedModel):
         return self.to_tokens(list(texts))
 
     def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """Yields the rows of `windows` one by one, while the texts come."""
+        """Yields the rows of `windows` one by one, as the texts are read."""
         for text in texts:
             yield self.to_tokens([text], move_to_device=False)[0].tolist()
 
     @property
     def lens_positions(self) -> int:
-        """The last position: `cache.logit_lens()` reads it."""
+        """The position that `cache.logit_lens()` reads: the last one."""
         return -1
 
     @property
@@ -138,10 +139,10 @@ class HookedTextTower(TextMixin, HookedModel):
 class HookedCrateCLIP(HookedModel):
     """CRATE-alpha CLIPA: `100 cos(image features, text features)`.
 
-    `visual` is a HookedCrate and `text` a HookedTextTower. Each can be used alone, with hook names
-    of its own; in the CLIP its points are `visual.blocks.{l}...` and `text.blocks.{l}...`. Code:
-    UCSC-VLAA/CRATE-alpha `torch_inference/model/clipa_model.py`. As there, the stored `logit_scale`
-    is not used.
+    `visual` is a HookedCrate and `text` a HookedTextTower. Each can be used alone, under its own
+    hook names; in the CLIP its points are `visual.blocks.{l}...` and `text.blocks.{l}...`. Code:
+    UCSC-VLAA/CRATE-alpha `torch_inference/model/clipa_model.py`. As in that code, the stored
+    `logit_scale` is not used.
     """
 
     towers = ("visual", "text")
@@ -152,7 +153,8 @@ class HookedCrateCLIP(HookedModel):
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
-        # the towers' points are the CLIP's too, so they share its count of contexts and its state
+        # the towers' points are also the CLIP's, so they share its count of open contexts and its
+        # state
         for tower in (self.visual, self.text):
             tower.__dict__["_levels"] = self.__dict__["_levels"]
             tower._hook_state = self._hook_state
@@ -174,11 +176,11 @@ class HookedCrateCLIP(HookedModel):
         )
 
     def encode_image(self, images: Tensor) -> Float[Tensor, "batch d_embed"]:
-        """Returns image features, not normalised: LN(Z^L) of CLS, times `visual.proj`."""
+        """Returns image features before normalisation: LN(Z^L) of CLS, times `visual.proj`."""
         return self.visual(images)
 
     def encode_text(self, tokens: Tensor | str | Sequence[str]) -> Float[Tensor, "batch d_embed"]:
-        """Returns text features, not normalised."""
+        """Returns text features before normalisation."""
         return self.text(tokens)
 
     def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
@@ -199,7 +201,7 @@ class HookedCrateCLIP(HookedModel):
         return getattr(self, tower)._why_silent(point)
 
     def runtime_configs(self) -> list[CrateConfig]:
-        """Returns the configs that follow this model's switches and device."""
+        """Returns the configs that follow this model's switches, device and dtype."""
         return [self.cfg, self.visual.cfg, self.text.cfg]
 
 

@@ -1,6 +1,6 @@
-"""The hook points of a model: their names, and which of them fire with the switches as they are.
+"""The hook points of a model: their names, and which fire with the current switches.
 
-It also has what changes in a config while its model lives: the switches, device and dtype.
+It also sets what changes in the config of a living model: switches, device and dtype.
 """
 
 import re
@@ -21,7 +21,7 @@ NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 
 Hooks = Sequence[tuple[str | Callable[[str], bool], Callable]]
 
-# Points that fire only while a switch of model.cfg is on, and how to switch it on.
+# Points that fire only while a switch of model.cfg is on -> how to turn it on.
 GATED = {
     "attn.hook_result": ("use_attn_result", "model.set_use_attn_result(True)"),
     "attn.hook_q_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
@@ -33,7 +33,7 @@ GATED = {
 
 
 def set_runtime(cfg: CrateConfig, **values: object) -> None:
-    """Sets fields of a model's own config that change while it lives.
+    """Sets fields that change during a model's life in the model's own config.
 
     These are device, dtype and TransformerLens' switches.
     """
@@ -44,7 +44,7 @@ def set_runtime(cfg: CrateConfig, **values: object) -> None:
 class Runtime:
     """The device and dtype of a model's first parameter, read from the model each time.
 
-    They stay right after `.to()`, `load_state_dict(assign=True)`, `to_empty` and accelerate. None
+    They stay correct after `.to()`, `load_state_dict(assign=True)`, `to_empty` and accelerate. None
     once the model is gone.
     """
 
@@ -73,7 +73,7 @@ class Runtime:
 
 
 def follow(model: nn.Module, *configs: CrateConfig) -> None:
-    """Makes configs report the device and dtype of a model."""
+    """Makes configs report the current device and dtype of a model."""
     for cfg in configs:
         object.__setattr__(cfg, "_runtime", Runtime(model))
 
@@ -94,7 +94,7 @@ def without_batch(hook: Callable) -> Callable:
 
 
 class PointsMixin:
-    """Names and switches of hook points; a model has `cfg` and `hook_dict`."""
+    """Names and switches of hook points; the model must have `cfg` and `hook_dict`."""
 
     cfg: CrateConfig
     hook_dict: Any
@@ -102,7 +102,7 @@ class PointsMixin:
     def matching_points(self, names_filter: NamesFilter) -> list[str]:
         """Returns the hook points that a filter selects, in the model's order.
 
-        None and functions select among the points that fire with the switches as they are. If a
+        None and functions select among the points that fire with the current switches. If a
         function selects none of their names, it is applied to TransformerLens' aliases. Raises
         KeyError if nothing is selected, and for a name that is not a point or cannot fire.
         """
@@ -133,18 +133,18 @@ class PointsMixin:
             raise KeyError(f"{name!r} {silent}.")
 
     def _check_name(self, name: str) -> None:
-        if name not in self.hook_dict.keys():  # `in self.hook_dict` would find aliases too
-            # users try the short name of cache["pattern", 3] here
+        if name not in self.hook_dict.keys():  # `in self.hook_dict` would also find aliases
+            # users often try the short name of cache["pattern", 3] here
             short = [full for full in self.hook_dict if full.endswith(f".hook_{name}")][:2]
             hint = (
                 f"Did you mean {', '.join(short)}, ...?"
                 if short
                 else checks.did_you_mean(name, self.hook_dict, "See model.hook_dict.")
             )
-            raise KeyError(f"no hook point is called {name!r}. {self._layers_of(name) or hint}")
+            raise KeyError(f"there is no hook point {name!r}. {self._layers_of(name) or hint}")
 
     def _layers_of(self, name: str) -> str:
-        """Returns which layers have a point, if only the number of the layer is wrong."""
+        """Returns which layers have a point, if only the number in its name is wrong."""
         found = re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name)
         if found is None:
             return ""
@@ -153,7 +153,7 @@ class PointsMixin:
         return f"It is in the layers {min(layers)} to {max(layers)}." if layers else ""
 
     def _why_silent(self, name: str) -> str | None:
-        """Returns why a point does not fire with the switches as they are, or None if it does."""
+        """Returns why a point does not fire with the current switches, or None if it fires."""
         for point, (switch, call) in GATED.items():
             if name.endswith(point) and not getattr(self.cfg, switch):
                 return f"is gated-off: it fires only after {call}"
@@ -166,18 +166,18 @@ class PointsMixin:
     def check_hooks_to_add(
         self, hook_point: HookPoint, hook_point_name: str, *args: object, **kwargs: object
     ) -> None:
-        """Raises ValueError for a hook that would never be called, as TransformerLens does."""
+        """Raises ValueError for a hook that would never be called, as in TransformerLens."""
         silent = self._why_silent(hook_point_name)
         if silent:
             raise ValueError(f"cannot add a hook: {hook_point_name!r} {silent}.")
 
     def hookable(self, name: str | Callable[[str], bool]) -> list[str]:
-        """Returns the points to which a hook is to be added.
+        """Returns the points that will get a hook.
 
-        A hook that is never called would look like one without effect. So a name of a point that
-        does not fire raises ValueError. If a function selects the points, those that do not fire
-        are left out, because hooking all points is usual; if none is left, a warning says so. A
-        tower shares its points with the larger model: each has the name by which it was hooked
+        A hook that is never called would look like one without effect, so naming a point that does
+        not fire raises ValueError. If a function selects the points, those that do not fire are
+        left out, because hooking all points is usual; if none is left, a warning says so. A tower
+        shares its points with the larger model; a point carries the name by which it was hooked
         last. Raises KeyError for a name that is not a hook point.
         """
         if isinstance(name, str):
@@ -209,7 +209,7 @@ class PointsMixin:
         self._switch("use_attn_result", on)
 
     def set_use_split_qkv_input(self, on: bool) -> None:
-        """Sets whether `attn.hook_q_input`, `k` and `v` fire.
+        """Sets whether `attn.hook_q_input`, `attn.hook_k_input` and `attn.hook_v_input` fire.
 
         They hold the stream per role and head, `[batch, pos, head, d_model]`. Raises ValueError
         while use_attn_in is on.
@@ -227,7 +227,7 @@ class PointsMixin:
     def set_use_hook_mlp_in(self, on: bool) -> None:
         """Sets whether `hook_mlp_in` fires.
 
-        It holds the stream as the sparse step alone reads it, before ln2, `[batch, pos, d_model]`.
+        It holds the stream that only the sparse step reads, before ln2, `[batch, pos, d_model]`.
         """
         self._switch("use_hook_mlp_in", on)
 

@@ -1,4 +1,4 @@
-"""What every hooked model shares: caching, switches, and the names that TransformerLens reads."""
+"""Features of every hooked model: caching, switches, and the names that TransformerLens reads."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from crate_interp.models.hook_points import Hooks, NamesFilter, PointsMixin, fol
 from crate_interp.models.saving import SharedModel
 from crate_interp.models.weights import WeightsMixin
 
-# [batch, head, query, key]: pos_slice cuts queries
+# [batch, head, query, key]: pos_slice cuts the query axis
 _QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
-# [batch, width]; those of patches have no CLS
+# [batch, width]; the patch points do not include CLS
 _NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
 
 
@@ -29,7 +29,7 @@ def own_config(
 ) -> CrateConfig:
     """Returns a copy of a config for one model; the copy reports that model's device and dtype.
 
-    Raises ValueError for a config of another kind or family.
+    Raises ValueError for a config of a wrong kind or family.
     """
     right = (
         isinstance(cfg, CrateConfig)
@@ -53,7 +53,7 @@ def own_config(
 def hooked_part(model: object) -> str | None:
     """Returns the path to the hooked model inside a wrapper, such as "model._orig_mod".
 
-    Returns "model" for a hooked model, and None where there is none.
+    Returns "model" for a hooked model itself, and None if there is none.
     """
     place, inner = "model", model
     while not isinstance(inner, HookedModel):
@@ -68,7 +68,7 @@ def check_hooked(model: object) -> None:
     """Raises ValueError for anything but a hooked model."""
     if isinstance(model, HookedModel):
         return
-    if type(model).__name__ == "TransformerBridge":  # its class takes seconds to import
+    if type(model).__name__ == "TransformerBridge":  # importing its class takes seconds
         raise ValueError("cannot measure a TransformerBridge: give ci.from_bridge(bridge).")
     place = hooked_part(model)
     advice = (
@@ -82,7 +82,7 @@ def check_hooked(model: object) -> None:
 def layer_range(
     n_layers: int, start_at_layer: int | None, stop_at_layer: int | None
 ) -> tuple[int, int | None]:
-    """Returns the first layer and the one before which to stop; None is a run to the end.
+    """Returns the first layer and the layer before which to stop; None means the end.
 
     Negative layers count from the end. Raises ValueError for a layer that the model does not have,
     and for a stop before the start.
@@ -104,9 +104,9 @@ def _layer(n_layers: int, layer: int, name: str) -> int:
 
 
 def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
-    """Returns the stream that `start_at_layer` takes.
+    """Returns the stream given as `start_at_layer`'s input.
 
-    Raises ValueError for a tensor of another shape than `[batch, pos, d_model]`.
+    Raises ValueError unless its shape is `[batch, pos, d_model]`.
     """
     if z.ndim != 3 or z.shape[2] != model.cfg.d_model:
         raise ValueError(
@@ -117,18 +117,18 @@ def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
 
 
 def check_backward(stop_at_layer: int | None) -> None:
-    """Raises ValueError if a run with `incl_bwd=True` cannot have a backward pass."""
+    """Raises ValueError if a run with `incl_bwd=True` has no possible backward pass."""
     if stop_at_layer is not None:
         raise ValueError(
-            "incl_bwd=True calls backward on the output, and stop_at_layer returns a stream: use "
+            "incl_bwd=True calls backward on the output, but stop_at_layer returns a stream: use "
             "model.hooks(bwd_hooks=...) around a loss of your own."
         )
     if not torch.is_grad_enabled():
-        raise ValueError("incl_bwd=True: gradient tracking is off; leave torch.no_grad().")
+        raise ValueError("incl_bwd=True: gradient tracking is off: run outside torch.no_grad().")
 
 
 def no_backward(error: RuntimeError) -> ValueError | None:
-    """Returns an error that explains torch's error of a backward pass, or None for others."""
+    """Returns an error that explains torch's error in a backward pass, or None for other errors."""
     if "scalar outputs" in str(error):
         return ValueError(
             "incl_bwd=True needs a scalar output: use return_type='loss', or model.hooks("
@@ -143,10 +143,10 @@ def no_backward(error: RuntimeError) -> ValueError | None:
 
 
 class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, SharedModel):
-    """The one base class of the hooked models.
+    """The base class of all hooked models.
 
-    A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: what its samples are
-    called, "images" or "windows" of tokens. has_cls: whether the first token is CLS. towers: the
+    A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: the name of its
+    samples, "images" or "windows" (of tokens). has_cls: whether the first token is CLS. towers: the
     names of the models that a CLIP consists of; a model with towers has no layers of its own.
     """
 
@@ -159,7 +159,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
     @property
     def has_logits(self) -> bool:
-        """Whether the forward returns logits, or the features of a CLIP's tower."""
+        """Whether the forward returns logits; a CLIP's tower returns features."""
         return self.cfg.kind in ("vision", "text")
 
     @property
@@ -168,7 +168,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         return {}
 
     def fresh(self) -> "HookedModel":
-        """Returns the same architecture with its official random initialisation.
+        """Returns a model of the same architecture with its official random initialisation.
 
         It is drawn from torch's global generator.
         """
@@ -177,7 +177,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
     def full_forward(self, batch: Tensor) -> None:
         """Runs every layer on every token of a batch, so that hooks fire.
 
-        A masked autoencoder sees every patch, and a language model computes no logits.
+        A masked autoencoder sees every patch; a language model does not compute logits.
         """
         self(batch, **self.full_options)
 
@@ -196,17 +196,17 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         remove_batch_dim: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, CrateCache | dict[str, Tensor]]:
-        """Returns `(output, CrateCache)` of one forward; arguments as in TransformerLens.
+        """Returns `(output, CrateCache)` of one forward; the arguments are TransformerLens'.
 
         With `return_cache_object=False` the second is a plain dict of tensors.
 
-        Different from it: a `names_filter` that matches no point raises KeyError with the nearest
-        names, tuples of names are accepted, and `pos_slice` cuts the declared position axis of
-        every point. As there, `incl_bwd=True` calls backward on the output, which must be a scalar:
-        use hooks of direction "bwd" around a loss of your own.
+        Unlike there, a `names_filter` that matches no point raises KeyError with the nearest names,
+        tuples of names are accepted, and `pos_slice` cuts the declared position axis of every
+        point. As in TransformerLens, `incl_bwd=True` calls backward on the output, which must be a
+        scalar: use hooks of direction "bwd" around a loss of your own.
         """
         backward = bool(kwargs.get("incl_bwd"))
-        if isinstance(kwargs.get("device"), str):  # TransformerLens' own types want an object
+        if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs an object
             kwargs["device"] = torch.device(kwargs["device"])
         if backward:
             check_backward(kwargs.get("stop_at_layer"))
@@ -226,7 +226,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         remove_batch_dim: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Returns the output of a run with hooks; arguments as in TransformerLens.
+        """Returns the output of a run with hooks; the arguments are TransformerLens'.
 
         With `remove_batch_dim` the hooks see one sample without its batch axis.
         """
@@ -247,13 +247,13 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         cache: dict | None = None,
         pos_slice: Any = None,
     ) -> tuple[dict, list, list]:
-        """Returns the dict to fill and the forward and backward hooks that fill it.
+        """Returns the dict to fill, and forward and backward hooks that fill it.
 
         The hooks are not yet on the model. The signature is TransformerLens'.
         """
         cache = hook_aliases.Named() if cache is None else cache
         cut = Slice.unwrap(pos_slice)
-        pooled = getattr(self.cfg, "pool", None) == "mean"  # then ln_final sees one pooled token
+        pooled = getattr(self.cfg, "pool", None) == "mean"  # ln_final then sees one pooled token
 
         def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
             # gradients are copied, because autograd adds to the tensor later
@@ -266,7 +266,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
         names = self.matching_points(names_filter)
         self.is_caching = True
-        # under the name in this model: the points of a tower may have the name in the larger model
+        # under this model's name: in the larger model a tower's points have other names
         forward = [(name, partial(save, name=name, suffix="")) for name in names]
         backward = (
             [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
@@ -287,7 +287,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         return cache
 
     def setup(self) -> None:
-        """Names the parts and hook points; called when a model has been built."""
+        """Names the parts and hook points; it is called once a model has been built."""
         super().setup()
         self.hook_dict = hook_aliases.Named(self.hook_dict)
 
@@ -297,13 +297,13 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         """Adds a hook as TransformerLens does.
 
         Raises KeyError for a name that is not a hook point, and ValueError for a point that does
-        not fire as the model is switched.
+        not fire with the current switches.
         """
         for point in self.hookable(name):
             super().add_hook(point, hook, *args, **kwargs)
 
     def _enable_hook(self, name: str | Callable[[str], bool], hook: Callable, dir: Any) -> None:
-        for point in self.hookable(name):  # run_with_hooks and hooks() call this
+        for point in self.hookable(name):  # run_with_hooks and hooks() call this method
             super()._enable_hook(point, hook, dir)
 
     def __getattr__(self, name: str) -> Any:
@@ -313,9 +313,9 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
     @property
     def context_level(self) -> int:
-        """How many contexts of hooks are open.
+        """The number of open contexts of hooks.
 
-        A tower counts together with the larger model, whose points it shares.
+        A tower shares the count of the larger model, because they share points.
         """
         return self.__dict__.setdefault("_levels", [0])[0]
 
@@ -324,7 +324,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         self.__dict__.setdefault("_levels", [0])[0] = level
 
     def _follow(self) -> None:
-        """Makes the configs that do not yet belong to a tower report this model's device."""
+        """Makes configs report this model's device, unless they already belong to a tower."""
         follow(self, *(cfg for cfg in self.runtime_configs() if cfg._runtime is None))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

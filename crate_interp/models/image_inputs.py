@@ -1,4 +1,4 @@
-"""What models of images share: checks of their input, preprocessing, and padding."""
+"""Features that image models share: checks of their input, preprocessing and padding."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,8 @@ class ImageMixin:
         cfg, shape = self.cfg, tuple(images.shape)
         if not images.is_floating_point():
             raise ValueError(
-                f"images are {images.dtype}, the model takes floats: use model.preprocess(images)."
+                f"images are {images.dtype}, but the model takes floats: use "
+                "model.preprocess(images)."
             )
         if images.ndim != 4 or shape[1] != cfg.channels:
             raise ValueError(
@@ -50,7 +51,8 @@ class ImageMixin:
             return self._check_dtype(images)
         if not self._allows_other_sizes():
             raise ValueError(
-                f"images are {size[0]} x {size[1]}, the model was built for {cfg.image_size[0]} x "
+                f"images are {size[0]} x {size[1]}, but the model was built for "
+                f"{cfg.image_size[0]} x "
                 f"{cfg.image_size[1]}: resize them (model.preprocess), or load the model with "
                 "interpolate_pos=True."
             )
@@ -63,14 +65,14 @@ class ImageMixin:
     def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if x.dtype != self.cfg.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(
-                f"the input is {x.dtype}, the model {self.cfg.dtype}: use x.to(model.cfg.dtype)."
+                f"the input is {x.dtype}, the model is {self.cfg.dtype}: use x.to(model.cfg.dtype)."
             )
         return x
 
     def _with_positions(
         self, tokens: Float[Tensor, "batch pos d_model"], images: Float[Tensor, "batch c h w"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Returns tokens with their position embeddings, resampled for images of another size."""
+        """Returns tokens plus their position embeddings, resampled for images of another size."""
         height, width = self.cfg.patch_size
         grid = (images.shape[2] // height, images.shape[3] // width)
         table = embed.interpolate_positions(self.pos_embed, self.cfg.grid, grid)
@@ -79,12 +81,12 @@ class ImageMixin:
     def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
         """Returns the model's input from PIL images, paths or integer arrays.
 
-        It is preprocessed as in training: crate_interp/models/preprocess.py.
+        The preprocessing is that of training: crate_interp/models/preprocess.py.
         """
         return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
 
     def preprocess_masks(self, masks: Images) -> UInt8[Tensor, "batch height width"]:
-        """Returns class maps of masks, resized and cropped as their pictures are, on the CPU.
+        """Returns class maps from masks, resized and cropped like their pictures, on the CPU.
 
         See crate_interp/models/preprocess.py.
         """
@@ -100,16 +102,16 @@ class ImageMixin:
 def pad_to_patch(
     images: Shaped[Tensor, "... height width"], patch_size: int | tuple[int, int]
 ) -> Shaped[Tensor, "... padded_height padded_width"]:
-    """Returns images, or masks, whose sides are multiples of the patch.
+    """Returns images or masks, padded so that their sides are multiples of the patch.
 
     The last row and column are repeated below and at the right. Any dtype is accepted, and images
-    that fit already are returned unchanged. The model's maps of the added pixels mean nothing: cut
-    them to the old height and width. Raises ValueError for images without pixels, and for a
-    patch that makes them larger than 50,000,000.
+    that already fit are returned unchanged. The model's maps mean nothing at added pixels: cut them
+    to the old height and width. Raises ValueError for images without pixels, and for a patch that
+    makes them larger than 50,000,000.
     """
     height, width = images.shape[-2:]
     if 0 in (height, width):
-        raise ValueError(f"images are {height} x {width}: there is no pixel to repeat.")
+        raise ValueError(f"images are {height} x {width}: they have no pixels to repeat.")
     patch = checks.size("patch_size", patch_size)
     above = [side + -side % step for side, step in zip((height, width), patch, strict=True)]
     if above == [height, width]:
@@ -123,7 +125,7 @@ def pad_to_patch(
 
 
 def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
-    """Returns what is wrong with images of this size, and the calls that fix it."""
+    """Returns why images of this size do not fit, and the calls that fix it."""
     below = [side // step * step for side, step in zip(size, patch, strict=True)]
     above = [side + -side % step for side, step in zip(size, patch, strict=True)]
     fits = (

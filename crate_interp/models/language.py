@@ -29,13 +29,13 @@ _ROWS = 64  # nanochat pads its tables to a multiple of this
 class Unembed(nn.Module):
     """`softcap tanh(x W_U / softcap)`, or `x W_U`.
 
-    Rows that only pad the table to a multiple of 64 give no logit.
+    Rows that only pad the table to a multiple of 64 give no logits.
     """
 
     def __init__(self, cfg: CrateConfig, embed: nn.Embedding) -> None:
         super().__init__()
         self.d_vocab, self.softcap = cfg.d_vocab, cfg.softcap
-        # in a tuple, so that this module does not own the table too
+        # in a tuple, so that torch does not register the table in this module too
         self._tied = (embed,) if cfg.family != "nanochat-crate" else ()
         if not self._tied:
             self.weight = nn.Parameter(0.001 * torch.randn(embed.num_embeddings, cfg.d_model))
@@ -52,11 +52,11 @@ class Unembed(nn.Module):
         return self.W_U.new_zeros(self.d_vocab)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
-        """Returns the logits of tokens, capped where the model caps them."""
+        """Returns the logits of tokens, with the softcap if the model has one."""
         return self.cap(x @ self.W_U)
 
     def cap(self, logits: Float[Tensor, "*batch any"]) -> Float[Tensor, "*batch any"]:
-        """Returns logits, or any part of them, after the softcap."""
+        """Returns logits, or some of them, after the softcap."""
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
@@ -67,7 +67,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     `Z^0 = W_E[t] + W_pos`, and W_U is W_E^T; CRATE-LM vanilla has no final norm. nanochat-crate:
     `x0 = rms(W_E[t])`, and before layer l `Z^l = resid_lambda_l Z + x0_lambda_l x0`; positions are
     rotations, logits are capped. Code: crate-lm/crate-lm `crate_overcomplete.py`, `crate.py`,
-    `gpt.py`; modularflow/nanochat-crate-a `nanochat/crate.py`. Different from it: forward returns
+    `gpt.py`; modularflow/nanochat-crate-a `nanochat/crate.py`. Unlike that code, forward returns
     the logits of all positions. Random weights follow nanoGPT (normal, 0.02) with the dictionaries
     of CRATE. Hook points: hooks/README.md.
     """
@@ -121,23 +121,23 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
-        Text becomes tokens by `to_tokens`; texts of unequal length are padded, and masked. Tokens
-        are taken as they stand unless `attention_mask` `[batch, pos]` says by 0 which are padding:
-        these are seen by no token, and neither positions nor losses count them. With a
-        `padding_side`, the pad tokens at that side of tokens are padding, as in TransformerLens'
-        generate.
+        `to_tokens` turns text into tokens; texts of unequal length are padded and masked. All
+        tokens are read unless `attention_mask` `[batch, pos]` marks padding with 0: no token sees
+        padding, and neither positions nor losses count it. With a `padding_side`, pad tokens on
+        that side count as padding, as in TransformerLens' generate.
 
-        return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions; each
-        one with `loss_per_token`), "both" or None, which runs all but the unembedding. labels:
-        token ids to predict in place of the tokens; they are shifted inside, and -100 is left out.
-        Tokens given as `input_ids`, as Hugging Face does, make a transformers `CausalLMOutput`
-        with `.loss` (if there are labels) and `.logits`, unless return_type asks for another.
+        return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions; with
+        `loss_per_token` the loss at each position), "both", or None, which runs everything except
+        the unembedding. labels: token ids to predict in place of the tokens; they are shifted by
+        the model, and -100 is ignored. With tokens given as `input_ids`, Hugging Face's name, the
+        result is a transformers `CausalLMOutput` with `.loss` (if there are labels) and `.logits`,
+        unless return_type asks for another.
 
         `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
-        hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the
-        tokens follow those it holds, and it grows; `attention_mask` then covers both. Raises
-        ValueError for ids that the vocabulary lacks, no tokens, more than n_ctx of them, and a row
-        that is masked as a whole.
+        hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`:
+        earlier tokens that these continue; the new ones are added to it, and `attention_mask` then
+        covers both. Raises ValueError for ids that the vocabulary lacks, no tokens, more than n_ctx
+        of them, and a row whose tokens are all masked.
         """
         self.watch_hooks()
         if return_type not in ("logits", "loss", "both", None):
@@ -172,7 +172,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Returns the stream after all layers, or the input of layer `stop`.
 
-        embedded: whether z is the embedding; else it is the input of layer `start`.
+        embedded: whether z is the embedding; otherwise it is the input of layer `start`.
         """
         x0 = z if embedded else None
         visible = contexts(self.cfg, z.shape[1], past, z.device, padding)
@@ -195,7 +195,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         labels: Tensor | None,
         as_output: bool,
     ) -> Any:
-        x = self.ln_final(z)  # also if nothing is returned, so that a cache has it
+        x = self.ln_final(z)  # even if nothing is returned, so that a cache has it
         if return_type is None:
             return None
         logits = self.unembed(x)
@@ -220,7 +220,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
-        """Returns the input of a layer: in nanochat-crate a mix of the stream and the embedding."""
+        """Returns the input of a layer; in nanochat-crate it mixes the stream and the embedding."""
         if not self.cfg.rotary:
             return z
         z = self.resid_lambdas[layer] * z
@@ -242,12 +242,13 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
         if later is not None and torch_compile.readable(later) and bool(later.any()):
             raise ValueError(
-                f"start_at_layer={start}: layers after that add the embedding x0 (x0_lambdas), "
+                f"start_at_layer={start}: later layers add the embedding x0 (x0_lambdas), "
                 "which a stream does not hold."
             )
         if z.dtype != self.cfg.dtype:
             raise ValueError(
-                f"the stream is {z.dtype}, the model {self.cfg.dtype}: use z.to(model.cfg.dtype)."
+                f"the stream is {z.dtype}, the model is {self.cfg.dtype}: use "
+                "z.to(model.cfg.dtype)."
             )
         check_stream(self, z)
 
@@ -258,12 +259,12 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     @property
     def adapter(self) -> SimpleNamespace:
-        """The softcap, where TransformerLens' logit lens looks for it."""
+        """The softcap, under the name by which TransformerLens' logit lens finds it."""
         return SimpleNamespace(apply_output_logits_transform=self.unembed.cap)
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The keyword arguments of a forward through every layer, and no further."""
+        """Returns the keyword arguments of a forward that runs every layer, and no more."""
         return {"stop_at_layer": self.cfg.n_layers}
 
     @property
@@ -310,9 +311,9 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     ) -> Float[Tensor, "..."]:
         """Returns the cross-entropy in nats of each token given those before it.
 
-        It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask
-        `[batch, pos]`: a pair of tokens does not count if one of them is masked (0). It is
-        TransformerLens' function.
+        It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask `[batch, pos]`:
+        a pair of tokens is not counted if one of them is masked (0). It is TransformerLens'
+        function.
         """
         tokens = tokens.to(logits.device)
         mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
@@ -332,9 +333,9 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     ) -> tuple[Float[Tensor, "batch pos d_model"], Tensor, None, Tensor | None]:
         """Returns `(stream before layer 0, tokens, None, attention_mask)` of tokens or text.
 
-        `model(stream, start_at_layer=0)` continues the run. padding_side is for texts. The third
-        is TransformerLens' place for position embeddings that are not part of the stream, which no
-        model here has.
+        `model(stream, start_at_layer=0)` continues the run. padding_side applies to texts. The
+        third value is always None: TransformerLens returns position embeddings there that are not
+        part of the stream, and no model here has any.
         """
         text = not isinstance(input, Tensor)
         tokens = self.to_tokens(input, prepend_bos, padding_side) if text else input

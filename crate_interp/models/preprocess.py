@@ -1,4 +1,4 @@
-"""From pictures and masks to what a vision model takes, with Pillow only, and back to pictures.
+"""Turns pictures and masks into a vision model's input, with Pillow only, and back.
 
 The steps are resize, centre crop, scale to [0, 1], normalise. Masks are resized and cropped like
 their pictures, without mixing the classes of neighbouring pixels.
@@ -17,7 +17,7 @@ from crate_interp.core import checks
 from crate_interp.core.pictures import Picture, check_depth, loaded
 from crate_interp.measures.checks import all_finite
 
-# what may be one picture or several
+# one picture or several
 OneOrMore = Picture | Sequence[Picture]
 Pictures = OneOrMore | np.ndarray | Tensor
 
@@ -31,18 +31,18 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch channels height width"]:
-    """Returns float images as the model takes them: `(x / 255 - mean) / std`.
+    """Returns float images in the form that the model takes: `(x / 255 - mean) / std`.
 
-    images: a PIL image, a path, a sequence of either, or a uint8 array or tensor
-    `[batch, channels, height, width]`. A float tensor is taken as preprocessed and returned
-    unchanged. Pictures are turned upright as their EXIF orientation says. Then they are resized
-    and cropped in the centre: `cfg.resize` (the shorter side, or (h, w)), `cfg.interpolation`,
-    `cfg.crop`; None leaves the step out. Colour is converted to the model's channels.
+    images: a PIL image, a path, a sequence of either, or a uint8 array or tensor `[batch, channels,
+    height, width]`. A float tensor counts as preprocessed and is returned unchanged. Pictures are
+    turned upright by their EXIF orientation. Then they are resized and cropped in the centre:
+    `cfg.resize` (the shorter side, or (h, w)), `cfg.interpolation`, `cfg.crop`; None leaves the
+    step out. Colour is converted to the model's channels.
 
-    Raises ValueError for unreadable files, other dtypes or shapes, no images, a crop larger
-    than the picture, pictures whose size is not the model's after resize and crop, pictures of
-    more than 50,000,000 pixels (or 65,536 patches) before, between or after these steps, and a
-    model without mean and std.
+    Raises ValueError for unreadable files, wrong dtypes or shapes, no images, a crop larger than
+    the picture, pictures whose size is not the model's after resize and crop, pictures of more than
+    50,000,000 pixels (or 65,536 patches) before, between or after these steps, and a model without
+    mean and std.
     """
     if isinstance(images, (torch.Tensor, np.ndarray)):
         array = torch.as_tensor(images)
@@ -58,7 +58,7 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
 
 
 def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
-    """Raises ValueError for floats of another shape, and for those that are pixels of 0 to 255."""
+    """Raises ValueError for floats of a wrong shape, and for floats that are pixels of 0 to 255."""
     if array.ndim != 4:
         raise ValueError(
             f"images have shape {tuple(array.shape)}: give [batch, {cfg.channels}, height, width]."
@@ -68,7 +68,7 @@ def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
     if bytes_ and (first == first.round()).all():
         raise ValueError(
             "images are floats with whole numbers up to "
-            f"{first.max().item():.0f}: floats count as preprocessed. Give uint8 pixels."
+            f"{first.max().item():.0f}: floats count as preprocessed, so give uint8 pixels."
         )
 
 
@@ -86,7 +86,7 @@ def _sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:
 
 
 def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.Image:
-    """Returns the picture in the model's colours, resized and cropped."""
+    """Returns the picture in the model's number of channels, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(
             f"the model takes {cfg.channels} channels, pictures have 1 or 3: pass floats."
@@ -101,23 +101,23 @@ def _resize_and_crop(
 ) -> Image.Image:
     """Returns the picture at the size that the model takes.
 
-    Raises ValueError, calling the picture `what`, where it has no pixels, a step would take too
-    many, the crop is larger than the picture, or the size is not the model's in the end.
+    Raises ValueError, naming the picture `what`, if it has no pixels, a step would make too many,
+    the crop is larger than the picture, or the final size is not the model's.
     """
     if 0 in image.size:
-        raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixel.")
+        raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixels.")
     checks.pixels(what, image.height, image.width)
     if cfg.resize is not None:
         image = image.resize(_resized(cfg, image.size, what), resample)
     if cfg.crop is not None:
-        image = image.crop(_crop_box(cfg, image.size, what))  # a box inside the image
+        image = image.crop(_crop_box(cfg, image.size, what))  # the box lies inside the image
     size = (image.height, image.width)
     if size != cfg.image_size and not cfg.interpolate_pos:
         steps = {"resize": cfg.resize, "crop": cfg.crop}
         done = " and ".join(f"{name}={step}" for name, step in steps.items() if step is not None)
         raise ValueError(
             f"{what} is {size[0]} x {size[1]}{f' after {done}' if done else ''}, "
-            f"the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: write "
+            f"but the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: write "
             f"ci.load(..., resize={min(cfg.image_size)}, crop={cfg.image_size}), or resize the "
             "pictures yourself."
         )
@@ -132,14 +132,14 @@ def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
             white = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(white, image.convert("RGBA"))
         return image.convert(mode)
-    except ValueError as error:  # a few modes convert to some others only, such as La
+    except ValueError as error:  # a few modes convert only to some others, such as La
         raise ValueError(f"{what} has mode {image.mode!r}: make it {mode} ({error}).") from None
 
 
 def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:
     """Returns (width, height) after resizing.
 
-    An int is the shorter side; the longer one is truncated as torchvision does.
+    An int is the shorter side; the longer side is rounded down as torchvision does.
     """
     if isinstance(cfg.resize, tuple):
         height, width = cfg.resize
@@ -149,7 +149,7 @@ def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, i
         height, width = (longer, cfg.resize) if size[0] <= size[1] else (cfg.resize, longer)
         how = f"with its shorter side at resize={cfg.resize} it"
     checks.pixels(f"{what} is {size[1]} x {size[0]}: {how}", height, width)
-    # Pillow makes every row as wide as the result before it makes the columns as high
+    # Pillow first makes every row as wide as the result, then the columns as high
     checks.pixels(f"{what} is {size[1]} x {size[0]}: half-way {how}", size[1], width)
     return width, height
 
@@ -175,7 +175,7 @@ def _to_bytes(cfg: CrateConfig, image: Image.Image) -> Tensor:
 def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
     """Returns uint8 `[batch, channels, height, width]` of the model's size.
 
-    Only arrays of another size go through Pillow.
+    Only arrays that must be resized go through Pillow.
     """
     shape = tuple(array.shape)
     if array.dtype != torch.uint8:
@@ -223,15 +223,15 @@ def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels
 
 
 def preprocess_masks(cfg: CrateConfig, masks: Pictures) -> UInt8[Tensor, "batch height width"]:
-    """Returns class maps of the model's size.
+    """Returns class maps from masks, at the model's size.
 
-    masks: a PIL image, a path, a sequence of either, or a uint8 or bool array or tensor
-    `[batch, height, width]`. They are resized and cropped as by `preprocess`, each pixel taking
-    the value of the nearest one. Values are kept: the grey level of 8-bit grey, the index of a
-    palette ("P"), 0 and 1 of black and white ("1").
+    masks: a PIL image, a path, a sequence of either, or a uint8 or bool array or tensor `[batch,
+    height, width]`. They are resized and cropped as by `preprocess`, with nearest-neighbour
+    sampling. Values do not change: the grey level of 8-bit grey, the index of a palette ("P"), 0
+    and 1 of black and white ("1").
 
-    Raises ValueError for other modes, dtypes and shapes, unreadable files, no masks, and sizes
-    that `preprocess` refuses.
+    Raises ValueError for wrong modes, dtypes and shapes, unreadable files, no masks, and sizes that
+    `preprocess` refuses.
     """
     arrays = isinstance(masks, (torch.Tensor, np.ndarray))
     pictures = _mask_pictures(torch.as_tensor(masks)) if arrays else _sequence(masks, "mask")
@@ -253,7 +253,7 @@ def _fit_mask(cfg: CrateConfig, mask: Image.Image, what: str) -> UInt8[Tensor, "
             f"{what} has mode {mask.mode!r}: give one number per pixel, 8-bit grey or a palette "
             "(modes L and P), or black and white (mode 1)."
         )
-    # the indices of a palette, which convert("L") would turn into the grey of its colours
+    # palette indices, which convert("L") would turn into the grey of their colours
     numbers = Image.fromarray(np.array(mask).astype(np.uint8))
     return torch.from_numpy(
         np.array(_resize_and_crop(cfg, numbers, Image.Resampling.NEAREST, what))

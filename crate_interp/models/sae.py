@@ -1,4 +1,4 @@
-"""Sparse autoencoders that read one hook point: those beside CRATE-LM, and SAELens' kinds."""
+"""Sparse autoencoders of one hook point: CRATE-LM's published ones, and SAELens' kinds."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from crate_interp.models.saving import SharedModel
 
 ARCHITECTURES = ("standard", "topk", "jumprelu", "gated")
 NORMALIZATIONS = ("none", "constant_norm_rescale", "layer_norm")
-_LN_EPS = 1e-5  # SAELens adds it to the standard deviation
+_LN_EPS = 1e-5  # SAELens adds this to the standard deviation
 
 
 @dataclass(frozen=True, kw_only=True)
 class SAEConfig:
-    """The config of a sparse autoencoder, with the point of the model that it reads.
+    """The config of a sparse autoencoder, and the point of the model that it reads.
 
-    hook_name: that point; d_in: its width; d_sae: number of features; l1_coeff, model_name: of the
-    training, as published. architecture, normalize_activations: see `SparseAutoencoder`; k: of
-    "topk", the number of features a token may have. apply_b_dec_to_input: whether b_dec is taken
-    from the input. scaling_factor: what activations are multiplied by first, and reconstructions
-    are divided by last.
+    hook_name: that point; d_in: its width; d_sae: number of features; l1_coeff, model_name:
+    settings of the training, as published. architecture, normalize_activations: see
+    `SparseAutoencoder`; k: for "topk", the most features a token may have. apply_b_dec_to_input:
+    whether b_dec is subtracted from the input. scaling_factor: the number that multiplies
+    activations first, and divides reconstructions last.
 
     Raises ValueError, naming the field, for a value that cannot be used.
     """
@@ -59,26 +59,27 @@ class SAEConfig:
     def _check_k(self) -> None:
         if self.architecture != "topk":
             if self.k is not None:
-                raise ValueError(f"k={checks.shown(self.k)} belongs to architecture 'topk' alone.")
+                raise ValueError(f"k={checks.shown(self.k)} belongs only to architecture 'topk'.")
         elif checks.count("k", self.k) > self.d_sae:
             raise ValueError(f"k={self.k} is more than the d_sae={self.d_sae} features.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON-native values."""
+        """Returns all fields as plain JSON values."""
         return dataclasses.asdict(self)
 
 
 class SparseAutoencoder(nn.Module, SharedModel):
     """`acts = f((x - b_dec) W_enc + b_enc)`, `x' = acts W_dec + b_dec`.
 
-    x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. f by architecture, with
-    p what it is applied to: "standard" ReLU(p); "topk" ReLU(p) where p is among the k largest of
-    its token, else 0; "jumprelu" ReLU(p) where p > threshold, else 0; "gated" `ReLU((x - b_dec)
-    W_enc exp(r_mag) + b_mag)` where `(x - b_dec) W_enc + b_gate > 0`, else 0 (it has no b_enc).
+    x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. f depends on the
+    architecture, with p its argument: "standard" ReLU(p); "topk" ReLU(p) where p is among the k
+    largest of its token, else 0; "jumprelu" ReLU(p) where p > threshold, else 0; "gated" `ReLU((x -
+    b_dec) W_enc exp(r_mag) + b_mag)` where `(x - b_dec) W_enc + b_gate > 0`, else 0 (it has no
+    b_enc).
 
     normalize_activations: "constant_norm_rescale" scales each token to the length sqrt(d_in) first;
-    "layer_norm" takes each token's mean away and divides by its standard deviation (ddof 1) +
-    1e-5. `decode` undoes it, so it takes the features of the tokens that were encoded last.
+    "layer_norm" subtracts each token's mean and divides by its standard deviation (ddof 1) + 1e-5.
+    `decode` undoes this, so it only takes features of the tokens that were encoded last.
 
     Code: neelnanda-io/1L-Sparse-Autoencoder `utils.py`, the format of the published CRATE-LM
     autoencoders, and decoderesearch/SAELens `sae_lens/saes` for the other architectures.
@@ -99,13 +100,15 @@ class SparseAutoencoder(nn.Module, SharedModel):
         self.W_dec = nn.Parameter(directions / directions.norm(dim=-1, keepdim=True))
         for name, shape in bias_shapes(cfg).items():
             setattr(self, name, nn.Parameter(torch.zeros(shape)))
-        self._undo: tuple[Tensor, Tensor] | None = None  # what normalising took away
+        # what normalisation removed, for decode to restore
+        self._undo: tuple[Tensor, Tensor] | None = None
 
     def encode(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_sae"]:
         """Returns the features of activations; raises ValueError if their width is not d_in."""
         if x.shape[-1] != self.cfg.d_in:
             raise ValueError(
-                f"x has width {x.shape[-1]}, this autoencoder reads {self.cfg.hook_name} of width "
+                f"x has width {x.shape[-1]}, but this autoencoder reads {self.cfg.hook_name} of "
+                "width "
                 f"{self.cfg.d_in}."
             )
         x = self._normalised(x if self.cfg.scaling_factor == 1 else x * self.cfg.scaling_factor)
@@ -123,10 +126,10 @@ class SparseAutoencoder(nn.Module, SharedModel):
         return acts
 
     def decode(self, acts: Float[Tensor, "*batch d_sae"]) -> Float[Tensor, "*batch d_in"]:
-        """Returns the activations that features stand for.
+        """Returns the activations reconstructed from features.
 
-        Raises ValueError where activations are normalised, if the features are not of the tokens
-        that were encoded last.
+        With normalised activations it raises ValueError unless the features are of the tokens that
+        were encoded last.
         """
         x = self._denormalised(acts @ self.W_dec + self.b_dec)
         return x if self.cfg.scaling_factor == 1 else x / self.cfg.scaling_factor
@@ -160,7 +163,7 @@ class SparseAutoencoder(nn.Module, SharedModel):
 
 
 def bias_shapes(cfg: SAEConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the parameters of an autoencoder beside W_enc and W_dec, with their shapes."""
+    """Returns the parameters of an autoencoder besides W_enc and W_dec, with their shapes."""
     names = {
         "standard": ("b_enc",),
         "topk": ("b_enc",),

@@ -24,7 +24,7 @@ from crate_interp.models.text.tokenizer import to_json
 LIBRARY = "crate_interp"
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 
-# the transformers classes of crate_interp/bridge/transformers_models.py: (model_type, architecture)
+# the transformers classes in crate_interp/bridge/transformers_models.py: (model_type, architecture)
 HUGGING_FACE = {
     "HookedCrate": ("crate_vision", "CrateForImageClassification"),
     "HookedCrateLM": ("crate_text", "CrateForCausalLM"),
@@ -55,11 +55,11 @@ model = ci.load("path/to/this/folder")  # or "owner/repo" on the Hub
 
 
 def save(model: nn.Module, folder: Path) -> Path:
-    """Writes the folder and returns it. A model that was there is replaced as a whole.
+    """Writes a model into a folder and returns the folder; an older model there is replaced.
 
     config.json comes last and holds the digests of the weights and of the tokenizer. An existing
     model card is left alone. model: a hooked model or a sparse autoencoder. Raises ValueError if
-    the folder cannot be written, another process is writing it, or it holds the model of another
+    the folder cannot be written, another process is writing it, or it holds a model of another
     library.
     """
     other = (folder / CONFIG).exists() and folders.read_index(folder / CONFIG).get(
@@ -86,16 +86,16 @@ def save(model: nn.Module, folder: Path) -> Path:
 
 
 def _auto_class(model: nn.Module) -> dict[str, Any]:
-    """Returns the entries that AutoConfig and AutoModel read, if they know this class."""
+    """Returns the entries for AutoConfig and AutoModel, if there is a class for them."""
     known = HUGGING_FACE.get(type(model).__name__)
     return {} if known is None else {"model_type": known[0], "architectures": [known[1]]}
 
 
 def _write_weights(weights: dict[str, Any], path: Path) -> None:
-    """Writes a safetensors file. Raises OSError if there is no room for it."""
+    """Writes a safetensors file. Raises OSError if the disk is full."""
     try:
         save_file(weights, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # the library, in Rust, raises no OSError
+    except SafetensorError as error:  # the library, written in Rust, raises its own error
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from None
 
@@ -110,9 +110,9 @@ def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
 
 
 def _tokenizer(model: nn.Module) -> str | None:
-    """Returns the tokenizer.json that belongs in the folder, or None.
+    """Returns the tokenizer.json to save in the folder, or None.
 
-    One that lay beside the weights belongs there, and one from the Hub does not.
+    A tokenizer that was saved beside the weights is saved again; one from the Hub is not.
     """
     text: Any = getattr(model, "text", model)
     if getattr(text.cfg, "tokenizer", None) != "file":
@@ -120,7 +120,7 @@ def _tokenizer(model: nn.Module) -> str | None:
     try:
         held = text.tokenizer
         if held is None and text.fetch_tokenizer is not None:
-            held = text.fetch_tokenizer()  # which says why there is none
+            held = text.fetch_tokenizer()  # raises with the reason if there is none
         return None if held is None else to_json(held)
     except CheckpointError as error:
         warnings.warn(f"the tokenizer is not saved: {error}", stacklevel=4)
@@ -128,7 +128,7 @@ def _tokenizer(model: nn.Module) -> str | None:
 
 
 def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters on the CPU, no two in the same memory.
+    """Returns the parameters on the CPU, none sharing memory with another.
 
     safetensors does not write tensors that share memory.
     """
@@ -149,14 +149,14 @@ def check_new(folder: Path) -> None:
     """
     if not folders.is_free(folder, CONFIG):
         raise ValueError(
-            f"{str(folder)!r} is there already: give the name of a new folder, or remove it first."
+            f"{str(folder)!r} exists already: give the name of a new folder, or remove it first."
         )
 
 
 class SharedModel(ModelHubMixin):
     """Models that are saved in folders of our own format."""
 
-    # it returns the folder
+    # the mixin's method returns the folder
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         save_directory: str | Path,
@@ -182,7 +182,7 @@ class SharedModel(ModelHubMixin):
             self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
         return folder
 
-    # without those options of huggingface_hub's that ci.load does not have
+    # without huggingface_hub options that ci.load does not have
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,

@@ -25,8 +25,8 @@ class HookedCrate(ImageMixin, HookedModel):
     Random weights are drawn with the official initialisation from torch's global generator.
     `pool="cls"`: LN on all tokens, then the CLS token (the same numbers as the official code, which
     picks first); `pool="mean"`: LN of the mean over all tokens. With `cfg.d_features` a linear map
-    lies between pooling and classes (the ImageNet-21k demo model); W_U and b_U are then both maps
-    in one. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
+    lies between pooling and classes (the ImageNet-21k demo model); W_U and b_U then combine both
+    maps. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
     `torch_inference/model/crate_alpha.py`. Hook points: hooks/README.md.
     """
 
@@ -65,13 +65,13 @@ class HookedCrate(ImageMixin, HookedModel):
         `[batch, pos, d_model]`, the stream before layer l; `start_at_layer=l` takes that stream in
         place of images. Negative layers count from the end.
 
-        With `labels` `[batch]`, class indices, or with images given as `pixel_values`, as Hugging
-        Face does, it returns a transformers `ImageClassifierOutput` with `.loss` (if there are
-        labels: the mean cross-entropy in nats) and `.logits`. return_type is TransformerLens', and
-        nothing but "logits": images have no next token.
+        With `labels` `[batch]` (class indices), or with images given as `pixel_values` (Hugging
+        Face's name), it returns a transformers `ImageClassifierOutput` with `.loss` (if there are
+        labels: the mean cross-entropy in nats) and `.logits`. return_type is TransformerLens' and
+        must be "logits", because images have no next token.
 
-        Raises ValueError for another return_type, integer images (model.preprocess makes them
-        float), another image size (unless cfg.interpolate_pos), no images, and labels of other
+        Raises ValueError for any other return_type, integer images (model.preprocess makes them
+        float), a wrong image size (unless cfg.interpolate_pos), no images, and labels of unknown
         classes.
         """
         self.watch_hooks()
@@ -79,7 +79,7 @@ class HookedCrate(ImageMixin, HookedModel):
             raise ValueError(f"no return_type={return_type!r} here: {REFUSALS['loss_fn']}.")
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if (images is None) == (pixel_values is None):
-            raise ValueError("give the model images, or images as pixel_values=: one of them.")
+            raise ValueError("give the model images, or images as pixel_values=, not both.")
         given: Any = images if pixel_values is None else pixel_values
         if labels is not None and stop_at_layer is not None:
             raise ValueError(f"labels need logits, and stop_at_layer={stop_at_layer} returns none.")
@@ -100,7 +100,7 @@ class HookedCrate(ImageMixin, HookedModel):
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch pos d_model"]:
         patches = self.embed(images)
-        batch = patches.shape[0]  # not len(): torch.export would take it for a constant
+        batch = patches.shape[0]  # not len(), which torch.export would treat as a constant
         tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
         return self._with_positions(tokens, images)
 
@@ -116,7 +116,7 @@ class HookedCrate(ImageMixin, HookedModel):
 
     @property
     def lens_positions(self) -> int | None:
-        """Where `cache.logit_lens()` reads the stream: the CLS token; None is every token."""
+        """The position that `cache.logit_lens()` reads: the CLS token; None means every token."""
         return 0 if self.cfg.pool == "cls" else None
 
     @property
@@ -150,7 +150,7 @@ class HookedCrate(ImageMixin, HookedModel):
                 if self.cfg.labels is None
                 else f"the labels are {', '.join(self.cfg.labels)}"
             )
-            raise ValueError(f"no class is called {label!r}: {known}; a class index works too.")
+            raise ValueError(f"there is no class {label!r}: {known}; a class index works too.")
         return self.cfg.labels.index(label)
 
     def to_tokens(self, labels: str | Sequence[str]) -> Int[Tensor, "batch"]:
@@ -166,9 +166,9 @@ class HookedCrate(ImageMixin, HookedModel):
     ) -> Float[Tensor, "... d_model"]:
         """Returns the direction of each class in the stream before ln_final.
 
-        It is the class's column of W_U times ln_final's weight. With the weight folded in,
-        TransformerLens' logit attributions (centred, divided by `ln_final.hook_scale`) sum to the
-        logit less its constant part `ln_final.bias @ W_U + b_U`, at the CLS token.
+        It is the class's column of W_U times ln_final's weight. With that weight, TransformerLens'
+        logit attributions (centred, divided by `ln_final.hook_scale`) at the CLS token sum to the
+        logit minus its constant part `ln_final.bias @ W_U + b_U`.
         """
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         return self.W_U.T[index] * at_hand(self.ln_final)

@@ -1,4 +1,4 @@
-"""The digest of a model, and a cache of what is computed from its weights until they change."""
+"""The digest of a model, and a cache of values computed from its weights until they change."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ from crate_interp.models.compat.offload import onloaded
 from crate_interp.models.hooked import HookedModel
 
 T = TypeVar("T")
-_COLUMNS = 512  # whole numbers in a row of a check sum
+_COLUMNS = 512  # integers in a row of a checksum
 
-# model -> marks of its weights, and what was computed from them; an entry ends with its model
+# model -> marks of its weights, and values computed from them; an entry disappears with its model
 _KEPT: WeakKeyDictionary[HookedModel, tuple[tuple, dict[Hashable, Any]]] = WeakKeyDictionary()
 
 
 def model_digest(model: HookedModel) -> str:
-    """Returns sha256 over the config and every parameter's name, dtype, shape and bytes."""
+    """Returns the SHA-256 of the config and of every parameter's name, dtype, shape and bytes."""
     digest = hashlib.sha256(json.dumps(model.cfg.to_dict(), sort_keys=True).encode())
     with onloaded(model):
         for name, value in sorted(model.state_dict().items()):
@@ -30,10 +30,10 @@ def model_digest(model: HookedModel) -> str:
 
 
 def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
-    """Returns make(), or what it returned before for this name, if config and weights are the same.
+    """Returns make(), or its earlier result under this name if config and weights have not changed.
 
     The weights are read each time, and summed as whole numbers by row and by column, because
-    torch's version counter misses edits through `.data`. What `make` returns must not refer to the
+    torch's version counter misses edits through `.data`. The result of `make` must not refer to the
     model.
     """
     marks = _marks(model)
@@ -56,10 +56,11 @@ def _marks(model: HookedModel) -> tuple:
 
 
 def _sums(value: Tensor) -> bytes:
-    """Returns sums of the bits of a tensor by row and by column, and the bits that fill no row."""
+    """Returns sums of a tensor's bits by row and by column, and the bits that do not fill a row."""
     bits = value.contiguous().reshape(-1).view(torch.uint8)
     bits = bits.clone() if bits.storage_offset() % 8 else bits  # int64 is aligned to 8 bytes
     whole = bits.numel() // (8 * _COLUMNS) * 8 * _COLUMNS
     rows = bits[:whole].view(torch.int64).view(-1, _COLUMNS)
-    parts = (rows.sum(dim=0), rows.sum(dim=1), bits[whole:])  # whole numbers wrap, and are exact
+    # integer sums wrap around and are exact
+    parts = (rows.sum(dim=0), rows.sum(dim=1), bits[whole:])
     return b"".join(part.cpu().numpy().tobytes() for part in parts)

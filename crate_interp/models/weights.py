@@ -1,4 +1,4 @@
-"""The weights of a model under TransformerLens' names, stacked over layers or in one dict."""
+"""A model's weights under TransformerLens' names, stacked over layers or in one dict."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -14,14 +14,14 @@ from crate_interp.models.compat.offload import at_hand
 if TYPE_CHECKING:
     from transformer_lens.model_bridge.composition_scores import CompositionScores
 
-# part of a block -> its weights in TransformerLens' names
+# part of a block -> TransformerLens' names of its weights
 _OF_BLOCK: dict[str, tuple[str, ...]] = {
     "ln1": ("w", "b"),
     "attn": ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"),
     "ln2": ("w", "b"),
     "mlp": ("W_in", "b_in", "W_out", "b_out"),
 }
-# part of a model -> the same
+# the same for parts of a model
 _OF_MODEL: dict[str, tuple[str, ...]] = {
     "embed": ("W_E",),
     "ln_final": ("w", "b"),
@@ -30,10 +30,10 @@ _OF_MODEL: dict[str, tuple[str, ...]] = {
 
 
 class Labels(list[str]):
-    """Names of heads; a call returns them too, since TransformerLens 3 has a method there."""
+    """Names of heads, as a list that can also be called, because TransformerLens 3 has a method."""
 
     def __call__(self) -> "Labels":
-        """Returns itself: TransformerLens has a method of this name, and older code a list."""
+        """Returns itself, because newer TransformerLens has a method of this name."""
         return self
 
 
@@ -64,27 +64,27 @@ class WeightsMixin:
 
     @property
     def b_Q(self) -> Float[Tensor, "layer head d_head"]:
-        """The query biases of every layer, zeros where the roles are one code."""
+        """The query biases of every layer; zeros if query, key and value are the same code."""
         return self._stacked("b_Q")
 
     @property
     def b_K(self) -> Float[Tensor, "layer head d_head"]:
-        """The key biases of every layer, zeros where the roles are one code."""
+        """The key biases of every layer; zeros if query, key and value are the same code."""
         return self._stacked("b_K")
 
     @property
     def b_V(self) -> Float[Tensor, "layer head d_head"]:
-        """The value biases of every layer, zeros where the roles are one code."""
+        """The value biases of every layer; zeros if query, key and value are the same code."""
         return self._stacked("b_V")
 
     @property
     def QK(self) -> FactoredMatrix:
-        """W_Q W_K^T of every layer and head, factored."""
+        """W_Q W_K^T of every layer and head, as factors."""
         return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
 
     @property
     def OV(self) -> FactoredMatrix:
-        """W_V W_O of every layer and head, factored."""
+        """W_V W_O of every layer and head, as factors."""
         return FactoredMatrix(self.W_V, self.W_O)
 
     @property
@@ -99,7 +99,7 @@ class WeightsMixin:
 
     @property
     def b_in(self) -> Float[Tensor, "layer d_mlp"]:
-        """The input biases of a plain transformer's MLPs; no sparse step has one."""
+        """The input biases of a plain transformer's MLPs; sparse steps have none."""
         return self._stacked("b_in", "mlp")
 
     @property
@@ -114,7 +114,7 @@ class WeightsMixin:
 
     @property
     def b_O(self) -> Float[Tensor, "layer d_model"]:
-        """The output biases of every layer, zeros for layers without one."""
+        """The output biases of every layer; zeros for layers without one."""
         return self._stacked("b_O")
 
     @property
@@ -143,9 +143,9 @@ class WeightsMixin:
     def tl_parameters(self) -> dict[str, Tensor]:
         """Returns every weight under TransformerLens' names, such as "blocks.0.attn.W_Q".
 
-        Biases that a model lacks are zeros. Different from TransformerLens: what has no meaning
-        in CRATE (the `b_in` of a sparse step, `W_in` and `W_out` of ISTA) is left out. The sizes
-        are theirs: W_Q `[head, d_model, d_head]`, W_in `[d_model, d_mlp]`.
+        Biases that a model lacks are zeros. Unlike in TransformerLens, weights without a meaning in
+        CRATE (the `b_in` of a sparse step, `W_in` and `W_out` of ISTA) are left out. Shapes are
+        TransformerLens': W_Q `[head, d_model, d_head]`, W_in `[d_model, d_mlp]`.
         """
         found: dict[str, Tensor] = {}
         _collect(found, "", self, _OF_MODEL)
@@ -153,7 +153,8 @@ class WeightsMixin:
             found["pos_embed.W_pos"] = cast(Any, self).W_pos
         for layer, block in enumerate(self.blocks):
             _collect(found, f"blocks.{layer}.", block, _OF_BLOCK)
-        for name in ("W_U", "b_U"):  # the model's own: a head of two maps is multiplied out
+        # the model's own property: a head of two maps is multiplied out
+        for name in ("W_U", "b_U"):
             found[f"unembed.{name}"] = getattr(self, name)
         return found
 
@@ -162,7 +163,7 @@ class WeightsMixin:
         return iter(self.tl_parameters().items())
 
     def get_params(self) -> dict[str, Tensor]:
-        """Returns `tl_parameters()`, by the other name that TransformerLens has for it."""
+        """Returns `tl_parameters()`, under TransformerLens' other name for it."""
         return self.tl_parameters()
 
     def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
@@ -175,7 +176,7 @@ class WeightsMixin:
 
     @property
     def n_params_total(self) -> int:
-        """How many numbers the parameters hold, shared ones counted once."""
+        """The number of values in all parameters; shared ones count once."""
         return sum(one.numel() for one in cast(nn.Module, self).parameters())
 
     @property
@@ -198,8 +199,8 @@ class WeightsMixin:
 
         `|W_OV W| / (|W_OV| |W|)` in Frobenius norms, where W is the later head's QK ("Q"), its
         transpose ("K") or its OV ("V"): `[layer, head, later layer, later head]`, zero unless the
-        second layer is later. It is TransformerLens' function and type of result;
-        `ci.circuits.composition` has nulls beside it. Raises ValueError for another mode.
+        second layer is later. It is TransformerLens' function, with its type of result;
+        `ci.circuits.composition` adds nulls. Raises ValueError for an unknown mode.
         """
         from transformer_lens.model_bridge.composition_scores import CompositionScores
         from transformer_lens.utilities.matrix import composition_scores
@@ -220,7 +221,7 @@ class WeightsMixin:
 def _collect(
     found: dict[str, Tensor], prefix: str, whole: object, table: dict[str, tuple[str, ...]]
 ) -> None:
-    """Adds the weights of a table that the parts of `whole` have."""
+    """Adds those weights of a table that the parts of `whole` have."""
     for part, names in table.items():
         for name in names:
             value = getattr(getattr(whole, part, None), name, None)

@@ -1,4 +1,4 @@
-"""What a measure means on a model. The built-in probes are functions that return a Probe."""
+"""Probes: what a measure means on a model. Built-in probes are functions that return a Probe."""
 
 from collections.abc import Sequence
 
@@ -28,9 +28,9 @@ def available() -> list[str]:
 
 
 def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
-    """Returns Probe objects for names, probes or both; None stands for the names in DEFAULT.
+    """Returns Probe objects for names, probes or both; None means the names in DEFAULT.
 
-    Raises ValueError for unknown names, for no probe at all, and for two probes of one name.
+    Raises ValueError for unknown names, for no probe at all, and for two probes with the same name.
     """
     if probes is not None and not isinstance(probes, (str, Probe, Sequence)):
         raise ValueError(
@@ -65,5 +65,5 @@ def _named(name: str) -> Probe:
         of = [probe for probe, made in BUILT_IN.items() if name in made().statistics]
         hint = checks.did_you_mean(name, BUILT_IN, f"The probes are {', '.join(BUILT_IN)}.")
         hint = f"It is a statistic of the probe {' and of '.join(of)}: give that." if of else hint
-        raise ValueError(f"no probe is called {name!r}. {hint}")
+        raise ValueError(f"there is no probe {name!r}. {hint}")
     return BUILT_IN[name]()

@@ -1,4 +1,4 @@
-"""How sparse codes and attention are where nothing is exactly zero, as in a GELU network."""
+"""Activity of sparse codes and attention if nothing is exactly zero, as in a GELU network."""
 
 from functools import partial
 
@@ -38,14 +38,14 @@ _STATISTICS: dict[str, Statistic] = {
 
 
 def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:
-    """Returns a probe of sparsity that needs no exact zeros and depends on no scale.
+    """Returns a probe of sparsity that needs no exact zeros and does not depend on scale.
 
-    Of `mlp.hook_post`: the Gini index, the share of entries with |a| below 1 % of the token's
-    largest, and the share of entries that hold 90 % of its squares. Of attention: how many of the
-    visible tokens it is spread over, as a share. So networks with ReLU and with GELU compare, and
-    codes of different width. tokens: "all", "patches" (without CLS) or positions; of attention,
-    the queries. The levels that the statistics name are those of noise; an untrained twin is that
-    of the architecture.
+    It measures, of `mlp.hook_post`: the Gini index, the share of entries with |a| below 1 % of the
+    token's largest, and the share of entries that hold 90 % of its squares. Of attention: the share
+    of the visible tokens over which it is spread. So networks with ReLU and GELU can be compared,
+    and codes of different width. tokens: "all", "patches" (without CLS) or positions; for
+    attention, the queries. The levels in the statistics' descriptions are those of noise; measure
+    an untrained twin for the level of the architecture.
     """
     tokens = check_tokens(tokens)
     return Probe(

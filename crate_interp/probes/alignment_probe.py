@@ -1,4 +1,4 @@
-"""Alignment: whether subspaces and dictionary are as the theory assumes, and where tokens lie."""
+"""Alignment: whether subspaces and dictionary match the theory, and where tokens lie."""
 
 from functools import partial
 
@@ -50,17 +50,17 @@ _STATISTICS: dict[str, Statistic] = {
 
 
 def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
-    """Returns a probe of defects and overlap of weights, and of the energy in each subspace.
+    """Returns a probe of defects and overlaps of weights, and of the energy in each subspace.
 
-    The weights are measured once per layer; the energy is that of Z^{l+1/2}. tokens: "all",
+    The weights are measured once per layer; the energy is measured on Z^{l+1/2}. tokens: "all",
     "patches" (without CLS) or positions. The probe needs layers whose queries, keys and values are
-    one code.
+    the same code.
     """
     tokens = layer_reading.check_tokens(tokens)
     return Probe(
         name=name,
         heading="Geometry: are the weights what the theory assumes",
-        # the second is not read: a layer without it has no U
+        # the second value is not needed: a layer without it has no U
         points=("hook_resid_mid", "attn.hook_u"),
         measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,

@@ -49,7 +49,7 @@ _STATISTICS: dict[str, Statistic] = {
     ),
     "self_cls": _mass(
         "CLS attention on CLS itself", "the rest goes to patches",
-        how="Mass that the CLS token gives to itself; a head may be sharp by that alone.",
+        how="Mass that the CLS token gives to itself; a head may be sharp for that reason only.",
     ),
 }  # fmt: skip
 
@@ -58,10 +58,10 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
     """Returns a probe of how sharply each head attends.
 
     It measures the entropy over the queries of `tokens`, the entropy that uniform attention would
-    have, and of the CLS query the entropy over all keys and over the patches alone, the mass on one
-    and on five tokens, the effective support, and the mass on CLS itself. tokens: the queries,
-    "all", "patches" (without CLS) or positions; the keys are all tokens. Models of text have no CLS
-    statistics.
+    have, and for the CLS query the entropy over all keys and over only the patches, the mass on the
+    top one and the top five tokens, the effective support, and the mass on CLS itself. tokens: the
+    queries, "all", "patches" (without CLS) or positions; the keys are all tokens. Models of text
+    have no CLS statistics.
     """
     tokens = layer_reading.check_tokens(tokens)
     return Probe(
@@ -97,9 +97,9 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _among(shares: Tensor) -> Tensor:
-    """Returns the entropy of shares `[..., patch]` of a whole; 0 where there is nothing to share.
+    """Returns the entropy of shares `[..., patch]` of a whole; 0 if the whole is 0.
 
-    It is computed in float64: what CLS leaves to the patches may be a millionth.
+    It is computed in float64, because CLS may leave only a millionth to the patches.
     """
     shares = shares.double()
     whole = shares.sum(dim=-1, keepdim=True)

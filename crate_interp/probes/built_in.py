@@ -1,4 +1,4 @@
-"""The built-in probes, and the record of any statistic that a result names."""
+"""The built-in probes, and the record of any statistic in a result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,7 +38,7 @@ LINEAR_STATISTICS: dict[str, Statistic] = {
     ),
     "permuted": _share(
         "Accuracy with permuted labels", "chance, with its noise",
-        how="The same with labels permuted among samples: at chance, as there is nothing to learn.",
+        how="The same with labels permuted among samples, so that there is nothing to learn.",
     ),
     "chance": _share(
         "Share of the commonest class", "chance",
@@ -50,9 +50,9 @@ LINEAR_STATISTICS: dict[str, Statistic] = {
 def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
     """Returns the record of a "probe.statistic" of a result.
 
-    Unit, bounds and how to read it are those in the result's meta. Title, direction and column are
-    there too if the built-in probe of this name does not have the same; else they are that probe's.
-    The title of a statistic that neither knows is made from its name.
+    Unit, bounds and how to read it come from the result's meta. So do title, direction and column
+    if they differ from those of the built-in probe of this name; otherwise they come from that
+    probe. A statistic that neither knows gets a title made from its name.
     """
     facts = meta["statistics"].get(name, ("", None, None, ""))
     title, direction, column = meta.get("titles", {}).get(name) or _known(name, facts).labels
@@ -61,13 +61,13 @@ def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
 
 
 def heading(meta: Mapping[str, Any], probe: str) -> str:
-    """Returns what a page writes above the statistics of a probe of a result."""
+    """Returns the heading that pages put above the statistics of a result's probe."""
     told = meta.get("headings", {}).get(probe)
     return told or _known_heading(probe) or title_of(probe)
 
 
 def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
-    """Returns the words of probes that a result holds, because their names do not tell them.
+    """Returns the texts of probes that a result must store, because names alone do not give them.
 
     "titles": title, direction and column of statistics; "headings": those of probes.
     """
@@ -93,7 +93,7 @@ def _known_heading(probe: str) -> str:
 
 
 def _known(name: str, facts: Any) -> Statistic:
-    """Returns the record of a built-in statistic, or one whose title is the name."""
+    """Returns the record of a built-in statistic, or a record whose title is the name."""
     probe, _, own = name.partition(".")
     if probe == LINEAR:
         known = LINEAR_STATISTICS

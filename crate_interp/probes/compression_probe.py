@@ -29,7 +29,7 @@ _OFFICIAL: dict[str, Statistic] = {
         "Summed in result.meta['counts'], without a row in a table.",
     ),
 }  # fmt: skip
-# place: (its hook point, how it is written, what it is, the same in a title)
+# place: (its hook point, its symbol, its name, its name in a title)
 PLACES = {
     "pre": ("hook_resid_pre", "Z^l", "the layer's input", "before attention"),
     "mid": (
@@ -54,16 +54,17 @@ def compression(
     """Returns a probe of the coding rates R, R^c and R - R^c of the stream.
 
     It also measures the number that the authors plot. eps: as in the paper. at: "pre" (Z^l), "mid"
-    (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: the rates are of LN(Z)
-    and not of Z, at every place by the same LayerNorm, the one before the layer's own attention
-    (ln1; in a MAE decoder ln2), so that they compare. The model itself reads Z^{l+1/2} through ln2
-    and Z^{l+1} through the next layer's ln1. Hooks on the norm are not seen. tokens: "all",
-    "patches" (without CLS) or positions. basis: of R^c, U as "stored" or "orthonormal" (Q of U_k =
-    Q_k R_k); the official number's is stored.
+    (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: measure LN(Z) instead of
+    Z, at every place by the same LayerNorm, the one before the layer's own attention (ln1; in a MAE
+    decoder ln2), so that rates can be compared. The model itself reads Z^{l+1/2} through ln2 and
+    Z^{l+1} through the next layer's ln1. Hooks on the norm have no effect here. tokens: "all",
+    "patches" (without CLS) or positions. basis: the U for R^c, "stored" or "orthonormal" (Q of U_k
+    = Q_k R_k); the official number always uses the stored U.
 
     With "pre" and without norm Z^L is measured too, as layer n_layers, with rate_pre only. Layers
-    whose queries, keys and values are three codes have no U, and only R is measured. `zero_codes`
-    is summed into the result's meta. Raises ValueError for eps <= 0, unknown places or basis.
+    whose queries, keys and values are different codes have no U, so only R is measured.
+    `zero_codes` is summed into the result's meta. Raises ValueError for eps <= 0, unknown places or
+    basis.
     """
     if not eps > 0:
         raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
@@ -162,7 +163,7 @@ def _codes(block: Block, acts: Acts, point: str, basis: str) -> Tensor:
         return layer_reading.orthonormal_codes(block, acts, point)
     if point != "hook_resid_mid":
         return layer_reading.stored_codes(block, acts, point)
-    # Z U_k = Z Q_k R_k; the alignment probe needs Z Q_k too
+    # Z U_k = Z Q_k R_k; the alignment probe can share Z Q_k
     return rates.in_other_basis(
         layer_reading.orthonormal_codes(block, acts, point),
         layer_reading.orthonormal_basis(block, acts)[1],

@@ -1,4 +1,4 @@
-"""Frames: what attention does to R^c, in the three frames of the audit."""
+"""Frames: the change of R^c by attention, in the three frames of the audit."""
 
 from functools import partial
 
@@ -26,15 +26,15 @@ _STATISTICS: dict[str, Statistic] = {
 
 
 def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Probe:
-    """Returns a probe of what attention does to R^c: R^c(Z^{l+1/2}) - R^c(Z^l), in three frames.
+    """Returns a probe of attention's change of R^c, R^c(Z^{l+1/2}) - R^c(Z^l), in three frames.
 
-    Both are against U of layer l, as stored. A rate depends on the length of Z, so a layer may
-    lower it in one frame and raise it in another. "stream": Z as it is. "read": LN(Z) by the norm
-    before the layer's own attention. "unit": Z scaled to |Z|_F = sqrt(pos d_model). They are the
-    frames of `ci.audit`, which also holds them against nulls; here is the number alone.
+    Both rates use the stored U of layer l. A rate depends on the length of Z, so a layer may lower
+    it in one frame and raise it in another. "stream": Z as it is. "read": LN(Z) by the norm before
+    the layer's own attention. "unit": Z scaled to |Z|_F = sqrt(pos d_model). `ci.audit` uses the
+    same frames and also compares with nulls; this probe has only the number.
 
     eps: as in the paper. tokens: "all", "patches" (without CLS) or positions. Layers whose queries,
-    keys and values are three codes have no U and are left out. Raises ValueError for eps <= 0.
+    keys and values are different codes have no U and are left out. Raises ValueError for eps <= 0.
     """
     eps, tokens = checks.positive("eps", eps), layer_reading.check_tokens(tokens)
     return Probe(

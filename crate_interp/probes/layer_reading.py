@@ -1,4 +1,4 @@
-"""What probes share: the tokens they measure, where blocks keep things, and work done once."""
+"""Helpers that probes share: the tokens to measure, places in blocks, and cached work."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from crate_interp.models.layers.block import Layer
 
 
 class StandIn:
-    """A module with some of its attributes replaced; a user's own probe may read any other."""
+    """A module with some attributes replaced; a user's own probe may read any other attribute."""
 
     def __init__(self, real: "nn.Module | StandIn", **replaced: "Tensor | StandIn") -> None:
         self.__dict__ |= {"_real": real, **replaced}
@@ -25,12 +25,13 @@ class StandIn:
 
 
 Block = Layer | CrateDecoderBlock | StandIn
-Tokens = str | Sequence[int]  # "all", "patches" (without CLS and its like), or positions
+# "all", "patches" (without CLS and other special tokens), or positions
+Tokens = str | Sequence[int]
 Store = dict[str, Tensor | tuple[Tensor, ...]]
 
 
 class LayerActs(dict[str, Tensor]):
-    """One layer's activations on one batch, and what has been computed from them.
+    """One layer's activations on one batch, and values already computed from them.
 
     `made` lives as long as the batch, `of_weights` as long as the sweep: weights do not change
     while it runs.
@@ -59,26 +60,26 @@ def n_special(block: Block) -> int:
 
 
 def subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
-    """Returns U, or None if queries, keys and values are three codes.
+    """Returns U, or None if queries, keys and values are different codes.
 
-    In a black box it is the maps that stand in for U by choice
+    For a black box it is the map chosen to be measured in place of U
     (crate_interp/bridge/bridged_layers.py).
     """
     return getattr(block.attn, "U", None)
 
 
 def tied_subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
-    """Returns U where it is query, key and value at once, as the papers' claims need; else None."""
+    """Returns U if it is query, key and value at once, as the papers' claims require, else None."""
     return subspaces(block) if block.attn.cfg.tied else None
 
 
 def dictionary(block: Block) -> Float[Tensor, "d_model d_mlp"] | None:
-    """Returns D of the sparse step, or of a decoder's layer; None for an MLP."""
+    """Returns D of the sparse step or of a decoder's layer; None for an MLP."""
     return getattr(block, "D", None) if hasattr(block, "D") else getattr(block.mlp, "D", None)
 
 
 def around_attention(block: Block) -> tuple[str, str, str]:
-    """Returns the points of the stream before attention, of its LayerNorm, and after attention."""
+    """Returns the stream's points before and after attention, and the point of its LayerNorm."""
     if hasattr(block, "mlp"):
         return "hook_resid_pre", "ln1.hook_normalized", "hook_resid_mid"
     # the decoder of a masked autoencoder
@@ -88,17 +89,17 @@ def around_attention(block: Block) -> tuple[str, str, str]:
 def as_attention_reads(
     block: Block, z: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Returns LN(z) by the norm before the layer's attention, whatever hooks are on it."""
+    """Returns LN(z) by the norm before the layer's attention, ignoring its hooks."""
     norm = getattr(block, around_attention(block)[1].split(".")[0])
     return norm.plain(z)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A form in which tokens are measured, in words.
+    """A frame in words: a form in which tokens are measured.
 
-    title: in the title of a statistic. tokens: what is measured of tokens, which stand for {z}.
-    sides: what an audit does to the tokens before and after a step.
+    title: its name in the title of a statistic. tokens: what is measured; {z} stands for the
+    tokens. sides: what an audit does to the tokens before and after a step.
     """
 
     title: str
@@ -138,7 +139,7 @@ def orthonormal_basis(block: Block, acts: Mapping[str, Tensor]) -> tuple[Tensor,
 def stored_codes(
     block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Returns what a point holds in the coordinates of U_k as stored, for all tokens."""
+    """Returns the activations at a point in the coordinates of the stored U_k, for all tokens."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}
     u: Any = block.attn.U
     return head_codes(acts[point], _once(store, "U", lambda: u.detach().contiguous()))
@@ -147,7 +148,7 @@ def stored_codes(
 def orthonormal_codes(
     block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Returns what a point holds in the orthonormal bases Q_k, for all tokens."""
+    """Returns the activations at a point in the orthonormal bases Q_k, for all tokens."""
     store = acts.made if isinstance(acts, LayerActs) else {}
     basis, _ = orthonormal_basis(block, acts)
     return _once(store, f"codes of {point}", lambda: head_codes(acts[point], basis))
@@ -156,7 +157,7 @@ def orthonormal_codes(
 def check_tokens(tokens: Tokens) -> Tokens:
     """Returns the tokens to measure: "all", "patches", or a list of positions.
 
-    Raises ValueError for anything else, and for positions that come twice.
+    Raises ValueError for anything else, and for repeated positions.
     """
     if tokens in ("all", "patches"):
         return tokens
@@ -174,8 +175,8 @@ def check_tokens(tokens: Tokens) -> Tokens:
 def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tensor:
     """Returns the tokens to measure along an axis; a view for all of them, or all but CLS.
 
-    Raises ValueError for positions that there are not, positions that are named twice, and
-    "patches" in a model without CLS.
+    Raises ValueError for positions that do not exist, repeated positions, and "patches" in a model
+    without CLS.
     """
     if tokens == "all":
         return tensor
@@ -207,6 +208,6 @@ def _once(store: Store, key: str, make: Callable[[], Any]) -> Any:
 def visible_keys(queries: Float[Tensor, "batch head query key"]) -> Int[Tensor, "query"]:
     """Returns how many keys each query of a causal pattern sees, at least 1.
 
-    A masked key has no mass in any head.
+    A key counts as masked if it has no mass in any head.
     """
     return (queries.amax(dim=(0, 1)) > 0).sum(dim=-1).clamp(min=1)

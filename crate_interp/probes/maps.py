@@ -21,7 +21,7 @@ __all__ = [
 
 Grid = tuple[int, int]
 Size = int | Sequence[int]  # (rows, columns); an int stands for a square
-# the number of a token, 0 for CLS, or (row, column) of a patch
+# the number of a token (0 is CLS), or (row, column) of a patch
 Query = int | np.integer | Sequence[int]
 
 
@@ -38,7 +38,7 @@ def attention(
     cls_key: bool = True,
     grid: Size | None = None,
 ) -> Float[Tensor, "batch head h w"]:
-    """Returns what one query of a layer attends to, per head, over the grid of patches.
+    """Returns the attention of one query of a layer, per head, over the grid of patches.
 
     The weights are those of `ci.measures.attention_map`. cache: of `model.run_with_cache(images)`,
     with attn.hook_pattern of the layer; if scaled or cls_key is False, with attn.hook_q and
@@ -46,7 +46,7 @@ def attention(
     needed if the images do not have the model's own size. Raises KeyError for points that were not
     cached, ValueError for a layer, query or grid that does not fit.
     """
-    if scaled and cls_key:  # what the model computed, with the edits that hooks made
+    if scaled and cls_key:  # the pattern that the model computed, with the edits of hooks
         pattern = _whole_pattern(cache, layer)
         first = cache.model.cfg.n_special
         grid = _grid(cache, pattern.shape[-1] - first, grid)
@@ -69,7 +69,7 @@ def codes(
     """Returns how strongly each patch uses some atoms of a layer, over the grid of patches.
 
     The numbers are entries of the sparse code. atoms: their numbers, 0 to d_mlp - 1. point: another
-    code, such as "mlp.hook_pre" before the ReLU. grid, and what is raised: as in `attention`;
+    code, such as "mlp.hook_pre" before the ReLU. grid and errors: as in `attention`; also
     ValueError for atoms that the layer does not have.
     """
     values = _point(cache, layer, point)  # [batch, pos, d_mlp]
@@ -94,8 +94,8 @@ def components(
     """Returns the patches' codes on their first principal components, over the grid of patches.
 
     The components are those of all images of the cache (`ci.measures.pca_map`). point:
-    "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or one of the stream, such
-    as "hook_resid_post". grid, and what is raised: as in `attention`.
+    "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or a point of the stream,
+    such as "hook_resid_post". grid and errors: as in `attention`.
     """
     values = _point(cache, layer, point)
     features = values.flatten(2)[:, cache.model.cfg.n_special :]  # [batch, patch, d]
@@ -105,10 +105,10 @@ def components(
 def rollout(
     cache: CrateCache, *, query: Query = 0, grid: Size | None = None
 ) -> Float[Tensor, "batch h w"]:
-    """Returns what reaches one query through the attention of all layers, over the grid of patches.
+    """Returns each patch's share in one query, through the attention of all layers, over the grid.
 
-    It is `ci.measures.attention_rollout`. In CRATE the sparse step re-codes the stream between
-    layers, which no roll-out sees. query, grid, and what is raised: as in `attention`.
+    It is `ci.measures.attention_rollout`. In CRATE the sparse step rewrites the stream between
+    layers, which roll-out ignores. query, grid and errors: as in `attention`.
     """
     count = len(cache.model.blocks)
     patterns = torch.stack([_whole_pattern(cache, layer) for layer in range(count)], dim=1)
@@ -127,13 +127,13 @@ def windowed(
     names: NamesFilter = None,
     progress: bool = True,
 ) -> Float[Tensor, "batch map h w"]:
-    """Returns maps of images larger than the model's, from overlapping windows of its own size.
+    """Returns maps of images larger than the model's, from overlapping windows of the model's size.
 
     Where windows overlap, their maps are averaged. read: takes the cache of one window and returns
     maps `[batch, map, h, w]`, such as `lambda cache: ci.maps.attention(cache, 4)`. stride: pixels
     between windows, or (rows, columns), multiples of the patch; None is half a window. The last
     window of a row ends at the edge. names: the names_filter of the caches; one cache is held at a
-    time. Attention is a share within its window: a window without the object attends elsewhere.
+    time. Attention is a share within its window, so a window without the object attends elsewhere.
     Raises ValueError for images smaller than a window, sides that are not multiples of the patch,
     and a stride that leaves gaps.
     """
@@ -204,7 +204,7 @@ def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
 def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
     """Returns the attention of all queries `[batch, head, query, key]`.
 
-    Raises ValueError for a slice of them, in which other tokens take each one's place.
+    Raises ValueError for a slice of them, in which positions are shifted.
     """
     pattern = _point(cache, layer, "attn.hook_pattern")
     if pattern.shape[-2] != pattern.shape[-1]:
@@ -228,7 +228,7 @@ def _grid(cache: CrateCache, patches: int, grid: Size | None) -> Grid:
 def _position(query: Query, grid: Grid, first: int) -> int:
     """Returns the place of a query among the tokens: CLS, then the patches row by row.
 
-    first: the place of the first patch, 1 but in models with other special tokens.
+    first: the place of the first patch, 1 unless the model has further special tokens.
     """
     count = grid[0] * grid[1] + first
     if isinstance(query, (tuple, list)) and len(query) == 2 and all(map(checks.is_int, query)):

@@ -1,4 +1,4 @@
-"""What a probe is, and how its answers are checked."""
+"""What a probe is, and checks of what it returns."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,36 +11,36 @@ from crate_interp.probes.layer_reading import Block, LayerActs
 from crate_interp.results.statistic import Facts, Statistic, described
 
 Acts = Mapping[str, Tensor]
-MASKS = ("masks", "other_masks", "sample")  # what a probe of masks gets beside its points
+MASKS = ("masks", "other_masks", "sample")  # further activations of a probe that needs masks
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a measure means on a model: what it reads, what it returns, and how to read that.
+    """A measure applied to a model: what it reads, what it returns, and how to read the numbers.
 
-    name: the first half of "probe.statistic". points: hook points inside a block. Those of one
-    layer are handed over together when the last of them has fired, to be read and not edited, and
-    then let go. `measure(block, acts)` returns {statistic: `[batch]` or `[batch, head]`}; with
-    points=() it measures weights alone and returns {statistic: `[]` or `[head]`}. statistics:
+    name: the first half of "probe.statistic". points: hook points inside a block. All points of a
+    layer are passed together when the last has fired. They may be read but not edited, and are
+    released afterwards. `measure(block, acts)` returns {statistic: `[batch]` or `[batch, head]`};
+    with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}. statistics:
     {statistic: `ci.probes.Statistic`}, from which titles, captions, axes and tables are made; or
     {statistic: (unit, lowest, highest, how to read it)}, with None instead of a bound if there is
     none, whose title is the name.
 
     The rest is optional. optional: points that are read if the model has them. `final(z)` returns
-    {statistic: `[batch]`} of Z^L `[batch, pos, d_model]`, which is reported as layer n_layers;
-    with `final_block` it is `final(z, block)` and gets the last block too.
-    `weights(block)` returns {statistic: `[]` or `[head]`} and runs once. counts: statistics
-    `[batch]` that are summed over samples and layers into the result's meta and have no table.
-    settings: written into the result, with JSON values. per_head: statistics `[batch, head]` that
-    are kept for every sample (`result.head_samples()`), not only as mean and variance.
+    {statistic: `[batch]`} for Z^L `[batch, pos, d_model]`, reported as layer n_layers; with
+    `final_block` it is `final(z, block)` and gets the last block too. `weights(block)` returns
+    {statistic: `[]` or `[head]`} and runs once. counts: statistics `[batch]` that are summed over
+    samples and layers into the result's meta and get no table. settings: written into the result,
+    with JSON values. per_head: statistics `[batch, head]` that are kept for every sample
+    (`result.head_samples()`), not only as mean and variance.
 
-    masks: the probe needs data with masks, and `measure` also gets acts["masks"], uint8
-    `[batch, height, width]` as `Samples.masks` returns them; acts["other_masks"], for each sample
-    the mask of the next one (for the last the mask of the first); and acts["sample"] `[batch]`,
-    their numbers. partial: a sample may have no such number (NaN), in any head, and is then left
-    out of the statistic's means. subspaces: the probe measures against U; where a black box has
-    something else in its place, the result's settings say what. heading: what a page writes above
-    the probe's statistics; "" stands for its name.
+    masks: the probe needs data with masks, and `measure` also gets acts["masks"], uint8 `[batch,
+    height, width]` as `Samples.masks` returns them; acts["other_masks"], for each sample the mask
+    of the next one (for the last the mask of the first); and acts["sample"] `[batch]`, their
+    numbers. partial: a sample may lack a number (NaN), in any head, and is then left out of the
+    statistic's means. subspaces: the probe uses U; for a black box the result's settings say what
+    was used in its place. heading: the heading above the probe's statistics on pages; "" means its
+    name.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Probe:
 
     @property
     def records(self) -> dict[str, Statistic]:
-        """Returns the record of each statistic, also of those that were given as four facts."""
+        """Returns the record of each statistic, whether it was given as a record or as a tuple."""
         return {
             name: described(f"{self.name}.{name}", facts) for name, facts in self.statistics.items()
         }
@@ -105,13 +105,13 @@ class Probe:
 
 def _check_name(name: Any, what: str) -> None:
     if not isinstance(name, str) or not name or set(name) & set("./\\"):
-        raise ValueError(f"a {what} is called {name!r}: give a name without dots and slashes.")
+        raise ValueError(f"a {what} has the name {name!r}: give a name without dots and slashes.")
 
 
 def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
-    """Returns what the probe measures of a block's weights, `[]` or `[head]` each.
+    """Returns the numbers of a block's weights, `[]` or `[head]` each.
 
-    Most probes measure nothing there.
+    Most probes measure no weights.
     """
     answer = probe.weights(block) if probe.weights else {}
     if not probe.points:
@@ -120,10 +120,10 @@ def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
 
 
 def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Tensor]:
-    """Returns what the probe measures of a layer's activations, `[batch]` or `[batch, head]` each.
+    """Returns the numbers of a layer's activations, `[batch]` or `[batch, head]` each.
 
-    The probe sees its own points only. Raises ValueError if it edits activations in place, and for
-    answers of another shape or name than it declares.
+    The probe sees only its own points. Raises ValueError if it edits activations in place, or
+    returns a shape or name that it did not declare.
     """
     masks = MASKS if probe.masks else ()
     batch, seen = len(acts[probe.points[0]]), acts.only((*probe.points, *probe.optional, *masks))
@@ -140,9 +140,9 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
 
 
 def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block, axes: set[int]) -> None:
-    """Raises ValueError for "heads" that are tokens, atoms or the like: a mean was forgotten.
+    """Raises ValueError for "heads" that are really tokens or atoms, since a mean was forgotten.
 
-    axes: the sizes of all axes of the activations but the first.
+    axes: the sizes of all axes of the activations except the first.
     """
     cfg: Any = getattr(block, "cfg", None) or getattr(getattr(block, "attn", None), "cfg", None)
     heads: set[int] = {getattr(cfg, name, 0) for name in ("n_heads", "value_heads")} - {0}
@@ -156,7 +156,7 @@ def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block, axes:
 
 
 def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:
-    """Returns what the probe measures of Z^L, `[batch]` each; nothing for most probes."""
+    """Returns the numbers of Z^L, `[batch]` each; most probes have none."""
     if probe.final is None:
         return {}
     answer = probe.final(z, block) if probe.final_block else probe.final(z)
@@ -164,7 +164,8 @@ def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:
 
 
 def _edits(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # inference mode does not count
+    # tensors of inference mode have no version counter
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _checked_answer(

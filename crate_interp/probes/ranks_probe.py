@@ -1,4 +1,4 @@
-"""How many directions tokens, codes, attention and weights have, without a threshold."""
+"""Effective number of directions of tokens, codes, attention and weights, without a threshold."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ _STATISTICS: dict[str, Statistic] = {
     "pattern": _rank(
         "Stable rank of a head's attention", "1 is the same look from everywhere",
         how="Stable rank |A|_F^2 / |A|_2^2 of a head's attention: 1 where all queries look alike, "
-        "N where each looks at itself alone.",
+        "N if each attends only to itself.",
     ),
     "stable_u": _rank(
         "Stable rank of each head's subspace map", "as wide as the head is even",
@@ -48,17 +48,17 @@ _STATISTICS: dict[str, Statistic] = {
 
 
 def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
-    """Returns a probe of effective and stable ranks: of the stream, codes, attention and weights.
+    """Returns a probe of effective and stable ranks of the stream, codes, attention and weights.
 
-    None of them depends on a scale, so that a CRATE and a black box compare. The effective rank
-    (`ci.measures.effective_rank`) is that of the tokens of one sample, without centring; the stable
-    rank (`ci.measures.stable_rank`) that of an attention pattern or a weight. What a random network
-    has is the level to compare with: measure an untrained twin. tokens: those of stream and code,
+    They do not depend on scale, so a CRATE and a black box can be compared. The effective rank
+    (`ci.measures.effective_rank`) is measured on the tokens of one sample, without centring; the
+    stable rank (`ci.measures.stable_rank`) on an attention pattern or a weight. Compare with the
+    level of a random network: measure an untrained twin. tokens: the tokens of stream and code,
     "all", "patches" (without CLS) or positions.
 
     Z^L is measured too, as layer n_layers. A MAE decoder, whose layers have no sparse step, has no
-    `code`; a layer without a map has no rank of it. Not one of the default probes: a singular value
-    decomposition costs as much as a layer.
+    `code`; a layer without some map lacks its rank. This is not a default probe, because a singular
+    value decomposition costs as much as a layer.
     """
     tokens = layer_reading.check_tokens(tokens)
     return Probe(

@@ -1,4 +1,4 @@
-"""How well attention maps segment: the mask of each head against the masks of the data."""
+"""How well attention maps segment: each head's mask against the masks of the data."""
 
 from functools import partial
 from itertools import product
@@ -20,7 +20,7 @@ _RULE = {
     "mass": "of the fewest patches that hold a share `mass` of the attention",
     "top": "of a share `fraction` of the patches, those attended to most",
 }
-# suffix: (what is measured, how the title says it, which way is which)
+# suffix: (what is measured, the words of the title, what a higher value means)
 CHANCE = {
     "": ("with the mask of an object", "", "higher finds the object better"),
     "_random": (
@@ -37,7 +37,7 @@ CHANCE = {
 
 
 def _statistics() -> dict[str, Statistic]:
-    """Returns what is known of each statistic, for each rule, resolution and level of chance."""
+    """Returns the record of each statistic, for each rule, resolution and chance level."""
     answer: dict[str, Statistic] = {}
     for rule, resolution, (level, words) in product(RULES, RESOLUTIONS, CHANCE.items()):
         what, where, way = words
@@ -65,18 +65,18 @@ def segmentation(
 ) -> Probe:
     """Returns a probe of the Jaccard indices of each head's attention mask with the data's masks.
 
-    The data's masks are uint8 class maps, in which 255 is not judged. `{rule}_{resolution}`
-    `[batch, head]` is the mean over the classes in the image. Rule: "mass" (`mass_mask` with the
-    share `mass`) or "top" (`top_mask` with `fraction`). Resolution: "token", where a patch has the
-    class that covers more than half of it, and a class without such a patch has the one that it
+    The data's masks are uint8 class maps, in which 255 is ignored. `{rule}_{resolution}` `[batch,
+    head]` is the mean over the classes in the image. Rule: "mass" (`mass_mask` with the share
+    `mass`) or "top" (`top_mask` with `fraction`). Resolution: "token", where a patch belongs to the
+    class that covers more than half of it, and a class without such a patch gets the patch that it
     covers most; or "pixel". `..._best` `[batch]` is the best head for each class, which the mask
     itself chooses (arXiv 2308.16271 eq. 13): it is biased upward with the number of heads.
 
     Both have two chance levels: `..._random`, with the patches of an image's maps in a random order
     (one for all heads, drawn from the number of the sample), and `..._other`, with the maps of an
-    image judged by the mask of the next one. An image without any class has no score; one whose
-    next image has none has no `..._other`. Patches of which more than half is 255 belong to neither
-    side, unless they are the class's.
+    image judged by the mask of the next one. An image without any class has no score; if its next
+    image has none, it has no `..._other`. Patches with more than half 255 are ignored on both
+    sides, unless they belong to the class.
 
     query, scaled, cls_key: as in `attention_map`. If both switches are True the probe reads the
     pattern that the model computed, with the edits of hooks. Eq. 10 is scaled=False, cls_key=False,
@@ -85,7 +85,7 @@ def segmentation(
     """
     settings = dict(mass=mass, fraction=fraction, query=query, scaled=scaled, cls_key=cls_key)
     for rule, share in ((mass_mask, mass), (top_mask, fraction)):
-        rule(torch.ones(2), share)  # refuses a share outside (0, 1] before work starts
+        rule(torch.ones(2), share)  # raises for a share outside (0, 1] before work starts
     if not checks.is_int(query):
         raise ValueError(f"query={query!r}: give the number of a token, 0 for CLS.")
     settings["query"] = int(query)
@@ -115,7 +115,7 @@ def _measure(
         Targets(acts[name], block.attn.cfg.patch_size) for name in ("masks", "other_masks")
     )
     masks = {"mass": mass_mask(maps, mass), "top": top_mask(maps, fraction)}
-    # but for ties, the mask of the shuffled map is the shuffled mask
+    # except for ties, the mask of the shuffled map is the shuffled mask
     shuffled = {
         rule: mask.gather(2, orders[:, None].expand_as(mask)) for rule, mask in masks.items()
     }
@@ -123,7 +123,7 @@ def _measure(
     levels = (("", masks, own), ("_random", shuffled, own), ("_other", masks, others))
     for (suffix, drawn, targets), rule, resolution in product(levels, RULES, RESOLUTIONS):
         name = f"{rule}_{resolution}{suffix}"
-        # [pair, head], pairs of an image and a class
+        # [pair, head]; a pair is an image and a class
         scores = targets.jaccard(drawn[rule], resolution)
         answer[name] = targets.mean(scores)
         answer[f"{name}_best"] = targets.mean(scores.amax(dim=1, keepdim=True))[:, 0]
@@ -152,7 +152,7 @@ def random_order(count: int, sample: int) -> Tensor:
 
 
 class Targets:
-    """The classes of a batch's masks, a row for each pair of an image and a class in it."""
+    """The classes of a batch's masks: a row for each pair of an image and a class in it."""
 
     def __init__(self, masks: Tensor, patch_size: tuple[int, int]) -> None:
         classes = [
@@ -174,7 +174,7 @@ class Targets:
         return torch.bincount(self.image, minlength=self.n) > 0
 
     def tokens(self) -> Tensor:
-        """Returns the patches of each pair's class, one at least, bool `[pair, patch]`."""
+        """Returns the patches of each pair's class, at least one, bool `[pair, patch]`."""
         tokens = 2 * self.pixels > self.size
         if not len(tokens):
             return tokens
@@ -184,13 +184,13 @@ class Targets:
     def jaccard(self, masks: Tensor, resolution: str) -> Tensor:
         """Returns the scores `[pair, head]` of masks of patches `[batch, head, patch]`.
 
-        Patches or pixels that are not judged belong to neither side.
+        Ignored patches or pixels are removed from both masks.
         """
         if resolution == "token":
             target = self.tokens()
             kept = (2 * self.judged[self.image] >= self.size) | target
             return jaccard(masks[self.image] & kept[:, None], target[:, None])
-        # each pixel has what its patch has, so that counts of pixels in each patch are enough
+        # all pixels of a patch have its value, so counts of pixels per patch are enough
         taken = masks[self.image].double()  # [pair, head, patch]
         both = torch.einsum("ihp,ip->ih", taken, self.pixels.double())
         size = torch.einsum("ihp,ip->ih", taken, self.judged[self.image].double())
@@ -204,6 +204,6 @@ class Targets:
 
 
 def _per_patch(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """Returns how many pixels of each patch are on, `[n, patch]`, of bool `[n, height, width]`."""
+    """Returns how many pixels of each patch are True, `[n, patch]`, for `[n, height, width]`."""
     pattern = "n (h p1) (w p2) -> n (h w) (p1 p2)"
     return rearrange(pixels, pattern, p1=patch_size[0], p2=patch_size[1]).sum(dim=-1)

@@ -1,4 +1,4 @@
-"""Sparsity of the code that the sparse step leaves."""
+"""Sparsity of the code that the sparse step outputs."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ _STATISTICS: dict[str, Statistic] = {
 def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
     """Returns a probe of the sparsity of `mlp.hook_post`.
 
-    It measures the zero fraction, the l1 norm and Hoyer's sparsity, each the mean over the tokens.
+    It measures the zero fraction, the l1 norm and Hoyer's sparsity, each averaged over tokens.
     tokens: "all", "patches" (without CLS) or positions. The authors' script counts the zeros of all
     tokens.
     """

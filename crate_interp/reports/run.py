@@ -1,4 +1,4 @@
-"""ci.report: sweeps a model and its untrained twins, audits it if asked, and writes pages."""
+"""ci.report: sweeps a model and its untrained twins, audits it on request, and writes pages."""
 
 import time
 from contextlib import ExitStack
@@ -48,19 +48,19 @@ def report(
 
     Sweeps the model over `data`, and `untrained` random twins over its first 64 samples. A twin is
     the same architecture with the official random initialisation, seeds 0, 1, ...; the global
-    random state does not change.
-    data, probes, run: as in `ci.sweep`. Beside the page lie the result as
-    SweepResult.save writes it, summary.txt (means by layer, what its columns are, the controls),
-    layers.csv (with the twins' mean, lowest and highest) and figures/*.png. audit: write a second
-    page too, audit/audit.html (`ci.audit`, beside as many twins). With `progress` lines on stderr
-    tell what comes, and at the end how long each part took.
+    random state does not change. data, probes, run: as in `ci.sweep`. The folder also gets the
+    result as SweepResult.save writes it, summary.txt (means by layer, the meaning of its columns,
+    the controls), layers.csv (with the twins' mean, lowest and highest) and figures/*.png. audit:
+    also write audit/audit.html (`ci.audit`, with as many twins). With `progress`, lines on stderr
+    announce each part, and at the end how long each took.
 
-    Raises ValueError, before work starts, if `out` cannot be written into or holds something else
+    Raises ValueError, before work starts, if `out` cannot be written into or holds something other
     than a report; and as `ci.sweep` does.
     """
     untrained = checks.count("untrained", untrained, least=0)
     options = run_options(report, run, Pass)
-    chosen = None if probes is None else resolve(probes)  # refuses unknown names before work starts
+    # raises for unknown names before work starts
+    chosen = None if probes is None else resolve(probes)
     check_model(model)
     samples = samples_of(model, data, options)
     with ExitStack() as locks:
@@ -82,9 +82,9 @@ def _write(
     options: RunOptions,
     name: str,
 ) -> Path:
-    """Measures and writes; what is measured is saved before the next measurement begins."""
+    """Measures and writes; each measurement is saved before the next begins."""
     compared = first_samples(samples)
-    took: dict[str, float] = {}  # seconds of each part
+    took: dict[str, float] = {}  # part -> seconds
     started = time.perf_counter()
 
     progress, own = options.progress, options.of_a_pass()
@@ -93,7 +93,7 @@ def _write(
         twins_too = f", {_counted_twins(untrained)}" if untrained else ""
         note(f"report: first the sweep{twins_too} and the pages{last}")
     result = sweep(model, samples, probes=probes, **own)
-    result.save(out)  # before the twins: an interrupt must not cost what has been measured
+    result.save(out)  # before the twins, so that an interrupt does not lose what has been measured
     took["sweep"] = time.perf_counter() - started
     twins = []
     if compared is not None:
@@ -106,13 +106,13 @@ def _write(
     if twins:
         took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
     if audit:
-        discard(out / "audit", META)  # of an earlier report
+        discard(out / "audit", META)  # left by an earlier report
     attention = _attention(model, samples, result) if model.cfg.kind == "vision" else None
     start = other_start(model) if twins else ""
     shown: Any = {"attention": attention, "audited": audit, "data": name, "start": start}
     page = report_page(result, twins, out, **shown)
     took["pages"] = time.perf_counter() - started - sum(took.values())
-    if audit:  # last, as it takes longest: what dies in it costs nothing else
+    if audit:  # last, because it takes longest: if it fails, nothing else is lost
         audited = run_audit(model, samples, untrained=untrained, **own)
         audit_page(audited, out / "audit")
         took["audit"] = time.perf_counter() - started - sum(took.values())
@@ -134,11 +134,12 @@ def _counted_twins(count: int) -> str:
 def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
     """Returns the CLS attention of each head over the first images, in a few layers.
 
-    They are that of the head whose CLS attends most sharply, if that was measured, and the last.
+    The layers are the one of the head whose CLS attends most sharply, if that was measured, and
+    the last.
     """
     first = samples.start
     found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs
-    if not found:  # none of them can be decoded
+    if not found:  # none of the images can be decoded
         return None
     images = torch.cat([piece.inputs for piece in found]).to(model.cfg.device)
     numbers = [piece.start + place for piece in found for place in range(len(piece.inputs))]

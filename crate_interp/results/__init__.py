@@ -1,1 +1,1 @@
-"""What every result is: named tables with their meta, saved whole or not at all."""
+"""Results: named tables and their meta, saved completely or not at all."""

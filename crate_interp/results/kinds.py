@@ -1,4 +1,4 @@
-"""The kinds of results: where each is defined, and how the chunks of a run become one."""
+"""The kinds of results: where each is defined, and how the chunks of a run become a result."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,16 +11,16 @@ import pandas as pd
 from crate_interp.results.result import Merge, Result
 
 Tables = dict[str, pd.DataFrame]
-Rules = Mapping[str, Merge]  # how each table of a stage merges
+Rules = Mapping[str, Merge]  # name of a table -> how it merges
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of result, and how a run that measures it becomes one.
+    """A kind of result, and how a run becomes a result of this kind.
 
-    result: the class. stages: how the tables of each stage merge, by the name of the stage; that of
-    "untrained-0", "untrained-1", ... is "untrained". finish: makes the result of the merged tables
-    of each stage and the meta. A result that is not measured in chunks has neither.
+    result: the class. stages: for each stage, by name, how its tables merge; "untrained-0",
+    "untrained-1", ... share the entry "untrained". finish: makes the result from the merged tables
+    of each stage and the meta. A kind that is not measured in chunks has neither.
     """
 
     result: type[Result]
@@ -29,16 +29,16 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """Returns the name under which meta.json and run.json know the kind."""
+        """Returns the name of the kind in meta.json and run.json."""
         return self.result.KIND
 
     def rules_of(self, stage: object) -> Rules | None:
-        """Returns the rules of a stage, or None if the kind has no stage of this name."""
+        """Returns the merge rules of a stage, or None if the kind has no such stage."""
         name = re.fullmatch(r"([a-z]+)(-[0-9]{1,9})?", stage) if isinstance(stage, str) else None
         return None if name is None else self.stages.get(name[1])
 
 
-# name -> the module that defines the Kind, or the class if it is not measured in chunks; its name
+# kind -> (module of the Kind, or of the class if it is not measured in chunks; name in it)
 KINDS: dict[str, tuple[str, str]] = {
     "atlas": ("crate_interp.circuits.atlases.atlas_run", "ATLAS"),
     "atoms": ("crate_interp.sweeps.atom_statistics", "ATOMS"),
@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[str, str]] = {
 
 
 def kind_of(name: str) -> Kind:
-    """Returns a kind by its name; its module is imported when it is asked for.
+    """Returns a kind by its name, and imports its module when first asked.
 
     Raises KeyError for a name that `KINDS` lacks.
     """

@@ -1,4 +1,4 @@
-"""What every result is: named tables, where they come from, and one folder on the disk."""
+"""Results: named tables, where they come from, and the folder that holds them."""
 
 import html
 import json
@@ -27,7 +27,7 @@ _OF_A_RUN = {
 _LONGEST = 200  # characters of a value that an error quotes
 
 Table = pd.DataFrame
-Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # ours, theirs, the meta of both
+Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # (ours, theirs, meta of both) -> merged
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,13 +38,13 @@ class Result:
     `table(name)` also gives the tables that are computed from the stored ones. Two results of
     different samples merge into the result of all of them: `a.merge(b)`.
 
-    A kind of result is a subclass with literal tables: MAIN is the table that `table()` returns,
-    STORED says how each stored table merges, DERIVED how the others are computed, META which types
-    some entries of meta have, and ALONE, if it is not empty, why results of this kind do not merge.
+    A kind of result is a subclass with these class attributes. MAIN: the table that `table()`
+    returns. STORED: how each stored table merges. DERIVED: how each other table is computed. META:
+    the types of some entries of meta. ALONE: if not empty, why results of this kind do not merge.
 
     meta holds `format` (1), `result` (the kind) and `data`, a list of {fingerprint, start, stop}:
-    the samples start to stop - 1 of the data with this fingerprint. The fingerprint is None where
-    the data is not known, such as for numbers measured on a cache.
+    the samples start to stop - 1 of the data with this fingerprint. The fingerprint is None if the
+    data is unknown, as for numbers measured on a cache.
     """
 
     stored: Mapping[str, Table]
@@ -66,7 +66,7 @@ class Result:
                 f"got {', '.join(self.stored) or 'none'}."
             )
         meta = {"format": FORMAT, "result": self.KIND} | self.meta
-        # in the form that loading gives, with Python's numbers in the place of NumPy's
+        # as if it had been loaded, with Python's numbers in the place of NumPy's
         plain_meta = json.loads(json.dumps(meta, default=lambda value: value.item()))
         object.__setattr__(self, "meta", plain_meta)
         object.__setattr__(self, "stored", {name: self.stored[name] for name in self.STORED})
@@ -102,7 +102,7 @@ class Result:
         raise NotImplementedError
 
     def caution(self) -> str:
-        """Returns a line of warning: edits of the model, too few samples for good intervals."""
+        """Returns a one-line warning: edits of the model, or too few samples for good intervals."""
         n, found = self.meta["n_samples"], self.meta.get("edits")
         words = f"Measured with edits: {', '.join([*found][:4])}. " if found else ""
         if not self.INTERVALS or n >= ENOUGH:
@@ -130,7 +130,7 @@ class Result:
         return f"\n  statistics: {shown}." if names else ""
 
     def _written(self, name: str | None) -> pd.DataFrame:
-        """Returns the table that is written as text; None stands for the main one."""
+        """Returns the table to write as text; None stands for the main one."""
         return self._table(name)
 
     def to_csv(self, name: str | None = None) -> str:
@@ -146,7 +146,7 @@ class Result:
     def to_latex(self, name: str | None = None) -> str:
         """Returns a table in LaTeX, numbers with four digits; None stands for the main one.
 
-        It needs the package booktabs.
+        The LaTeX document needs the package booktabs.
         """
         table = self._written(name).astype(object)
         return table.map(_cell).to_latex(index=False, escape=True)
@@ -157,7 +157,7 @@ class Result:
         return self._in_notebook(shown)
 
     def _in_notebook(self, table: str) -> str:
-        # the classes keep a notebook from reading a $ in a name as the beginning of a formula
+        # these classes keep a notebook from reading a $ in a name as the start of a formula
         words = f"<p>{html.escape(self._words())}</p>"
         return f'<div class="tex2jax_ignore mathjax_ignore">{words}{table}</div>'
 
@@ -169,14 +169,14 @@ class Result:
         """Returns "sha256:" and the SHA-256 of the stored tables and of meta.
 
         It is the same for two results with the same numbers, of the same model, data, settings and
-        versions. Who computed them, how long it took and on which device does not count, nor
+        versions. It does not depend on who computed them, on which device, how long it took, or
         whether the result was loaded from a folder (crate_interp/results/result_hash.py).
         """
         return result_hash.digest_of_result(self.stored, self.meta)
 
     @classmethod
     def check_folder(cls, folder: str | Path) -> None:
-        """Raises ValueError if `save` would refuse a folder for what it holds."""
+        """Raises ValueError if `save` would refuse a folder because of what it holds."""
         check_place(Path(folder), cls.KIND)
 
     def _check_readable(self) -> None:
@@ -186,11 +186,11 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
 
-        meta.json comes last and holds the digest of each of the other files, as "files", and that
-        of the result, as "hash", for `ci.verify(folder)`. A result that was
-        there is replaced as a whole, its pages too; other files stay.
-        Raises ValueError if the folder cannot be written, another process is writing it, or it
-        holds something else, which would be lost: another kind of result, or another meta.json.
+        meta.json is written last. For `ci.verify(folder)` it holds the digests of the other files
+        as "files", and the digest of the result as "hash". An older result in the folder is
+        replaced with its pages; other files stay. Raises ValueError if the folder cannot be
+        written, if another process is writing it, or if something would be lost: another kind of
+        result, or a meta.json that is not a result's.
         """
         self.check_folder(folder)
         with replacing(folder, META, self._index()) as stage:
@@ -200,9 +200,9 @@ class Result:
 
     @contextmanager
     def saved_with_pages(self, folder: str | Path) -> Iterator[Path]:
-        """Saves the result, then yields an empty folder, whose files are put beside it at the end.
+        """Saves the result, then yields an empty folder; its files are added at the end.
 
-        The result stays if that fails. Raises ValueError as `save` does.
+        If that fails the result stays. Raises ValueError as `save` does.
         """
         with locked(folder):
             self.save(folder)
@@ -211,7 +211,7 @@ class Result:
                 yield stage
 
     def _index(self) -> dict[str, Any]:
-        """Returns what meta.json holds, but for the digests of the other files."""
+        """Returns the content of meta.json without the digests of the other files."""
         return {**self.meta, "hash": self.digest()}
 
     @classmethod
@@ -219,8 +219,7 @@ class Result:
         """Returns the result that `save` wrote into a folder.
 
         Warns if a page beside it was changed. Raises ValueError if the folder holds no result, one
-        of another kind or of a newer format, or a table that is missing or not the one that was
-        saved.
+        of another kind or of a newer format, or if a table is missing or is not the saved one.
         """
         folder = Path(folder)
         meta = read_meta(folder, cls.__name__, cls.KIND, cls.META)
@@ -229,9 +228,9 @@ class Result:
         result = cls(tables, meta)
         try:
             result._check_readable()
-        except Exception as error:  # from a table or a setting that a stranger made
+        except Exception as error:  # caused by a table or a setting of unknown origin
             raise ValueError(
-                f"{str(folder)!r} is no saved {cls.__name__}: {type(error).__name__} where its "
+                f"{str(folder)!r} is not a saved {cls.__name__}: {type(error).__name__} where its "
                 "tables are read. Save the result again."
             ) from error
         return result
@@ -239,8 +238,8 @@ class Result:
     def merge(self, other: "Result") -> Any:
         """Returns the result over the samples of both.
 
-        If both are of one data set, samples keep their numbers. Else the samples of `other` are
-        numbered after ours, and meta says that nobody checked whether the data overlap.
+        If both are of the same data set, samples keep their numbers. Otherwise the samples of
+        `other` are numbered after ours, and meta says that overlap of the data was not checked.
 
         Raises ValueError if results of this kind do not merge, if the two differ in kind, model,
         settings or versions, or if a sample is in both.
@@ -261,14 +260,14 @@ class Result:
 
 
 def _cell(value: Any) -> str:
-    """Returns a value as a table shows it: a float with four digits, a missing one as nothing."""
+    """Returns a value as a table shows it: a float with four digits, a missing value as ""."""
     if value is None or value is pd.NA or value != value:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else plain(value)
 
 
 def as_text(header: list[str], rows: list[list[str]]) -> str:
-    """Returns a table with aligned columns. No cell is more than a line that is only read."""
+    """Returns a table as text with aligned columns; long cells are cut to one line."""
     cells = [[plain(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
@@ -276,7 +275,7 @@ def as_text(header: list[str], rows: list[list[str]]) -> str:
 
 
 def model_name(meta: Mapping[str, Any]) -> str:
-    """Returns what pages and commands call the model of a result: its name, or its family."""
+    """Returns the name of a result's model on pages and in commands, or its family."""
     return plain(meta["model"] or f"{meta['config']['family']} model")
 
 
@@ -286,13 +285,13 @@ def counted(n: int, unit: str) -> str:
 
 
 def by(*keys: str) -> Merge:
-    """Returns a way to merge tables: the rows of both, in the order of these columns."""
+    """Returns a merge rule for tables: all rows of both, sorted by these columns."""
 
     def merge(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
         parts = [table for table in (mine, theirs) if len(table)] or [mine]
         rows = pd.concat(parts, ignore_index=True)
         present = [key for key in keys if key in rows]
-        # neighbours are in order already; sorting would copy them once more
+        # neighbouring chunks are in order already; sorting would copy them once more
         if not present or _in_order(rows, present):
             return rows
         return rows.sort_values(present, kind="stable", ignore_index=True)
@@ -301,7 +300,7 @@ def by(*keys: str) -> Merge:
 
 
 def _in_order(rows: Table, keys: list[str]) -> bool:
-    """Tells whether rows stand in the order of these columns; False if they are not numbers."""
+    """Tells whether rows are sorted by these columns; False if they are not numbers."""
     tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # with the row before, in the keys so far
     for key in keys:
         values = rows[key].to_numpy()
@@ -314,12 +313,12 @@ def _in_order(rows: Table, keys: list[str]) -> bool:
 
 
 def first(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
-    """Merges tables that do not depend on the data: both are the same, and one is kept."""
+    """Merges tables that do not depend on the data: both are equal, and the first is returned."""
     return mine if len(mine) else theirs
 
 
 def sums(*keys: str) -> Merge:
-    """Returns a way to merge tables: rows with the same keys are added up, column by column."""
+    """Returns a merge rule for tables: rows with the same keys are summed, column by column."""
 
     def merge(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
         both: Any = pd.concat([mine, theirs], ignore_index=True)

@@ -1,4 +1,4 @@
-"""The hash of a result: of its numbers and of where they come from, not of how they are stored.
+"""The hash of a result: of its numbers and their origin, not of how they are stored.
 
 A table that was saved and loaded has the hash that it had in memory, although parquet and pandas
 may have changed the types of its columns on the way: only values count.
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# entries of meta that say how a result was computed, and not what was
+# entries of meta about how a result was computed, not about what was measured
 OF_A_RUN = ("engine", "command", "host", "time", "seconds", "device", "run")
-_BESIDE = ("files", "hash")  # what meta.json holds beside the meta
-_EXACT = 2**53  # float64 holds every whole number up to it
+_BESIDE = ("files", "hash")  # entries of meta.json that are not part of the meta
+_EXACT = 2**53  # float64 holds every whole number up to this one
 
 
 def digest_of_result(tables: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]) -> str:
@@ -49,7 +49,8 @@ def _column(column: pd.Series) -> Iterator[bytes]:
     if values.dtype.kind in "iu" and _EXACT < max(int(values.max()), -int(values.min())):
         yield from map(_value, values.tolist())
         return
-    rows = np.zeros(len(values), dtype=[("tag", "S1"), ("value", "<f8")])  # as _value makes them
+    # in the format that _value writes
+    rows = np.zeros(len(values), dtype=[("tag", "S1"), ("value", "<f8")])
     rows["tag"], rows["value"] = b"f", values
     missing = np.isnan(rows["value"])
     rows["tag"][missing], rows["value"][missing] = b"n", 0
@@ -57,7 +58,7 @@ def _column(column: pd.Series) -> Iterator[bytes]:
 
 
 def _value(value: Any) -> bytes:
-    """Returns a tag and the bytes of a value. A missing one is as long as a number."""
+    """Returns a tag and the bytes of a value. A missing value takes as many bytes as a number."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if value is None or value is pd.NA or value is pd.NaT or value != value:

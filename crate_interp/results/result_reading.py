@@ -1,4 +1,4 @@
-"""Reads the folder of a saved result: meta.json, and tables whose digests it holds."""
+"""Reads the folder of a saved result: meta.json and the tables whose digests it holds."""
 
 import io
 import json
@@ -23,8 +23,8 @@ _NEEDED = {
     "n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict,
     "model_digest": str, "dtype": str, "device": str,
 }  # fmt: skip
-_KEYS = ("sample", "layer", "token", "atom", "rank", "seed")  # columns of whole numbers
-# What a table may hold: so many values, or so many for each byte of its file.
+_KEYS = ("sample", "layer", "token", "atom", "rank", "seed")  # columns that must hold whole numbers
+# The most values that a table may hold: this many, or this many for each byte of its file.
 _VALUES, _PER_BYTE = 2**24, 64
 
 
@@ -40,24 +40,25 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
             raise ValueError("there is no such folder")
         if not path.is_file():
             raise ValueError(
-                f"there is no file {META}. A save that was cut short, or is not done, leaves none"
+                f"there is no file {META}. A save that was interrupted, or is still running, "
+                "leaves none"
             )
         if path.stat().st_size > _LONGEST:
-            raise ValueError(f"{META} has {path.stat().st_size} bytes: no result needs so many")
+            raise ValueError(f"{META} has {path.stat().st_size} bytes, more than any result needs")
         meta = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{str(folder)!r} holds no saved {name}: {error}") from None
+        raise ValueError(f"{str(folder)!r} does not hold a saved {name}: {error}") from None
     if not isinstance(meta, dict) or type(meta.get("format")) is not int or meta["format"] < 1:
         raise ValueError(f"{str(path)!r} was not written by {name}.save.")
     if meta["format"] > FORMAT:
         raise ValueError(
-            f"{str(path)!r} has format {meta['format']}, this version reads {FORMAT}: "
+            f"{str(path)!r} has format {meta['format']}, but this version reads {FORMAT}: "
             "install a newer crate_interp, or save the result again."
         )
     if meta.get("result") != kind:
         raise ValueError(
             f"{str(folder)!r} holds a result of kind {plain(meta.get('result'))!r}, "
-            f"and {name}.load reads {kind!r}."
+            f"but {name}.load reads {kind!r}."
         )
     needed = _NEEDED | {"counts": dict} if "counts" in meta else _NEEDED
     for entry, wanted in (needed | dict(types)).items():
@@ -86,9 +87,9 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
 
 
 def check_place(folder: Path, kind: str) -> None:
-    """Raises ValueError if a folder holds something else than a result of this kind.
+    """Raises ValueError if a folder holds something other than a result of this kind.
 
-    That is a result of another kind, or a meta.json of another origin.
+    For example a result of another kind, or a meta.json of another program.
     """
     path = folder / META
     if not path.exists() and not path.is_symlink():
@@ -106,9 +107,9 @@ def read_tables(
 ) -> dict[str, pd.DataFrame]:
     """Returns the stored tables of a folder.
 
-    files: what its meta.json says of the digests. Warns if other files are not those that were
-    saved, such as a page that was edited. Raises ValueError if a table is missing, is not the one
-    that was saved, or is too large for its file.
+    files: the digests in its meta.json. Warns if other files have changed since they were saved,
+    such as an edited page. Raises ValueError if a table is missing, is not the one that was saved,
+    or is too large for its file.
     """
     known = named(files)
     tables = {table: _read(folder, table, name, known) for table in stored}
@@ -135,7 +136,7 @@ def _foreign(path: Path, name: str, why: object) -> ValueError:
 
 
 def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.DataFrame:
-    """Returns a table. Its bytes are read once: another process may replace the file meanwhile."""
+    """Returns a table. Its bytes are read once, because another process may replace the file."""
     path = folder / f"{table}.parquet"
     try:
         if not path.is_file():
@@ -151,8 +152,8 @@ def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.D
 def table_from(content: bytes) -> pd.DataFrame:
     """Returns the table in the bytes of a parquet file.
 
-    Raises ValueError, or an error of pyarrow's, for bytes that hold no table of ours, or one that
-    is too large for them.
+    Raises ValueError, or an error of pyarrow's, if the bytes are not a table of ours, or claim to
+    hold more than they can.
     """
     _check_size(content)
     table = pd.read_parquet(io.BytesIO(content))
@@ -160,12 +161,12 @@ def table_from(content: bytes) -> pd.DataFrame:
         if not is_harmless(column):
             raise ValueError(f"it has a column {plain(column, 80)}")
         if column in _KEYS and len(table) and not pd.api.types.is_numeric_dtype(table[column]):
-            raise ValueError(f"its column {column} holds something else than numbers")
+            raise ValueError(f"its column {column} holds something other than numbers")
     return table
 
 
 def _texts_in(meta: object) -> Iterator[str]:
-    """Yields every text in a JSON value, keys too."""
+    """Yields every text in a JSON value, including keys."""
     left = [meta]
     while left:
         value = left.pop()
@@ -178,7 +179,7 @@ def _texts_in(meta: object) -> Iterator[str]:
 
 
 def _check_size(content: bytes) -> None:
-    """Raises ValueError if a parquet file claims far more than its bytes may hold."""
+    """Raises ValueError if a parquet file claims far more values than its bytes can hold."""
     import pyarrow.parquet as parquet
 
     most = max(_VALUES, _PER_BYTE * len(content))
@@ -202,21 +203,21 @@ def _check_size(content: bytes) -> None:
 def _texts(file: Any) -> list[str]:
     """Returns the columns of a parquet file that hold texts or bytes.
 
-    Raises ValueError if such values are inside of other ones, which no table of ours has.
+    Raises ValueError if texts are nested in other values, which no table of ours has.
     """
     leaves = [file.schema.column(place) for place in range(file.metadata.num_columns)]
     texts = [leaf for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     nested = [leaf.path for leaf in texts if leaf.path not in file.schema_arrow.names]
     if nested:
-        raise ValueError(f"its column {nested[0]} holds texts inside of lists")
+        raise ValueError(f"its column {nested[0]} holds texts inside lists")
     return [leaf.path for leaf in texts]
 
 
 def _length(column: "ChunkedArray") -> int:
-    """Returns how many bytes the texts of a column have, each as often as it stands there."""
+    """Returns how many bytes the texts of a column take, counting repeated texts each time."""
     import pyarrow.compute
 
-    of: Any = pyarrow.compute  # its functions are made when it is imported
+    of: Any = pyarrow.compute  # pyarrow creates its functions on import, unseen by a type checker
     lengths = [
         of.sum(of.take(of.binary_length(chunk.dictionary), chunk.indices))
         for chunk in column.chunks

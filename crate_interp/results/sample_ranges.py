@@ -1,7 +1,7 @@
-"""The samples that a result is of: lists of {fingerprint, start, stop}.
+"""The samples that a result covers: lists of {fingerprint, start, stop}.
 
-An entry stands for the samples start to stop - 1 of the data with this fingerprint. Where results
-of different data were merged, `first` is the number in the result of the entry's first sample.
+An entry stands for the samples start to stop - 1 of the data with this fingerprint. If results of
+different data were merged, `first` is the number that the entry's first sample has in the result.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
 
 
 def different(mine: Sequence[Range], theirs: Sequence[Range]) -> bool:
-    """Tells whether two lists are not of one and the same known data set."""
+    """Tells whether two lists are not both of the same known data set."""
     prints = {entry["fingerprint"] for entry in (*mine, *theirs)}
     return len(prints) > 1 or None in prints
 
@@ -44,7 +44,7 @@ def shift(mine: Sequence[Range], theirs: Sequence[Range]) -> int:
 
 
 def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
-    """Returns both lists as one; ranges of one data set that touch become one."""
+    """Returns both lists as one; adjacent ranges of the same data set are joined."""
     if different(mine, theirs):
         added = shift(mine, theirs)
         return [*mine, *({**entry, "first": _first(entry) + added} for entry in theirs)]
@@ -59,7 +59,7 @@ def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
 
 
 def is_valid(data: Any) -> bool:
-    """Tells whether a value read from a file is such a list."""
+    """Tells whether a value read from a file is a valid list of ranges."""
     return isinstance(data, list) and all(
         isinstance(entry, dict)
         and isinstance(entry.get("fingerprint", 0), (str, type(None)))

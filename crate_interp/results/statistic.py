@@ -1,21 +1,21 @@
-"""What a statistic is called and how to read it: the record that pages, tables and docs read."""
+"""Statistics in words: one record of name and reading, used by pages, tables and docs."""
 
 from dataclasses import dataclass
 
-# unit, lowest value, highest value, how to read it: a statistic whose title is its name
+# (unit, lowest value, highest value, how to read it); the title is made from the name
 Facts = tuple[str, float | None, float | None, str]
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic in words.
+    """A statistic's name, and how to read it.
 
-    title: what it is called, such as "Zeros in the code". direction: which way is which, such as
+    title: its heading, such as "Zeros in the code". direction: what a higher value means, such as
     "higher is sparser", or "". unit: "" if it has none. low, high: the lowest and the highest value
-    that it can have, or None. how: how to read it, in a sentence or two. column: its heading in
-    the short table by layer that commands print, or "" if it does not stand there.
+    that it can have, or None. how: how to read it, in a sentence or two. column: its heading in the
+    short table by layer that commands print, or "" if it has no column there.
 
-    Raises ValueError if the title is empty, or if one of them has another type.
+    Raises ValueError if the title is empty, or if a field has the wrong type.
     """
 
     title: str
@@ -37,17 +37,17 @@ class Statistic:
 
     @property
     def facts(self) -> Facts:
-        """Returns unit, lowest, highest and how to read it, as a result's meta holds them."""
+        """Returns (unit, lowest, highest, how to read it), as a result's meta holds them."""
         return self.unit, self.low, self.high, self.how
 
     @property
     def labels(self) -> tuple[str, str, str]:
-        """Returns title, direction and column."""
+        """Returns (title, direction, column)."""
         return self.title, self.direction, self.column
 
 
 def described(name: str, facts: object) -> Statistic:
-    """Returns the record of "probe.statistic" for a Statistic, or for its four facts as a tuple.
+    """Returns the record of "probe.statistic", given as a Statistic or as a tuple of four fields.
 
     The title of a tuple is made from the name: "mine.my_own_number" is called "My own number".
     Raises ValueError for anything else.
@@ -66,7 +66,7 @@ def described(name: str, facts: object) -> Statistic:
 
 
 def title_of(name: str) -> str:
-    """Returns the title that is made from "probe.statistic", or from the name of a probe alone."""
+    """Returns the title made from "probe.statistic", or from the name of a probe alone."""
     last = name.rpartition(".")[2] or name
     words = last.replace("_", " ").strip() or last
     return words[:1].upper() + words[1:]

@@ -1,4 +1,4 @@
-"""A strip of verdicts: a row for each question with a sign for each layer."""
+"""A strip of verdicts: a row for each question, with a sign for each layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ _SIGNS = {1: ("+", "good"), -1: (MINUS, "bad"), 0: ("?", ""), None: (".", "")}
 
 @dataclass(frozen=True)
 class Sign:
-    """A cell of a strip of verdicts.
+    """One cell of a strip of verdicts.
 
-    kind: "good", "bad" or "". ringed: untrained does the same. opens: the id of what a click opens.
+    kind: "good", "bad" or "". ringed: untrained networks do the same. opens: the id of the element
+    that a click opens.
     """
 
     mark: str
@@ -26,7 +27,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a strip of verdicts: a sign for each layer, then a cell of words for each column."""
+    """A row of a strip of verdicts: a sign for each layer, then a text for each column."""
 
     title: str
     signs: list[Sign]
@@ -34,7 +35,7 @@ class Row:
 
 
 def sign_of(way: int | None, word: str, ringed: bool = False) -> Sign:
-    """Returns the sign of a finding: 1 is good, -1 bad, 0 undecided, None was not compared."""
+    """Returns the sign of a finding: 1 is good, -1 bad, 0 undecided, None not compared."""
     mark, kind = _SIGNS[way]
     return Sign(mark, word, kind, ringed)
 
@@ -42,7 +43,7 @@ def sign_of(way: int | None, word: str, ringed: bool = False) -> Sign:
 def low_to_high(values: ArrayLike, write: Callable[[float], str] = "{:.2g}".format) -> str:
     """Returns the lowest and the highest of some numbers in words, such as "0.1 to 0.3".
 
-    It is a single number if both are written alike, and "" if all of them are NaN.
+    One number is enough if both look the same; the text is "" if all are NaN.
     """
     known = np.asarray(values, dtype=float)
     known = known[~np.isnan(known)]

@@ -1,4 +1,4 @@
-"""Baselines of an autoencoder: the same one with shuffled weights, PCA, and constants."""
+"""Baselines of an autoencoder: its copy with shuffled weights, PCA, and constants."""
 
 import copy
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from crate_interp.saes.coders import Coder
 
 
 def shuffled(sae: Coder, seed: int) -> Coder | None:
-    """Returns a copy of a module in which the numbers of each matrix are in random order.
+    """Returns a copy of a module with the numbers of each matrix in random order.
 
     Architecture, biases, thresholds and the distribution of weights stay; what was learned about
-    directions is gone. None for an autoencoder that is no module: its weights are not known.
+    directions is lost. None for an autoencoder that is not a module, since its weights are unknown.
     """
     if not isinstance(sae, nn.Module):
         return None
@@ -32,7 +32,7 @@ def shuffled(sae: Coder, seed: int) -> Coder | None:
 class Components:
     """PCA as an autoencoder: `acts = (x - mean) V`, `x' = acts V^T + mean`.
 
-    directions V `[d_in, k]`: orthonormal, those of the largest variance.
+    directions V `[d_in, k]`: the orthonormal directions of largest variance.
     """
 
     mean: Float[Tensor, "d_in"]
@@ -43,7 +43,7 @@ class Components:
         return ((x.double() - self.mean) @ self.directions).to(x.dtype)
 
     def decode(self, acts: Tensor, /) -> Tensor:
-        """Returns the activations that components stand for."""
+        """Returns the activations reconstructed from components."""
         return (acts.double() @ self.directions.T + self.mean).to(acts.dtype)
 
 
@@ -58,17 +58,17 @@ class Constant:
         return x.new_zeros((*x.shape[:-1], 1))
 
     def decode(self, acts: Tensor, /) -> Tensor:
-        """Returns the value for each token."""
+        """Returns the constant value for each token."""
         return self.value.to(acts.dtype).expand(*acts.shape[:-1], -1).clone()
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over the tokens at a point, which give mean and covariance, in float64.
+    """Sums over the tokens at a hook point, from which mean and covariance follow, in float64.
 
-    tokens: their number. mean `[d_in]`. products `[d_in, d_in]`: the sum of the products of
-    activations less their mean, so that a large mean takes no digits from the variances. features:
-    how many were active, over all tokens.
+    tokens: their number. mean `[d_in]`. products `[d_in, d_in]`: the sum of products of centred
+    activations, so that a large mean costs the variances no precision. features: the number of
+    active features, summed over tokens.
     """
 
     tokens: int
@@ -78,7 +78,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Float[Tensor, "token d_in"], features: int) -> "Moments":
-        """Returns the moments of tokens. features: how many were active, over all of them."""
+        """Returns the moments of tokens, given their number of active features in total."""
         wide = x.double()
         mean = wide.mean(dim=0)
         off = wide - mean
@@ -93,7 +93,7 @@ class Moments:
         return Moments(tokens, mean, products, self.features + other.features)
 
     def components(self) -> Components:
-        """Returns PCA with as many components as tokens have features on average, at least one."""
+        """Returns PCA with as many components as a token has active features on average, or 1."""
         width = len(self.mean)
         k = min(max(round(self.features / self.tokens), 1), width)
         directions = torch.linalg.eigh(self.products / self.tokens).eigenvectors[:, width - k :]

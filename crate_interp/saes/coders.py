@@ -1,4 +1,4 @@
-"""What an autoencoder is here: anything with encode and decode; and one pass through it."""
+"""Coders: anything with encode and decode, and one pass through it."""
 
 import hashlib
 from typing import Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from crate_interp.sweeps.ledgers.code_digest import digest_of_code
 class Coder(Protocol):
     """Anything that encodes activations `[..., d_in]` as features `[..., d_sae]` and back.
 
-    Those of `ci.saes.load`, SAELens' objects, and modules of your own.
+    Examples are the autoencoders of `ci.saes.load`, SAELens' objects, and modules of your own.
     """
 
     def encode(self, x: Tensor, /) -> Tensor:
@@ -23,7 +23,7 @@ class Coder(Protocol):
         ...
 
     def decode(self, acts: Tensor, /) -> Tensor:
-        """Returns the activations that features stand for."""
+        """Returns the activations reconstructed from features."""
         ...
 
 
@@ -32,14 +32,14 @@ def check_coder(sae: object, point: str) -> None:
     lacking = [name for name in ("encode", "decode") if not callable(getattr(sae, name, None))]
     if lacking:
         raise ValueError(
-            f"what is given for {point!r}, a {type(sae).__name__}, has no "
+            f"the {type(sae).__name__} given for {point!r} has no "
             f"{' and no '.join(lacking)}: give an autoencoder with encode(x) and decode(acts), "
             "such as ci.saes.load returns."
         )
 
 
 def width_of(sae: object) -> int | None:
-    """Returns the width of the activations that an autoencoder reads, if it says so.
+    """Returns the width of the activations that an autoencoder reads, or None if it does not say.
 
     It is `cfg.d_in`, or the first axis of `W_enc`.
     """
@@ -51,11 +51,11 @@ def width_of(sae: object) -> int | None:
 
 
 def flat(sae: object, x: Tensor, point: str) -> Tensor:
-    """Returns what a point holds as an autoencoder reads it.
+    """Returns the activations at a point in the shape that an autoencoder reads.
 
     Heads `[batch, pos, head, d_head]` become `[batch, pos, head * d_head]`, unless the autoencoder
-    reads one head at a time (its width is d_head), or flattens by itself, as those of SAELens may.
-    Raises ValueError, with both numbers, if the width is not the autoencoder's.
+    reads one head at a time (its width is d_head), or flattens them itself, as SAELens'
+    autoencoders may. Raises ValueError, with both widths, if it reads another width.
     """
     width, own = width_of(sae), getattr(sae, "hook_z_reshaping_mode", False) is True
     if own or x.shape[-1] == width or (width is None and x.ndim != 4):
@@ -66,8 +66,9 @@ def flat(sae: object, x: Tensor, point: str) -> Tensor:
     trained = getattr(getattr(sae, "cfg", None), "hook_name", None)
     where = f" It was trained on {checks.shown(trained)}." if isinstance(trained, str) else ""
     raise ValueError(
-        f"{point} is {x.shape[-1]} wide{heads}, the autoencoder reads {width}: check the point and "
-        f"that it is of this model.{where}"
+        f"{point} is {x.shape[-1]} wide{heads}, but the autoencoder reads {width}: check the point "
+        "and "
+        f"that the autoencoder belongs to this model.{where}"
     )
 
 
@@ -97,7 +98,7 @@ def encoded(sae: Coder, x: Tensor, point: str) -> Float[Tensor, "*batch d_sae"]:
     _check_floats(acts, "encode", point)
     if acts.shape[:-1] != rows or not acts.shape[-1]:
         raise ValueError(
-            f"encode returned {list(acts.shape)} for {list(x.shape)} at {point}, wanted "
+            f"encode returned {list(acts.shape)} for {list(x.shape)} at {point}; expected "
             f"{[*rows, 'd_sae']}."
         )
     return acts
@@ -112,7 +113,7 @@ def decoded(sae: Coder, acts: Tensor, x: Tensor, point: str) -> Float[Tensor, ".
     _check_floats(recons, "decode", point)
     if recons.shape != x.shape:
         raise ValueError(
-            f"decode returned {list(recons.shape)} for {list(x.shape)} at {point}: wanted the "
+            f"decode returned {list(recons.shape)} for {list(x.shape)} at {point}: expected the "
             "same shape."
         )
     return recons
@@ -121,7 +122,7 @@ def decoded(sae: Coder, acts: Tensor, x: Tensor, point: str) -> Float[Tensor, ".
 def _check_floats(value: object, method: str, point: str) -> None:
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1:
         came = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{method} returned {came} at {point}, wanted a tensor of floats.")
+        raise ValueError(f"{method} returned {came} at {point}; it must return a tensor of floats.")
 
 
 def reconstructed(sae: Coder, x: Tensor, point: str) -> tuple[Tensor, Tensor]:
@@ -137,7 +138,7 @@ def active(acts: Tensor) -> Tensor:
 
 
 def digest_of_coder(sae: Coder) -> str:
-    """Returns a digest of an autoencoder's code, numbers and settings."""
+    """Returns a digest of an autoencoder: of its code, numbers and settings."""
     digest = hashlib.sha256(digest_of_code((sae.encode, sae.decode)).encode())
     state = sae.state_dict() if isinstance(sae, nn.Module) else getattr(sae, "__dict__", {})
     settings = getattr(getattr(sae, "cfg", None), "__dict__", {})

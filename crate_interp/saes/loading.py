@@ -30,15 +30,15 @@ def load(
     source: a folder in SAELens' format (cfg.json, sae_weights.safetensors); "owner/repo/folder" or
     "owner/repo" on the Hub with these two files; or anything that `ci.load` takes for family "sae".
 
-    SAELens' architectures standard, topk, jumprelu, gated, batchtopk and matryoshka_batchtopk are
-    known, in the layouts before and since version 6. hook_name: the point that it reads, where the
-    config does not say so, or instead of what it says. scaling_factor: what activations are
-    multiplied by before encoding (and divided by after decoding), for autoencoders that want it
-    (`normalize_activations` "expected_average_only_in"). dtype: None is float32. revision,
+    SAELens' architectures standard, topk, jumprelu, gated, batchtopk and matryoshka_batchtopk can
+    be loaded, in the layouts before and since version 6. hook_name: the point that it reads; it
+    replaces the config's, and is needed if the config has none. scaling_factor: the number that
+    multiplies activations before encoding (and divides them after decoding), for autoencoders that
+    need it (`normalize_activations` "expected_average_only_in"). dtype: None is float32. revision,
     cache_dir, local_files_only, token: as in `ci.load`.
 
-    Nothing in a file is executed. Raises CheckpointError for an architecture or an option that is
-    not known, and for everything that is wrong with a file.
+    Nothing in a file is executed. Raises CheckpointError for an unknown architecture or option, and
+    for any defect of a file.
     """
     hub: dict[str, Any] = {
         "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token
@@ -54,9 +54,9 @@ def load(
 
 
 def _downloaded(source: str | Path, revision: str | None, hub: dict[str, Any]) -> Path | None:
-    """Returns the folder of a repo with an autoencoder in SAELens' format, once it is here.
+    """Downloads a repo's autoencoder in SAELens' format and returns its folder.
 
-    None where the source is no repo, or one that is published in another format.
+    None if the source is not a repo, or holds another format.
     """
     path, parts = Path(source).expanduser(), str(source).split("/")
     local = path.is_absolute() or os.path.exists(path) or path.suffix in WEIGHT_SUFFIXES
@@ -66,6 +66,7 @@ def _downloaded(source: str | Path, revision: str | None, hub: dict[str, Any]) -
     if not folder and registry.of_repo(repo):
         return None
     config = fetch.fetch(repo, "/".join([*folder, SAELENS_CONFIG]), revision=revision, **hub)
-    commit = config.parents[len(folder)].name  # of the config: a branch may move meanwhile
+    # the commit of the config, since a branch may move in the meantime
+    commit = config.parents[len(folder)].name
     fetch.fetch(repo, "/".join([*folder, SAELENS_WEIGHTS]), revision=commit, **hub)
     return config.parent

@@ -1,4 +1,4 @@
-"""The first pass of an evaluation: mean and covariance of what points hold."""
+"""The first pass of an evaluation: mean and covariance of the activations at points."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from crate_interp.sweeps.runs.batches import Batch, Chunk
 
 @dataclass(frozen=True)
 class Plan:
-    """What both passes need to know.
+    """The settings that both passes need.
 
-    kind: that of the loss, a key of LOSSES. classes, mask `[n, pos]`: of all samples, or None.
+    kind: the kind of loss, a key of LOSSES. classes, mask `[n, pos]`: for all samples, or None.
     first: the number of the first sample.
     """
 
@@ -32,20 +32,20 @@ class Plan:
     first: int
 
     def part(self, values: Tensor | None, batch: Batch) -> Tensor | None:
-        """Returns the rows of a batch."""
+        """Returns the rows of the settings that belong to a batch."""
         start = batch.start - self.first
         return None if values is None else values[start : start + len(batch.inputs)]
 
 
 def vectors_of(sae: Coder, x: Tensor, point: str) -> Tensor:
-    """Returns what a point holds with one row for each row of features, in the model's dtype."""
+    """Returns the activations at a point, one row for each row of features, in the model dtype."""
     read = flat(sae, x, point)
-    matched(sae, read)  # raises for another device
+    matched(sae, read)  # raises if the autoencoder is on another device
     return read.flatten(-2) if getattr(sae, "hook_z_reshaping_mode", False) is True else read
 
 
 def weights_of(vectors: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns 1 for rows of tokens that count and 0 for padding, `[batch, ...]`, in float64."""
+    """Returns weights `[batch, ...]` in float64: 1 for rows of tokens that count, 0 for padding."""
     weight = torch.ones(vectors.shape[:-1], dtype=torch.float64, device=vectors.device)
     if mask is None or weight.ndim < 2:
         return weight
@@ -77,8 +77,8 @@ def means(chunk: Chunk, plan: Plan) -> Tables:
             chunk.model.full_forward(batch.inputs)
     for point, own in seen.items():
         if not all_finite(own.mean):
-            raise ValueError(f"{point} holds NaN or Inf: nothing can be measured.")
-    if not seen:  # no sample of the chunk can be decoded
+            raise ValueError(f"{point} holds NaN or Inf, so that nothing can be measured there.")
+    if not seen:  # no sample of the chunk could be decoded
         return {}
     return {"moments": _table({point: seen[point] for point in plan.saes})}
 
@@ -95,7 +95,7 @@ def moments_in(table: pd.DataFrame, device: str | torch.device = "cpu") -> dict[
 
 
 def _merged(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns the moments of the tokens of both."""
+    """Returns the moments of two sets of tokens together."""
     one, two = moments_in(mine), moments_in(theirs)
     return _table({point: one[point].merged(two[point]) for point in one})
 

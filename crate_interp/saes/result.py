@@ -1,4 +1,4 @@
-"""SaeResult: how well autoencoders stand in for activations, beside baselines."""
+"""SaeResult: how well autoencoders replace activations, compared with baselines."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LOSSES = {
     "labels": "the cross-entropy of the labels",
     "kl": "the divergence from the model's own answers",
 }
-_RATIOS = {  # a column: the sums over samples of which it is the ratio
+_RATIOS = {  # column -> the two sums over samples whose ratio it is
     "l0": ("active", "tokens"),
     "variance_explained": ("explained", "variance"),
     "cosine": ("cosine", "tokens"),
@@ -26,7 +26,7 @@ _RATIOS = {  # a column: the sums over samples of which it is the ratio
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
     """Returns sum(above) / sum(below) over samples, and the ends of a 95 % interval.
 
-    The interval is that of the linearised ratio, by bootstrap-t. NaN if the sum below is 0.
+    The interval is a bootstrap-t of the linearised ratio. NaN if the sum of `below` is 0.
     """
     return _mean_and_ends(linearised_ratio(above[:, None], below[:, None]))
 
@@ -34,10 +34,10 @@ def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
 def recovered(
     ablated: np.ndarray, own: np.ndarray, clean: np.ndarray
 ) -> tuple[float, float, float]:
-    """Returns (L_ablated - L_own) / (L_ablated - L_clean) with its interval, of losses by sample.
+    """Returns (L_ablated - L_own) / (L_ablated - L_clean) and its interval, from losses by sample.
 
-    NaN if ablation does not raise the loss, or if its 95 % interval reaches 0: then there is
-    nothing to recover.
+    NaN if ablation does not raise the loss, or if the 95 % interval of that rise reaches 0: then
+    there is nothing to recover.
     """
     cost = ablated - clean
     mean, low, _ = _mean_and_ends(cost[:, None])
@@ -83,28 +83,28 @@ def _mean_and_ends(values: np.ndarray) -> tuple[float, float, float]:
 
 
 class SaeResult(Result):
-    """How well autoencoders stand for the activations that they read.
+    """How well autoencoders replace the activations that they read.
 
     `table()`, also "points": a row per point and coder. coder: "autoencoder"; "shuffled weights",
-    the same with the numbers of each matrix in random order (if it is a module); "pca", as many
-    principal components as the autoencoder has features a token, fitted to these data; "zero" and
-    "mean", the activation replaced by 0 or by its mean over all tokens.
+    the same with the numbers of each matrix in random order (if it is a module); "pca", PCA fitted
+    to these data, with as many components as the autoencoder has active features per token; "zero"
+    and "mean", in which 0 or the mean over all tokens replaces the activation.
 
     l0: features that are not 0, mean over tokens. variance_explained: 1 - sum |x - x'|^2 / sum |x -
-    mean|^2 over all tokens, with the mean of all tokens; at most 1, 0 for "mean". cosine: of x and
-    x', mean over tokens; 0 where one of them is 0. features: their number. dead: the share that no
-    token activates. loss: in nats, mean over samples (of a window: the mean over its tokens), with
-    the coder in place of the activation; clean: of the model as it is. loss_change: their
-    difference. recovered_zero, recovered_mean: (L_ablated - L) / (L_ablated - L_clean); 1 is the
-    clean loss, 0 that of ablation, and NaN stands where ablation does not raise the loss by more
-    than its 95 % interval.
+    mean|^2 over all tokens, with the mean of all tokens; at most 1, 0 for "mean". cosine: the
+    cosine of x and x', mean over tokens; 0 where one of them is 0. features: their number. dead:
+    the share of features that no token activates. loss: in nats, mean over samples (of a window:
+    the mean over its tokens), with the coder in place of the activation; clean: the loss of the
+    unchanged model. loss_change: their difference. recovered_zero, recovered_mean: (L_ablated - L)
+    / (L_ablated - L_clean); 1 means the clean loss, 0 the loss under ablation, and NaN that
+    ablation does not raise the loss by more than its 95 % interval.
 
-    Columns ending in _low and _high: 95 % intervals over samples, bootstrap-t of means; of ratios
-    (l0, variance_explained, cosine, recovered_*) that of the linearised ratio
+    Columns ending in _low and _high: 95 % intervals over samples, bootstrap-t of means, and for
+    ratios (l0, variance_explained, cosine, recovered_*) bootstrap-t of the linearised ratio
     (crate_interp/stats/intervals.py).
 
-    Stored tables: `clean` (loss of each sample), `samples` (per sample, point and coder the loss,
-    and sums over its tokens: tokens, active, error, variance, cosine), `features`.
+    Stored tables: `clean` (loss of each sample), `samples` (for each sample, point and coder: the
+    loss, and sums over tokens, which are tokens, active, error, variance, cosine), `features`.
     """
 
     KIND = "saes"
@@ -123,7 +123,7 @@ class SaeResult(Result):
     DERIVED = {"points": _points}
 
     def headline(self) -> str:
-        """Returns what each autoencoder explains and recovers, beside PCA."""
+        """Returns how much each autoencoder explains and recovers, compared with PCA."""
         table: Any = self._table("points")
         found = [
             _sentence(str(point), rows.set_index("coder"))
@@ -148,5 +148,5 @@ def _sentence(point: str, rows: Any) -> str:
 
 def _with_interval(row: Any, name: str) -> str:
     value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
-    # what ablation does not cost cannot be recovered
+    # if ablation costs nothing there is nothing to recover
     return "nan" if np.isnan(value) else f"{value:.3f} ({interval_words(low, high, '.3f')})"

@@ -1,7 +1,7 @@
-"""ci.saes.evaluate: what is lost where autoencoders take the place of activations.
+"""ci.saes.evaluate: what is lost when autoencoders replace activations.
 
-Two passes over the data. The first takes means and covariances, for mean ablation and PCA; the
-second puts each coder in its place, one point at a time, and looks at the loss.
+Two passes over the data. The first measures means and covariances, for mean ablation and PCA. The
+second puts each coder in place, one point at a time, and measures the loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,9 +35,9 @@ from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
-_WHOLE = (SAE, RANDOM)  # what reads the activation itself; the others read `vectors_of`
+_WHOLE = (SAE, RANDOM)  # coders that read the activation itself; the others read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")
-Key = tuple[str, str]  # point, name of the coder
+Key = tuple[str, str]  # (point, name of the coder)
 
 
 def evaluate(
@@ -50,18 +50,19 @@ def evaluate(
     seed: int = 0,
     **run: Unpack[Run],
 ) -> Perhaps[SaeResult]:
-    """Measures how well autoencoders stand for the activations that they read.
+    """Measures how well autoencoders replace the activations that they read.
 
     saes: autoencoders by the names of points, as in `ci.saes.spliced`; each is evaluated alone.
-    `SaeResult` says what is measured. Beside each stand the same autoencoder with shuffled weights,
-    PCA with as many components as it has features a token, and ablation to zero and to the mean.
+    `SaeResult` says what is measured. The baselines of each are its copy with shuffled weights, PCA
+    with as many components as it has active features per token, and ablation to zero and to the
+    mean.
 
-    The loss of a language model is that of the next token; of images the cross-entropy of `labels`
-    (numbers of classes, or names in cfg.labels; None takes those of the data), and without labels
-    the divergence KL(own answers || answers with the autoencoder). attention_mask `[n, pos]` of a
-    language model: 1 for tokens, 0 for padding after them; padding counts nowhere. seed: of the
-    shuffled weights. data, run: as in `ci.sweep`; a shard that finds means of others missing
-    returns None, and goes on when it is run again.
+    The loss of a language model is that of the next token. The loss of images is the cross-entropy
+    of `labels` (numbers of classes, or names in cfg.labels; None takes those of the data); without
+    labels it is the divergence KL(own answers || answers with the autoencoder). attention_mask `[n,
+    pos]` of a language model: 1 for tokens, 0 for padding after them; padding is never counted.
+    seed: for the shuffled weights. data, run: as in `ci.sweep`; a shard that still lacks other
+    shards' means returns None, and continues when it is run again.
 
     Raises ValueError, before work starts, for a model without logits, wrong labels and masks, and
     as `ci.saes.spliced` and `ci.sweep` do; KeyError for a point that does not exist.
@@ -89,7 +90,7 @@ def evaluate(
 def _measured(
     job: Job, model: HookedModel, samples: Samples, plan: Plan, meta: Mapping[str, Any]
 ) -> Any:
-    """Runs both passes; returns the result, or None while chunks of others are missing."""
+    """Runs both passes; returns the result, or None while chunks of other shards are missing."""
     job.run(Stage("means", model, samples, partial(means, plan=plan)))
     found = job.before("means")
     if found is None:
@@ -118,7 +119,7 @@ SAES = Kind(
     SaeResult,
     {
         "means": MEANS,
-        "autoencoders": {  # place: that of a coder in the order of the result
+        "autoencoders": {  # place: the coder's place in the order of the result
             "clean": by("sample"),
             "samples": by("place", "sample"),
             "features": added("active", "place", "point", "coder"),
@@ -131,10 +132,10 @@ SAES = Kind(
 def _loss_of(
     model: HookedModel, samples: Samples, labels: Sequence[object] | None
 ) -> tuple[str, Tensor | None]:
-    """Returns the kind of loss, and the class of each sample where it is that of labels."""
+    """Returns the kind of loss, and the class of each sample if the loss is that of labels."""
     if model.unit == "windows" or labels is not None:
         classes = classes_of(model, samples, labels)
-        loss_on(model, samples)  # raises for windows of one token
+        loss_on(model, samples)  # raises for windows of a single token
         return ("next token", None) if classes is None else ("labels", classes)
     found = loss_on(model, samples)
     if found.classes is None:
@@ -160,7 +161,7 @@ def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> 
     if not ordered or not bool(kept[:, :2].all()):
         raise ValueError(
             "attention_mask: give at least two tokens in each row, and padding only after them "
-            "(padding before them moves positions)."
+            "(padding before tokens would shift their positions)."
         )
     return kept
 
@@ -168,7 +169,7 @@ def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> 
 def _coders(
     saes: Mapping[str, Coder], moments: Mapping[str, Moments], seed: int
 ) -> dict[Key, Coder]:
-    """Returns what takes the place of each point, by point and name."""
+    """Returns the coders to put at each point, by point and name."""
     coders: dict[Key, Coder] = {}
     for point, sae in saes.items():
         coders[point, SAE] = sae
@@ -184,7 +185,7 @@ def _coders(
 def _effects(
     chunk: Chunk, plan: Plan, coders: Mapping[Key, Coder], moments: Mapping[str, Moments]
 ) -> Tables:
-    """Second pass: the loss with each coder in its place, and what it makes of each token."""
+    """The second pass: the loss with each coder in place, and its reconstruction of each token."""
     model, clean_rows, rows = chunk.model, [], []
     seen: dict[Key, Tensor] = {}  # at how many tokens each feature is active
     for batch in chunk.batches():
@@ -202,12 +203,12 @@ def _effects(
                 if not all_finite(value):
                     raise ValueError(
                         f"the loss with {key[1]!r} at {key[0]}, samples {batch.start} to "
-                        f"{batch.last}, is not finite: look at its weights."
+                        f"{batch.last}, is not finite: check the coder's weights."
                     )
                 seen[key] = seen.get(key, 0) + sums.pop("features")
                 table = _table(batch, loss=value, **sums)
                 rows.append(table.assign(point=key[0], coder=key[1], place=place))
-    if not rows:  # no sample of the chunk can be decoded
+    if not rows:  # no sample of the chunk could be decoded
         return {}
     features = [(place, *key, to_bytes(seen[key])) for place, key in enumerate(coders)]
     samples = pd.concat(rows, ignore_index=True)
@@ -227,16 +228,16 @@ def _put(
     mask: Tensor | None,
     sums: dict[str, Tensor],
 ) -> Tensor:
-    """Returns what a coder makes of x, and puts into `sums` what it does to each sample.
+    """Returns a coder's reconstruction of x, and adds its effect on each sample to `sums`.
 
-    whole: the autoencoder of the point, and the mean of all tokens. sums, besides: "features", at
-    how many tokens of the batch each feature is active.
+    whole: the autoencoder at the point, and the mean of all tokens. sums["features"] counts the
+    tokens of the batch at which each feature is active.
     """
     (sae, mean), (point, name) = whole, key
     vectors = vectors_of(sae, x, point)
     if name in _WHOLE:
         acts, recons = reconstructed(coder, x, point)
-    else:  # constants and PCA, whose dtype is not that of the weights
+    else:  # constants and PCA do not have the weights' dtype
         acts = coder.encode(vectors)
         recons = coder.decode(acts).to(x.dtype)
     weight = weights_of(vectors, mask)
@@ -264,7 +265,7 @@ def _loss(
     classes: Tensor | None,
     mask: Tensor | None,
 ) -> Tensor:
-    """Returns the loss of each sample, in nats and in float64."""
+    """Returns the loss of each sample, in nats, in float64."""
     if kind == "next token":
         losses = next_token_loss(logits.double(), inputs, per_token=True)
         weight = torch.ones_like(losses) if mask is None else mask[:, 1:].to(losses)
@@ -281,8 +282,8 @@ def _table(batch: Batch, **numbers: Tensor) -> pd.DataFrame:
 
 
 def _counts(name: str, active: bytes) -> dict[str, int]:
-    """Returns the number of features and how many of them no token activates."""
-    if name in (ZERO, MEAN):  # ablation has none
+    """Returns the number of features, and the number of features that no token activates."""
+    if name in (ZERO, MEAN):  # ablation has no features
         return {"features": 0, "dead": 0}
     tokens = from_bytes(active, -1)
     return {"features": len(tokens), "dead": int((tokens == 0).sum())}

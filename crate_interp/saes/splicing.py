@@ -1,4 +1,4 @@
-"""spliced: a context in which autoencoders stand at hook points, with features to read and edit."""
+"""spliced: a context with autoencoders at hook points, whose features can be read and edited."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
 from crate_interp.saes.coders import Coder, check_coder, decoded, encoded, flat, matched
 
-# the points beside one that is spliced, by the names that SAELens gives them
+# the points added beside a spliced point, under the names that SAELens gives them
 INPUT, ACTS, RECONS = "hook_sae_input", "hook_sae_acts_post", "hook_sae_recons"
 ERROR, OUTPUT = "hook_sae_error", "hook_sae_output"
 Model = HookedRootModule
@@ -21,30 +21,30 @@ Model = HookedRootModule
 
 @contextmanager
 def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> Iterator[Model]:
-    """Puts autoencoders in the place of activations at hook points, while the context is open.
+    """Puts autoencoders in place of activations at hook points, while the context is open.
 
         point = "blocks.3.hook_resid_post"
         with ci.saes.spliced(model, {point: sae}, error=True):
             _, cache = model.run_with_cache(images)
             acts = cache[f"{point}.hook_sae_acts_post"]  # [batch, pos, feature]
 
-    saes: autoencoders by the names of points. error: whether what the autoencoder loses is added,
-    `decode(acts) + (x - decode(encode(x)))` with the term in brackets as a constant. Then the
-    answers are those of the model, bit for bit, until a hook changes something. Else activations
-    become what the autoencoder makes of them.
+    saes: autoencoders by the names of points. error: whether the reconstruction error is added
+    back, `decode(acts) + (x - decode(encode(x)))` with the term in brackets as a constant. Then the
+    model's answers do not change by a bit until a hook changes something. Otherwise the
+    reconstruction replaces the activation.
 
-    Each point gets points beside it, under SAELens' names, that can be cached and hooked:
+    Each point gets further points, under SAELens' names, that can be cached and hooked:
     hook_sae_input, hook_sae_acts_post (features), hook_sae_recons (`decode(acts)`), hook_sae_error
     (only with `error`) and hook_sae_output. Hooks on features change the reconstruction and leave
-    the error as it is. Hooks that were on the point before see x, later ones what replaces it.
+    the error as it is. Hooks that were on the point before see x; later hooks see its replacement.
 
-    Heads `[batch, pos, head, d_head]` are flattened, as the autoencoders of SAELens want hook_z.
-    Activations are cast to the dtype of a module's weights and back. Everything is removed when
-    the context closes, also after an exception; contexts for different points can be nested.
+    Heads `[batch, pos, head, d_head]` are flattened, which is how SAELens' autoencoders read
+    hook_z. Activations are cast to the dtype of a module's weights and back. Everything is removed
+    when the context closes, also after an exception; contexts for different points can be nested.
 
     Raises KeyError for a point that the model does not have; ValueError for an object without
-    encode and decode, a point that has an autoencoder already, and, in the forward, for another
-    width, device or shape than the autoencoder's.
+    encode and decode, a point that has an autoencoder already, and, in the forward, for a width,
+    device or shape that is not the autoencoder's.
     """
     checks.flag("error", error)
     if not isinstance(model, HookedRootModule):
@@ -55,7 +55,7 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
     check_saes(model, saes)
     for point in saes:
         if isinstance(getattr(model.hook_dict[point], INPUT, None), HookPoint):
-            raise ValueError(f"{point!r} has an autoencoder already: close its context first.")
+            raise ValueError(f"{point!r} already has an autoencoder: close its context first.")
     with ExitStack() as stack:
         for point, sae in saes.items():
             stack.enter_context(_at(model, point, sae, error))
@@ -63,10 +63,10 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
 
 
 def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:
-    """Raises ValueError or KeyError unless these are autoencoders by the names of points."""
+    """Raises ValueError or KeyError unless this is a mapping from points to autoencoders."""
     if not isinstance(saes, Mapping) or not saes:
         raise ValueError(
-            f"saes is {checks.shown(saes)}: give autoencoders by the names of points, "
+            f"saes is {checks.shown(saes)}: give a dictionary from points to autoencoders, "
             "{'blocks.0.hook_resid_post': sae}."
         )
     for point, sae in saes.items():
@@ -80,7 +80,7 @@ def check_point(model: Model, point: str) -> None:
         model.check_point(point)
     elif point not in model.hook_dict:
         hint = checks.did_you_mean(str(point), model.hook_dict, "See model.hook_dict.")
-        raise KeyError(f"no hook point is called {checks.shown(point)}. {hint}")
+        raise KeyError(f"there is no hook point {checks.shown(point)}. {hint}")
 
 
 @contextmanager
@@ -109,22 +109,23 @@ def _at(model: Model, name: str, sae: Coder, error: bool) -> Iterator[None]:
 def _replace(
     point: nn.Module, given: object, x: Tensor, name: str, sae: Coder, error: bool
 ) -> Tensor:
-    """Returns what takes the place of x at a point."""
+    """Returns the replacement of x at a point."""
     x = _hooked(point, INPUT, x)
     read = matched(sae, flat(sae, x, name))
     if not error:
         acts = _hooked(point, ACTS, encoded(sae, read, name))
         recons = _hooked(point, RECONS, decoded(sae, acts, read, name))
         return _hooked(point, OUTPUT, recons.reshape(x.shape).to(x.dtype))
-    constant = x.detach().clone()  # a hook may write into what it gets
+    constant = x.detach().clone()  # a hook may write into the tensor that it gets
     with torch.no_grad():
-        # encode comes before each decode: some remember how they normalised their input
+        # encode comes before each decode: some autoencoders remember there how to undo a
+        # normalisation
         clean = decoded(sae, encoded(sae, read, name), read, name).clone()
         lost = constant - clean.reshape(x.shape).to(x.dtype)
         change = _hooked(point, ERROR, lost.clone()) - lost
     acts = _hooked(point, ACTS, encoded(sae, read, name))
     recons = _hooked(point, RECONS, decoded(sae, acts, read, name))
-    # x plus what hooks changed, which is exactly 0 where there are none: no rounding is left
+    # x plus the changes of hooks; without any the added term is exactly 0, so nothing is rounded
     changed = (recons - clean).reshape(x.shape).to(x.dtype)
     return _hooked(point, OUTPUT, constant + changed + change)
 

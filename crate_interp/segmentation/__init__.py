@@ -1,4 +1,4 @@
-"""Do attention maps segment? Scores of every head beside what chance has."""
+"""Do attention maps segment? Scores of every head, compared with chance."""
 
 from crate_interp.segmentation.result import SegmentResult
 from crate_interp.segmentation.run import segment

@@ -1,4 +1,4 @@
-"""The images on which the fixed head scores highest, in the middle and lowest, with their maps."""
+"""Example images on which the fixed head scores highest, in the middle and lowest, with maps."""
 
 import io
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.probes.segmentation_probe import IGNORED
 
-SHOWN, MEDIAN = 3, 2  # images that score highest, as many that score lowest, and in the middle
-_LONGEST = 224  # pixels of a picture's longer side
+SHOWN, MEDIAN = 3, 2  # images with the highest scores, as many with the lowest, and in the middle
+_LONGEST = 224  # pixels of the longer side of a stored picture
 COLUMNS = [
     "group", "sample", "label", "layer", "head", "score", "picture", "mask", "map", "rows",
     "columns",
@@ -25,7 +25,7 @@ COLUMNS = [
 
 
 def no_examples() -> pd.DataFrame:
-    """Returns the table without a row."""
+    """Returns the table without rows."""
     return pd.DataFrame(columns=COLUMNS, dtype=object)
 
 
@@ -34,10 +34,10 @@ def examples(
 ) -> pd.DataFrame:
     """Returns a row per example: group, sample, label, layer, head, score, and the pictures.
 
-    The groups are "best", "median" and "worst": those in the middle are of a median score.
+    The groups are "best", "median" and "worst"; "median" means a score near the median.
 
-    picture and mask: PNG bytes; the mask is 255 where the data has a class. map: what the head
-    attends to, row by row over a grid of rows x columns. The model runs once for each example.
+    picture and mask: PNG bytes; the mask is 255 where the data has a class. map: the head's
+    attention, row by row over a grid of rows x columns. The model runs once for each example.
     """
     ranked: Any = images.sort_values(["score", "sample"], ascending=[False, True])
     rest = ranked.iloc[SHOWN:]
@@ -57,10 +57,10 @@ def examples(
 def merged_examples(
     mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Returns the highest, middle and lowest of the examples of both results.
+    """Returns the best, median and worst among the examples of both results.
 
-    They keep the heads and scores of the result that they come from. Those in the middle are two of
-    the four that were in the middle of one result.
+    They keep the heads and scores of their own result. The median ones are two of the four median
+    examples of both.
     """
     both: Any = pd.concat([table for table in (mine, theirs) if len(table)] or [mine])
     ranked = both.sort_values(["score", "sample"], ascending=[False, True], ignore_index=True)
@@ -72,7 +72,7 @@ def merged_examples(
 
 
 def _middle(ranked: Any) -> Any:
-    """Returns the rows in the middle."""
+    """Returns the rows of the median group."""
     start = max((len(ranked) - MEDIAN) // 2, 0)
     return ranked.iloc[start : start + MEDIAN]
 
@@ -97,7 +97,7 @@ def _pictures(
     return {
         "picture": _png(Image.fromarray(picture), Image.Resampling.LANCZOS),
         "mask": _png(Image.fromarray(judged), Image.Resampling.NEAREST),
-        "map": values.double().cpu().flatten().numpy(),  # as it comes back from the disk
+        "map": values.double().cpu().flatten().numpy(),  # in the form that loading gives
         "rows": height,
         "columns": width,
     }

@@ -1,4 +1,4 @@
-"""SegmentResult: how well each layer and head segments, with intervals, beside what chance has."""
+"""SegmentResult: how well each layer and head segments, with intervals, compared with chance."""
 
 import html
 from typing import Any
@@ -18,14 +18,15 @@ class SegmentResult(Result):
 
     `table("scores")`, the main table: a row per rule, resolution, way and layer (empty if the head
     is fixed over all layers; `head_layer` and `head` name it if both halves agree), with 95 %
-    bootstrap intervals over images. Beside it stands the score of the same maps on the mask of the
-    next image, with their patches in random order, of the untrained network, of all foreground and
-    of a centred map. `table("heads")`: a row per rule, resolution, layer and head.
-    `table("images")`: a row per image with an object: its score by the fixed head, mass rule,
-    tokens. `table("examples")`: the images with the highest and lowest scores.
+    bootstrap intervals over images. Further columns compare it with the scores of the same maps on
+    the mask of the next image, of the maps with patches in random order, of the untrained network,
+    of the whole image as foreground and of a centred map. `table("heads")`: a row per rule,
+    resolution, layer and head. `table("images")`: a row per image with an object: its score by the
+    fixed head, mass rule, tokens. `table("examples")`: the images with the highest and lowest
+    scores.
 
-    Stored tables: `samples` and `head_samples` as a sweep has them, the same of the untrained twins
-    with their seed, `constants` (scores that need no network, per image) and `examples`.
+    Stored tables: `samples` and `head_samples` as a sweep has them, the same for the untrained
+    twins with their seed, `constants` (scores that need no network, per image) and `examples`.
     """
 
     KIND = "segmentation"
@@ -45,7 +46,7 @@ class SegmentResult(Result):
     def layers(self, rule: str = "mass", resolution: str = "token") -> pd.DataFrame:
         """Returns the scores of one rule ("mass" or "top") and resolution ("token" or "pixel").
 
-        Raises ValueError for another rule or resolution.
+        Raises ValueError for an unknown rule or resolution.
         """
         table: Any = self._table("scores")
         rows = table[(table["rule"] == rule) & (table["resolution"] == resolution)]
@@ -59,9 +60,9 @@ class SegmentResult(Result):
     def cells(
         self, rule: str = "mass", resolution: str = "token"
     ) -> tuple[list[str], list[list[str]]]:
-        """Returns header and rows as text: layers down, ways across.
+        """Returns header and rows as text: a row per layer, a column per way.
 
-        A cell is the value, then in brackets the chance levels that CELL names.
+        A cell holds the value, then in brackets the chance levels that CELL names.
         """
         table: Any = self.layers(rule, resolution)
         rows = []
@@ -71,7 +72,7 @@ class SegmentResult(Result):
         return ["layer", *WAYS], rows
 
     def text(self, rule: str = "mass", resolution: str = "token") -> str:
-        """Returns the table of `cells` as text, below a line that says what it holds."""
+        """Returns the table of `cells` as text, below a line that explains it."""
         settings = self.meta["probes"]["segmentation"]["settings"]
         share = settings["mass" if rule == "mass" else "fraction"]
         levels = ", ".join(CELL.values())
@@ -79,7 +80,7 @@ class SegmentResult(Result):
         return f"{rule} rule, {share:.0%}; Jaccard index over {resolution}s ({levels}):\n{table}"
 
     def legend(self) -> str:
-        """Returns what the rules and the columns of `text` are, in words."""
+        """Returns the meaning of the rules and of the columns of `text`."""
         settings = self.meta["probes"]["segmentation"]["settings"]
         return (
             f"mass rule: the patches with most attention that hold {settings['mass']:.0%} of a "
@@ -97,7 +98,7 @@ class SegmentResult(Result):
         return table[table["layer"].isna()].iloc[0].to_dict()
 
     def headline(self) -> str:
-        """Returns the score of the head that is fixed over all layers, beside each chance level."""
+        """Returns the score of the head that is fixed over all layers, and each chance level."""
         row = self.overall()
         levels = (
             ("other_image", "the same maps on the mask of another image"),
@@ -127,5 +128,5 @@ def _cell(row: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Returns a value with three decimals, or a dash for what was not measured."""
+    """Returns a value with three decimals, or a dash if it was not measured."""
     return "-" if pd.isna(value) else f"{value:.3f}"

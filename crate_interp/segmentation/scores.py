@@ -18,15 +18,15 @@ from crate_interp.stats.intervals import mean_interval
 from crate_interp.sweeps.runs.batches import Chunk
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
-Columns = tuple[pd.DataFrame, np.ndarray]  # what each column of scores is of, scores `[n, column]`
-LEAST = 4  # images with an object
+Columns = tuple[pd.DataFrame, np.ndarray]  # keys of the columns, and scores `[n, column]`
+LEAST = 4  # fewest images with an object
 
 
 @dataclass(frozen=True)
 class Scores:
     """Jaccard indices of one model and rule: `heads` `[n, layer, head]`, `best` `[n, layer]`.
 
-    NaN stands for a sample without an object.
+    NaN means that a sample has no object.
     """
 
     heads: np.ndarray
@@ -46,10 +46,10 @@ def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> S
 
 
 def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores `[n]` by a head that the sample did not choose, and its place `[n, 2]`.
+    """Returns scores `[n]` by a head that other samples chose, and that head's place `[n, 2]`.
 
-    Each half of the samples, those of even and of odd number, is scored by the head that is best on
-    the other half. heads: `[n, layer, head]`. Of equal heads the lower layer and head wins.
+    Samples with even and with odd numbers are two halves; each half is scored by the head that is
+    best on the other half. heads: `[n, layer, head]`. Of equal heads the lower layer and head wins.
     """
     score, place = np.empty(len(heads)), np.empty((len(heads), 2), dtype=int)
     for half in (0, 1):
@@ -61,7 +61,7 @@ def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score_table(result: Result) -> pd.DataFrame:
-    """Returns a row per rule, resolution, way and layer, beside what chance has."""
+    """Returns a row per rule, resolution, way and layer, with chance levels."""
     kept, constants = _with_object(result), result.table("constants")[_with_object(result)]
     parts: list[pd.DataFrame] = []
     for rule, resolution, table in _beside_chance(result, _by_way, fewest=2):
@@ -89,9 +89,9 @@ def image_table(result: Result) -> pd.DataFrame:
 
 
 def _by_way(scores: Scores) -> Columns:
-    """Returns a column for each way and layer, and one for the head fixed over all layers.
+    """Returns a column for each way and layer, and one for the head that is fixed over all layers.
 
-    head_layer and head: where both halves of the samples chose the same, else None.
+    head_layer and head: the head that both halves of the samples chose, or None if they differ.
     """
     rows: list[tuple] = []
     for layer in range(scores.heads.shape[1]):
@@ -114,10 +114,10 @@ def _by_head(scores: Scores) -> Columns:
 def _beside_chance(
     result: Result, columns: Callable[[Scores], Columns], fewest: int
 ) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Yields rule, resolution, and a table with mean, interval and chance of each column.
+    """Yields rule, resolution, and a table with each column's mean, interval and chance levels.
 
-    Scores by the next image's mask are of the images whose next one has an object, NaN for fewer
-    than `fewest` of them.
+    Scores by the next image's mask use only images whose next image has an object; they are NaN for
+    fewer than `fewest` such images.
     """
     kept, tables = _with_object(result), _tables(result)
 
@@ -147,7 +147,7 @@ def _with_object(result: Result) -> np.ndarray:
 
 
 def _tables(result: Result) -> list[tuple[Any, Any]]:
-    """Returns samples and head_samples of the model, then of each twin."""
+    """Yields samples and head_samples of the model, then of each twin."""
     samples, heads = (result.table(f"untrained_{name}") for name in ("samples", "head_samples"))
     twins: list[tuple[Any, Any]] = [
         (samples[samples["seed"] == seed], heads[heads["seed"] == seed])
@@ -157,22 +157,22 @@ def _tables(result: Result) -> list[tuple[Any, Any]]:
 
 
 def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
-    """Returns the layer and head of `[n, 2]` that are the same for all samples."""
+    """Returns the layer and head in `[n, 2]` if they are the same for all samples."""
     same = (place == place[0]).all()
     return (int(place[0, 0]), int(place[0, 1])) if same else (None, None)
 
 
 def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
-    """Returns a table of a row per image: sample, label, and scores of what needs no network.
+    """Returns a row per image: sample, label, and the scores of masks that need no network.
 
-    all_token, all_pixel: those of all foreground; the others are those of the centred map by each
-    rule. NaN stands for an image without an object.
+    all_token, all_pixel: the scores of the whole image as foreground; the other columns are scores
+    of the centred map by each rule. NaN means that the image has no object.
     """
     patch_size = chunk.model.cfg.patch_size
     parts: dict[str, list[Tensor]] = {}
     for batch in chunk.batches():
         masks = batch.masks
-        assert masks is not None  # the stage reads them
+        assert masks is not None  # the stage has masks
         parts.setdefault("sample", []).append(torch.arange(batch.start, batch.last + 1))
         targets = Targets(masks, patch_size)
         patches = zip(masks.shape[1:], patch_size, strict=True)
@@ -206,7 +206,7 @@ def check_objects(constants: pd.DataFrame) -> None:
 
 
 def _labels(samples: Samples) -> list[Any]:
-    """Returns what the labels are called, one for each image; None where there is none."""
+    """Returns the names of the labels, one for each image; None if there are no labels."""
     labels: list[Any] = samples.labels or [None] * samples.n
     if samples.names is None:
         return labels
@@ -218,6 +218,6 @@ def centred_map(grid: tuple[int, int]) -> Tensor:
 
     Its standard deviation is a quarter of each side.
     """
-    # integers first: mirrored patches get the same bits, so that only the rule for ties decides
+    # integers first, so that mirrored patches get the same bits and only the tie rule decides
     rows, columns = ((2 * torch.arange(side) + 1 - side) / side * 2 for side in grid)
     return torch.exp(-(rows[:, None] ** 2 + columns**2) / 2).flatten()

@@ -1,1 +1,1 @@
-"""Intervals and tests of means, shares, ratios and networks, and the words that they allow."""
+"""Intervals and tests of means, shares, ratios and networks, and the words they justify."""

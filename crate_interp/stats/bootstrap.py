@@ -1,4 +1,4 @@
-"""The bootstrap-t of means over samples: intervals and one-sided p-values."""
+"""Bootstrap-t of means over samples: intervals and one-sided p-values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from jaxtyping import Float, Shaped
 from crate_interp.stats.significance import CONFIDENCE
 
 RESAMPLES = 10_000
-_NUMBERS = 2**23  # of a table of draws that is made at a time: 64 MB
-Bounds = float | int | np.ndarray  # one for all columns, or [column]
+_NUMBERS = 2**23  # size of the table of draws made at a time: 64 MB
+Bounds = float | int | np.ndarray  # one bound for all columns, or [column]
 
 
 @dataclass(frozen=True)
 class Studentised:
-    """Means of columns, their standard errors, and how far resampled means are off in their errors.
+    """Means of columns, their standard errors, and bootstrap-t draws.
 
     mean `[column]`. error `[column]`: the standard error of the mean, sd / sqrt(n) with ddof 1; 0
     where all rows are equal, NaN where there are fewer than two. draws `[resample, column]`: the
@@ -39,7 +39,7 @@ class Studentised:
         """
         place = int((len(self.draws) + 1) * (1 - level) / 2 + 1e-9)
         if not 0 < level < 1 or not place:
-            raise ValueError(f"level={level}: give a share such as 0.95, below 1 - 2e-4.")
+            raise ValueError(f"level={level}: give a share below 1 - 2e-4, such as 0.95.")
         ends = []
         for draw in (self.draws[-place], self.draws[place - 1]):
             step = np.multiply(draw, self.error, where=self.error > 0, out=0 * self.error)
@@ -47,18 +47,18 @@ class Studentised:
         return ends[0], ends[1]
 
     def above(self, bound: Bounds) -> np.ndarray:
-        """Returns p `[column]` against "the true mean is at most `bound`": small if it is above.
+        """Returns p `[column]` of "the true mean is at most `bound`"; small if the mean is above.
 
         One-sided, (1 + count of t* >= t) / (resamples + 1) with t = (mean - bound) / error. It is
-        at most 0.025 exactly where the lower end of the 95 % interval is above the bound. A bound
-        of -inf has 0. Fewer than two rows have 1. Where all rows are equal p is 0 if their value is
-        at least the bound, and else 1: a value on the bound is within it. There `below` is 0 too,
-        so ask whether a claim holds before asking whether it fails.
+        at most 0.025 exactly where the lower end of the 95 % interval is above the bound. p is 0
+        for a bound of -inf, and 1 for fewer than two rows. Where all rows are equal p is 0 if their
+        value is at least the bound, and else 1: a value on the bound counts as within it. `below`
+        is 0 there too, so first test whether a claim holds, then whether it fails.
         """
         return _tail(self.mean, self.error, self.draws, bound, 1)
 
     def below(self, bound: Bounds) -> np.ndarray:
-        """Returns p `[column]` against "the true mean is at least `bound`": small if it is below.
+        """Returns p `[column]` of "the true mean is at least `bound`"; small if the mean is below.
 
         It is `above` of the negated values and bound.
         """
@@ -68,7 +68,7 @@ class Studentised:
 def _tail(
     mean: np.ndarray, error: np.ndarray, draws: np.ndarray, bound: Bounds, sign: int
 ) -> np.ndarray:
-    """Returns the one-sided p of `above` (sign 1) or `below` (sign -1)."""
+    """Returns one-sided p-values: those of `above` for sign 1, of `below` for sign -1."""
     bounds = np.broadcast_to(np.asarray(bound, dtype=float), mean.shape)
     endless = np.isinf(bounds)
     distance = sign * (mean - np.where(endless, 0.0, bounds))
@@ -81,7 +81,7 @@ def _tail(
 
 
 def studentised(values: Shaped[np.ndarray, "n c"]) -> Studentised:
-    """Returns the bootstrap-t of the mean of each column, from 10,000 resamples of rows, seed 0.
+    """Returns the bootstrap-t of each column's mean, from 10,000 resamples of rows with seed 0.
 
     A row is a sample. Columns are resampled together, so that they can be compared. A row that is
     NaN in a column is left out of that column; columns that lack the same rows are still resampled
@@ -98,7 +98,7 @@ def studentised(values: Shaped[np.ndarray, "n c"]) -> Studentised:
         same = (rows == rows[0]).all(axis=0)
         finite = np.isfinite(rows).all(axis=0)
         with np.errstate(invalid="ignore"):
-            # the mean of equal rows may differ from them by a rounding
+            # the mean of equal rows may differ from their value by rounding
             mean[group] = np.where(same, rows[0], rows.mean(axis=0))
         if len(rows) < 2:
             continue
@@ -113,14 +113,14 @@ def studentised(values: Shaped[np.ndarray, "n c"]) -> Studentised:
 
 
 def _groups(values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields which rows there are `[n]`, and the columns that have exactly these."""
+    """Yields sets of rows `[n]`, each with the columns that have values in exactly these rows."""
     masks, which = np.unique(~np.isnan(values), axis=1, return_inverse=True)
     for place, there in enumerate(masks.T):
         yield there, np.flatnonzero(which.reshape(-1) == place)
 
 
 def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yields t* of some resamples at a time, of `[n, column]` with mean 0 and variance 1."""
+    """Yields t* of some resamples at a time, for `[n, column]` with mean 0 and variance 1."""
     n, columns = rows.shape
     squares = rows**2
     random, share = np.random.default_rng(0), np.full(n, 1 / n)
@@ -133,7 +133,7 @@ def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         weights = weights.astype(float)
         means, second = weights @ rows / n, weights @ squares / n
         variance = (second - means**2) * (n / (n - 1))
-        variance[variance <= 1e-12 * second] = 0  # what rounding leaves of equal rows
+        variance[variance <= 1e-12 * second] = 0  # rounding error of equal rows
         means[np.abs(means) < 1e-12] = 0
         still = np.where(means == 0, 0.0, np.copysign(np.inf, means))
         yield (
@@ -144,6 +144,6 @@ def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 
 @lru_cache(maxsize=2)
 def _counts(n: int) -> np.ndarray:
-    """Returns how often each of n rows is drawn, `[resample, n]`: the same for every table."""
+    """Returns how often each of n rows is drawn, `[resample, n]`, the same for every table."""
     drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
     return drawn.astype(np.int16)  # n is at most 838 here

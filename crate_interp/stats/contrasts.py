@@ -1,4 +1,4 @@
-"""Differences and their intervals: paired over samples, or over networks, trained or untrained."""
+"""Differences and their intervals: paired over samples, or over networks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from jaxtyping import Float, Shaped
 from crate_interp.stats.bootstrap import RESAMPLES, studentised
 from crate_interp.stats.significance import CONFIDENCE
 
-_AT_ONCE = 2**23 // RESAMPLES  # columns of a bootstrap: 64 MB of draws
+_AT_ONCE = 2**23 // RESAMPLES  # columns that are bootstrapped at a time: 64 MB of draws
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference in each layer, its standard error, its 95 % interval, and p against "none".
+    """A difference in each layer, its standard error, its 95 % interval, and p of "no difference".
 
-    p is two-sided and not adjusted. NaN stands for what is not known: all but the value where
-    nothing that varies was measured, and the error of `paired_shares`.
+    p is two-sided and not adjusted. NaN means unknown: everything but the value if nothing that
+    varies was measured, and the error of `paired_shares`.
     """
 
     value: Float[np.ndarray, "layer"]
@@ -32,16 +32,16 @@ class Difference:
         return self.low, self.high
 
     def towards(self, sign: int) -> Float[np.ndarray, "layer"]:
-        """Returns p where the difference has this sign; 1 elsewhere, and where p is not known."""
+        """Returns p where the difference has this sign; 1 elsewhere, and where p is unknown."""
         return np.where((sign * self.value > 0) & ~np.isnan(self.p), self.p, 1.0)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Networks whose scatter makes a difference uncertain.
+    """Networks whose spread makes a difference uncertain.
 
     values: the mean of each network. share: what their variance is multiplied by, 1 / k for the
-    mean of k networks and 1 for a network more.
+    mean of k networks and 1 for a single further network.
     """
 
     values: Float[np.ndarray, "network layer"]
@@ -49,10 +49,10 @@ class Spread:
 
 
 def paired(values: Float[np.ndarray, "sample layer"]) -> Difference:
-    """Returns the mean of paired differences, its bootstrap-t interval and two-sided p.
+    """Returns the mean of paired differences, its bootstrap-t interval, and two-sided p.
 
-    p is twice the smaller of the one-sided ones, at most 1. Differences that are all equal are
-    certain: p is 1 if they are 0, else 0. A single sample has no interval, and p is NaN.
+    p is twice the smaller one-sided p, at most 1. Differences that are all equal are certain: p is
+    1 if they are 0, else 0. A single sample has no interval, and p is NaN.
     """
     parts: list[tuple[np.ndarray, ...]] = []
     for start in range(0, values.shape[1], _AT_ONCE):
@@ -67,7 +67,7 @@ def paired(values: Float[np.ndarray, "sample layer"]) -> Difference:
 def without_test(
     value: Float[np.ndarray, "layer"], error: Float[np.ndarray, "layer"] | float = np.nan
 ) -> Difference:
-    """Returns a difference with neither interval nor p; an error of 0 says that it is exact."""
+    """Returns a difference without interval and p; an error of 0 means that it is exact."""
     blank = np.full(value.shape, np.nan)
     return Difference(value, np.broadcast_to(error, value.shape), blank, blank, blank)
 
@@ -80,12 +80,12 @@ def contrast(
 ) -> Difference:
     """Returns a difference of means over networks with Welch's interval and p.
 
-    The half width is t sqrt(v + variance), v the sum of share * sd^2 over the spreads (sd with
-    ddof 1), t the quantile of Student's t with Welch's and Satterthwaite's degrees of freedom,
-    v^2 / sum((share * sd^2)^2 / (k - 1)), but at most samples - 1. variance: what comes on top, of
-    means over `samples`. Where nothing varies the interval is the value, and p is 0, or 1 for a
-    value of 0. Spreads of the same networks count as one, with the sum of their shares. A spread of
-    fewer than two networks gives NaN.
+    The half width is t sqrt(v + variance), v the sum of share * sd^2 over the spreads (sd with ddof
+    1), t the quantile of Student's t with Welch's and Satterthwaite's degrees of freedom, v^2 /
+    sum((share * sd^2)^2 / (k - 1)), but at most samples - 1. variance: a further variance, of means
+    over `samples`. Where nothing varies the interval is the value, and p is 0, or 1 for a value of
+    0. Spreads of the same networks count as one, with the sum of their shares. A spread of fewer
+    than two networks gives NaN.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -101,7 +101,7 @@ def contrast(
     total, terms = parts.sum(axis=0), (parts**2 / more).sum(axis=0)
     fewest = np.full(value.shape, more.min())
     freedom = np.divide(total**2, terms, where=terms > 0, out=fewest)
-    # Satterthwaite's freedom of a variance of two samples would cover .87
+    # without this limit, a variance of two samples would cover only .87
     of_samples = np.where(np.asarray(variance) > 0, np.asarray(samples) - 1, np.inf)
     freedom = np.minimum(freedom, of_samples)
     error = np.sqrt(total + variance)
@@ -118,11 +118,11 @@ def against_networks(
     networks: Float[np.ndarray, "network layer"],
     samples: Shaped[np.ndarray, "layer"] | float = np.inf,
 ) -> Difference:
-    """Returns the difference of one network to such networks, as `contrast` to one more of them.
+    """Returns the difference of one network to other networks, by the formula of `contrast`.
 
-    mean, error: of the one network over `samples`, with their standard error. The value is mean -
-    mean(networks), the half width t_{s-1} sqrt(sd^2 (1 + 1/s) + error^2) for s networks. All is NaN
-    for fewer than two networks, or an error of NaN.
+    mean, error: the mean of that network over `samples`, and its standard error. The value is mean
+    - mean(networks), the half width t_{s-1} sqrt(sd^2 (1 + 1/s) + error^2) for s networks.
+    Everything is NaN for fewer than two networks, or if the error is NaN.
     """
     s = len(networks)
     if s < 2:
@@ -132,7 +132,7 @@ def against_networks(
 
 
 def centre(values: Float[np.ndarray, "network layer"]) -> Float[np.ndarray, "layer"]:
-    """Returns the mean over networks, without a rounding where all are equal."""
+    """Returns the mean over networks, without rounding error if all are equal."""
     return np.where((values == values[0]).all(axis=0), values[0], values.mean(axis=0))
 
 

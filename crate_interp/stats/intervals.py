@@ -1,4 +1,4 @@
-"""95 % intervals of means, shares and ratios over samples, each for any number of samples."""
+"""95 % intervals of means, shares and ratios over any number of samples."""
 
 import numpy as np
 import pandas as pd
@@ -28,9 +28,9 @@ def student_interval(
 
 
 def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns mean, low and high by Student's t of each row, which has n, total and squares.
+    """Returns mean, low and high by Student's t for rows of a count, a sum and a sum of squares.
 
-    total, squares: the sums of n samples and of their squares.
+    n: the count. total, squares: the sums of the samples and of their squares.
     """
     n, total, squares = (sums[name].to_numpy(float) for name in ("n", "total", "squares"))
     mean = total / n
@@ -41,7 +41,7 @@ def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.nda
 def mean_interval(values: Shaped[np.ndarray, "n c"]) -> Ends:
     """Returns the ends `[column]` of the interval of the mean of each column over samples.
 
-    Of bool values it is `share_interval`, of others the bootstrap-t (`paired`), which is infinite
+    For bool values it is `share_interval`, for others the bootstrap-t (`paired`), which is infinite
     for two or three samples. NaN for n < 2.
     """
     if values.dtype == bool:
@@ -54,8 +54,8 @@ def share_interval(
 ) -> Ends:
     """Returns the ends of the exact interval of a share, x successes of n; NaN for n = 0.
 
-    In [0, 1]. It covers at least 95 % for every share and n, where Wilson's covers .85 of some.
-    Reference: Clopper and Pearson (1934).
+    In [0, 1]. It covers at least 95 % for every share and n, whereas Wilson's interval covers some
+    shares in only .85. Reference: Clopper and Pearson (1934).
     """
     from scipy.special import betaincinv
 
@@ -69,10 +69,11 @@ def share_interval(
 def linearised_ratio(
     above: Float[np.ndarray, "n c"], below: Float[np.ndarray, "n #c"]
 ) -> Float[np.ndarray, "n c"]:
-    """Returns values by sample, whose mean is the ratio R of the sums of `above` and `below`.
+    """Returns values by sample whose mean is the ratio R of two sums, of `above` and of `below`.
 
-    They are R + (above - R below) / mean(below), to first order what each sample adds to the ratio
-    (delta method): an interval of their mean is one of R. NaN where the sum below is 0.
+    They are R + (above - R below) / mean(below), to first order the contribution of each sample to
+    the ratio (delta method), so an interval of their mean is an interval of R. NaN where the sum of
+    `below` is 0.
     """
     share = below.mean(axis=0)
     share = np.where(share == 0, np.nan, share)

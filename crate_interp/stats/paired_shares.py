@@ -1,6 +1,6 @@
-"""How often two networks answer the same samples differently: the difference of two paired shares.
+"""Differences of paired shares: how much more often one of two networks answers the same samples.
 
-A bootstrap of a few rare flips has no spread, and its interval leaves out 0 far too often.
+A bootstrap of a few rare flips has almost no spread, so its interval excludes 0 far too often.
 """
 
 from statistics import NormalDist
@@ -12,17 +12,17 @@ from crate_interp.stats.contrasts import Difference
 from crate_interp.stats.significance import CONFIDENCE
 
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-_HALVINGS = 60  # of an interval of length 2: to the last bit of a double
+_HALVINGS = 60  # halving an interval of length 2 this often reaches the last bit of a double
 
 
 def paired_shares(values: Float[np.ndarray, "n c"]) -> Difference:
-    """Returns the difference of two paired shares, the mean of each column of -1, 0 and 1.
+    """Returns the difference of two paired shares: the mean of each column of -1, 0 and 1.
 
     Of n samples b are 1 and c are -1. low to high is the 95 % score interval of the true (b - c) /
     n, in [-1, 1]: every difference D with |b - c - n D| <= 1.96 sqrt(n (2 q + D (1 - D))), where q
-    is the likeliest share of -1 for that D (Tango 1998, Statistics in Medicine 17). p is two-sided
-    that b and c are equally likely, of the b + c samples that differ: the exact sign test, which is
-    McNemar's. Without such a sample p is 1.
+    is the likeliest share of -1 for that D (Tango 1998, Statistics in Medicine 17). p is the
+    two-sided p of the exact sign test (McNemar's) that 1 and -1 are equally likely among the b + c
+    samples that differ; it is 1 if none differs.
     """
     from scipy.special import bdtr
 
@@ -42,7 +42,7 @@ def paired_shares(values: Float[np.ndarray, "n c"]) -> Difference:
 
 
 def _within(more: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
-    """Tells where a true difference is within 1.96 standard errors of what was counted."""
+    """Tells whether a true difference is within 1.96 standard errors of the counted one."""
     # the likeliest q for this difference is the positive root of a q^2 + b q + c
     a, b = 2 * n, (2 * n - more + less) * difference - more - less
     c = -less * difference * (1 - difference)

@@ -1,17 +1,17 @@
-"""The one level of intervals and tests, Holm's adjustment to it, and the words that both allow."""
+"""The one level of intervals and tests, Holm's adjustment, and the words that both justify."""
 
 from typing import Any
 
 import numpy as np
 
 CONFIDENCE = 0.95  # of every interval
-LEVEL = 0.05  # an adjusted p up to this shows a difference
+LEVEL = 0.05  # an adjusted p up to this level shows a difference
 
 
 def signs(low: object, high: object) -> Any:
     """Returns 1 where an interval lies above 0 ("shown to rise"), -1 below 0, and 0 elsewhere.
 
-    low, high: numbers or arrays, NaN where there is no interval, which shows nothing.
+    low, high: numbers or arrays, NaN if there is no interval; its sign is then 0.
     """
     with np.errstate(invalid="ignore"):
         return (np.asarray(low) > 0).astype(int) - (np.asarray(high) < 0)
@@ -22,8 +22,8 @@ def interval_words(
 ) -> str:
     """Returns an interval as words, such as "95 % interval +0.1 to +0.3".
 
-    form: the format of a number. Where an end is not known, or both are infinite, the words are
-    "too few samples for an interval".
+    form: the format of a number. If an end is unknown, or both are infinite, the words are "too few
+    samples for an interval".
     """
     if np.isnan([low, high]).any() or np.isinf([low, high]).all():
         return "too few samples for an interval"
@@ -31,11 +31,11 @@ def interval_words(
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Returns p-values adjusted for their number, so that all at most 0.05 hold together at 95 %.
+    """Returns adjusted p-values: all those up to 0.05 hold together at 95 %.
 
-    Holm's step-down: the i-th smallest of m is multiplied by m - i + 1 and is at least the one
-    before it; at most 1. NaN stays NaN and is not counted. Any shape; it holds for dependent
-    p-values too. Reference: Holm (1979).
+    Holm's step-down: the i-th smallest of m is multiplied by m - i + 1, then raised to at least the
+    one before it and limited to 1. NaN stays NaN and is not counted. p-values may have any shape
+    and may be dependent. Reference: Holm (1979).
     """
     flat = np.asarray(p, dtype=float).reshape(-1)
     adjusted = np.full(flat.shape, np.nan)

@@ -1,4 +1,4 @@
-"""Surgery: another step in place of a layer's own, and how that changes the answers."""
+"""Surgery: replaces a layer's step by another, and measures how that changes the answers."""
 
 from crate_interp.surgeries.replacement import replaced
 from crate_interp.surgeries.result import SurgeryResult

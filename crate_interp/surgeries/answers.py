@@ -1,6 +1,6 @@
-"""The answers of a model: loss and right answers by sample, and slopes of the loss.
+"""The answers of a model: loss and accuracy by sample, and slopes of the loss.
 
-A slope is that where a step begins to replace a layer's own.
+A slope is taken at mix 0, where a step begins to replace the layer's own.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from crate_interp.surgeries.replacement import Hook
 from crate_interp.surgeries.steps import Step
 from crate_interp.sweeps.runs.batches import last_point
 
-_POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # part of the seed
+_POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # each point's part of the seed
 _TOWERS = ("clipa-visual", "clipa-text")
 
 
@@ -30,8 +30,8 @@ _TOWERS = ("clipa-visual", "clipa-text")
 class Answers:
     """The answers of a model to a batch.
 
-    loss `[batch]`: the cross-entropy in nats, in float64; of windows the mean over tokens. right
-    `[batch]`: 1 or 0; of windows the share of tokens. stream: Z^L `[batch, pos, d_model]`.
+    loss `[batch]`: the cross-entropy in nats, in float64; for windows the mean over tokens. right
+    `[batch]`: 1 or 0; for windows the share of right tokens. stream: Z^L `[batch, pos, d_model]`.
     """
 
     loss: Float[Tensor, "batch"]
@@ -39,7 +39,7 @@ class Answers:
     stream: Float[Tensor, "batch pos d_model"]
 
     def change(self, other: "Answers") -> Float[Tensor, "batch"]:
-        """Returns how far another Z^L lies from this one, over the length of this one."""
+        """Returns the distance of another Z^L from this one, divided by the length of this one."""
         here, there = self.stream.double(), other.stream.double()
         away, length = (torch.linalg.vector_norm(x, dim=(1, 2)) for x in (there - here, here))
         return away / length
@@ -48,9 +48,9 @@ class Answers:
 def answer(
     model: HookedModel, inputs: Tensor, classes: Tensor | None, hooks: Sequence[Hook] = ()
 ) -> Answers:
-    """Returns the answers of a model while hooks change it.
+    """Returns the answers of a model with hooks that change it.
 
-    classes `[batch]`: the right ones, or None for a language model, whose next tokens are in
+    classes `[batch]`: the right classes, or None for a language model, whose next tokens are in
     `inputs`.
     """
     seen: dict[str, Tensor] = {}
@@ -70,7 +70,7 @@ def answer(
 
 
 def check_answers(model: HookedModel, what: str = "surgery") -> None:
-    """Raises ValueError, naming `what`, unless the logits are of classes or of next tokens."""
+    """Raises ValueError, naming `what`, unless the logits are for classes or for next tokens."""
     if not model.has_logits or model.cfg.family in _TOWERS:
         raise ValueError(
             f"a model of family {model.cfg.family!r} returns no logits: {what} needs a "
@@ -81,8 +81,9 @@ def check_answers(model: HookedModel, what: str = "surgery") -> None:
 def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | None) -> Tensor | None:
     """Returns the class of each sample `[n]`, or None for a language model.
 
-    A label is the number of a class, or a name in cfg.labels. Raises ValueError if there are no
-    labels, or fewer than samples, if the model lacks a class, and for labels of a language model.
+    A label is the number of a class, or a name in cfg.labels. Raises ValueError if labels are
+    missing or fewer than samples, if the model lacks a class, and for labels given to a language
+    model.
     """
     if model.unit == "windows":
         if labels is not None:
@@ -92,7 +93,9 @@ def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | Non
     if given is None:
         raise ValueError("the loss needs labels: give labels=[...], one per sample.")
     if len(given) < samples.n:
-        raise ValueError(f"there are {len(given)} labels for {samples.n} samples: give one each.")
+        raise ValueError(
+            f"there are {len(given)} labels for {samples.n} samples: give one label per sample."
+        )
     classes = [_class(model, label) for label in list(given)[: samples.n]]
     return torch.tensor(classes, device=model.cfg.device)
 
@@ -103,7 +106,7 @@ def _class(model: Any, label: Any) -> int:
     value = label.item() if hasattr(label, "item") else label
     if not checks.is_int(value) or not 0 <= value < model.cfg.n_classes:
         raise ValueError(
-            f"the label {value!r} is no class of this model: give numbers from 0 to "
+            f"the label {value!r} is not a class of this model: give numbers from 0 to "
             f"{model.cfg.n_classes - 1}, or names in model.cfg.labels."
         )
     return int(value)
@@ -111,9 +114,9 @@ def _class(model: Any, label: Any) -> int:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """A forward of the model as it is: its answers, and what its points hold, by full name.
+    """A forward of the unchanged model: its answers, and its activations by full point names.
 
-    gradients: those of the sum of the losses, at the points that steps replace.
+    gradients: the gradients of the summed losses at the points that steps replace.
     """
 
     answers: Answers
@@ -121,7 +124,7 @@ class Unchanged:
     gradients: dict[str, Tensor]
 
     def layer(self, step: Step, layer: int) -> dict[str, Tensor]:
-        """Returns the activations that a step needs in a layer, by their points in a block."""
+        """Returns the activations that a step needs in a layer, by point names within a block."""
         points = (*step.reads, step.point)
         return {point: self.acts[full_name(point, layer)] for point in points}
 
@@ -129,11 +132,11 @@ class Unchanged:
 def unchanged(
     model: HookedModel, inputs: Tensor, classes: Tensor | None, steps: Sequence[Step]
 ) -> Unchanged:
-    """Runs the model as it is, forward and backward."""
+    """Runs the unchanged model, forward and backward."""
     seen: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, hook: Any) -> Tensor:
-        # a leaf of the graph's own, so that weights without gradient do not matter
+        # a leaf in the graph, so that it works if the weights need no gradient
         seen[hook.name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
         return seen[hook.name]
 
@@ -161,12 +164,12 @@ def random_slopes(
     change: Float[Tensor, "batch pos width"],
     turns: tuple[Tensor, Tensor],
 ) -> Float[Tensor, "direction"]:
-    """Returns the slopes along turned changes, summed over the batch, in float64.
+    """Returns the slopes along randomly permuted changes, summed over the batch, in float64.
 
-    A turn puts entry order[j] of each token's change, times signs[j], in the place of entry j. With
-    M = sum change^T gradient `[width, width]` the slope is `sum_j signs_j M[order_j, j]`.
+    A random turn replaces entry j of each token's change by signs[j] times entry order[j]. With M =
+    sum change^T gradient `[width, width]` the slope is `sum_j signs_j M[order_j, j]`.
     """
-    order, signs = turns  # [direction, width] each
+    order, signs = turns  # each is [direction, width]
     products = change.double().flatten(0, 1).T @ gradient.double().flatten(0, 1)
     columns = torch.arange(order.shape[1], device=order.device)
     return (signs * products[order, columns]).sum(dim=-1)
@@ -175,9 +178,9 @@ def random_slopes(
 def random_turns(
     step: Step, layer: int, width: int, directions: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns the orders and the signs of some random turns, `[direction, width]` each.
+    """Returns random orders and signs, `[direction, width]` each.
 
-    They depend on the seed, the layer and the point, and neither on samples nor on the step.
+    They depend only on the seed, the layer and the point, not on samples or the step.
     """
     drawn = [
         np.random.default_rng([seed, _POINTS[step.point], layer, direction])

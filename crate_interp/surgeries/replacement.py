@@ -1,4 +1,4 @@
-"""replaced: a context in which some layers take another step than their own."""
+"""replaced: a context in which some layers take a different step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,31 +32,34 @@ def replaced(
         with ci.surgeries.replaced(model, attention="gradient", layers=[3], mix=0.1):
             logits = model(images)
 
-    While the context is open, what attention adds (hook_attn_out) is `(1 - mix) own + mix step`,
-    and so is the code of the sparse step (mlp.hook_post).
+    While the context is open, what attention adds (hook_attn_out) becomes `(1 - mix) own + mix
+    step`; so does the code of the sparse step (mlp.hook_post).
 
-    attention, with U as stored and Z^l as the layer gets it: "gradient" is `-grad R^c(Z^l)`, the
-    step that arXiv 2306.01129 derives attention from; "neumann" the first two terms of its Neumann
-    series (eq. 9); "plus" and "minus" are MSSA with the output map U_k^T (CRATE-C) or -U_k^T
-    (CRATE-N, arXiv 2411.17182) on the layer's own attn.hook_z. Each is scaled, sample by sample, to
-    the Frobenius length of the layer's own update. In a language model each token takes the
-    gradient of the rate of those tokens that it sees, since the gradient over all of them would
-    tell it what follows; tokens in a `past` do not count.
+    attention, computed from the stored U and the layer's input Z^l: "gradient" is `-grad R^c(Z^l)`,
+    the step that arXiv 2306.01129 derives attention from; "neumann" is the first two terms of its
+    Neumann series (eq. 9); "plus" and "minus" are MSSA with the output map U_k^T (CRATE-C) or
+    -U_k^T (CRATE-N, arXiv 2411.17182) on the layer's own attn.hook_z. Each is scaled, sample by
+    sample, to the Frobenius length of the layer's own update. In a language model each token takes
+    the gradient of the rate of the tokens that it sees, since the gradient over all tokens would
+    reveal later ones; tokens in a `past` are not counted.
 
-    sparse: n takes n proximal steps on the layer's own lasso, with its eta, lambd and start;
-    "solution" takes a solution of it (`measures.lasso_solution` to a tolerance of 3e-4).
+    sparse: a number n takes n proximal steps on the layer's own lasso, with its eta, lambd and
+    start; "solution" takes a solution of that lasso (`measures.lasso_solution` to a tolerance of
+    3e-4).
 
-    layers: None takes all. The steps are constants: gradients flow through `(1 - mix) own` alone.
+    layers: None means all. The steps are constants: gradients flow only through `(1 - mix) own`.
     The hooks are gone when the context closes, also after an exception.
 
-    Raises ValueError for an unknown step, if there is none, for layers that the model does not
+    Raises ValueError if no step is given, for an unknown step, for layers that the model does not
     have, for a mix outside [0, 1], and if a layer has no U or no lasso; the error says why.
     """
     check_model(model)
     steps = [attention_step(attention)] if attention is not None else []
     steps += [sparse_step(sparse)] if sparse is not None else []
     if not steps:
-        raise ValueError("nothing is replaced: give attention='gradient', sparse='solution', ...")
+        raise ValueError(
+            "there is nothing to replace: give attention='gradient', sparse='solution', ..."
+        )
     wanted = check_layers(model, layers)
     for step in steps:
         check_step(model, step, wanted)
@@ -99,14 +102,14 @@ def _hooks_in_layer(
 
 
 def mixed(own: Tensor, step: Tensor, mix: float) -> Tensor:
-    """Returns `(1 - mix) own + mix step`, and exactly one of them if mix is 0 or 1."""
+    """Returns `(1 - mix) own + mix step`; if mix is 0 or 1, exactly one of the two."""
     return torch.lerp(own, step, mix)
 
 
 def check_layers(model: HookedModel, layers: Sequence[int] | None) -> list[int]:
-    """Returns the numbers of layers; None stands for all.
+    """Returns the numbers of layers; None means all.
 
-    Raises ValueError if there are none, or if the model lacks one.
+    Raises ValueError for an empty list, or if the model lacks a layer.
     """
     count = len(model.blocks)
     if layers is None:
@@ -125,7 +128,7 @@ def check_mix(mix: float) -> float:
 
 
 def check_step(model: HookedModel, step: Step, layers: Sequence[int]) -> None:
-    """Raises ValueError, with the reason, if a layer cannot have the step."""
+    """Raises ValueError, with the reason, if a layer cannot take the step."""
     blocks: list[Any] = list(model.blocks)
     for layer in layers:
         reason = step.lacking(blocks[layer])

@@ -1,4 +1,4 @@
-"""SurgeryResult: slopes beside those of random directions, and answers at each mix."""
+"""SurgeryResult: slopes compared with random directions, and answers at each mix."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.stats.paired_shares import paired_shares
 
-ALL = -1  # the layer of rows in which all layers take the step at once
+ALL = -1  # the layer number of rows in which all layers take the step at once
 _SLOPES = [
     "replacement", "layer", "slope", "slope_low", "slope_high", "random", "random_low",
     "random_high", "falls", "better", "added", "added_low", "added_high", "n",
@@ -42,11 +42,11 @@ def _slopes(result: Result) -> pd.DataFrame:
 
 
 def _another(values: np.ndarray) -> tuple[float, float, float]:
-    """Returns the mean of values, and the interval that holds one more value with 95 %.
+    """Returns the mean of values, and an interval that covers one further value with 95 %.
 
     The interval is `mean +- t sd sqrt(1 + 1 / n)`, with t of n - 1 degrees of freedom.
     """
-    nothing = np.zeros(1)  # the value from which another draw is subtracted
+    nothing = np.zeros(1)  # zero, from which another draw is subtracted
     less = against_networks(nothing, nothing, values[:, None])
     return -float(less.value[0]), -float(less.high[0]), -float(less.low[0])
 
@@ -62,7 +62,7 @@ def _mixes(result: Result) -> pd.DataFrame:
     parts: list[np.ndarray] = []
     for values, name in ((loss, "loss"), (right, "right")):
         paired = values - own[name].to_numpy()[:, None]
-        flips = name == "right" and result.meta["unit"] == "images"  # a text has many answers
+        flips = name == "right" and result.meta["unit"] == "images"  # a text has several answers
         ends = paired_shares(paired).ends if flips else mean_interval(paired)
         parts += [values.mean(axis=0), paired.mean(axis=0), *ends]
     columns = np.stack([*parts, change.mean(axis=0)], axis=1)
@@ -76,7 +76,7 @@ def _wide(
     """Returns the keys of columns, in the order of the settings, and values `[sample, column]`."""
     wide: Any = result.table(table).pivot(index="sample", columns=by_what, values=value)
     order = {name: place for place, name in enumerate(result.meta["settings"]["replacements"])}
-    # all layers at once come after the last layer
+    # all layers at once come after the single layers
     keys = sorted(wide.columns, key=lambda key: (order[key[0]], key[1] % (2**31), *key[2:]))
     return keys, wide[keys].to_numpy() if keys else np.zeros((len(wide), 0))
 
@@ -85,23 +85,25 @@ class SurgeryResult(Result):
     """How answers change when layers take the steps that they were derived from.
 
     `table()`, also "slopes": a row per replacement and layer; layer -1 is all layers at once.
-    slope: d loss / d t where the step begins to replace the layer's own, in nats; mean over
-    samples. slope_low, slope_high: its 95 % bootstrap interval over samples. random: the mean of
-    the mean slopes of random directions. random_low, random_high: where that of another random
-    direction lies with 95 %, mean +- t sd sqrt(1 + 1 / n) for n directions.
+    slope: d loss / d t at t = 0, where the step begins to replace the layer's own, in nats; mean
+    over samples. slope_low, slope_high: its 95 % bootstrap interval over samples. random: the
+    average, over random directions, of their mean slopes. random_low, random_high: the interval
+    that covers a further random direction's mean slope with 95 %, mean +- t sd sqrt(1 + 1 / n) for
+    n directions.
 
-    falls: whether slope_high is below 0. better: whether, besides, the slope is below random_low.
-    The random directions see the same samples: the slope itself is compared with them, since its
-    interval would count the scatter of samples twice. added: the slope if the step is added and the
-    layer's own stays. Intervals hold cell by cell: of 40 cells without any effect about one falls.
+    falls: whether slope_high is below 0. better: whether the slope is also below random_low. The
+    random directions see the same samples, so the slope itself is compared with them: its interval
+    would count the spread of samples twice. added: the slope if the step is added and the layer's
+    own stays. Each interval holds for one cell: of 40 cells without any effect about one seems to
+    fall.
 
     `table("mixes")`: a row per replacement, layer and mix t: loss, accuracy, and their changes,
-    paired by sample, with 95 % intervals (of the accuracy of images Tango's score interval, else
-    bootstrap-t); change: |Z^L' - Z^L| / |Z^L|.
+    paired by sample, with 95 % intervals (Tango's score interval for the accuracy of images,
+    bootstrap-t for the rest); change: |Z^L' - Z^L| / |Z^L|.
 
-    Stored tables: `unchanged` (loss, right of each sample), `samples` (slope, added of each sample,
-    replacement and layer), `random` (sums of slopes over n samples, by direction), `answers` (loss,
-    right, change of each sample, replacement, layer and mix).
+    Stored tables: `unchanged` (loss and right, for each sample), `samples` (slope and added, for
+    each sample, replacement and layer), `random` (sums of slopes over n samples, by direction),
+    `answers` (loss, right and change, for each sample, replacement, layer and mix).
     """
 
     KIND = "surgery"

@@ -1,21 +1,20 @@
 """ci.surgery: does the network answer better when a layer does its job better?
 
-A step moves later layers off the inputs they were trained on, so that a large share of it hurts
-whatever the step is. The answer is therefore the slope of the loss where the step begins to replace
-the layer's own. It is exact, from one backward pass: `<g, step - own>`, where g is the gradient of
-the sample's loss.
+A replaced step gives later layers inputs they were not trained on, so that a large share of it
+hurts whatever the step is. The measure is therefore the slope of the loss where the step begins to
+replace the layer's own. One backward pass gives it exactly: `<g, step - own>`, where g is the
+gradient of the sample's loss.
 
-Beside it stand the slopes of random directions. Each takes the same change and turns it: the
-entries of every token's change are put in a random order with random signs, the same ones for all
-tokens and samples. So it is as long as the change, token by token, and as systematic over tokens
-and samples; only its relation to the weights is random. Changes drawn anew for each sample would
-have a mean slope of about 0 whatever the layer does, and any systematic step would differ from
-them.
+It is compared with the slopes of random directions. Each is made from the same change: the entries
+of every token's change are put in a random order with random signs, the same for all tokens and
+samples. So it is as long as the change, token by token, and as systematic over tokens and samples;
+only its relation to the weights is random. Changes drawn anew for each sample would have a mean
+slope of about 0 whatever the layer does, and any systematic step would differ from them.
 
-Two things to know when you read slopes. W_O is free to move towards U_k^T or away from it, so where
+Two things matter when you read slopes. W_O is free to move towards U_k^T or away from it, so where
 training has converged "plus" and "minus" have slopes near 0 on the training data by construction.
-And each step also takes away some of the layer's own: `added` is the slope if it does not,
-`<g, step>`.
+And each step also removes a part of the layer's own; `added`, `<g, step>`, is the slope if nothing
+is removed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,11 +48,11 @@ DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is measured on each batch."""
+    """The settings of the measurement of a batch."""
 
     steps: list[Step]
     mixes: list[float]
-    classes: Tensor | None  # of all samples
+    classes: Tensor | None  # classes of all samples
     first: int  # the number of the first sample
     directions: int
     eps: float
@@ -62,12 +61,12 @@ class _Plan:
 
 @dataclass
 class _Rows:
-    """The tables of a chunk, in parts; of `random`, sums over samples."""
+    """The tables of a chunk in parts; `random` holds sums over samples."""
 
     unchanged: list[pd.DataFrame] = field(default_factory=list)
     samples: list[pd.DataFrame] = field(default_factory=list)
     mixes: list[pd.DataFrame] = field(default_factory=list)
-    random: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # [direction]
+    random: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # value: [direction]
     n: int = 0
 
 
@@ -86,20 +85,19 @@ def surgery(
 ) -> Perhaps[SurgeryResult]:
     """Measures how answers change when layers take the steps that they were derived from.
 
-    In each layer, and in all at once, `(1 - t) own + t step` takes the place of what attention adds
-    or of the code of the sparse step (`ci.surgeries.replaced` says which steps there are). The loss
-    is the cross-entropy in nats of the right class, or of the next token (mean over the window).
+    In each layer, and in all at once, `(1 - t) own + t step` replaces what attention adds, or the
+    code of the sparse step (`ci.surgeries.replaced` says which steps there are). The loss is the
+    cross-entropy in nats of the right class, or of the next token (mean over the window).
 
-    The slope d loss / d t at t = 0 stands beside the slopes of random directions that are as long
-    and as systematic. crate_interp/surgeries/run.py says why, and how to read them.
+    The slope d loss / d t at t = 0 is compared with the slopes of random directions that are as
+    long and as systematic. crate_interp/surgeries/run.py says why, and how to read them.
 
-    data, run: as in `ci.sweep`. labels: of images, one
-    per sample, numbers of classes or names in cfg.labels; None takes those of the data.
-    replacements: names, and numbers of proximal steps; None takes "gradient", "neumann", "plus",
-    "minus", 4 and "solution", those that the layers can take. mixes: values of t at which the model
-    is run. directions: how many random turns.
+    data, run: as in `ci.sweep`. labels: for images, one per sample, numbers of classes or names in
+    cfg.labels; None takes those of the data. replacements: names, and numbers of proximal steps;
+    None takes all of "gradient", "neumann", "plus", "minus", 4 and "solution" that the layers can
+    take. mixes: values of t at which the model is run. directions: the number of random directions.
 
-    Raises ValueError, before work starts, for unknown replacements and ones that a layer cannot
+    Raises ValueError, before work starts, for replacements that are unknown or that a layer cannot
     take, mixes outside [0, 1], missing or wrong labels, and models without logits, and as
     `ci.sweep` does. Raises ValueError, with layer and samples, if a step or a loss is not finite.
     """
@@ -136,13 +134,13 @@ def _steps(model: HookedModel, given: Sequence[Replacement] | None) -> list[Step
         steps = [any_step(what) for what in DEFAULT]
         fit = [step for step in steps if not any(step.lacking(block) for block in blocks)]
         if not fit:
-            check_step(model, steps[0], layers)  # raises, with the reason
+            check_step(model, steps[0], layers)  # raises with the reason
         return fit
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise ValueError(f"replacements={given!r}: give a list such as ['gradient', 4], or None.")
     steps = [any_step(what) for what in given]
     if len({step.name for step in steps}) < len(steps):
-        raise ValueError(f"replacements={list(given)!r} names one twice: give each once.")
+        raise ValueError(f"replacements={list(given)!r} names a replacement twice: give each once.")
     for step in steps:
         check_step(model, step, layers)
     return steps
@@ -158,7 +156,7 @@ def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
     rows = _Rows()
     for batch in chunk.batches():
         _of_batch(chunk.model, batch, plan, rows)
-    if not rows.n:  # no sample of the chunk can be decoded
+    if not rows.n:  # no sample of the chunk could be decoded
         return {}
     random = [
         {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": rows.n}
@@ -172,7 +170,7 @@ def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
         "random": pd.DataFrame(random),
     }
     for name in ("samples", "answers"):
-        merge = SurgeryResult.STORED[name]  # in the order that merging gives
+        merge = SurgeryResult.STORED[name]  # sorted as merging sorts it
         tables[name] = merge(tables[name], tables[name].iloc[:0], {})
     return tables
 
@@ -185,7 +183,7 @@ def _no_answers() -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class _BatchPass:
-    """The measurement of one batch, which adds to the rows of its chunk."""
+    """The measurement of one batch; it adds to the rows of its chunk."""
 
     model: HookedModel
     batch: Batch
@@ -195,7 +193,7 @@ class _BatchPass:
     rows: _Rows
 
     def measure(self, step: Step) -> None:
-        """Adds the slopes and answers of a step in each layer, and in all of them at once."""
+        """Adds the slopes and answers of a step, in each layer and in all of them at once."""
         layers = range(len(self.model.blocks))
         total: list[Tensor] = []
         for layer in layers:
@@ -213,7 +211,7 @@ class _BatchPass:
             self._answers(step, ALL, mix, hooks)
 
     def _computed(self, step: Step, layer: int) -> Tensor:
-        """Returns the step in place of the layer's own, on the stream of the model as it is."""
+        """Returns the step that would replace the layer's own, computed on the unchanged stream."""
         block: Any = self.model.blocks[layer]
         with torch.no_grad():
             acts = self.base.layer(step, layer)
@@ -224,7 +222,7 @@ class _BatchPass:
         return new
 
     def _slopes(self, step: Step, layer: int, new: Tensor) -> Tensor:
-        """Adds a layer's slopes to the rows, and returns slope and added, `[2, batch]`."""
+        """Adds a layer's slopes to the rows, and returns slope and added as `[2, batch]`."""
         name, plan = full_name(step.point, layer), self.plan
         own, gradient = self.base.acts[name], self.base.gradients[name]
         slopes = torch.stack([answers.slope(gradient, new - own), answers.slope(gradient, new)])
@@ -236,7 +234,7 @@ class _BatchPass:
         return slopes
 
     def _answers(self, step: Step, layer: int, mix: float, hooks: list[Hook]) -> None:
-        """Runs the model with hooks that change it, and adds its answers to the rows."""
+        """Runs the model with hooks that change it, and adds the answers to the rows."""
         with torch.no_grad():
             got = answers.answer(self.model, self.batch.inputs, self.classes, hooks)
         _check(got.loss, f"the loss with {mix} of {step.name!r} in layer {layer}")
@@ -274,4 +272,4 @@ def _table(
 
 def _check(values: Tensor, what: str) -> None:
     if not all_finite(values):
-        raise ValueError(f"{what} is not finite: look at the weights, or leave out this step.")
+        raise ValueError(f"{what} is not finite: check the weights, or leave out this step.")

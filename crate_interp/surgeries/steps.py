@@ -1,4 +1,4 @@
-"""The steps that can take the place of a layer's own, by name."""
+"""The steps that can replace a layer's own, by name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,17 +23,18 @@ from crate_interp.results.result import counted
 ATTENTION = ("gradient", "neumann", "plus", "minus")
 SOLUTION = "solution"
 Replacement = str | int  # a name, or a number of proximal steps
-Acts = Mapping[str, Tensor]  # what the points of one layer hold
-Make = Callable[[CrateBlock, Acts, Tensor | None, float], Tensor]  # visible tokens, eps
+Acts = Mapping[str, Tensor]  # activations of one layer, by point
+# (block, activations, visible tokens, eps)
+Make = Callable[[CrateBlock, Acts, Tensor | None, float], Tensor]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step in place of a layer's own.
+    """A step that can replace a layer's own.
 
-    name: what tables call it. point: where its result goes. reads: the points it is computed from,
-    beside `point`, which holds the layer's own. make(block, acts, visible, eps) computes it.
-    lacking(block) returns why a layer cannot have it, or an empty text.
+    name: its name in tables. point: the hook point that it replaces. reads: the points it is
+    computed from, besides `point`, which holds the layer's own step. make(block, acts, visible,
+    eps) computes it. lacking(block) returns why a layer cannot take it, or an empty text.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Step:
 
 
 def attention_step(name: str) -> Step:
-    """Returns the step of this name in place of attention.
+    """Returns the step of this name that replaces attention.
 
     Raises ValueError for an unknown name.
     """
@@ -55,7 +56,7 @@ def attention_step(name: str) -> Step:
 
 
 def sparse_step(what: Replacement) -> Step:
-    """Returns the step in place of the sparse step: n proximal steps, or the lasso's solution.
+    """Returns a replacement of the sparse step: n proximal steps, or the lasso's solution.
 
     Raises ValueError for anything but a whole number of at least 1 or "solution".
     """
@@ -69,7 +70,7 @@ def sparse_step(what: Replacement) -> Step:
 
 
 def any_step(what: Replacement) -> Step:
-    """Returns the step of a name or a number of proximal steps.
+    """Returns the step for a name or a number of proximal steps.
 
     Raises ValueError for an unknown name.
     """
@@ -80,7 +81,7 @@ def any_step(what: Replacement) -> Step:
 
 
 def visible_tokens(model: HookedModel, layer: int, pos: int) -> Tensor | None:
-    """Returns which tokens each token sees in a layer, `[pos, pos]`; None if all see all."""
+    """Returns which tokens each token sees in a layer, `[pos, pos]`, or None if each sees all."""
     if not model.cfg.facts.get("causal", False):
         return None
     return contexts(model.cfg, pos, None, torch.device(model.cfg.device))[layer].mask
@@ -90,7 +91,7 @@ def _attention(
     name: str, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_model"]:
     u = tied_subspaces(block)
-    assert u is not None  # _no_u was checked before
+    assert u is not None  # _no_u has checked this
     u = u.detach()
     if name in ("plus", "minus"):
         update = written(acts["attn.hook_z"].transpose(1, 2), u)
@@ -117,22 +118,23 @@ def visible_gradient(
     visible: Bool[Tensor, "pos pos"],
     exact: bool = True,
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Returns for each token the gradient of the R^c of the tokens that it sees, for itself.
+    """Returns, for each token, its own gradient of the R^c of the tokens that it sees.
 
     `sum_k a_i c_i (I + a_i G_i)^{-1} U_k^T` for token i, where c_i is its code in head k, G_i the
     sum of c_j^T c_j over the N_i tokens j that it sees, and a_i = p / (N_i eps^2). exact=False
     takes the first two terms of its Neumann series, `sum_k (a_i c_i - a_i^2 c_i G_i) U_k^T`.
 
-    visible: True where a token (row) sees another (column); each sees itself. If all see all, this
-    is `subspace_coding_rate_gradient`. That gradient mixes all tokens: in a language model it would
-    tell a token what follows it. On 32 windows of the first crate-tiny-lm (6 layers), with it in
-    every layer, the loss seems to fall (slope -.24, 95 % interval -.36 to -.12); with this one it
-    does not measurably (-.09, -.24 to .04). Raises ValueError as `coding_rate` does.
+    visible: True where a token (row) sees another (column); each sees itself. If each sees all,
+    this is `subspace_coding_rate_gradient`. That gradient mixes all tokens, so in a language model
+    it would reveal later tokens. On 32 windows of the first crate-tiny-lm (6 layers), with the
+    gradient over all tokens in every layer, the loss seems to fall (slope -.24, 95 % interval -.36
+    to -.12); with this one it does not fall measurably (-.09, -.24 to .04). Raises ValueError as
+    `coding_rate` does.
     """
     check_rate(z, eps)
     wide, term = u.double(), _exact if exact else _series
     scale = (u.shape[-1] / (visible.sum(dim=-1).double() * eps**2))[:, None]  # [pos, 1]
-    heads = head_codes(z.double(), wide).unbind(dim=-3)  # the Grams of one head at a time
+    heads = head_codes(z.double(), wide).unbind(dim=-3)  # one head at a time, to save memory
     terms = [term(codes, _grams(codes, visible), scale) for codes in heads]
     return written(torch.stack(terms, dim=-3), wide).to(z.dtype)
 
@@ -158,7 +160,7 @@ def _series(codes: Tensor, grams: Tensor, scale: Tensor) -> Tensor:
 def _at_length(
     update: Float[Tensor, "batch pos d_model"], own: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Returns an update as long, sample by sample, as the layer's own; zero stays zero."""
+    """Returns an update scaled, per sample, to the length of the layer's own; zero stays zero."""
     length, wanted = (
         torch.linalg.vector_norm(x.double(), dim=(1, 2), keepdim=True) for x in (update, own)
     )
@@ -182,7 +184,7 @@ def _solution(
 
 def _lasso(block: CrateBlock) -> Lasso:
     lasso = block.mlp.lasso()
-    assert isinstance(lasso, Lasso), lasso  # _no_lasso was checked before
+    assert isinstance(lasso, Lasso), lasso  # _no_lasso has checked this
     return lasso
 
 

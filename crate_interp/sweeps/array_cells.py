@@ -1,4 +1,4 @@
-"""Arrays in the cells of a table, as the bytes of their float64 numbers."""
+"""Arrays inside the cells of a table, as the bytes of their float64 numbers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,14 +16,14 @@ def to_bytes(values: Tensor) -> bytes:
 
 
 def from_bytes(content: bytes, *shape: int) -> np.ndarray:
-    """Returns a new float64 array of a shape; one length may be -1."""
+    """Returns a new float64 array of the given shape; one length may be -1."""
     return np.frombuffer(content, dtype=np.float64).reshape(shape).copy()
 
 
 def added(array: str, *keys: str) -> Merge:
-    """Returns a way to merge tables: the arrays of one column are added where the keys are equal.
+    """Returns a merge rule: arrays of one column are added where the keys are equal.
 
-    Rows keep the order of the first table. Columns beside the keys are added up too.
+    Rows keep the order of the first table. All other columns are added too.
     """
 
     def merge(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:

@@ -63,10 +63,10 @@ def _layers(result: Result) -> pd.DataFrame:
 
 
 class AtomResult(Result):
-    """What the atoms of each layer did over a data set.
+    """The result of `ci.atoms`: what the atoms of each layer did over a data set.
 
     `table()` has a row per layer and atom: layer, atom, firing_rate (the share of tokens at which
-    the code is above 0), mean (over tokens), mean_on (over those at which the atom is on), max,
+    the code is above 0), mean (over tokens), mean_on (over tokens at which the atom is on), max,
     energy_share (of the layer's sum of squares), state: "dead" (never on), "dense" (on at more than
     the share `dense` of the tokens), or "".
 
@@ -90,12 +90,12 @@ class AtomResult(Result):
         Columns: atoms, dead, dense, firing_rate, energy, n_tokens, coherence, condition.
 
         energy: the mean |z|^2 of a token. coherence: the largest cosine between two atoms.
-        condition: that of the dictionary's singular values. Both are NaN for an MLP.
+        condition: the condition number of the dictionary. Both are NaN for an MLP.
         """
         return self.table("layers")
 
     def legend(self) -> str:
-        """Returns what the columns of `layers()` are, in words."""
+        """Returns the meaning of the columns of `layers()`."""
         return (
             "dead: atoms that are never on. dense: on at more than "
             f"{self.meta['settings']['dense']:.0%} of the tokens.\n"
@@ -106,10 +106,10 @@ class AtomResult(Result):
         )
 
     def top(self, layer: int, atom: int) -> pd.DataFrame:
-        """Returns the tokens at which an atom was largest: value, sample, token (its position).
+        """Returns the tokens at which an atom was largest: value, sample, and position (token).
 
-        An atom that was on at fewer tokens has fewer rows. Raises ValueError if there is no such
-        atom.
+        There are fewer rows for an atom that was on at fewer tokens. Raises ValueError if there is
+        no such atom.
         """
         width = self._width(layer)
         if not checks.is_int(atom) or not 0 <= atom < width:
@@ -133,7 +133,7 @@ class AtomResult(Result):
         return np.stack(pairs.loc[pairs["layer"] == layer, "counts"].tolist()) / tokens
 
     def headline(self) -> str:
-        """Returns how many atoms there are, are dead, and are dense."""
+        """Returns how many atoms there are, and how many are dead or dense."""
         layers: Any = self._table("layers")
         total, dead, dense = (int(layers[name].sum()) for name in ("atoms", "dead", "dense"))
         where = counted(self.meta["n_samples"], self.meta["unit"])
@@ -204,14 +204,14 @@ def atom_settings(
     layers: Sequence[int] | None = None,
     dense: float = 0.5,
 ) -> dict[str, Any]:
-    """Returns the settings of `atoms`, checked. Raises ValueError if there is no such layer."""
+    """Returns the checked settings of `atoms`; raises ValueError if there is no such layer."""
     chosen = _chosen(layers, len(model.blocks))
     facts = {"top": int(top), "coactivation": coactivation, "layers": chosen}
     return facts | {"point": CODE, "dense": float(dense)}
 
 
 def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:
-    """Returns the stored tables of the samples of a chunk; that of the weights in the first."""
+    """Returns the stored tables for the samples of a chunk; the first has those of weights."""
     chosen, top, together = (settings[name] for name in ("layers", "top", "coactivation"))
     sums: dict[int, LayerAtoms] = {}
 

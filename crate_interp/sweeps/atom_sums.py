@@ -37,7 +37,7 @@ class LayerAtoms:
             np.concatenate([getattr(self, name), getattr(other, name)])
             for name in ("top_values", "top_samples", "top_tokens")
         )
-        # largest first; of equal values the earlier sample, then the earlier token
+        # largest first; of equal values first the earlier sample, then the earlier token
         order = np.lexsort((tokens, samples, -values), axis=0)[:top]
         values, samples, tokens = (
             np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens)
@@ -74,7 +74,7 @@ def _largest(
 ) -> tuple[Float[Tensor, "rank atom"], Int[Tensor, "rank atom"]]:
     """Returns the largest values of each atom and their tokens; of equal values the earlier token.
 
-    topk leaves open which of equal values it takes, so that atoms where it had a choice are sorted.
+    topk does not say which of equal values it takes, so atoms with such ties are sorted.
     """
     values, indices = flat.topk(count, dim=0)
     least = values[-1]
@@ -124,7 +124,7 @@ def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
 
 
 def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns the sums over both sets of tokens; of the largest values the larger."""
+    """Returns the sums over both sets of tokens, and the larger of the largest values."""
     added = {name: mine[name] + theirs[name] for name in _ADDED}
     return mine.assign(**added, largest=np.maximum(mine["largest"], theirs["largest"]))
 
@@ -138,7 +138,7 @@ def merged_pairs(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, An
 
 
 def merged_top(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns the first rows of both, largest first within an atom; meta has their number."""
+    """Returns the first rows of both, largest first within an atom; meta says how many."""
     both = pd.concat([mine, theirs], ignore_index=True).assign(least=lambda t: -t["value"])
     order = ["layer", "atom", "least", "sample", "token"]
     both = both.sort_values(order, kind="stable", ignore_index=True)

@@ -1,14 +1,14 @@
-"""The negative controls of a sweep in words and tables, beside the model on the same samples."""
+"""The negative controls of a sweep in words and tables, and the model on the same samples."""
 
 import math
 from typing import Any
 
 from crate_interp.results.result import Result, as_text, counted
 
-EVERY = 8  # of so many controlled samples one is seen by the controls within a layer
+EVERY = 8  # one in so many controlled samples is also seen by the controls within a layer
 _GOLDEN = (5**0.5 - 1) / 2
-_TELLS = 10  # of so many samples all are better by chance once in 512
-# the statistics that are shown, and what they are called in a sentence
+_TELLS = 10  # with so many samples, all are better by chance once in 512
+# the statistics that are shown, and their names in a sentence
 CONTROLLED = {
     "compression.subspace_rate_mid": "R^c",
     "compression.reduction_mid": "R - R^c",
@@ -38,8 +38,8 @@ IN_BRACKETS = (
 def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows for "probe.statistic": the model and every control, a row per layer.
 
-    Before controls of the same samples stands the model on these samples. There are no rows if no
-    control applies to the statistic.
+    Before controls on the same samples comes a row of the model on these samples. There are no rows
+    if no control applies to the statistic.
     """
     probe, _, statistic = name.partition(".")
     table: Any = result.table("controls")
@@ -60,27 +60,27 @@ def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]
 
 def _control(row: Any) -> str:
     """Returns the mean under a control, and in how many samples the model is better."""
-    if not hasattr(row, "lower"):  # a result that was saved earlier does not say in how many
+    if not hasattr(row, "lower"):  # an older saved result does not say in how many
         return f"{row.control_mean:.4g}"
     return f"{row.control_mean:.4g} ({_better(row)}/{row.n})"
 
 
 def _better(row: Any) -> int:
-    """Returns in how many samples the model is better: R - R^c is to be high, the others low."""
+    """Returns in how many samples the model is better: higher for R - R^c, else lower."""
     return row.n - row.lower if row.statistic.startswith("reduction") else row.lower
 
 
 def an_eighth(start: int, count: int) -> list[int]:
-    """Returns which of the samples start, start + 1, ... the controls within a layer see.
+    """Returns which samples, of start, start + 1, ..., the controls within a layer see.
 
-    Samples 0, 5, 13, 18, ..., 5 of the first 32 and about an eighth of many, by the golden ratio: a
-    fixed step would go with the classes of data whose classes come in turn, and see one alone.
+    Samples 0, 5, 13, 18, ..., 5 of the first 32 and about an eighth of many, by the golden ratio.
+    With a fixed step, data whose classes come in turn might show only one class.
     """
     return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
 
 
 def few_controlled(result: Result) -> str:
-    """Returns a caution where so few samples were controlled that all may agree by chance."""
+    """Returns a caution if so few samples were controlled that all may agree by chance."""
     counts: Any = result.table("controls")["n"]
     least, asked, n = int(counts.min()), result.meta["controls"], result.meta["n_samples"]
     if least > _TELLS:
@@ -93,7 +93,7 @@ def few_controlled(result: Result) -> str:
 
 
 def by_rate(result: Result) -> str:
-    """Returns in how many samples the model is better than random subspaces, by each rate."""
+    """Returns in how many samples the model is better than random subspaces, for each rate."""
     table: Any = result.table("controls")
     if "lower" not in table:
         return ""
@@ -141,8 +141,8 @@ def controlled(result: Result) -> str:
 
 
 def rate_reduction_bound(result: Result) -> float:
-    """Returns d/2 ln K in nats per token, the most of R - R^c for complete orthonormal U."""
+    """Returns d/2 ln K in nats per token, the largest R - R^c for complete orthonormal U."""
     config = result.meta["config"]
-    grouped = config.get("subspaces", "query") != "query"  # there is one U_k for a group of heads
+    grouped = config.get("subspaces", "query") != "query"  # a group of heads shares one U_k
     heads = config["value_heads"] if grouped else config["n_heads"]
     return config["d_model"] / 2 * math.log(heads)

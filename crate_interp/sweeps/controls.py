@@ -1,9 +1,9 @@
-"""Negative controls: the same probes on the same samples, where there is nothing to find.
+"""Negative controls: the same probes on the same samples, with nothing to find.
 
 A control replaces activations of a layer, or its weights. Statistics that it does not change are
-left out. A network with random weights sees every controlled sample; what is changed within a layer
-is measured on an eighth of them, since the probes of three such controls cost two forwards of a
-sample. They are sample by sample, so that each has random subspaces of its own.
+left out. A network with random weights sees every controlled sample. Controls within a layer see an
+eighth of them, since the probes of three such controls cost two forwards of a sample. They go
+sample by sample, so that each sample has its own random subspaces.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +49,12 @@ def random_subspaces(block: Block, acts: Acts, generator: torch.Generator) -> tu
 
 
 def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """Lets the output map of the head before write what a head gathered."""
+    """Lets a head's output be written by the output map of the previous head."""
     attn = block.attn
-    # a user's own layer may have no map for each head
+    # a user's own layer may lack a map for each head
     if attn.cfg.n_heads < 2 or getattr(attn, "W_O", None) is None:
         return block, acts
-    gathered = acts["attn.hook_z"].to(attn.W_O.dtype)  # of lower precision under autocast
+    gathered = acts["attn.hook_z"].to(attn.W_O.dtype)  # its precision may be lower under autocast
     written = torch.einsum("bnkp,kpd->bnd", gathered, attn.W_O.roll(1, dims=0)) + attn.b_O
     before, _, after = around_attention(block)
     sign = getattr(attn, "_result_contribution_scale", 1.0)
@@ -62,9 +62,9 @@ def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tupl
 
 
 def tight_frame(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """Puts a stream in place that has the energy of the model's and no direction of its own.
+    """Replaces a stream by one of the same energy that has no direction of its own.
 
-    R^c depends on Z Z^T alone.
+    R^c depends only on Z Z^T.
     """
     pos, width = acts[_STREAM[0]].shape[1:]
     frame = _frame(pos, width)
@@ -95,7 +95,7 @@ CONTROLS: dict[str, Control] = {
 def check_controls(controls: Any) -> int:
     """Returns the number of samples that controls see, as an int.
 
-    Raises ValueError for anything else than a whole number, True and False among them.
+    Raises ValueError for anything but a whole number; True and False are not numbers.
     """
     if isinstance(controls, bool):
         wanted = "32 for the first 32 samples" if controls else "0 for no controls"
@@ -105,10 +105,10 @@ def check_controls(controls: Any) -> int:
 
 @dataclass
 class Controls:
-    """The controls of the first `count` samples of a batch, on what the sweep's own run shows.
+    """The controls of the first `count` samples of a batch, using the sweep's own run.
 
-    start: the number of the first sample. extra: what probes read beside activations. of_weights:
-    what has been computed of each layer's weights.
+    start: the number of the first sample. extra: what probes read besides activations. of_weights:
+    values already computed from each layer's weights.
     """
 
     chunk: Chunk
@@ -120,7 +120,7 @@ class Controls:
     found: dict[str, Answers] = field(default_factory=dict)
 
     def readings(self) -> list[Reading]:
-        """Returns what reads all that the probes and the controls need of a layer."""
+        """Returns the context that reads all that the probes and the controls need of a layer."""
         points = _points(self._layers(), self.probes, CONTROLS)
         seen = an_eighth(self.start, self.count)
         return [Reading(points, self._measure)] if points and seen else []
@@ -136,9 +136,9 @@ class Controls:
                 self._measure_one(layer, shown, extra, seed)
 
     def _measure_one(self, layer: int, shown: Acts, extra: Acts, seed: int) -> None:
-        """Adds what the probes measure of one sample in a layer, as it is and with each control."""
+        """Adds the probes' numbers for one sample in a layer, without and with each control."""
         block = self._layers()[layer]
-        # again: in a batch of another size the same numbers may have other last bits
+        # measured again: in a batch of another size the last bits of the same numbers may differ
         own = LayerActs(shown | extra, self.of_weights[layer])
         _add(self.found.setdefault("model", {}), self.probes, block, layer, own)
         for name, change in CONTROLS.items():
@@ -151,11 +151,11 @@ class Controls:
             _add(self.found.setdefault(name, {}), changed, other, layer, seen)
 
     def table(self, own: Answers, untrained: HookedModel, batch: Tensor) -> pd.DataFrame:
-        """Returns the means over samples under each control, beside the model's on the same ones.
+        """Returns the means over samples under each control, and the model's on the same samples.
 
         There is a row for each control, statistic and layer. "random weights" is `untrained`, a
-        twin with the official initialisation; the others are CONTROLS. own: what the probes
-        measured on the whole batch.
+        twin with the official initialisation; the others are CONTROLS. own: the probes' numbers for
+        the whole batch.
         """
         first = slice(self.count)
         extra, whole = _some(self.extra, first), {k: v[first].double() for k, v in own.items()}
@@ -172,9 +172,9 @@ def _some(acts: Acts, which: slice) -> Acts:
 
 
 def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
-    """Tells whether a control may change what a probe measures.
+    """Tells whether a control may change the numbers of a probe.
 
-    A built-in probe says whether it measures against U; one of a user may read any weight.
+    A built-in probe says whether it uses U; a user's probe may read any weight.
     """
     if not same_block:
         function = getattr(probe.measure, "func", probe.measure)
@@ -186,9 +186,9 @@ def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
 
 
 def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]) -> list[str]:
-    """Returns the points that probes read, and those that the controls need, as far as there are.
+    """Returns the points that probes read, and the existing points that the controls need.
 
-    None without a probe that reads activations.
+    None if no probe reads activations.
     """
     wanted = [point for probe in probes for point in (*probe.points, *probe.optional)]
     if not any(probe.points for probe in probes):
@@ -201,7 +201,7 @@ def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]
 def _add(
     found: Answers, probes: Sequence[Probe], block: Any, layer: int, shared: LayerActs
 ) -> None:
-    """Adds what the probes that read activations measure of a layer, behind earlier samples."""
+    """Adds the numbers of the probes that read activations of a layer, after earlier samples."""
     for probe in probes:
         if probe.points:
             for name, value in on_activations(probe, block, shared).items():
@@ -218,7 +218,7 @@ def _measured(
     forward: Forward,
     extra: Acts,
 ) -> Answers:
-    """Returns what the probes measure on a batch."""
+    """Returns the probes' numbers for a batch."""
     layers, found = getattr(model, blocks), {}
     points = _points(layers, probes, {})
 
@@ -238,7 +238,7 @@ def _rows(control: str, values: dict, own: dict) -> list[tuple]:
         if key in own and not torch.equal(value.nan_to_num(-1), own[key].nan_to_num(-1)):
             there = ~value.isnan().reshape(len(value), -1).any(dim=1)
             means = float(value.nanmean()), float(own[key].nanmean())
-            # of each sample, mean over heads
+            # for each sample the mean over heads
             one, two = (side.reshape(len(side), -1).mean(dim=1) for side in (own[key], value))
             rows.append((control, *key, *means, int(there.sum()), int((one < two).sum())))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}

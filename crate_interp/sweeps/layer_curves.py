@@ -45,8 +45,8 @@ def names(result: SweepResult) -> list[str]:
 def curve(result: SweepResult, statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
-    If the statistic is per head, mean and interval are those of the mean over heads of each sample.
-    Raises ValueError, with the nearest names, if the result lacks the statistic.
+    For a statistic per head, mean and interval are those of each sample's mean over heads. Raises
+    ValueError, with the nearest names, if the result lacks the statistic.
     """
     rows = _rows(result.layers(), statistic)
     if len(rows):
@@ -93,9 +93,9 @@ def baseline(
 def chance(
     results: Sequence[SweepResult], statistic: str
 ) -> tuple[str, Float[np.ndarray, "layer"]] | None:
-    """Returns what chance is and has of a statistic by layer, or None.
+    """Returns the name and the values by layer of a statistic's chance level, or None.
 
-    It is None if it is not known, and where the results differ in it.
+    It is None if it is unknown, or differs between the results.
     """
     found = [_chance(result, statistic) for result in results]
     levels = [one[1] for one in found if one is not None]
@@ -149,12 +149,12 @@ def summary(
 def _columns(result: SweepResult) -> list[tuple[str, str]]:
     """Returns the statistics of the summary, and the headings of their columns.
 
-    Where no statistic has a column of its own, they are the first six by their names.
+    If no statistic has its own column, they are the first six, under their names.
     """
     known = {name: statistic(result.meta, name).column for name in names(result)}
     columns: dict[str, str] = {}
     for name, column in known.items():
-        if column:  # two probes of one kind share it
+        if column:  # two probes of the same kind share a heading
             columns[name if column in columns else column] = name
     return [(name, column) for column, name in columns.items()] or [
         (name, name) for name in list(known)[:6]
@@ -172,7 +172,7 @@ def _cells(result: SweepResult, untrained: Sequence[SweepResult], name: str) -> 
 
 
 def heading(result: SweepResult, untrained: Sequence[SweepResult], data: str) -> str:
-    """Returns a line that says what was measured, on what, and what stands in brackets."""
+    """Returns a line that says what was measured, on which data, and what the brackets hold."""
     meta = result.meta
     what = f"{model_name(meta)}, {counted(meta['n_samples'], meta['unit'])}"
     what += f" of {plain(data)}" if data else ""

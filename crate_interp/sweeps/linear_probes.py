@@ -1,4 +1,4 @@
-"""ci.linear_probe: what a linear classifier reads from each layer, beside chance."""
+"""ci.linear_probe: what a linear classifier reads from each layer, compared with chance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,18 +31,18 @@ from crate_interp.sweeps.stores.replay import Replay, digests_of, opened
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 POOLS = ("cls", "mean", "last")
-# features: one array for a chunk. Small arrays kept from every batch would pin the pages of the
-# allocator between the activations, and memory would grow by more than the numbers.
+# features: one array for a chunk. Small arrays kept from every batch would fragment the memory
+# between activations, so that it would grow by more than the numbers.
 POOLED: Rules = {"samples": by("sample"), "features": by("sample")}
-_ROWS = 256  # features that are widened to float64 at once
+_ROWS = 256  # rows of features that are converted to float64 at once
 
 
 def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Tables:
     """Returns the tables "samples" and "features" of a chunk.
 
-    samples: sample, label (that of the data), named (the one of `classes`, which begin with sample
-    number `first`), digest (of the input). features: sample (the first), n, values (the bytes of
-    `[n, n_layers + 1, d_model]` in float32).
+    samples: sample, label (from the data), named (from `classes`, which begin with sample number
+    `first`), digest (of the input). features: sample (the first), n, values (the bytes of `[n,
+    n_layers + 1, d_model]` in float32).
 
     Raises ValueError, with the layer and the samples, if the stream holds NaN or Inf.
     """
@@ -56,7 +56,7 @@ def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Table
         for number, digest in enumerate(digests, start=batch.start):
             label = None if labels is None else labels[number - begin]
             rows.append((number, label, classes[number - first], _short(digest)))
-    first_row = rows[0][0] if rows else begin  # one that was not left out
+    first_row = rows[0][0] if rows else begin  # the first sample that was not left out
     features = [(first_row, len(rows), values[: len(rows)].tobytes())]
     return {
         "samples": pd.DataFrame(rows, columns=["sample", "label", "named", "digest"]),
@@ -86,7 +86,7 @@ def _fill(
 
 
 def _short(digest: str) -> int:
-    """Returns the first 64 bits of a digest: two of a million samples share them by 3e-8."""
+    """Returns the first 64 bits of a digest; of a million samples two agree with p = 3e-8."""
     return int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
 
 
@@ -95,7 +95,8 @@ def by_layer(
 ) -> list[Float[np.ndarray, "sample d_model"]]:
     """Returns the features of each layer from the table "features", the `first` samples first.
 
-    The table loses its values, a chunk as soon as it is copied: both are never held at once.
+    Values are removed from the table chunk by chunk as they are copied, so that memory never holds
+    both.
     """
     chunks = table.pop("values").tolist()[::-1]
     place = np.empty(len(first), dtype=np.int64)  # the row of each sample
@@ -106,7 +107,7 @@ def by_layer(
         values = np.frombuffer(chunks.pop(), dtype=np.float32).reshape(count, n_layers + 1, -1)
         if not layers:
             shape = (len(first), values.shape[-1])
-            # torch's memory: of NumPy's, a huge page is taken wherever the first rows are written
+            # torch's memory: NumPy's would take huge pages wherever the first rows are written
             layers = [torch.empty(shape).numpy() for _ in range(n_layers + 1)]
         for layer, rows in enumerate(layers):
             rows[place[start : start + count]] = values[:, layer]
@@ -126,7 +127,7 @@ class LinearProbeResult(SweepResult):
         return share_interval(rows["mean"].to_numpy(float) * n, n)
 
     def headline(self) -> str:
-        """Returns the layer with the highest accuracy, beside chance and permuted labels."""
+        """Returns the layer of highest accuracy, with chance and permuted labels."""
         table: Any = self._table("layers")
         wide = table.pivot(index="layer", columns="statistic", values="mean")
         best = wide["accuracy"].idxmax()
@@ -155,15 +156,15 @@ def linear_probe(
     classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
     token per sample. pool: "cls", "mean" (over tokens) or "last"; None is "cls" if there is one,
     else "last". labels: one per sample; None takes those of the data. The split is stratified and
-    the same for every layer, and equal samples lie on one side of it. Means and scales are those of
-    the training part. Permuted: the same with labels permuted among samples. It is at chance by
-    construction, because a held-out sample shares nothing with the training part: it shows the
-    noise of the accuracy and not what the classifier could learn by heart. `result.samples()` has 1
-    or 0 for held-out samples and NaN for the others; std and n are over held-out samples.
+    the same for every layer, and equal samples are on the same side of it. Means and scales come
+    from the training part. Permuted: the same with labels permuted among samples. It is at chance
+    by construction, because a held-out sample shares nothing with the training part; so it shows
+    the noise of the accuracy, not what the classifier could memorise. `result.samples()` has 1 or 0
+    for held-out samples and NaN for the others; std and n are over held-out samples.
 
-    run: as in `ci.sweep`. Features are kept, n x (n_layers + 1)
-    x d_model numbers in float32: whoever finds all chunks fits the classifiers and needs that
-    memory. data may be a store, as in `ci.sweep`.
+    run: as in `ci.sweep`. Features are kept, n x (n_layers + 1) x d_model numbers in float32; the
+    process that finds all chunks fits the classifiers and needs that memory. data may be a store,
+    as in `ci.sweep`.
 
     Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
     too few samples to split.
@@ -193,9 +194,9 @@ def linear_probe(
 
 
 def _samples(model: HookedModel, data: Data, options: RunOptions) -> tuple[Samples, Forward]:
-    """Returns the samples and what shows them to the model; of a store, if it has the stream."""
+    """Returns the samples, and how the model reads them; a store must have the stream."""
     samples, forward = opened(model, data, options)
-    assert isinstance(samples, Samples)  # streams are left to ci.sweep
+    assert isinstance(samples, Samples)  # only ci.sweep reads streams
     if isinstance(forward, Replay):
         count = len(model.blocks)
         names = [full_name("hook_resid_pre", layer) for layer in range(count)]
@@ -207,13 +208,13 @@ def linear_result(
     found: Mapping[str, Tables], meta: dict[str, Any], progress: bool = False
 ) -> LinearProbeResult:
     """Returns the result of the stage "features": fits a classifier in each layer."""
-    # taken out, so that nothing else holds its bytes while they are let go
+    # removed from the table, so that their memory can be freed
     table = found["features"].pop("features")
     own, meta = with_facts(found["features"], meta)
     samples: Any = own["samples"]
     settings = meta["probes"]["linear"]["settings"]
     classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
-    groups = samples["digest"].factorize()[0]  # equal samples have the same number
+    groups = samples["digest"].factorize()[0]  # equal samples get the same number
     train = _split(classes, groups, settings["test"], settings["seed"])
     features = by_layer(table, meta["n_layers"], train)
     shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
@@ -284,10 +285,10 @@ def _of_layer(
     train: Bool[np.ndarray, "sample"],
     answers: Sequence[Int[np.ndarray, "sample"]],
 ) -> list[Float[np.ndarray, "held"]]:
-    """Returns 1 for each held-out sample that is classified rightly, 0 for the others.
+    """Returns 1 for each held-out sample that is classified correctly, 0 for the others.
 
-    For each of several kinds of right answers a classifier is fitted. features: those of the
-    training part first. They are standardised where they are.
+    A classifier is fitted for each of several sets of answers. features: the training part comes
+    first; they are standardised in place.
     """
     count = int(train.sum())
     middle, scale = _scaling(features[:count])
@@ -303,14 +304,14 @@ def _of_layer(
 def _scaling(
     values: Float[np.ndarray, "row d_model"],
 ) -> tuple[Float[np.ndarray, "d_model"], Float[np.ndarray, "d_model"]]:
-    """Returns mean and standard deviation of each column; 1 for one that does not vary.
+    """Returns mean and standard deviation of each column; 1 for a constant column.
 
     scikit-learn's scaler would make float64 copies of all rows.
     """
     origin = values[0].astype(float)
     total, squares = np.zeros_like(origin), np.zeros_like(origin)
     for start in range(0, len(values), _ROWS):
-        moved = values[start : start + _ROWS] - origin  # exactly 0 where nothing varies
+        moved = values[start : start + _ROWS] - origin  # exactly 0 for a constant column
         total, squares = total + moved.sum(axis=0), squares + (moved**2).sum(axis=0)
     off = total / len(values)
     scale = np.sqrt(np.maximum(squares / len(values) - off**2, 0))
@@ -324,7 +325,7 @@ def _fitted(features: Float[np.ndarray, "row d_model"], classes: Int[np.ndarray,
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
-        # there is nothing to converge to in permuted labels
+        # with permuted labels there is nothing to converge to
         warnings.simplefilter("ignore", ConvergenceWarning)
         return LogisticRegression(max_iter=1000).fit(features, classes)
 

@@ -1,4 +1,4 @@
-"""ci.probe: the same probes on a cache."""
+"""ci.probe: the same probes, on a cache."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 @with_weights
 def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
-    """Measures the cache of `model.run_with_cache(x)`, with the weights that the model has now.
+    """Measures the cache of `model.run_with_cache(x)`, with the model's current weights.
 
     The decoder of a masked autoencoder is `ci.probe(cache.decoder)`; the towers of a CLIP are
     `cache.visual` and `cache.text`. There are no controls, which need another forward.
@@ -65,7 +65,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
 
 
 def _check(cache: CrateCache, probes: list[Probe]) -> int:
-    """Returns the number of samples of a cache that has what the probes read, of every token."""
+    """Returns the number of samples of a cache that has every token of what the probes read."""
     model: Any = cache.model
     if not cache.has_batch_dim:
         raise ValueError(
@@ -82,11 +82,11 @@ def _check(cache: CrateCache, probes: list[Probe]) -> int:
             "Cache them too, or all."
         )
     _check_tokens(cache)
-    return len(next(iter(cache.values())))  # every point has the batch first
+    return len(next(iter(cache.values())))  # the first axis of every point is the batch
 
 
 def _check_tokens(cache: CrateCache) -> None:
-    """Raises ValueError for a slice of the tokens, which would be measured as if it were all."""
+    """Raises ValueError for a slice of the tokens, which would be taken for all tokens."""
     shapes = {
         name: value.shape for name, value in cache.cache_dict.items() if name.startswith("blocks.")
     }

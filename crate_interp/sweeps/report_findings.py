@@ -1,4 +1,4 @@
-"""What a report says of a sweep: the sentences it begins with, and the verdict of each layer.
+"""The findings of a sweep in a report: its first sentences, and each layer's verdict.
 
 Numbers become changes with intervals, these become signs, and these become words.
 """
@@ -23,7 +23,7 @@ from crate_interp.sweeps.sweep_findings import (
     turns,
 )
 
-# a statistic -> (what is expected of a trained network, 1 if that is more than untrained, else -1)
+# statistic -> (what is expected of a trained network, 1 if more than untrained, else -1)
 _BESIDE_UNTRAINED = {
     OFFICIAL: ("Authors' R^c is lower than untrained", -1),
     "sparsity.zero_fraction": ("More zeros than untrained", 1),
@@ -31,11 +31,11 @@ _BESIDE_UNTRAINED = {
     "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
     "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
 }
-_CLS, _INSTEAD = "attention.support_cls", "attention.entropy"  # the second without a CLS token
+_CLS, _INSTEAD = "attention.support_cls", "attention.entropy"  # the second if there is no CLS token
 
 
 def finding(result: SweepResult, twins: Sequence[SweepResult]) -> list[str]:
-    """Returns the sentences that a report begins with, one for each rate that is called R^c."""
+    """Returns the first sentences of a report, one for each rate that is called R^c."""
     step, along = at_attention(result), along_layers(result)
     said: list[str] = []
     if along is not None:
@@ -49,7 +49,7 @@ def finding(result: SweepResult, twins: Sequence[SweepResult]) -> list[str]:
 
 
 def two_rates(result: SweepResult) -> str:
-    """Returns why a report has two rates that are called R^c, or "" if it has not both."""
+    """Returns why a report has two rates called R^c, or "" if it does not have both."""
     if at_attention(result) is None or along_layers(result) is None:
         return ""
     return (
@@ -82,7 +82,7 @@ def _stream(result: SweepResult, step: Change, twins: list[Change | None]) -> st
 
 
 def _what(result: SweepResult) -> str:
-    """Returns what the rate of a report is of: "the stream", or "LN(Z)"."""
+    """Returns what a report's rate is measured on: "the stream", or "LN(Z)"."""
     probe = result.meta["probes"].get("compression", {"settings": {}})
     return "LN(Z)" if probe["settings"].get("norm") else "the stream"
 
@@ -106,25 +106,25 @@ def _changes(change: np.ndarray) -> str:
 
 
 def _per_cent(share: float) -> str:
-    """Returns a change in per cent with its sign; what rounds to 0 has none."""
+    """Returns a change in per cent with its sign; a change that rounds to 0 has no sign."""
     words = f"{100 * share:+.1f}"
     return words[1:] if float(words) == 0 else words
 
 
 def _plain(result: SweepResult, twins: Sequence[SweepResult]) -> str:
-    """Returns the first statistic from the first to the last layer, of a report without rates."""
+    """Returns the first statistic in the first and last layer, for reports without rates."""
     name = names(result)[0]
     return f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
 
 
 def beginning(known: Sequence[str]) -> list[str]:
-    """Returns the statistics that a report begins with: what CLS attends to stands for all."""
+    """Returns the statistics with which a report begins; one stands for all of CLS's attention."""
     chosen = [name for name in _BESIDE_UNTRAINED if name in known]
     return [name for name in chosen if name != _INSTEAD or _CLS not in known]
 
 
 def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
-    """Returns a statistic in the first and the last layer, with its unit, beside untrained."""
+    """Returns a statistic in the first and last layer, with its unit and the untrained values."""
     drawn, random = curve(result, name), baseline(twins, name)
     unit = statistic(result.meta, name).unit
     first, last = drawn.layers[0], drawn.layers[-1]
@@ -137,7 +137,7 @@ def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
 
 
 def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
-    """Returns the rows of the strip: what the theory expects, and whether each layer does it."""
+    """Returns the rows of the strip: what the theory expects, and which layers do it."""
     rows: list[Row] = []
     for words, measured in (
         (f"R^c of {_what(result)} falls at attention", at_attention),
@@ -151,18 +151,18 @@ def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
 
 
 def _falls(words: str, result: SweepResult, change: Change, twins: list[Change | None]) -> Row:
-    """Returns whether a rate is shown to fall in each layer, and what untrained networks do."""
+    """Returns whether a rate is shown to fall in each layer, and the same of untrained networks."""
     signs = dict(zip(change.layers.tolist(), change.signs, strict=True))
     random = _untrained_signs(twins) or [0] * len(signs)
     untrained = dict(zip(signs, random, strict=True))
-    said = {1: "rises", -1: "falls", 0: "its interval holds 0", None: "nothing to compare with"}
+    said = {1: "rises", -1: "falls", 0: "its interval includes 0", None: "nothing to compare with"}
     known = [twin.change for twin in twins if twin is not None]
     numbers = [_changes(change.change), _changes(np.mean(known, axis=0)) if known else ""]
     return _row(words, result, signs, said, -1, numbers, untrained)
 
 
 def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
-    """Returns for each layer 1 or -1 where the means of all seeds rise or fall, else 0."""
+    """Returns for each layer 1 or -1 if the means of all seeds rise or fall, else 0."""
     known = [np.sign(twin.change) for twin in twins if twin is not None]
     if not known:
         return None
@@ -170,13 +170,13 @@ def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
 
 
 def _beside_untrained(result: SweepResult, twins: Sequence[SweepResult], name: str) -> Row:
-    """Returns whether each layer's mean is told apart from that of one more untrained network."""
+    """Returns whether each layer's mean differs from that of one further untrained network."""
     words, better = _BESIDE_UNTRAINED[name]
     drawn, random = curve(result, name), baseline(twins, name)
     assert random is not None
     ways = beyond_untrained(result, name, random)
     signs = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
-    said = {1: "above untrained", -1: "below untrained", 0: "not told apart from untrained"}
+    said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
     numbers = [low_to_high(each, "{:.3g}".format) for each in (drawn.mean, random.mean(axis=0))]
     return _row(words, result, signs, {**said, None: "not measured"}, better, numbers)
 
@@ -192,8 +192,8 @@ def _row(
 ) -> Row:
     """Returns a row of the strip.
 
-    signs: 1 or -1 where a layer is shown to lie above or below, else 0. said: each sign in words,
-    None for a layer without one. better: the sign that the theory expects. untrained: the signs of
+    signs: 1 or -1 if a layer is shown to lie above or below, else 0. said: each sign in words, None
+    for a layer without a sign. better: the sign that the theory expects. untrained: the signs of
     untrained networks, for the rings.
     """
     cells = []

@@ -13,12 +13,11 @@ from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpe
 
 
 class SweepResult(Result):
-    """What probes measured on a data set.
+    """The numbers that probes measured on a data set.
 
     Stored tables: `samples`, `head_samples`, `moments`, `weights`, `controls`. moments: n, mean and
-    sum of squared deviations of each head, and, as head -1, of the mean over heads of each sample.
-    Computed from them: `layers` and `heads`. meta: model and data, settings, units, versions,
-    seconds.
+    sum of squared deviations of each head, and, as head -1, of each sample's mean over heads.
+    Derived tables: `layers` and `heads`. meta: model and data, settings, units, versions, seconds.
     """
 
     KIND = "sweep"
@@ -37,8 +36,8 @@ class SweepResult(Result):
     def samples(self) -> pd.DataFrame:
         """Returns a row per sample and layer: sample, label, layer, and a column "probe.statistic".
 
-        There is a column for each `[batch]` statistic. A statistic that a layer does not have is
-        NaN there: layer n_layers has only what is measured on Z^L.
+        There is a column for each `[batch]` statistic. A statistic that a layer lacks is NaN there:
+        layer n_layers has only statistics of Z^L.
         """
         return self.table("samples")
 
@@ -46,8 +45,8 @@ class SweepResult(Result):
         """Returns a row per statistic and layer: probe, statistic, layer, mean, std, n, over.
 
         mean and std are over n samples. std divides by n - 1 and is NaN for n < 2. A statistic of
-        the weights has n = 1. over "heads": a statistic per head, of which each sample has the
-        mean over heads; `heads()` has each head. `table("layers")` is without these.
+        the weights has n = 1. over "heads" marks a statistic per head, averaged over heads for each
+        sample; `heads()` has each head. `table("layers")` leaves these out.
         """
         parts = [self._table("layers").assign(over="samples")]
         if len(self._table("heads")):
@@ -65,15 +64,15 @@ class SweepResult(Result):
     def head_samples(self) -> pd.DataFrame:
         """Returns a row per sample, layer and head, and a column "probe.statistic".
 
-        There is a column for each statistic that `Probe.per_head` names; without any the table is
-        empty.
+        There is a column for each statistic in a probe's `per_head`; if there are none, the table
+        is empty.
         """
         return self.table("head_samples")
 
     def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`.
 
-        By Student's t; NaN for a single sample, and for what the weights alone decide.
+        It is Student's t; NaN for a single sample, and for statistics of the weights.
         """
         return mean_ends(rows)
 
@@ -83,23 +82,23 @@ class SweepResult(Result):
         Columns: control, probe, statistic, layer, control_mean, model_mean, n, lower. Both means
         are over the same n samples; in `lower` of them the model's number is below the control's,
         which is better for R^c and worse for R - R^c. "random weights" (one untrained network, seed
-        0) see all that are controlled, the others a part, evenly spread (5 of 32, about an eighth
-        of many). Those are "random subspaces" (with the singular values of the model's U, drawn
-        anew for each sample), "permuted heads" (each head's result written by the W_O of the head
-        before), and "tight frame" (a stream of the same energy, spread evenly over as many
-        directions as it can have).
-        A statistic that a control does not change has no row. meta["controls"] is the number of
-        samples asked for, the first of the data. Empty for `ci.probe`, and for a part of the data
-        behind them. In a merged result the means are over the controlled samples of both.
+        0) are measured on all controlled samples, the others on an evenly spread part (5 of 32,
+        about an eighth of many). Those are "random subspaces" (with the singular values of the
+        model's U, drawn anew for each sample), "permuted heads" (each head's result written by the
+        W_O of the head before), and "tight frame" (a stream of the same energy, spread evenly over
+        as many directions as it can have). A statistic that a control does not change has no row.
+        meta["controls"] is the number of controlled samples, the first of the data. The table is
+        empty for `ci.probe`, and for a part of the data after them. In a merged result the means
+        are over the controlled samples of both.
         """
         return self.table("controls")
 
     def controls_text(self) -> str:
-        """Returns the controls of R^c in lines of text, and what each tells; "" without any."""
+        """Returns the controls of R^c in lines of text, with their meaning; "" without any."""
         return controls_text(self)
 
     def headline(self) -> str:
-        """Returns what was measured, and what happens to both rates that are called R^c."""
+        """Returns what was measured, and how both rates that are called R^c change."""
         return headline(self)
 
     def _check_readable(self) -> None:
@@ -118,11 +117,11 @@ class SweepResult(Result):
         """Returns the heads with the sharpest attention in words, lowest entropy first.
 
         A line for each of `attention.entropy_cls`, `entropy_patches` and `entropy`, if measured; ""
-        without them. It has the means over samples in nats, what even attention has, the 95 %
-        intervals of the means by Student's t, the deviation over samples (sd; where it is large
-        the head is sharp on some of them alone), what CLS gives to itself, and how many intervals
-        overlap that of the first head. Two heads whose intervals do not overlap differ (p < .05),
-        however the heads go together over samples.
+        without them. It has the means over samples in nats, the value of even attention, the 95 %
+        intervals of the means by Student's t, the standard deviation over samples (sd; if it is
+        large, the head is sharp only on some samples), the share that CLS gives to itself, and how
+        many intervals overlap that of the first head. Two heads whose intervals do not overlap
+        differ (p < .05), however they correlate over samples.
         """
         tokens = self.meta["probes"].get("attention", {}).get("settings", {}).get("tokens", "all")
         queries = "all queries" if tokens == "all" else f"the queries {tokens}"
@@ -136,7 +135,7 @@ class SweepResult(Result):
             found = sharpest(self, statistic)
             if len(found):
                 most = even(self, f"attention.{statistic}")
-                same = most is not None and np.ptp(most) < 1e-6  # in all layers
+                same = most is not None and np.ptp(most) < 1e-6  # the same in all layers
                 scale = "nats" if most is None or not same else f"nats, {most[0]:.4g} is even"
                 scale += f"; 95 % interval; sd over {self.meta['unit']}"
                 words = f"Sharpest heads by {statistic} (of {of}; {scale}): "
@@ -144,7 +143,7 @@ class SweepResult(Result):
         return "\n".join(lines)
 
     def _shown(self) -> pd.DataFrame:
-        return self._table("heads").head(20)  # a probe may have numbers per head alone
+        return self._table("heads").head(20)  # a probe may have only statistics per head
 
     def _repr_html_(self) -> str:
         table: Any = self._table("layers")
@@ -156,7 +155,7 @@ class SweepResult(Result):
 
 
 def _ranked(heads: Any, count: int) -> str:
-    """Returns the first of the sharpest heads in words, and whether they are told apart."""
+    """Returns the first of the sharpest heads in words, and whether they differ."""
     shown = []
     for row in heads.head(count).itertuples():
         ends = f" ({row.low:#.4g} to {row.high:#.4g}; sd {row.std:.2g})"

@@ -47,25 +47,25 @@ def sweep(
     precision: str | None = None,
     **run: Unpack[Run],
 ) -> Perhaps[SweepResult]:
-    """Runs the model over `data` once and keeps what the probes measure in each layer.
+    """Runs the model over `data` once, and keeps the probes' numbers for each layer.
 
-    probes: names, Probe objects, or both; None: those of the default four whose points the model
-    has. data: see `ci.data.open_data` and `open_text`, or what `ci.open_store` returns; of a stream
-    every process reads all rows. blocks: "decoder_blocks" for a masked autoencoder's decoder.
-    forward(model, batch): another way to run the model. controls: on how many of the first samples
-    to measure `result.controls()`, at about two more forwards each. precision: "bfloat16" runs the
-    model under torch.autocast; probes measure in float32.
+    probes: names, Probe objects, or both; None means those of the four defaults whose points the
+    model has. data: see `ci.data.open_data` and `open_text`, or the result of `ci.open_store`; with
+    a stream every process reads all rows. blocks: "decoder_blocks" for a masked autoencoder's
+    decoder. forward(model, batch): another way to run the model. controls: on how many of the first
+    samples to measure `result.controls()`, at about two more forwards each. precision: "bfloat16"
+    runs the model under torch.autocast; probes measure in float32.
 
-    run: the options of every streamed verb (crate_interp/core/run_options.py): batch_size,
-    limit, workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out= a folder
-    keeps each chunk as soon as it is measured, and the same call goes on where an earlier one
-    ended.
+    run: the options of every streamed verb (crate_interp/core/run_options.py): batch_size, limit,
+    workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out= a folder keeps
+    each chunk as soon as it is measured, and repeating the call continues where an earlier one
+    stopped.
 
-    Memory does not grow with the number of samples, but for the numbers themselves. Hooks that are
-    on the model stay on.
+    Memory grows with the number of samples only by the numbers themselves. Hooks on the model stay
+    on.
 
-    Raises ValueError before work starts for arguments and data that cannot be measured, NaN or Inf
-    among them, and if the folder holds something else; with layer and samples if a statistic is not
+    Raises ValueError before work starts for arguments and data that cannot be measured, including
+    NaN or Inf, and if the folder holds something else; with layer and samples if a statistic is not
     finite.
     """
     options = run_options(sweep, run)
@@ -136,7 +136,7 @@ def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
         for batch in chunk.batches():
             extra = _masks(chunk, batch)
             if batch.start >= controls:
-                untrained = None  # its memory is free for the rest
+                untrained = None  # frees its memory for the rest
                 measure_batch(chunk, batch, probes, tally, of_weights, extra)
                 continue
             count = min(controls - batch.start, len(batch.inputs))
@@ -159,10 +159,10 @@ def measure_batch(
     extra: dict[str, Tensor],
     more: Sequence[batches.Reading] = (),
 ) -> dict[Key, Tensor]:
-    """Runs the model on a batch, adds what the probes measure in each layer, and returns it too.
+    """Runs the model on a batch, adds the probes' numbers for each layer, and returns them too.
 
-    of_weights: what has been computed of each layer's weights. extra: what probes read beside
-    activations. more: what else reads.
+    of_weights: values already computed from each layer's weights. extra: what probes read besides
+    activations. more: further readings.
     """
     chunk.measure(batch, [*_readings(chunk, probes, tally, of_weights, extra), *more])
     answers = {(item.name, name, layer): value for item, layer, name, value, _ in tally.waiting}
@@ -177,9 +177,9 @@ def _readings(
     of_weights: list[dict],
     extra: dict[str, Tensor],
 ) -> list[batches.Reading]:
-    """Returns a reading for each probe, so that it measures a layer while its points are in cache.
+    """Returns a reading for each probe, so that a layer is measured while its points are in cache.
 
-    What probes of one layer share is kept until the last of them has measured the layer.
+    Values that a layer's probes share are kept until the last of them is done.
     """
     layers: Any = getattr(chunk.model, chunk.blocks)
     names = set(dict(layers[0].named_modules()))
@@ -216,9 +216,9 @@ def _readings(
 
 
 def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> list[Probe]:
-    """Returns the probes asked for; of the default ones those whose points the layers have.
+    """Returns the requested probes, or those of the defaults whose points the layers have.
 
-    Raises KeyError if a probe that was asked for reads a point that the layers lack.
+    Raises KeyError if a requested probe reads a point that the layers lack.
     """
     chosen = resolve(probes)
     names = set(dict(getattr(model, blocks)[0].named_modules()))
@@ -237,9 +237,9 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
 def check_masks(
     probes: list[Probe], samples: Samples | Stream | None, skip_bad: bool = False
 ) -> None:
-    """Raises ValueError if a probe needs masks and there are none, or the first cannot be read.
+    """Raises ValueError if a probe needs masks, and there are none or the first cannot be read.
 
-    skip_bad: whether the first may be one that cannot be decoded.
+    skip_bad: whether an undecodable first mask is allowed.
     """
     name = next((item.name for item in probes if item.masks), None)
     if name is None:
@@ -262,10 +262,10 @@ def check_masks(
 
 
 def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
-    """Returns what probes of masks get of a batch (`MASKS`), if the stage reads masks.
+    """Returns a batch's entries for probes of masks (`MASKS`), if the stage reads masks.
 
-    The other masks are those of the next samples, the first after the last; where samples are left
-    out, of the next ones that have a mask which can be decoded.
+    The other masks are those of the next samples; after the last comes the first. Samples without a
+    decodable mask are passed over.
     """
     read = chunk.samples.masks
     if batch.masks is None or read is None:
@@ -279,9 +279,9 @@ def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
 def measure_weights(
     model: HookedModel | DecoderView, blocks: str, probes: list[Probe], tally: Tally
 ) -> None:
-    """Adds what the probes measure of the weights of each layer.
+    """Adds the probes' numbers for the weights of each layer.
 
-    That of the built-in probes is kept for as long as the weights are unchanged.
+    Numbers of built-in probes are cached until the weights change.
     """
     whole = model if isinstance(model, HookedModel) else model.model
     layers: Any = getattr(model, blocks)

@@ -1,4 +1,4 @@
-"""What a sweep found, in words and numbers: what happens to the two rates that are called R^c."""
+"""The findings of a sweep in words and numbers: how the two rates called R^c change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from crate_interp.stats.significance import interval_words, signs
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"
-_BACK = 0.05  # of the way between the ends: what a rate may turn back and still rise or fall
+_BACK = 0.05  # share of the range that a rate may turn back and still count as rising or falling
 
 
 @dataclass(frozen=True)
 class Change:
-    """How a number changes, layer by layer, as a mean over samples and a share of what it was.
+    """How a number changes, layer by layer: its means, and the relative change by sample.
 
     before, after: the means. change: the mean over samples of after / before - 1, as in an audit.
     low, high: its 95 % interval by Student's t; NaN for a single sample.
@@ -42,7 +42,7 @@ class Change:
 def at_attention(result: Result) -> Change | None:
     """Returns how R^c changes from before to after the attention of each layer, if both are known.
 
-    Both are against the subspaces of that layer.
+    Both use the subspaces of that layer.
     """
     before, after = _wide(result, _BEFORE), _wide(result, _AFTER)
     if before is None or after is None:
@@ -52,7 +52,7 @@ def at_attention(result: Result) -> Change | None:
 
 
 def along_layers(result: Result) -> Change | None:
-    """Returns how the rate of the authors' script changes from each layer to the next, if known.
+    """Returns how the authors' rate changes from each layer to the next, if it is known.
 
     The entry of a layer says how it differs from the layer before; the first layer has none.
     """
@@ -64,7 +64,7 @@ def along_layers(result: Result) -> Change | None:
 
 
 def headline(result: Result) -> str:
-    """Returns what was measured, and what happens to both rates that are called R^c."""
+    """Returns what was measured, and how both rates that are called R^c change."""
     meta = result.meta
     number = counted(len(meta["statistics"]), "statistics")
     count = (
@@ -87,16 +87,16 @@ def headline(result: Result) -> str:
 
 
 def few_words(change: Change) -> str:
-    """Returns that no layer has an interval, in brackets, or "" where one has."""
+    """Returns, in brackets, that no layer has an interval, or "" if one has."""
     none = np.isnan(change.low).all()
     return f" ({interval_words(np.nan, np.nan)})" if none else ""
 
 
 def sharpest(result: Result, statistic: str) -> pd.DataFrame:
-    """Returns the rows of `heads()` of a statistic of attention, lowest mean first.
+    """Returns the rows of `heads()` for a statistic of attention, lowest mean first.
 
-    low, high: the 95 % interval of the mean by Student's t; NaN for a single sample. own: of the
-    attention of CLS, the share that it gives to itself; NaN for another statistic.
+    low, high: the 95 % interval of the mean by Student's t; NaN for a single sample. own: the share
+    of CLS's attention that goes to itself; NaN for other statistics.
     """
     table: Any = result.table("heads")
     table = table[table["probe"] == "attention"]
@@ -111,7 +111,7 @@ def sharpest(result: Result, statistic: str) -> pd.DataFrame:
 def mean_ends(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`, by Student's t.
 
-    NaN for a single sample, and for what the weights alone decide.
+    NaN for a single sample, and for statistics of the weights.
     """
     mean, std, n = (rows[name].to_numpy(float) for name in ("mean", "std", "n"))
     return student_interval(mean, std / np.sqrt(n), n)
@@ -120,9 +120,9 @@ def mean_ends(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 def beyond_untrained(
     result: Any, statistic: str, untrained: Float[np.ndarray, "seed layer"]
 ) -> Int[np.ndarray, "layer"]:
-    """Returns 1 where a mean is shown to be above that of one more untrained network, -1 below.
+    """Returns 1 if a mean is shown to be above one further untrained network's, -1 if below.
 
-    0 where neither is shown. untrained: the mean of each of them.
+    0 if neither is shown. untrained: each network's mean.
     """
     table, weights = result.layers(), result.table("weights")
     rows = table[table["probe"] + "." + table["statistic"] == statistic]
@@ -133,9 +133,9 @@ def beyond_untrained(
 
 
 def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
-    """Returns what a statistic of attention would be, by layer, if all keys had the same share.
+    """Returns a statistic of attention, by layer, for equal shares on all keys.
 
-    None if it is none of `OF_EVEN`, or if the entropy of even attention was not measured.
+    None if the statistic is not in `OF_EVEN`, or the entropy of even attention was not measured.
     """
     table: Any = result.table("layers")
     uniform = table[(table["probe"] == "attention") & (table["statistic"] == "entropy_uniform")]
@@ -145,7 +145,7 @@ def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
     return OF_EVEN[statistic](keys, result.meta["config"].get("special_tokens", 1))
 
 
-# what even attention has, given the number of keys and of tokens before the patches
+# the value for even attention, given the number of keys and of tokens before the patches
 OF_EVEN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "attention.entropy": lambda keys, _: np.log(keys),
     "attention.entropy_cls": lambda keys, _: np.log(keys),
@@ -155,7 +155,7 @@ OF_EVEN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def instead_of_u(result: Result) -> str:
-    """Returns a sentence about what stands in for U in a black box, or "" if nothing does."""
+    """Returns a sentence on what was measured in place of U in a black box, or ""."""
     config = result.meta["config"]
     role = config.get("subspaces")
     probes = result.meta.get("probes", {}).values()
@@ -169,24 +169,24 @@ def instead_of_u(result: Result) -> str:
 
 
 def stream(result: Result) -> str:
-    """Returns what R^c is measured of, such as "Z at eps 0.1"."""
+    """Returns what R^c is measured on, such as "Z at eps 0.1"."""
     settings = result.meta["probes"]["compression"]["settings"]
     return f"{'LN(Z)' if settings.get('norm') else 'Z'} at eps {settings.get('eps')}"
 
 
 def path(along: Change) -> str:
-    """Returns how a rate goes from the first layer to the last, and where else it was lowest.
+    """Returns how a rate goes from the first to the last layer, and its extreme between, in words.
 
-    Such as "falls from 221 nats per token in layer 0 to 166.5 in layer 5", or "goes from 224 nats
-    per token in layer 0 to 226 in layer 5, with its lowest, 127, in layer 1".
+    An example is "falls from 221 nats per token in layer 0 to 166.5 in layer 5", or "goes from 224
+    nats per token in layer 0 to 226 in layer 5, with its lowest, 127, in layer 1".
     """
     return turns([along.before[0], *along.after], along.layers.tolist(), "nats per token")
 
 
 def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
-    """Returns how values go from the first layer to the last, as `path` does.
+    """Returns in words how values go from the first to the last layer, as `path` does.
 
-    later: the layers but for the first. unit: without it the ends are said without their layers.
+    later: all layers but the first. unit: if empty, the ends are given without their layers.
     """
     layers = [later[0] - 1, *later]
     words = f"{values[0]:.4g} to {values[-1]:.4g}"
@@ -203,9 +203,9 @@ def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
 
 
 def _outside(values: Sequence[float]) -> int | None:
-    """Returns which value lies furthest outside those at the ends; None if it is close to one.
+    """Returns the value that lies furthest outside those at the ends; None if none is far.
 
-    A rate that turns back and leaves the ends behind has not simply fallen or risen.
+    A rate with such a value has not simply fallen or risen.
     """
     low, high = sorted((values[0], values[-1]))
     beyond = [max(low - value, value - high) for value in values]
@@ -214,7 +214,7 @@ def _outside(values: Sequence[float]) -> int | None:
 
 
 def _wide(result: Result, name: str) -> Any:
-    """Returns a statistic by sample and layer, without layers that lack it; None if it is none."""
+    """Returns a statistic by sample and layer, without layers that lack it, or None."""
     samples = result.table("samples")
     if name not in samples:
         return None

@@ -21,7 +21,7 @@ Key = tuple[str, str, int]  # probe, statistic, layer
 CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
 _STATISTIC = ["probe", "statistic", "layer"]
 _NUMBERS = ["mean", "std", "n"]
-TOGETHER = -1  # the "head" of the moments of the mean over heads of each sample
+TOGETHER = -1  # the "head" of the moments of each sample's mean over heads
 
 
 @dataclass
@@ -51,19 +51,19 @@ class Moments:
 
 @dataclass
 class Tally:
-    """What has been measured so far on n samples.
+    """The numbers measured so far on n samples.
 
-    A `[batch]` statistic is written into one array of n made at its first batch: small arrays kept
-    from every batch would pin the allocator's pages between the activations, and memory would grow
-    with the data.
+    A `[batch]` statistic is written into one array of length n, made at its first batch. Small
+    arrays kept from every batch would fragment the memory between activations, so that it would
+    grow with the data.
     """
 
     n: int
     start: int = 0  # number of the first sample
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
-    # a column for each head, then one for the mean over heads of each sample
+    # a column for each head, then one for each sample's mean over heads
     heads: dict[Key, Moments] = field(default_factory=dict)
-    # [n, head] of what Probe.per_head names
+    # [n, head] for statistics in Probe.per_head
     head_samples: dict[Key, np.ndarray] = field(default_factory=dict)
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
     # "probe.statistic": summed over samples and layers
@@ -72,17 +72,17 @@ class Tally:
     waiting: list[tuple[Probe, int, str, Tensor, int]] = field(default_factory=list)
 
     def add(self, probe: Probe, layer: int, answer: dict[str, Tensor], start: int) -> None:
-        """Takes a probe's answer on the batch that begins at sample `start`; `flush` counts it."""
+        """Takes a probe's numbers for a batch that begins at sample `start`; `flush` adds them."""
         self.waiting += [
             (probe, layer, statistic, value, start) for statistic, value in answer.items()
         ]
 
     def flush(self, probes: Sequence[Probe]) -> None:
-        """Counts the answers on a batch in the order of the probes.
+        """Adds the numbers of a batch in the order of the probes.
 
-        They are brought over in one piece: a transfer for each costs as much as measuring it.
-        Raises ValueError, with layer and samples, if a number is not finite, except for NaN from a
-        probe that is partial.
+        They are transferred together, because a transfer costs as much as a measurement. Raises
+        ValueError, with layer and samples, if a number is not finite, except for NaN from a probe
+        that is partial.
         """
         order = {probe.name: place for place, probe in enumerate(probes)}
         waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
@@ -97,7 +97,7 @@ class Tally:
             self._count(probe, key, values.reshape(tensor.shape), start)
 
     def _count(self, probe: Probe, key: Key, values: np.ndarray, start: int) -> None:
-        """Counts `[batch]` or `[batch, head]` values of one statistic."""
+        """Adds `[batch]` or `[batch, head]` values of one statistic."""
         if key[1] in probe.counts:
             name = f"{key[0]}.{key[1]}"
             self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
@@ -124,13 +124,13 @@ class Tally:
         store[key][first : first + len(values)] = values
 
     def totals(self) -> dict[str, int | float]:
-        """Returns the counts, integers as such."""
+        """Returns the totals of counted statistics, whole numbers as integers."""
         return {
             name: int(value) if value.is_integer() else value for name, value in self.counts.items()
         }
 
     def add_weights(self, probe: str, layer: int, answer: dict[str, Tensor]) -> None:
-        """Takes what a probe measures of a layer's weights, `[]` or `[head]` each."""
+        """Takes the numbers of a layer's weights from a probe, `[]` or `[head]` each."""
         for statistic, tensor in answer.items():
             values = tensor.detach().double().cpu().numpy()
             if not np.isfinite(values).all():
@@ -175,12 +175,12 @@ def _refuse_nan(key: Key, values: np.ndarray, start: int, partial: bool) -> None
 
 
 def no_controls() -> pd.DataFrame:
-    """Returns the table of controls without a row."""
+    """Returns the table of controls without rows."""
     return pd.DataFrame({name: np.array([], dtype=object) for name in CONTROLS})
 
 
 def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str, Any]:
-    """Returns the stored tables of a tally; that of the controls is empty."""
+    """Returns the stored tables of the measured numbers; that of the controls is empty."""
     moments = [
         (*key, head, item.n, mean, squares)
         for key, item in tally.heads.items()
@@ -209,7 +209,7 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
     count = max([n_layers, *(layer + 1 for _, _, layer in values)])
     columns: dict[str, Any] = {
         "sample": np.repeat(np.arange(start, start + n), count),
-        # labels may be lists, of which NumPy would make an array
+        # labels may be lists, which NumPy would turn into an array
         "label": [label for label in (labels or [None] * n) for _ in range(count)],
         "layer": np.tile(np.arange(count), n),
     }
@@ -221,7 +221,7 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
 
 
 def _head_sample_table(tally: Tally) -> pd.DataFrame:
-    """Returns rows for every layer and head that any statistic has; NaN where another has none."""
+    """Returns rows for every layer and head of any statistic; NaN for statistics without them."""
     tables: dict[tuple, dict[str, Any]] = {}  # statistics of the same layers and heads share rows
     for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
         layers = sorted(key[2] for key in tally.head_samples if key[:2] == (probe, statistic))
@@ -243,7 +243,7 @@ def _head_sample_table(tally: Tally) -> pd.DataFrame:
 
 def layers(result: Result) -> pd.DataFrame:
     """Returns mean, std and n over samples of each statistic and layer."""
-    samples = result.stored["samples"]  # column by column: no copy of the table is made
+    samples = result.stored["samples"]  # column by column, so that the table is not copied
     of_row = samples["layer"].to_numpy()
     rows_of = {layer: np.flatnonzero(of_row == layer) for layer in np.unique(of_row)}
     rows: list[tuple] = []
@@ -282,7 +282,7 @@ def with_std(moments: pd.DataFrame) -> Any:
 
 
 def mean_of_heads(result: Result) -> pd.DataFrame:
-    """Returns a row per statistic and layer that has heads: the mean over heads of each sample.
+    """Returns each sample's mean over heads: a row per statistic and layer that has heads.
 
     std is NaN for weights, and in results that were saved without it.
     """
@@ -294,7 +294,7 @@ def mean_of_heads(result: Result) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows by statistic, in the order they were first measured, then layer and head."""
+    """Returns the rows by statistic, in the order of first measurement, then by layer and head."""
     pairs = list(zip(table["probe"], table["statistic"], strict=True))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
     keys = ["place", "layer", *(["head"] if "head" in table else [])]
@@ -314,7 +314,7 @@ def merged_moments(
     squares = both["squares"] + both["squares_other"] + step**2 * (both["n"] * both["n_other"] / n)
     mean = both["mean"] + step * (both["n_other"] / n)
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
-    # a mean over heads that one of both was saved without is that of the other's samples alone
+    # if one result lacks the mean over heads, it is that of the other's samples
     whole = merged.groupby(_STATISTIC)["n"].transform("max") == merged["n"]
     merged = merged[whole | (merged["head"] != TOGETHER)]
     order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
@@ -331,7 +331,7 @@ def merged_controls(
     for name in ("control_mean", "model_mean"):
         both[name] = both[name].astype(float) * both["n"].astype(float)
     keys = CONTROLS[:4]
-    # results that were saved earlier do not say in how many samples the model is lower
+    # older saved results do not say in how many samples the model is lower
     counted = [name for name in CONTROLS[4:] if name in mine and name in theirs]
     total: Any = both.groupby(keys, sort=False, as_index=False)[counted].sum()
     for name in ("control_mean", "model_mean"):

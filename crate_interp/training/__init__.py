@@ -1,1 +1,1 @@
-"""Tools for a training loop: a watch that measures the model, and a term of the loss."""
+"""Tools for a training loop: a watch that measures the model, and a loss term."""

@@ -30,9 +30,9 @@ def _transformers(watch: Any) -> Any:
 
 
 def _lightning(watch: Any) -> Any:
-    """Returns a Watch for Lightning's Trainer, from whichever of its two packages is imported.
+    """Returns a Watch for Lightning's Trainer, from either of its two packages.
 
-    Raises ImportError without Lightning.
+    The one that is already imported is used. Raises ImportError without Lightning.
     """
     package = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
     base: Any = import_module(package).Callback
@@ -46,7 +46,7 @@ def _lightning(watch: Any) -> Any:
                 self.__enter__()
 
         def on_train_batch_end(self, trainer: Any, *others: Any) -> None:
-            # batches whose gradients are accumulated make no update
+            # batches whose gradients are accumulated are not updates
             if trainer.is_global_zero and trainer.global_step > self.now:
                 self.step(trainer.global_step)
 
@@ -61,7 +61,7 @@ def _lightning(watch: Any) -> Any:
     return LightningWatch
 
 
-# by the name of the trainer: a function of the class Watch that returns a subclass of it
+# name of the trainer -> a function that makes a subclass of Watch
 CALLBACKS: dict[str, Callable[[Any], Any]] = {
     "transformers": _transformers,
     "lightning": _lightning,

@@ -5,14 +5,15 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-SHIFTS, FEWEST = 999, 7  # shifts at most; values at least
-_SHORTEST = 2  # values of a segment
+SHIFTS, FEWEST = 999, 7  # most shifts; fewest values
+_SHORTEST = 2  # fewest values of a segment
 
 
 class Change(NamedTuple):
     """Where a series changes: the second segment begins at value `at`.
 
-    f: F of two means against one. p: see `change_point`. before, after: the means of both segments.
+    f: the F of two means against one. p: see `change_point`. before, after: the means of the two
+    segments.
     """
 
     at: int
@@ -25,17 +26,17 @@ class Change(NamedTuple):
 def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the largest F over the places where a series may be cut in two, and that place.
 
-    F = (n - 2) B / W, with B the sum of squares between the means of the two segments and W the one
-    within them. A segment has at least 2 values. It is infinite if both segments are constant and
+    F = (n - 2) B / W, with B the sum of squares between the two segments and W the sum of squares
+    within them. A segment has at least 2 values. F is infinite if both segments are constant and
     differ, and 0 for a constant series. Both are `[series]`.
     """
     n = values.shape[-1]
     cuts = np.arange(_SHORTEST, n - _SHORTEST + 1)
     centred = values - values.mean(axis=-1, keepdims=True)
     sums = np.cumsum(centred, axis=-1)[..., cuts - 1]
-    between = sums**2 * n / (cuts * (n - cuts))  # as a centred series sums to 0
+    between = sums**2 * n / (cuts * (n - cuts))  # holds because a centred series sums to 0
     total = (centred**2).sum(axis=-1, keepdims=True)
-    # a constant has a total of rounding errors alone
+    # of a constant series the total is only rounding error
     constant = total <= n * (1e-12 * np.abs(values).max(axis=-1, keepdims=True)) ** 2
     within = np.where(total - between > 1e-12 * total, total - between, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -48,9 +49,10 @@ def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.nd
 def change_point(values: Float[np.ndarray, "n"], seed: int = 0) -> Change | None:
     """Returns where a series changes its mean most, or None for fewer than 7 values.
 
-    p: how often a circular shift of the series has as large an F, (1 + those) / (1 + shifts). All n
-    - 1 shifts are taken, or 999 drawn by `seed` if there are more; so p is at least 1 / n. A shift
-    keeps the values and, but for one place, their neighbours: slow waves do not count as a change.
+    p: the share of circular shifts of the series with an F at least as large, (1 + their number) /
+    (1 + shifts). All n - 1 shifts are taken, or 999 drawn by `seed` if there are more; so p is at
+    least 1 / n. A shift keeps the values and, except at one place, their neighbours, so slow waves
+    do not count as a change.
     """
     n = len(values)
     if n < FEWEST or not np.isfinite(values).all():

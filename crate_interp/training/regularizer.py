@@ -14,7 +14,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.block import Layer
 from crate_interp.probes.layer_reading import subspaces
 
-# the functions that count or approximate the entries that are not zero
+# functions that count the nonzero entries, or approximate that count
 _PENALTIES = {"l0": l0_norm, "l1": l1_norm}
 
 
@@ -22,22 +22,22 @@ class SRRRegularizer:
     """Adds the sparse rate reduction of chosen layers to a loss.
 
     `weight * sum_l mean_batch [lambd |Z^l|_0 + R^c(Z^l | U^l; eps) - R(Z^l; eps)]`, where Z^l =
-    f^l(sg(Z^{l-1})) is what layer l makes of its input, detached: the gradient reaches the weights
-    of layer l and of no other. arXiv 2411.17182 eq. 14; lower is better.
+    f^l(sg(Z^{l-1})) is the output of layer l for its detached input: the gradient reaches only the
+    weights of layer l. arXiv 2411.17182 eq. 14; lower is better.
 
         with ci.SRRRegularizer(model, weight=1e-3) as penalty:
             for x, y in batches:
                 loss = torch.nn.functional.cross_entropy(model(x), y) + penalty()
 
-    The inputs of the layers are those of the last forward with gradients, so the network runs once
-    and each chosen layer once more; hooks on it fire a second time. layers: "last" (the paper's
-    choice in practice), "random" (one at each call, drawn by `seed` and not by torch's global
-    generator), or numbers such as [1, 3]. penalty: "l0" counts entries that are not zero, and its
-    gradient is zero everywhere, so it is in the value alone; "l1" is a surrogate that has one. The
-    paper does not tell which it used, nor eps and whether the count is a share; normalise makes it
-    one. weight=0 adds a zero without a gradient, and leaves every bit of the training as it is.
+    The layers' inputs come from the last forward with gradients, so the network runs once and each
+    chosen layer once more; its hooks fire a second time. layers: "last" (the paper's choice in
+    practice), "random" (one at each call, drawn by `seed` and not by torch's global generator), or
+    numbers such as [1, 3]. penalty: "l0" counts entries that are not zero; its gradient is zero
+    everywhere, so it changes only the value. "l1" is a surrogate with a gradient. The paper does
+    not say which it used, nor eps, nor whether the count is a share; normalise makes it a share.
+    weight=0 adds a zero without a gradient, and does not change a bit of the training.
 
-    `last` holds the term of each layer in the last call, before the weight.
+    `last` holds each layer's term in the last call, before the weight.
 
     Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that do not
     exist, and models whose layers have no U; RuntimeError if it is called outside its `with` or
@@ -74,7 +74,7 @@ class SRRRegularizer:
         self._draws = random.Random(checks.count("seed", seed, least=0))
         self._seen: dict[int, tuple[tuple, dict]] = {}
         self._handles: list = []
-        self._again = False  # a layer runs once more, and its input is known
+        self._again = False  # the layer now runs once more, with its recorded input
 
     def __repr__(self) -> str:
         which = "one of " if self.one else ""
@@ -107,13 +107,13 @@ class SRRRegularizer:
         return record
 
     def __call__(self) -> Float[Tensor, ""]:
-        """Returns the term of the last forward, to be added to the loss."""
+        """Returns the term for the last forward, to be added to the loss."""
         if not self._handles:
             raise RuntimeError("use `with ci.SRRRegularizer(model) as penalty:` around the loop.")
         if not self._seen:
             raise RuntimeError(
                 "there was no forward with gradients since the last call: call the model first, "
-                "in training and not under torch.no_grad()."
+                "with gradients (not under torch.no_grad())."
             )
         seen, self._seen = self._seen, {}
         chosen = [self._draws.choice(self.layers)] if self.one else self.layers
@@ -131,14 +131,14 @@ class SRRRegularizer:
         finally:
             self._again = False
         u, size = subspaces(block), _PENALTIES[self.penalty]
-        assert u is not None  # as checked
+        assert u is not None  # checked before
         return sparse_rate_reduction(z, u, self.eps, self.lambd, size, self.normalise).mean()
 
 
 def _numbers(layers: str | Sequence[int], count: int) -> list[int]:
     """Returns the layers that may be chosen, ascending.
 
-    Raises ValueError for what names none of them.
+    Raises ValueError for any other value.
     """
     if isinstance(layers, str):
         checks.one_of("layers", layers, ("last", "random"))
@@ -147,5 +147,5 @@ def _numbers(layers: str | Sequence[int], count: int) -> list[int]:
     if not given or any(type(one) is not int or not 0 <= one < count for one in given):
         raise ValueError(f"layers={given!r}: give 'last', 'random' or numbers 0 to {count - 1}.")
     if len(set(given)) < len(given):
-        raise ValueError(f"layers={given!r}: a layer comes twice.")
+        raise ValueError(f"layers={given!r}: a layer is named twice.")
     return sorted(given)

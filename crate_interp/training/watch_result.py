@@ -1,4 +1,4 @@
-"""WatchResult: what probes measured while a model was trained, with the step as an axis."""
+"""WatchResult: what probes measured during a training, with the training step as an axis."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +20,7 @@ _CHANGES = [*_KEYS, "step", "f", "p", "before", "after", "n"]
 
 
 def _by_step(result: "WatchResult", name: str) -> pd.DataFrame:
-    """Returns a derived table of the sweep at each step, one below the other."""
+    """Returns a derived table of the sweep at each step, stacked."""
     parts = [result.at(step).table(name) for step in result.steps]
     for step, part in zip(result.steps, parts, strict=True):
         part.insert(0, "step", step)
@@ -42,7 +42,7 @@ def _changes(result: "WatchResult") -> pd.DataFrame:
 
 
 def _evenly_spaced(steps: np.ndarray) -> int:
-    """Returns how many of the first gaps are alike: the last step may come early."""
+    """Returns how many of the first gaps are equal, since the last step may come early."""
     gaps = np.diff(steps)
     return len(gaps) - int(len(gaps) > 1 and gaps[-1] != gaps[-2])
 
@@ -50,8 +50,9 @@ def _evenly_spaced(steps: np.ndarray) -> int:
 class WatchResult(Result):
     """What probes measured on the same samples at several steps of a training.
 
-    Stored tables: those of a sweep with a first column `step`, the number of updates before. From
-    them: `layers`, `heads` and `changes`. `result.at(step)` is the SweepResult of one step.
+    Stored tables: those of a sweep, with a first column `step`, the number of updates so far.
+    Derived tables: `layers`, `heads` and `changes`. `result.at(step)` is the SweepResult of one
+    step.
     """
 
     KIND = "watch"
@@ -84,7 +85,7 @@ class WatchResult(Result):
             near = min(self.steps, key=lambda one: abs(one - step)) if checks.is_int(step) else ""
             raise ValueError(
                 f"step={checks.shown(step)}: the model was measured at {len(self.steps)} steps, "
-                f"{self.steps[0]} to {self.steps[-1]}. The nearest is {near or self.steps[0]}."
+                f"{self.steps[0]} to {self.steps[-1]}. The nearest step is {near or self.steps[0]}."
             )
         tables: dict[str, Any] = {}
         for name in STORED:
@@ -107,19 +108,19 @@ class WatchResult(Result):
         return self.table("heads")
 
     def changes(self) -> pd.DataFrame:
-        """Returns where each mean changes its course most: a row a statistic, layer and head.
+        """Returns where each mean changes its course most: one row per statistic, layer and head.
 
         The series is the change of the mean per update, from step to step. step: where its second
         segment begins. before, after: the mean change per update in both segments. f: the largest
         two-segment F. p: from circular shifts of the n changes, at least 1 / n
         (crate_interp/training/change_points.py); NaN for n < 7. It is one p-value of many: 5 % of
-        series that do not change are at .05 or below. The samples are the same at every step, so p
-        is about this one training.
+        series without a change are at .05 or below. The samples are the same at every step, so p is
+        about this one training.
         """
         return self.table("changes")
 
     def headline(self) -> str:
-        """Returns what was measured when, and how many series change their course."""
+        """Returns what was measured when, and how many series change course."""
         meta, steps = self.meta, self.steps
         what = counted(len(meta["statistics"]), "statistics")
         where = (
@@ -142,7 +143,7 @@ class WatchResult(Result):
         return f"{words}.{more}"
 
     def _series(self) -> Iterator[tuple[tuple, np.ndarray, np.ndarray]]:
-        """Yields (probe, statistic, layer, head or None), steps and means of each series."""
+        """Yields each series: (probe, statistic, layer, head or None), steps and means."""
         for name in ("layers", "heads"):
             table: Any = self._table(name)
             keys = _KEYS if name == "heads" else _KEYS[:3]

@@ -28,7 +28,7 @@ from crate_interp.training.callbacks import CALLBACKS
 from crate_interp.training.watch_result import STORED, WatchResult
 
 _STAGE = "watch"
-# entries that differ between the steps, processes or devices of one training
+# entries of meta that may differ between the steps, processes or devices of one training
 _FREE = ("model_digest", "device", "seconds")
 
 
@@ -36,7 +36,7 @@ _FREE = ("model_digest", "device", "seconds")
 class Watch:
     """Measures a model at every n-th step of its training: what `ci.watch` returns.
 
-    now: how many updates there have been. seconds: the time spent on measuring.
+    now: the number of updates so far. seconds: the time spent on measuring.
     """
 
     model: HookedModel
@@ -82,7 +82,7 @@ class Watch:
         return self
 
     def _check_same_training(self, kept: Tables) -> None:
-        """Raises ValueError if the folder's numbers at this step are not those of the model."""
+        """Raises ValueError if the model's numbers at this step differ from those in the folder."""
         assert self._open is not None
         try:
             other = _other(kept, self._tables())
@@ -99,7 +99,7 @@ class Watch:
 
     def __exit__(self, kind: type | None, *error: object) -> None:
         assert self._open is not None
-        with self._open:  # closes the folder, whatever happens
+        with self._open:  # closes the folder, even after an error
             if kind is None and self.now not in self._steps:
                 self._measure()
             if self.out is not None and self._steps:
@@ -109,13 +109,13 @@ class Watch:
     def step(self, number: int | None = None) -> None:
         """Counts an update, and measures the model if its number is a multiple of `every`.
 
-        number: how many updates there have been, where you count them yourself.
-        Raises RuntimeError outside `with`, ValueError for a number that is not above the last.
+        number: the number of updates so far, if you count them yourself. Raises RuntimeError
+        outside `with`, ValueError for a number that is not above the last.
         """
         if self._open is None:
             raise RuntimeError("use `with ci.watch(model, data) as watch:` around the loop.")
         if number is not None and checks.count("number", number) <= self.now:
-            raise ValueError(f"number={number}: there have been {self.now} updates already.")
+            raise ValueError(f"number={number}: there were {self.now} updates already.")
         self.now = self.now + 1 if number is None else int(number)
         if self.now % self.every == 0:
             self._measure()
@@ -123,7 +123,7 @@ class Watch:
     def result(self) -> WatchResult:
         """Returns what was measured so far.
 
-        Raises ValueError if nothing was.
+        Raises ValueError if nothing has been measured yet.
         """
         if not self._steps:
             reasons = "; ".join(self.not_measured.values()) or "open it with `with` first"
@@ -139,10 +139,10 @@ class Watch:
         return WatchResult(tables, meta | {"seconds": round(self.seconds, 3)})
 
     def _measure(self) -> None:
-        """Measures the model as it is; if that fails, it warns, and the training goes on.
+        """Measures the model; if that fails, it warns and lets the training continue.
 
-        The model is in eval mode meanwhile, without autocast; its modes and torch's random numbers
-        are as before afterwards.
+        Meanwhile the model is in eval mode, without autocast. Afterwards its modes and torch's
+        random numbers are as before.
         """
         started, step = time.perf_counter(), self.now
         try:
@@ -168,7 +168,7 @@ class Watch:
         finally:
             for module in training:
                 module.training = True
-            self.stage.once.clear()  # computed from weights, which change
+            self.stage.once.clear()  # once holds values computed from weights, which change
 
     def _keep(self, step: int, tables: Tables) -> None:
         self._steps[step] = tables
@@ -185,7 +185,7 @@ def _other(kept: Tables, now: Tables) -> str | None:
         numbers = kept[name].select_dtypes("float").columns
         for column in numbers.difference(["n", "squares"]):
             was, found = kept[name][column].to_numpy(), now[name][column].to_numpy()
-            # other devices and precisions compute the same training
+            # on other devices and in other precisions it is still the same training
             if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
                 means = [f"{np.nanmean(values):.4g}" for values in (was, found)]
                 return f"the mean of {column} is {means[0]} there and {means[1]} in this model"
@@ -223,23 +223,23 @@ def watch(
 
     The model is measured before the first update, after every `every` of them, and after the last.
     probes: as in `ci.sweep`; "frames" and "objective" measure R^c and the objective in the frames
-    of the audit. A training has the same bits with and without it: the model is in eval mode only
-    meanwhile, nothing draws from torch's random numbers, and gradients are untouched.
+    of the audit. The watch does not change a bit of the training: the model is in eval mode only
+    while it is measured, torch's random numbers are not used, and gradients are untouched.
 
-    callback: "transformers" or "lightning" makes what is returned a callback too, to be handed over
-    as `Trainer(callbacks=[watch])`; it counts the updates itself, and the first process alone
-    measures. The model is the hooked one, also where a trainer wraps it; weights that are sharded
-    over processes (FSDP) cannot be measured.
+    callback: "transformers" or "lightning" makes the returned watch a callback too, to be passed as
+    `Trainer(callbacks=[watch])`; it counts the updates itself, and only the first process measures.
+    Give the hooked model, even if a trainer wraps it; weights sharded over processes (FSDP) cannot
+    be measured.
 
-    out: a folder that keeps each step as soon as it is measured, and the result. start: how many
-    updates there were before, where a training goes on from a checkpoint: the steps up to there
-    are taken from the folder. resume=False starts the folder over.
+    out: a folder that keeps each step as soon as it is measured, and the result. start: the number
+    of updates before, if a training continues from a checkpoint; the steps up to there are taken
+    from the folder. resume=False starts the folder over.
 
     A step at which a number is not finite, as in a training that diverges, is listed in
-    meta["not_measured"] with a warning, and the training goes on. Raises ValueError before the
+    meta["not_measured"] with a warning, and the training continues. Raises ValueError before the
     training for arguments and data that cannot be measured, and if the folder holds something else
-    or, at the step `start`, numbers that are not this model's;
-    ImportError if the trainer's package is missing.
+    or, at the step `start`, numbers that are not this model's; ImportError if the trainer's package
+    is missing.
     """
     every, limit = checks.count("every", every), checks.count("limit", limit)
     options = run_options(watch, {"limit": limit, "batch_size": batch_size})
@@ -248,7 +248,7 @@ def watch(
     if callback is not None:
         made = CALLBACKS[checks.one_of("callback", callback, tuple(CALLBACKS))](Watch)
     meta, stage, code = planned(model, data, probes, options)
-    meta = {**meta, "model_digest": ""}  # it is another model at every step
+    meta = {**meta, "model_digest": ""}  # the model is different at every step
     samples = stage.samples.kept() if isinstance(stage.samples, Stream) else stage.samples
     stage = replace(stage, samples=_remembered(samples))
     place, settings = None if out is None else Path(out), _settings(meta, code, every)
@@ -256,13 +256,13 @@ def watch(
 
 
 def _settings(meta: dict[str, Any], code: dict[str, str], every: int) -> dict[str, Any]:
-    """Returns what the steps in a folder depend on."""
+    """Returns the settings on which the steps in a folder depend."""
     fixed = {name: value for name, value in meta.items() if name not in _FREE}
     run = {"format": 1, "kind": "watch", "stages": [], "settings": {**fixed, "every": every}}
     return {**run, "code": code}
 
 
 def _remembered(samples: Samples) -> Samples:
-    """Returns samples that are read once, and then stay in memory."""
+    """Returns samples that are read once and then stay in memory."""
     masks = None if samples.masks is None else functools.cache(samples.masks)
     return replace(samples, read=functools.cache(samples.read), masks=masks)

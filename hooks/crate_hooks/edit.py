@@ -3,11 +3,11 @@
     with model.hooks([("blocks.3.attn.hook_z", edit.zero(heads=2))]):
         logits = model(images)
 
-An edit returns a new tensor, never writes into the one it gets, and lets gradients through.
-`heads`, `atoms` and `positions` limit it to a part of the tensor; each is a number, several
-numbers, or None for all. heads: along the head axis of codes, patterns and results. atoms: along
-the last axis of codes such as mlp.hook_post. positions: among the tokens, CLS and prompts included
-(of a pattern or of scores: the queries); `patch_positions` returns those of an image's patches.
+An edit returns a new tensor, never writes into its input, and lets gradients through. `heads`,
+`atoms` and `positions` limit it to a part of the tensor; each is a number, several numbers, or None
+for all. heads: along the head axis of codes, patterns and results. atoms: along the last axis of
+codes such as mlp.hook_post. positions: among the tokens, CLS and prompts included (of a pattern or
+of scores: the queries); `patch_positions` returns those of an image's patches.
 
 When its hook is called, an edit raises ValueError, with the name of the point, if the point lacks
 the axis or the numbers.
@@ -43,7 +43,7 @@ def zero(*, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
 def mean(
     source: Tensor, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
 ) -> Edit:
-    """Returns an edit that puts the mean over the samples of another run in place of a part.
+    """Returns an edit that replaces a part by its mean over the samples of another run.
 
     That removes from the part what differs between samples. source: what the same point held, batch
     first; each position keeps a mean of its own. Raises ValueError if the source is not a
@@ -62,7 +62,7 @@ def resample(
     atoms: Chosen = None,
     positions: Chosen = None,
 ) -> Edit:
-    """Returns an edit that puts another sample's activations in place of a part.
+    """Returns an edit that replaces a part by the activations of another sample.
 
     source: what the same point held for samples that represent the data, batch first. One of them
     is drawn for each sample of a batch; the same seed draws the same ones. If the source has as
@@ -78,7 +78,9 @@ def resample(
     def value(tensor: Tensor, hook: Any) -> Tensor:
         count, batch = len(source), len(tensor)
         generator = torch.Generator().manual_seed(int(seed))
-        if count == batch and batch > 1:  # each sample gets the next one of a random circle
+        if (
+            count == batch and batch > 1
+        ):  # samples are put in a random circle, and each gets the next one
             order = torch.randperm(batch, generator=generator)
             drawn = torch.empty_like(order)
             drawn[order] = order.roll(1)
@@ -92,7 +94,7 @@ def resample(
 def patch(
     source: Tensor, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
 ) -> Edit:
-    """Returns an edit that puts the activations of another run in place of a part.
+    """Returns an edit that replaces a part by the activations of another run.
 
     source: what the same point held there, sample by sample, or one sample for all. Raises
     ValueError if the source is not a tensor with the batch first, or if a selection is not of whole
@@ -137,14 +139,14 @@ def clamp(
 def threshold(by: float, *, atoms: Chosen = None, positions: Chosen = None) -> Edit:
     """Returns an edit that thresholds a code again, `ReLU(code - by)`.
 
-    At mlp.hook_post this is what a larger eta lambd does in the last step. by: at least 0, in the
-    unit of the code. Before the ReLU (mlp.hook_pre) use `sparse_step` instead, which changes all
-    steps. Raises ValueError if `by` is negative or not finite, or if a selection is not of whole
-    numbers.
+    At mlp.hook_post this has the effect of a larger eta lambd in the last step. by: at least 0, in
+    the unit of the code. Before the ReLU (mlp.hook_pre) use `sparse_step` instead, which changes
+    all steps. Raises ValueError if `by` is negative or not finite, or if a selection is not of
+    whole numbers.
     """
     arguments.require_number("by", by)
     if by < 0:
-        raise ValueError(f"by={by}: a threshold only cuts off, give a number of at least 0.")
+        raise ValueError(f"by={by}: a threshold must not be negative, give a number of at least 0.")
     return edited(lambda tensor, hook: (tensor - by).relu(), None, atoms, positions)
 
 
@@ -194,7 +196,7 @@ def steer(
         )
     length = torch.linalg.vector_norm(direction.detach())
     if unit and not length > 0:
-        raise ValueError("direction is zero and points nowhere: give another.")
+        raise ValueError("direction is zero: give another.")
     step = direction / length * strength if unit else direction * strength
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
@@ -218,9 +220,9 @@ def project_out(
 
     At ln1.hook_normalized the codes of head k are then 0. If U is orthonormal over all heads
     together, the codes of the other heads do not change; trained subspaces overlap, and other heads
-    lose what they share with this one. In the stream (hook_resid_pre) neither holds: LayerNorm
-    subtracts a mean and scales, which mixes the span with the rest, and the skip path loses the
-    span too. Compare with a random subspace.
+    lose what they share with this one. In the stream (hook_resid_pre) neither statement holds:
+    LayerNorm subtracts a mean and scales, which mixes the span with the rest, and the skip path
+    loses the span too. Compare with a random subspace.
 
     Raises ValueError if the subspace is not a finite tensor of these shapes or spans nothing, or if
     the positions are not whole numbers.
@@ -283,7 +285,7 @@ def sparse_step(
             raise ValueError(f"{name}={value}: give a number of at least 0.")
         if not isinstance(getattr(step, name, None), Real):
             raise ValueError(
-                f"the sparse step of this layer, {type(step).__name__}, has no {name}: hang "
+                f"the sparse step of this layer, {type(step).__name__}, has no {name}: put "
                 "edit.threshold on mlp.hook_post instead."
             )
     before = {name: getattr(step, name) for name in wanted}
@@ -291,7 +293,7 @@ def sparse_step(
     try:
         for name, value in wanted.items():
             setattr(step, name, float(value))
-        step.edited = outer | wanted  # results list it
+        step.edited = outer | wanted  # results record the edit
         yield block
     finally:
         step.edited = outer
@@ -300,7 +302,7 @@ def sparse_step(
 
 
 def patch_positions(patches: Iterable[tuple[int, int]], grid: tuple[int, int]) -> list[int]:
-    """Returns the positions of patches among the tokens of an image, in which CLS is token 0.
+    """Returns the token positions of an image's patches; CLS is token 0.
 
     patches: pairs (row, column). grid: the numbers of rows and columns, `cfg.grid`. Raises
     ValueError if a patch lies outside the grid.
@@ -322,14 +324,14 @@ def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
     same = source.ndim == tensor.ndim and source.shape[1:] == tensor.shape[1:]
     if not same or len(source) not in (1, len(tensor)):
         raise ValueError(
-            f"the source is {list(source.shape)}, but {at(hook)} is {list(tensor.shape)}: give "
-            "what this point held in a run of the same shape, or of one sample."
+            f"the source is {list(source.shape)}, but {at(hook)} is {list(tensor.shape)}: give the "
+            "activations of this point in a run of the same shape, or of one sample."
         )
     return source.to(tensor).expand_as(tensor).clone()  # a hook after this one may write into it
 
 
 def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: bool) -> Edit:
-    """Returns the projection on a subspace, `Q Q^T x`."""
+    """Returns the edit that projects on a subspace, `Q Q^T x`."""
     basis = _basis(subspace, orthonormal)
 
     def projected(tensor: Tensor, hook: Any) -> Tensor:
@@ -343,7 +345,7 @@ def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: boo
 def _basis(
     subspace: Float[Tensor, "*head d_model width"], orthonormal: bool
 ) -> Float[Tensor, "d_model rank"]:
-    """Returns an orthonormal basis of the span, as wide as its rank; or the columns as stored."""
+    """Returns an orthonormal basis of the span, as wide as its rank, or the columns as stored."""
     right = isinstance(subspace, Tensor) and subspace.ndim in (2, 3) and 0 not in subspace.shape
     if not right or not arguments.is_finite(subspace) or not subspace.is_floating_point():
         raise ValueError(
@@ -356,8 +358,8 @@ def _basis(
     if not orthonormal:
         return columns
     left, values, _ = torch.linalg.svd(columns.double(), full_matrices=False)
-    # smaller singular values are rounding of columns that depend on each other
+    # smaller singular values come from rounding of linearly dependent columns
     rank = int((values > values[0] * 4 * torch.finfo(columns.dtype).eps).sum())
     if not rank:
-        raise ValueError("subspace is zero and spans nothing: give another.")
+        raise ValueError("subspace is zero: give another.")
     return left[:, :rank].to(columns.dtype)

@@ -1,4 +1,4 @@
-"""What an edit takes: checks of its arguments, and the heads, atoms or positions it changes."""
+"""Arguments of edits: checks, and the heads, atoms or positions to change."""
 
 from collections.abc import Callable, Collection, Sequence
 from numbers import Integral, Real
@@ -16,7 +16,7 @@ _QUERIES = ("hook_pattern", "hook_attn_scores")  # [batch, head, query, key]
 def edited(
     value: Callable[[Tensor, Any], Tensor], heads: Chosen, atoms: Chosen, positions: Chosen
 ) -> Edit:
-    """Returns the edit that puts `value(tensor, hook)` in the chosen part and keeps the rest."""
+    """Returns an edit that writes `value(tensor, hook)` into the chosen part only."""
     chosen = {"heads": heads, "atoms": atoms, "positions": positions}
     wanted = {name: _numbers(name, which) for name, which in chosen.items() if which is not None}
 
@@ -50,7 +50,7 @@ def _axis(name: str, tensor: Tensor, hook: Any) -> int:
         "positions": "[batch, pos, ...]",
     }[name]
     raise ValueError(
-        f"{at(hook)} is {list(tensor.shape)} and has no {name}: hang the edit on a point with axes "
+        f"{at(hook)} is {list(tensor.shape)} and has no {name}: put the edit on a point with axes "
         f"{wanted}."
     )
 
@@ -70,13 +70,15 @@ def _numbers(name: str, which: Chosen) -> list[int]:
 def _inside(name: str, numbers: Sequence[int], count: int, hook: Any) -> list[int]:
     wrong = [number for number in numbers if not -count <= number < count]
     if wrong:
-        raise ValueError(f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}: give these.")
+        raise ValueError(
+            f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}: give some of these."
+        )
     return list(numbers)
 
 
 @runtime_checkable
 class Point(Protocol):
-    """A hook point, as much of it as an edit reads."""
+    """The properties of a hook point that an edit reads."""
 
     name: str | None
 
@@ -84,11 +86,11 @@ class Point(Protocol):
 def require_width(tensor: Tensor, hook: Point | None, width: int, what: str) -> None:
     """Raises ValueError unless the last axis of a tensor at a point is `width` long.
 
-    what: the name, in the error, of the thing that has this width.
+    what: the name in the error for the thing of this width.
     """
     if tensor.shape[-1] != width:
         raise ValueError(
-            f"{at(hook)} is {list(tensor.shape)}, but the {what} has {width} dimensions: hang the "
+            f"{at(hook)} is {list(tensor.shape)}, but the {what} has {width} dimensions: put the "
             "edit where d_model comes last."
         )
 
@@ -97,7 +99,8 @@ def require_source(source: Tensor) -> None:
     """Raises ValueError unless the source of an edit is a tensor with at least one sample."""
     if not isinstance(source, Tensor) or source.ndim < 2 or not len(source):
         raise ValueError(
-            f"source is {described(source)}: give what the point held in another run, cache[...], "
+            f"source is {described(source)}: give the activations of the point in another run, "
+            "cache[...], "
             "batch first."
         )
 
@@ -120,11 +123,11 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def at(hook: Point | None) -> str:
-    """Returns the words that name the point of a hook in an error."""
+    """Returns the name of a point for an error."""
     name = getattr(hook, "name", None)
     return f"what is at {name!r}" if name else "the tensor"
 
 
 def described(value: object) -> str:
-    """Returns the words for a wrong argument in an error: its shape, or its type."""
+    """Returns a description of a wrong argument for an error: its shape, or its type."""
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -1,4 +1,4 @@
-"""Reading activations while the model runs, and keeping only what a function makes of them."""
+"""Reading activations while the model runs, and keeping only a function's results for them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def read(
     layers: Sequence[int] | None = None,
     blocks: str = "blocks",
 ) -> Iterator[dict[int, Result]]:
-    """Hands each layer's activations to `function` while the context is open; keeps the results.
+    """Calls a function on each layer's activations while the context is open; keeps the results.
 
         with read(model, ["attn.hook_z"], lambda layer, acts: acts["attn.hook_z"].norm()) as norms:
             model(images)
@@ -52,7 +52,7 @@ def read(
     reader = get_ident()
 
     def collect(module: nn.Module, inputs: Any, output: Tensor, layer: int, point: str) -> None:
-        if get_ident() != reader:  # a forward of the same model in another thread
+        if get_ident() != reader:  # another thread runs the same model
             return
         acts = waiting[layer]
         acts[point] = output.detach()

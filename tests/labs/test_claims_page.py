@@ -37,6 +37,6 @@ def test_a_page_is_made_of_results(tmp_path, monkeypatch):
     assert "| a \\| b | eq. 7 | 1 | 0.5 (0.25 to 0.75) | 0.1, chance | depends | [one]" in text
     assert "| c | eq. 8 |  | 2 |  | supported | [two](labs/two.md) |" in text
     assert "Cannot be run here" in text
-    with pytest.raises(ValueError, match="holds no saved LabResult"):
+    with pytest.raises(ValueError, match="does not hold a saved LabResult"):
         monkeypatch.setattr(elsewhere, "LABS", {elsewhere.SRR: ("three",)})
         claims_page.page(tmp_path)

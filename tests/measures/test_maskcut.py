@@ -115,12 +115,12 @@ def test_a_graph_in_pieces_parts_the_second_largest():
 @pytest.mark.parametrize(
     "affinity, message",
     [
-        (torch.ones(3, 4), r"is \[pos, pos\] with pos > 1, got \[3, 4\]"),
+        (torch.ones(3, 4), r"must be \[pos, pos\] with pos > 1, got \[3, 4\]"),
         (torch.ones(1, 1), "with pos > 1"),
         (torch.tensor([[1.0, 2.0], [3.0, 1.0]]), r"symmetric.*\(A \+ A.T\) / 2"),
         (torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), "clamp with min=0"),
         (torch.tensor([[1.0, torch.nan], [torch.nan, 1.0]]), "finite"),
-        (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "token 1 has no weight"),
+        (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "token 1 has weight 0"),
     ],
 )
 def test_matrices_that_are_no_affinity(affinity, message):
@@ -362,14 +362,14 @@ HURT[1, 2, 4, 0] = torch.nan
         ((FEATURES, (-2, -3)), "does not fit 6 tokens"),
         (
             (FEATURES[:, :, :1], (1, 1)),
-            "a cut needs 2 tokens or more, .* have 1: use a finer grid",
+            "a cut needs at least 2 tokens, but .* have 1: use a finer grid",
         ),
         ((FEATURES, (2, 3), 0), "n_masks=0: give a whole number of at least 1"),
         ((FEATURES, (2, 3), 1, float("nan")), "tau=nan: give a finite number, such as 0.15"),
         ((FEATURES, (2, 3), 1, -float("inf")), "tau=-inf: give a finite number"),
         ((FEATURES, (2, 3), 1, 0.1, "dot"), "affinity='dot': give 'cosine' .* or 'inner'"),
         ((FEATURES, (2, 3), 1, -0.1, "inner"), "tau=-0.1 keeps negative .* give tau >= 0"),
-        ((HURT, (2, 3)), "features at batch index 1, 2 hold NaN or Inf: leave such images out"),
+        ((HURT, (2, 3)), "features at batch index 1, 2 hold NaN or Inf: leave out such images"),
         ((FEATURES[0, 0] / 0, (2, 3)), "features hold NaN or Inf"),
     ],
 )

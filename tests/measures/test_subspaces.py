@@ -144,7 +144,7 @@ def test_output_map_cosine_by_hand():
 @pytest.mark.usefixtures("unchecked")
 def test_output_maps_of_another_shape():
     u = draw(14, 3, 11, 5)
-    with pytest.raises(ValueError, match=r"w_o \[3, 11, 5\] is no map for each head of u"):
+    with pytest.raises(ValueError, match=r"w_o \[3, 11, 5\] does not fit u"):
         output_map_cosine(u, u)
 
 

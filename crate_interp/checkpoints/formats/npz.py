@@ -15,13 +15,13 @@ from crate_interp.checkpoints.formats.zip_archives import Entry, Unpacked
 from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.core.errors import CheckpointError
 
-_WEIGHTS = "params/"  # beside opt/ and chrono/, which are more than half of a training file
+_WEIGHTS = "params/"  # besides opt/ and chrono/, which are more than half of a training file
 _OLD_NAME, _NAME = "/Attention_0/", "/MultiHeadDotProductSubspaceAttention_0/"
 _FLOATS = ("<f2", "<f4", "<f8")
 _BFLOAT16 = ("|V2", "<V2")  # numpy has no bfloat16 and stores it as two bytes
-# float weights hardly compress; a small array of zeros does
+# float weights hardly compress, but a small array of zeros does
 _MAX_RATIO, _SMALL, _TOTAL_RATIO, _TOTAL = 50, 2**20, 8, 2**26
-# what numpy writes, to the byte: nothing has to be evaluated
+# the header that numpy writes, to the byte, so that nothing must be evaluated
 _HEADER = re.compile(
     rb"\{'descr': (?P<dtype>'[^']{1,40}'|\[[^\]]*\]), 'fortran_order': (?P<turned>True|False), "
     rb"'shape': \((?P<shape>(?:\d{1,19}, ?)*(?:\d{1,19})?)\), \} *\n"
@@ -73,7 +73,7 @@ def _read_member(file: BinaryIO, entry: Entry, where: str) -> Tensor:
     content.fill(array.view(np.uint8).data)
     content.close()
     array = array.reshape(shape, order="F" if turned else "C")
-    array = np.ascontiguousarray(array).reshape(shape)  # a scalar gains an axis on the way
+    array = np.ascontiguousarray(array).reshape(shape)  # a scalar gains an axis here
     if dtype == np.int16:
         return torch.from_numpy(array).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -92,7 +92,7 @@ def _read_header(content: Unpacked, where: str) -> tuple[np.dtype, bool, tuple[i
         fields = _HEADER.fullmatch(content.read(long))
     if fields is None:
         raise CheckpointError(
-            f"{where} is not a readable checkpoint: it is no array as numpy writes them."
+            f"{where} is not a readable checkpoint: it is not an array as numpy writes them."
         )
     named = fields["dtype"].decode("latin1").strip("'")
     if named not in (*_FLOATS, *_BFLOAT16):

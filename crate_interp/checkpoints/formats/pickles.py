@@ -1,8 +1,8 @@
-"""An interpreter of pickles that cannot call anything but what its caller lists.
+"""An interpreter of pickles that can only call functions listed by its caller.
 
-Its caller also says which operations it knows: a Dialect is what one writer of pickles uses. Every
-value costs at least one byte of the pickle, nothing walks into a value once it is made, and a file
-cannot make the keys of a dict collide: the time and the memory are proportional to the bytes read.
+Its caller also says which operations it knows: a Dialect lists what one writer of pickles uses.
+Every value costs at least one byte of the pickle, a finished value is never traversed again, and a
+file cannot make the keys of a dict collide, so time and memory are proportional to the bytes read.
 """
 
 import struct
@@ -13,14 +13,14 @@ from functools import cached_property, partial
 from pickletools import opcodes
 from typing import Any
 
-LONGEST = 2**24  # bytes; those of the published files have some 10,000
+LONGEST = 2**24  # most bytes; published files have about 10,000
 _MOST_STEPS, _MOST_CONTAINERS = 2**21, 2**19
-_LONGEST_NAME = 200  # characters of a module, or of a name in it
+_LONGEST_NAME = 200  # most characters of a module, or of a name in it
 _PROTO, _STOP = 0x80, ord(".")
 
 
 class PickleError(ValueError):
-    """A pickle that is damaged, or that no honest writer makes.
+    """A pickle is damaged, or holds something that no legitimate writer makes.
 
     The message is the end of a sentence that begins with "its pickle".
     """
@@ -47,7 +47,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Record:
-    """A class whose instances are read as bags of plain values; nothing of it is run."""
+    """A class whose instances are read as plain attributes; none of its code runs."""
 
     name: str
 
@@ -62,7 +62,7 @@ class Bag:
 
 @dataclass(eq=False)
 class Made:
-    """A value that a Function made, and whose state the pickle sets afterwards.
+    """A value made by a Function; the pickle sets its state afterwards.
 
     check: raises PickleError for a state that such a value cannot have. The state is not kept.
     """
@@ -73,11 +73,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What the pickles of one writer are made of, and so all that a reader admits.
+    """What the pickles of one writer consist of, and so all that a reader allows.
 
-    names: what each import stands for: a Function, a Record, or a plain constant. protocols: their
-    numbers. operations: names, as in pickletools, with spaces between them. key_of: returns a value
-    as the key of a dict, or raises PickleError.
+    names: what each import stands for: a Function, a Record, or a plain constant. protocols: the
+    allowed protocol numbers. operations: names, as in pickletools, with spaces between them.
+    key_of: returns a value as the key of a dict, or raises PickleError.
     """
 
     names: Mapping[str, Any]
@@ -96,7 +96,7 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a pickle holds, where its bytes end, what it imported, and the steps that it took."""
+    """The result of reading a pickle: its value, its end, its imports, and its number of steps."""
 
     value: Any
     end: int
@@ -123,7 +123,7 @@ class _Machine:
     resolve: Callable[[Any], Any] | None
     start: int
     stack: list[Any] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)  # heights of the stack
+    marks: list[int] = field(default_factory=list)  # marked heights of the stack
     memo: list[Any] = field(default_factory=list)
     imported: set[str] = field(default_factory=set)
     steps: int = 0
@@ -161,13 +161,14 @@ class _Machine:
 
     def spend(self, steps: int) -> None:
         self.steps += steps
-        if self.steps > 2 * (self.at - self.start):  # each item takes at least one byte
+        # each item takes at least one byte of the pickle
+        if self.steps > 2 * (self.at - self.start):
             raise PickleError("repeats itself more often than its size allows")
         if self.steps > _MOST_STEPS:
             raise PickleError(f"has more than {_MOST_STEPS} values: no checkpoint has so many")
 
     def push_new(self, container: Any) -> None:
-        """Pushes a value that takes memory of its own."""
+        """Pushes a value that takes memory."""
         self.containers += 1
         if self.containers > _MOST_CONTAINERS:
             raise PickleError(f"makes more than {_MOST_CONTAINERS} containers")
@@ -201,7 +202,7 @@ def _unpack(form: str) -> Callable[[_Machine], None]:
 
 
 def _sized(machine: _Machine, size: int, value_of: Callable[[bytes], Any]) -> None:
-    """Pushes a value whose length stands before it, in `size` bytes."""
+    """Pushes a value that follows its length, which has `size` bytes."""
     length = int.from_bytes(machine.take(size), "little")
     machine.stack.append(value_of(machine.take(length)))
 
@@ -220,7 +221,7 @@ def _int_of(raw: bytes) -> int:
 def _put(machine: _Machine, size: int) -> None:
     place, memo = int.from_bytes(machine.take(size), "little"), machine.memo
     machine.need(1)
-    if place > len(memo) + 1:  # Python 2 began at 1
+    if place > len(memo) + 1:  # Python 2's numbering began at 1
         raise PickleError("numbers its values out of order")
     if place > len(memo):
         memo.append(_NOTHING)
@@ -249,7 +250,7 @@ def _tuple_of(machine: _Machine, count: int) -> None:
 def _append(machine: _Machine, items: list[Any]) -> None:
     machine.need(1)
     if type(machine.stack[-1]) is not list:
-        raise PickleError("appends to what is no list")
+        raise PickleError("appends to something other than a list")
     machine.stack[-1].extend(items)
 
 
@@ -257,7 +258,7 @@ def _set_items(machine: _Machine, items: list[Any]) -> None:
     machine.need(1)
     target = machine.stack[-1]
     if type(target) not in (dict, OrderedDict) or len(items) % 2:
-        raise PickleError("sets items of what is no dict")
+        raise PickleError("sets items of something other than a dict")
     for key, value in zip(items[::2], items[1::2], strict=True):
         target[machine.dialect.key_of(key)] = value
 
@@ -276,7 +277,7 @@ def _import(machine: _Machine) -> None:
 def _import_from_stack(machine: _Machine) -> None:
     name, module = machine.pop(), machine.pop()
     if type(name) is not str or type(module) is not str:
-        raise PickleError("imports what is no name")
+        raise PickleError("imports something other than a name")
     _push_named(machine, f"{module}.{name}"[: 2 * _LONGEST_NAME])
 
 
@@ -308,10 +309,11 @@ def _build(machine: _Machine) -> None:
     if type(target) is Made:
         return target.check(state)
     if type(state) not in (dict, OrderedDict):
-        raise PickleError("sets attributes from what is no dict")
+        raise PickleError("sets attributes from something other than a dict")
     if type(target) is Bag and target.values is None:
         target.values = state
-    elif type(target) is not OrderedDict:  # its attributes, such as _metadata, are not read
+    elif type(target) is not OrderedDict:
+        # attributes of the value, such as _metadata, are not read
         raise NotAdmittedError(f"attributes of a {type(target).__name__}")
 
 
@@ -326,7 +328,7 @@ def _persistent(machine: _Machine) -> None:
 
 
 def _frame(machine: _Machine) -> None:
-    machine.take(8)  # its length, which says nothing about the values
+    machine.take(8)  # the length of the item, which says nothing about its value
 
 
 _NOTHING = object()

@@ -1,4 +1,4 @@
-"""Named tensors from a file, without ever executing what the file holds."""
+"""Reads named tensors from a file without ever executing its content."""
 
 import json
 from collections.abc import Mapping
@@ -20,23 +20,23 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.sae import SAEConfig
 
-_CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
+_CONTAINERS = ("state_dict", "model")  # keys under which training scripts store the weights
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
-_SHARE = 2**22  # at least so many bytes are copied from one mapping
+_PREFIXES = ("module.", "_orig_mod.")  # prefixes left by DataParallel and torch.compile
+_SHARE = 2**22  # most bytes to copy from one mapping
 _MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The weights of a model, and all that is known of them before the model is built.
+    """The weights of a model, and everything known about them before the model is built.
 
-    where: how errors call the source. config: the one in the file or beside it, empty where there
-    is none. namespace: whether the file held an argparse.Namespace, as those of the masked
-    autoencoder do. owned: whether the tensors need no copy, because nothing else holds them.
-    folder: where the file lies, beside which a tokenizer may lie. family: the given one, or that of
-    the table of models. row: the fields that the table has. given: those of the caller. cfg: the
-    whole config, where the folder is in a format that has one.
+    where: the source's name in errors. config: the config in the file or beside it, or empty.
+    namespace: whether the file held an argparse.Namespace, as those of the masked autoencoder do.
+    owned: whether the tensors need no copy, because nothing else holds them. folder: where the file
+    lies, beside which a tokenizer may lie. family: the given one, or that of the table of models.
+    row: the fields that the table has. given: those of the caller. cfg: the whole config, where the
+    folder is in a format that has one.
     """
 
     tensors: dict[str, Tensor]
@@ -52,13 +52,13 @@ class Contents:
 
 
 def read_file(path: Path) -> Contents:
-    """Returns the content of a .safetensors, torch or .npz file; its first bytes say which it is.
+    """Returns the content of a .safetensors, torch or .npz file, recognised by its first bytes.
 
     Nothing in a torch file is run, and what lies beside the weights, such as an optimiser's
     state, is not read. Raises CheckpointError for any other file.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path} is no regular file: give a file or a folder.")
+        raise CheckpointError(f"{path} is not a regular file: give a file or a folder.")
     try:
         with open(path, "rb", buffering=0) as file:
             head = zip_archives.read_at(file, 0, 9)
@@ -75,7 +75,7 @@ def read_file(path: Path) -> Contents:
         raise
     except PermissionError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-    except Exception:  # what a parser raises on bytes it was not made for has no common class
+    except Exception:  # errors that a parser raises on foreign bytes have no common class
         raise CheckpointError(
             f"{path} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
             "of tensors and plain values. Is it truncated, or something else renamed?"
@@ -97,7 +97,7 @@ def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
         raise CheckpointError(f"{where} has {len(stored)} tensors: no checkpoint has so many.")
     for name, value in stored.items():
         _check_kind(name, value.dtype, value.span < value.numel, value.numel, where)
-    # the sparse autoencoders are published with their config beside them
+    # the sparse autoencoders are published with separate config files
     config = (
         plain_values(found.namespace)
         or model_args(found.content)
@@ -108,15 +108,15 @@ def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
 
 
 def model_args(loaded: Any) -> dict[str, Any]:
-    """Returns the plain values that a training dict keeps about its model, as nanoGPT's does.
+    """Returns the plain values about the model in a training dict, such as nanoGPT's.
 
-    loaded: anything that a torch file can hold. The result is empty where there are none.
+    loaded: anything that a torch file can hold. The result is empty if there are none.
     """
     return plain_values(loaded.get("model_args") if isinstance(loaded, Mapping) else None)
 
 
 def plain_values(values: Any) -> dict[str, Any]:
-    """Returns the numbers and texts of a mapping, by those of its keys that are text."""
+    """Returns the numbers and texts of a mapping whose keys are texts."""
     if not isinstance(values, Mapping):
         return {}
     return {
@@ -174,13 +174,13 @@ def _shares(sizes: dict[str, int]) -> list[list[str]]:
 
 
 def read_json(path: Path) -> Any:
-    """Returns the content of a JSON file, or None where there is no such file.
+    """Returns the content of a JSON file, or None if there is no such file.
 
-    Raises CheckpointError if it is no regular file, or not JSON.
+    Raises CheckpointError if it is not a regular file, or not JSON.
     """
     try:
         if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path} is no regular file.")
+            raise CheckpointError(f"{path} is not a regular file.")
         if path.stat().st_size > _MAX_CONFIG:
             raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no config is so large.")
         return json.loads(path.read_text(encoding="utf-8"))
@@ -195,29 +195,29 @@ def read_json(path: Path) -> Any:
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file that another library wrote.
 
-    It is empty where there is no such file, or where the file is a config of our own. Raises
-    CheckpointError where the file holds something else.
+    It is empty if there is no such file, or if it is a config of our own. Raises CheckpointError if
+    the file holds anything else.
     """
     if not path.exists():
         return {}
     content = read_json(path)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, wanted a JSON object.")
+        raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a JSON object.")
     return {} if content.get("library") == "crate_interp" else content
 
 
 def state_dict_of(loaded: Any, where: str, kind: type = Tensor) -> dict[str, Any]:
     """Returns the named tensors of a state dict, of a training dict with one, or of a module.
 
-    The prefixes of DataParallel and torch.compile are stripped. loaded: anything that a torch
-    file can hold. kind: what its tensors are. Raises CheckpointError if it is none of these;
-    `where` is how the error calls it.
+    The prefixes of DataParallel and torch.compile are stripped. loaded: anything that a torch file
+    can hold. kind: the word for its tensors in errors. Raises CheckpointError if it is none of
+    these; `where` is how the error calls it.
     """
     if isinstance(loaded, torch.nn.Module):
         loaded = loaded.state_dict()
     if not isinstance(loaded, Mapping):
         raise CheckpointError(
-            f"{where} holds a {type(loaded).__name__}, wanted a state dict: names and tensors."
+            f"{where} holds a {type(loaded).__name__}; expected a state dict: names and tensors."
         )
     held = [key for key in _CONTAINERS if isinstance(loaded.get(key), Mapping)]
     if len(held) > 1:
@@ -234,7 +234,7 @@ def state_dict_of(loaded: Any, where: str, kind: type = Tensor) -> dict[str, Any
                 f"{where} is no state dict: {key!r} is a {type(value).__name__}, not a tensor."
             )
     tensors = dict(loaded)
-    for prefix in _PREFIXES * 2:  # twice: either may wrap the other
+    for prefix in _PREFIXES * 2:  # twice, because either wrapper may be inside the other
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
     return tensors

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _ENCODING = pickles.Record("tiktoken.core.Encoding")
-_MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two in bytes
+_MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two, in bytes
 _MAX_SPECIALS = 10_000
 
 
@@ -37,15 +37,17 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
         raise CheckpointError(f"the tokenizer's pickle is damaged: it {error}.") from None
     if type(held) is not pickles.Bag:
         raise CheckpointError(
-            f"the tokenizer's pickle holds a {type(held).__name__}, wanted a tiktoken.Encoding."
+            f"the tokenizer's pickle holds a {type(held).__name__}; expected a tiktoken.Encoding."
         )
     return _build(held.values or {})
 
 
 def _key_of(value: Any) -> str | bytes:
-    # the hash of a number can be foreseen: a file could hold thousands of keys that share one
+    # hashes of numbers are predictable: a file could hold thousands of keys with the same hash
     if type(value) not in (str, bytes):
-        raise pickles.PickleError(f"has a {type(value).__name__} as the key of a dict, wanted text")
+        raise pickles.PickleError(
+            f"has a {type(value).__name__} as the key of a dict; expected text"
+        )
     return value
 
 
@@ -87,12 +89,12 @@ def _build(record: dict[Any, Any]) -> "PreTrainedTokenizerFast":
 def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
     """Returns the two tokens that merge last into a token, or None if they never do.
 
-    One pair a token is enough. Until two neighbours merge into the whole, nothing outside has
-    merged with them, so inside they became what they become when the token stands alone: no
-    other pair of tokens with this union is ever side by side.
+    One pair per token is enough. Until two neighbours merge into the whole, nothing outside has
+    merged with them, so inside they became what they become when the token stands alone: no other
+    pair of tokens with this union is ever side by side.
     """
     never = len(ranks)
-    ends = list(range(len(token) + 1))  # of the parts
+    ends = list(range(len(token) + 1))  # ranks of the two parts
     costs = [ranks.get(token[at : at + 2], never) for at in range(len(token) - 1)]
     while len(costs) > 1:
         least = min(costs)
@@ -135,7 +137,7 @@ def _checked(record: dict[Any, Any]) -> tuple[dict[bytes, int], str, dict[str, i
     )
     if not right:
         raise CheckpointError(
-            "the tokenizer's pickle holds no byte-level BPE: wanted mergeable_ranks "
+            "the tokenizer's pickle holds no byte-level BPE: expected mergeable_ranks "
             f"(at most {_MAX_TOKENS} tokens of at most {_MAX_LENGTH} bytes, {_MAX_TOTAL} in all, "
             "to 0, 1, 2, ...), pat_str and special_tokens."
         )

@@ -1,7 +1,7 @@
-"""Torch files, without running what they hold: tensors, plain Python values, nothing else.
+"""Reads torch files without running their content: tensors and plain Python values, nothing else.
 
-torch's own reader is never called. An interpreter of our own reads the pickle, and finds in it
-where the numbers of each tensor lie; those of the wanted tensors are then read, and no others.
+torch's own reader is never called. Our own interpreter reads the pickle, and finds where the
+numbers of each tensor are; those of the wanted tensors are then read, and no others.
 """
 
 import os
@@ -23,21 +23,22 @@ from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.core.errors import CheckpointError
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_RECORDS = {  # what the entries that say something about the archive may hold
+_RECORDS = {  # allowed contents of the entries that describe the archive
     "version": rb"0*([1-9]|10)\n?",
     "byteorder": rb"little",
     ".storage_alignment": rb"\d{1,9}",
     ".data/serialization_id": rb"[ -~]*",
 }
-_SMALL = 2**12  # bytes of each of these entries
-_BEGINNINGS = (2**16, 2**20, pickles.LONGEST)  # bytes in which the pickles of an older file end
-_LONGEST_KEY = 64  # torch writes numbers
+_SMALL = 2**12  # most bytes of each of these entries
+# tried lengths of the beginning that holds the pickles of an older file
+_BEGINNINGS = (2**16, 2**20, pickles.LONGEST)
+_LONGEST_KEY = 64  # as torch writes numbers
 _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 32
 
 
 @dataclass(frozen=True)
 class TorchFile:
-    """What a torch file holds; its tensors are StoredTensors, and their numbers are not read yet.
+    """The content of a torch file; tensors are StoredTensors whose numbers are not read yet.
 
     namespace: the values of its argparse.Namespace, which is left out of `content`, or None.
     places: where the numbers of each storage begin in the file.
@@ -63,7 +64,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
     if "constants.pkl" in inside:
         raise CheckpointError(
             f"{where} is a TorchScript archive, which holds code: "
-            "save the state dict alone: torch.save(model.state_dict(), path)."
+            "save only the state dict: torch.save(model.state_dict(), path)."
         )
     if "data.pkl" not in inside or inside["data.pkl"].size > pickles.LONGEST:
         raise CheckpointError(
@@ -83,11 +84,11 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
     storages = _Storages()
     data = read_at(file, inside["data.pkl"].start, inside["data.pkl"].size)
     try:
-        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to leave it out
+        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to omit it
             raise PickleError("differs from its checksum")
         reading = pickles.read_pickle(data, torch_names.TORCH, storages.resolve)
         if reading.end != len(data):
-            raise PickleError("goes on after its end")
+            raise PickleError("continues after its end")
         places = {storage.key: place(storage) for storage in storages.whole.values()}
     except PickleError as error:
         _refuse(error, where)
@@ -95,7 +96,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
 
 
 def read_legacy(file: BinaryIO, where: str) -> TorchFile:
-    """Returns the content of a torch file of the older kind, which is no zip.
+    """Returns the content of a torch file of the older kind, which is not a zip.
 
     It is five pickles (a magic number, a version, the system, the object, the keys of its
     storages), and then the storages. Raises CheckpointError as `read_archive` does.
@@ -124,7 +125,7 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
             _damaged(where, f"wants {storage.nbytes} bytes as storage {key}, the file has others")
     if end != size:
         raise CheckpointError(
-            f"{where} goes on after its last storage: {size - end} bytes belong to nothing."
+            f"{where} continues after its last storage: {size - end} bytes belong to nothing."
         )
     return _torch_file(readings[3], places)
 
@@ -175,13 +176,13 @@ class _Storages:
         self.views: dict[str, Storage] = {}
 
     def resolve(self, saved: Any) -> Storage:
-        """Returns the storage of a persistent id. Raises PickleError if it is no such id."""
+        """Returns the storage of a persistent id. Raises PickleError for any other id."""
         if type(saved) is not tuple or len(saved) != 5 + self.legacy or saved[0] != "storage":
             raise PickleError("has a persistent id that is no storage")
         _, kind, key, location, numel, *view = saved
         if type(kind) is not StorageKind or type(key) is not str or type(location) is not str:
             raise PickleError("has a persistent id that is no storage")
-        if len(key) > _LONGEST_KEY:  # each tensor repeats it
+        if len(key) > _LONGEST_KEY:  # every tensor repeats this size
             raise PickleError(f"names a storage with {len(key)} characters")
         storage = self.whole.setdefault(key, Storage(key, kind.dtype, torch_names.whole(numel)))
         if storage != Storage(key, kind.dtype, numel) or key in self.views:
@@ -205,7 +206,7 @@ def _refuse(error: PickleError, where: str) -> NoReturn:
     raise CheckpointError(
         f"{where} is not a readable checkpoint: its pickle asks for {error}, "
         "and only tensors and plain values are admitted; nothing was run. "
-        "Save the state dict alone: torch.save(model.state_dict(), path)."
+        "Save only the state dict: torch.save(model.state_dict(), path)."
     )
 
 
@@ -220,7 +221,7 @@ def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
     """Returns the entries by their names in the one folder of a torch archive."""
     root = entries[0].name.split("/")[0] + "/" if entries else ""
     inside = {entry.name.removeprefix(root): entry for entry in entries}
-    # torch finds its entries whatever their case is
+    # torch ignores the case of its entries
     if len(inside) < len(entries) or any(
         entry.name == name or name != name.lower() for name, entry in inside.items()
     ):
@@ -231,11 +232,11 @@ def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
 
 
 def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None:
-    """Raises CheckpointError unless what the archive says about itself is as torch writes it."""
+    """Raises CheckpointError unless the archive's own records are as torch writes them."""
     for name, pattern in _RECORDS.items():
         entry = inside.get(name)
         if entry is None and name != "version":
-            continue  # older versions of torch do not write it
+            continue  # older versions of torch do not write this entry
         said = b""
         if entry is not None and entry.size <= _SMALL:
             said = read_at(file, entry.start, entry.size)
@@ -280,7 +281,7 @@ def _check_total(wanted: Mapping[str, StoredTensor], file: BinaryIO, where: str)
 def _read_tensor(
     file: BinaryIO, value: StoredTensor, places: Mapping[str, int], where: str
 ) -> Tensor:
-    """Returns one tensor, contiguous, whatever its strides are in the file."""
+    """Returns one tensor, contiguous even if it is strided in the file."""
     if not value.numel:
         return torch.empty(value.shape, dtype=value.dtype)
     read = torch.empty(value.span, dtype=value.dtype)

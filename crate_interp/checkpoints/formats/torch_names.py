@@ -15,8 +15,8 @@ import torch
 import crate_interp.checkpoints.formats.pickles as pickles
 from crate_interp.checkpoints.formats.pickles import PickleError, Record
 
-_MOST_AXES = 16  # of a tensor
-_MOST_PARTS = 8  # of a tuple that is a key
+_MOST_AXES = 16  # most axes of a tensor
+_MOST_PARTS = 8  # most items of a tuple that is a key
 _FORMS = {
     "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
     "u8": "<Q", "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
@@ -104,8 +104,8 @@ class Number:
 def key_of(value: Any) -> Any:
     """Returns a value as the key of a dict.
 
-    Values that are equal, such as 1, 1.0 and True, are one key. Raises PickleError unless it is
-    text, a number, True, False, None, or a short tuple of those.
+    Equal values, such as 1, 1.0 and True, are the same key. Raises PickleError unless it is text, a
+    number, True, False, None, or a short tuple of those.
     """
     if type(value) in (str, type(None)):
         return value
@@ -118,11 +118,11 @@ def key_of(value: Any) -> Any:
     if type(value) is tuple and len(value) <= _MOST_PARTS and tuple not in map(type, value):
         return tuple(key_of(part) for part in value)
     kind = "number of more than 64 bits" if type(value) is int else type(value).__name__
-    raise PickleError(f"has a {kind} as the key of a dict, wanted text or a number")
+    raise PickleError(f"has a {kind} as the key of a dict; expected text or a number")
 
 
 def whole(value: Any) -> int:
-    """Returns a value that is a count or a position. Raises PickleError for another."""
+    """Returns a value that is a count or a position; raises PickleError for any other value."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise PickleError(f"has a {type(value).__name__} where a count of numbers belongs")
     return value
@@ -141,15 +141,15 @@ def _sizes(value: Any) -> tuple[int, ...]:
 def _check_flags(dtype: torch.dtype, requires_grad: Any, hooks: Any, metadata: Any) -> None:
     real = dtype.is_floating_point or dtype.is_complex
     if type(requires_grad) is not bool or (requires_grad and not real):
-        raise PickleError("has a tensor that cannot have a gradient, and asks for one")
+        raise PickleError("has a tensor that requires a gradient but cannot have one")
     if not _empty(hooks):
         raise PickleError("has a tensor with hooks")
     if not _empty(metadata):
-        raise PickleError("has a tensor that is negated or conjugated on the way")
+        raise PickleError("has a tensor that must be negated or conjugated when it is read")
 
 
 def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Takes the place of torch._utils._rebuild_tensor."""
+    """Reads a call of torch._utils._rebuild_tensor in a pickle."""
     match arguments:
         case (Storage() as storage, first, shape, strides):
             pass
@@ -166,7 +166,7 @@ def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Takes the place of torch._utils._rebuild_tensor_v2."""
+    """Reads a call of torch._utils._rebuild_tensor_v2 in a pickle."""
     if len(arguments) not in (6, 7):
         raise PickleError("has a tensor of another version of torch")
     tensor = _tensor(arguments[:4], spend)
@@ -175,16 +175,16 @@ def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Takes the place of torch._utils._rebuild_parameter: the tensor itself."""
+    """Reads a call of torch._utils._rebuild_parameter as the tensor itself."""
     match arguments:
         case (StoredTensor() as tensor, requires_grad, hooks):
             _check_flags(tensor.dtype, requires_grad, hooks, None)
             return tensor
-    raise PickleError("has a parameter that is no tensor")
+    raise PickleError("has a parameter that is not a tensor")
 
 
 def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Takes the place of torch._utils._rebuild_parameter_with_state; attributes are not read."""
+    """Reads a call of torch._utils._rebuild_parameter_with_state, without the attributes."""
     tensor = _parameter(arguments[:3], spend)
     state = arguments[3] if len(arguments) == 4 else False
     if not _empty(state):
@@ -197,7 +197,7 @@ def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> Sto
 
 
 def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
-    """Takes the place of collections.OrderedDict: empty, or made of pairs as Python 2 did."""
+    """Reads a collections.OrderedDict: empty, or made from pairs as in Python 2."""
     if not arguments:
         return OrderedDict()
     (items,) = arguments if len(arguments) == 1 else (None,)
@@ -205,29 +205,29 @@ def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
     if type(items) is not list or any(
         type(pair) not in (list, tuple) or len(pair) != 2 for pair in items
     ):
-        raise PickleError("has a dict made of something else than pairs")
+        raise PickleError("has a dict made of something other than pairs")
     return OrderedDict((key_of(key), value) for key, value in items)
 
 
 def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
-    """Takes the place of collections.Counter, the milestones of a schedule, as a plain dict."""
+    """Reads a collections.Counter, which holds the milestones of a schedule, as a plain dict."""
     if not arguments:
         return {}
     if len(arguments) != 1 or type(arguments[0]) is not dict:
-        raise PickleError("has a Counter of something else than a dict")
+        raise PickleError("has a Counter of something other than a dict")
     spend(len(arguments[0]))
     return dict(arguments[0])
 
 
 def _size(arguments: tuple, spend: Callable[[int], None]) -> tuple[int, ...]:
-    """Takes the place of torch.Size."""
+    """Reads a call of torch._utils._rebuild_tensor_v2."""
     if len(arguments) != 1:
-        raise PickleError("has a torch.Size that is no shape")
+        raise PickleError("has a torch.Size that is not a shape")
     return _sizes(arguments[0])
 
 
 def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
-    """Takes the place of torch.device, the name of a device."""
+    """Reads a torch.device as the name of the device."""
     match arguments:
         case (str(kind),) | (str(kind), int()) if len(kind) < _MOST_AXES:
             try:
@@ -244,7 +244,7 @@ def _check_order(state: object) -> None:
 
 
 def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> pickles.Made:
-    """Takes the place of numpy.dtype, of numbers alone."""
+    """Reads numpy.dtype, for numbers only."""
     match arguments:
         case (str(name), bool(), bool()) if name in _FORMS:
             return pickles.Made(_FORMS[name], _check_order)
@@ -252,7 +252,7 @@ def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> pickles.Made
 
 
 def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
-    """Takes the place of _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
+    """Reads _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
     match arguments:
         case (str(text), "latin1") if len(text) <= _LONGEST and all(ord(one) < 256 for one in text):
             return text.encode("latin1")
@@ -260,11 +260,11 @@ def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
 
 
 def _numpy_scalar(arguments: tuple, spend: Callable[[int], None]) -> int | float | bool:
-    """Takes the place of numpy.core.multiarray.scalar, as a number of Python."""
+    """Reads a NumPy scalar as a Python number."""
     match arguments:
         case (pickles.Made(value=str(form)), bytes(raw)) if len(raw) == struct.calcsize(form):
             return struct.unpack(form, raw)[0]
-    raise pickles.NotAdmittedError("a NumPy scalar that is no number")
+    raise pickles.NotAdmittedError("a NumPy scalar that is not a number")
 
 
 STORAGES = {

@@ -1,8 +1,8 @@
 """Zip archives in which every byte has one meaning.
 
 The entries follow one another from the first byte of the file, the directory follows the last
-entry, and the end record follows the directory. Each entry says about itself what the directory
-says about it. No other parser can find other entries in such a file.
+entry, and the end record follows the directory. Each entry's header agrees with the directory. No
+other parser can find other entries in such a file.
 """
 
 import os
@@ -13,16 +13,16 @@ from typing import BinaryIO, NoReturn
 
 from crate_interp.core.errors import CheckpointError
 
-MAGIC = b"PK\x03\x04"  # a zip begins with its first entry
+MAGIC = b"PK\x03\x04"  # a zip must begin with its first entry
 _END, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _CENTRAL, _LOCAL = struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
-_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF  # "see the field of 64 bits"
+_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF  # marker for "see the 64-bit field"
 _MOST_ENTRIES, _LONGEST_DIRECTORY = 200_000, 2**26
 _DESCRIBED_AFTER, _UTF8 = 0x0008, 0x0800
-_FLAGS = _DESCRIBED_AFTER | _UTF8 | 0x0006  # 0x0006: how hard the writer compressed
+_FLAGS = _DESCRIBED_AFTER | _UTF8 | 0x0006  # 0x0006: the writer's compression level
 _STORED, _DEFLATED = 0, 8
-_FOLDER = 0x10  # in the attributes of DOS
+_FOLDER = 0x10  # in the DOS attributes
 _PIECE = 2**20
 
 
@@ -152,7 +152,7 @@ def _rows(raw: bytes, count: int, where: str) -> list[_Row]:
         try:
             text = name.decode("utf-8" if flags & _UTF8 else "cp437")
         except UnicodeDecodeError:
-            _damaged(where, "an entry of the zip has a name that is no text")
+            _damaged(where, "an entry of the zip has a name that is not text")
         if place > len(raw) or len(name) != long or not name or "\0" in text or text[-1] == "/":
             _damaged(where, "the directory of the zip is damaged")
         rows.append(_Row(name, text, flags, method, crc, stored, size, offset))
@@ -162,7 +162,7 @@ def _rows(raw: bytes, count: int, where: str) -> list[_Row]:
 
 
 def _wide(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
-    """Returns sizes and places, those that do not fit in 32 bits from the extra field."""
+    """Returns sizes and offsets; those beyond 32 bits come from the extra field."""
     fields, place = {}, 0
     while place + 4 <= len(extra):
         kind, long = struct.unpack_from("<2H", extra, place)
@@ -182,9 +182,9 @@ def _wide(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
 
 
 def _after(file: BinaryIO, row: _Row, place: int, end: int, where: str) -> tuple[int, int]:
-    """Returns where the bytes of an entry begin, and where the next entry has to.
+    """Returns where the bytes of an entry begin, and where the next entry must begin.
 
-    place: where the entry has to begin. end: where the directory begins.
+    place: where the entry must begin. end: where the directory begins.
     """
     wrong = f"the entry {row.name} of the zip is not what its directory says"
     raw = read_at(file, place, _LOCAL.size)
@@ -199,7 +199,7 @@ def _after(file: BinaryIO, row: _Row, place: int, end: int, where: str) -> tuple
         _damaged(where, wrong)
     after = start + row.stored
     if flags & _DESCRIBED_AFTER:
-        # the header was written before the sizes were known: they are zero or right
+        # the header was written before the sizes were known, so they are zero or correct
         if any(
             value not in (0, _FULL32, right)
             for value, right in ((crc, row.crc), (stored, row.stored), (size, row.size))
@@ -222,7 +222,7 @@ def _descriptor(raw: bytes, row: _Row, where: str, wrong: str) -> int:
             return long
     if row.size:
         _damaged(where, wrong)
-    return 0  # torch leaves it out after an empty entry
+    return 0  # torch omits it after an empty entry
 
 
 class Unpacked:
@@ -250,7 +250,7 @@ class Unpacked:
             done += len(piece)
 
     def close(self) -> None:
-        """Raises CheckpointError unless all was read, and is what was written."""
+        """Raises CheckpointError unless everything was read and agrees with what was written."""
         if self._given != self._entry.size or self._crc != self._entry.crc:
             _damaged(self._where, "its checksum differs from its content")
 

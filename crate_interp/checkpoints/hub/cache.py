@@ -1,8 +1,8 @@
-"""Where files of the Hub lie on this machine: the layout of huggingface_hub's cache.
+"""The folder of files from the Hub on this machine, in the layout of huggingface_hub's cache.
 
 `blobs/DIGEST` holds a file, `snapshots/COMMIT/NAME` points to it, and `refs/BRANCH` holds a
-commit. huggingface_hub documents it, and other libraries find our files there. What already lies
-there is trusted.
+commit. huggingface_hub documents it, and other libraries find our files there. Files that are
+already there are trusted.
 """
 
 import os
@@ -60,7 +60,7 @@ def keep(folder: Path, offer: Offer, file: str) -> Path:
 
 
 def note(folder: Path, revision: str, commit: str) -> None:
-    """Notes the commit of a branch or tag, for when there is no network.
+    """Records the commit of a branch or tag, for use without a network.
 
     A cache that cannot be written to stays as it is.
     """

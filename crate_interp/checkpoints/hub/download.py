@@ -1,9 +1,9 @@
-"""Downloads a file from the Hub: no more bytes than were promised, hashed as they come.
+"""Downloads a file from the Hub: at most the promised bytes, hashed as they arrive.
 
-huggingface_hub writes whatever a server sends and looks at the size afterwards. It also lets a
-server wait between two attempts as long as the server says, and reads the body of a redirect
-whole. Its client for HTTP is used here, with its proxies and certificates; Xet is not: its
-addresses come from the server, and what it fetches cannot be watched.
+huggingface_hub writes whatever a server sends and checks the size afterwards. It also waits between
+two attempts for as long as the server asks, and reads the body of a redirect whole. Its client for
+HTTP is used here, with its proxies and certificates; Xet is not: its addresses come from the
+server, and what it fetches cannot be watched.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class Watch:
 
 
 def watched(work: Callable[[Watch], Result]) -> Result:
-    """Returns what `work` returns.
+    """Returns the result of `work`.
 
     Raises TimeoutError if there is no beat for SILENCE seconds (at most twice that): no timeout of
     a socket ends a server that sends a byte now and then. Work that hangs is left behind in its
@@ -65,9 +65,9 @@ def watched(work: Callable[[Watch], Result]) -> Result:
     return answer
 
 
-LEAST = 2**16  # bytes that must come within SILENCE
+LEAST = 2**16  # least bytes that must arrive within SILENCE
 _TRIES, _REDIRECTS = 5, 5
-_LATER = (408, 429)  # such an answer is asked for again, as the client does
+_LATER = (408, 429)  # after such an answer the request is repeated, as the client does
 REASONS = {
     401: "the Hub does not accept the token: `hf auth login`, or token='hf_...'",
     403: "the token has no access to it: ask for access, or give another token",
@@ -82,7 +82,7 @@ class _Lost(Exception):
 def download(offer: Offer, path: Path, what: str) -> str:
     """Writes a file to `path`, which must not exist, and returns its SHA-256.
 
-    Raises CheckpointError if the server sends something else than it promised, and TimeoutError if
+    Raises CheckpointError if the server sends something other than it promised, and TimeoutError if
     less than LEAST bytes come in SILENCE seconds; `path` does not exist then, as after Ctrl-C.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def download(offer: Offer, path: Path, what: str) -> str:
             "Free some room, or give another place: cache_dir='...'."
         )
     try:
-        with open(path, "xb") as file:  # a thread that was given up ends when it writes again
+        with open(path, "xb") as file:  # an abandoned thread ends when it writes again
             return watched(lambda watch: _Download(offer, what, file, watch).run())
     except BaseException:
         with suppress(OSError):
@@ -127,8 +127,8 @@ class _Download:
         found = self.digest.hexdigest()
         if len(self.offer.digest) == 64 and found != self.offer.digest:
             raise CheckpointError(
-                f"{self.what} came with the digest {found}, wanted {self.offer.digest}, which the "
-                "Hub promised: nothing was kept. Load it again."
+                f"{self.what} came with the digest {found}; expected {self.offer.digest}, which "
+                "the Hub promised: nothing was kept. Load it again."
             )
         return found
 
@@ -158,18 +158,18 @@ class _Download:
             raise CheckpointError(f"cannot download {self.what}: {reason}. Nothing was kept.")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise self._refusal("packed bytes, which were not asked for")
-        if answer.status_code == 200 and self.got:  # the server ignores the range
+        if answer.status_code == 200 and self.got:  # the server has ignored the range
             self.file.seek(0)
             self.file.truncate()
             bar.update(-self.got)
             self.got, self.digest = 0, hashlib.sha256()
         part = answer.headers.get("Content-Range", "")
         if answer.status_code == 206 and not part.startswith(f"bytes {self.got}-"):
-            raise self._refusal(f"the part {shown(part)}, wanted what follows byte {self.got}")
+            raise self._refusal(f"the part {shown(part)}; expected what follows byte {self.got}")
         length = answer.headers.get("Content-Length")
         if length is not None and length != str(self.offer.size - self.got):
             raise self._refusal(
-                f"{shown(length)} bytes, wanted the {self.offer.size - self.got} it had promised"
+                f"{shown(length)} bytes; expected the {self.offer.size - self.got} it had promised"
             )
 
     def _refusal(self, came: str) -> CheckpointError:
@@ -180,8 +180,8 @@ class _Download:
 def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
     """Yields the answer to a GET before its body. The bodies of redirects are not read.
 
-    The token goes to the origin of the page alone. Raises _Lost if the connection cannot be
-    made, or breaks.
+    The token goes only to the origin of the page. Raises _Lost if the connection cannot be made, or
+    breaks.
     """
     from huggingface_hub import constants, get_session
 

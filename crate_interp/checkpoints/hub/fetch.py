@@ -38,17 +38,15 @@ def fetch(
     """Returns the local path of a file of a repo.
 
     The file is downloaded with a progress bar unless the cache of huggingface_hub has it; its
-    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT are respected. row: the row of the table of models
-    that tells size and digest. Raises CheckpointError where the file cannot be had, or is not the
-    one in the table.
+    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT are respected. row: the registry's row, with size
+    and digest. Raises CheckpointError where the file cannot be had, or is not the one in the table.
     """
     from huggingface_hub import constants, errors
 
     check_file(file)
-    if revision is not None and not stays_inside(revision):  # the cache keeps it as a path
+    if revision is not None and not stays_inside(revision):  # the cache uses it as a path
         raise CheckpointError(
-            f"revision={revision!r} is no name of a branch or tag, and no commit: give one "
-            "such as 'main'."
+            f"revision={revision!r} is not a branch, tag or commit: give one such as 'main'."
         )
     wanted = _Wanted(repo, file, revision, row, cache_dir)
     off = local_files_only or constants.HF_HUB_OFFLINE
@@ -72,7 +70,7 @@ def fetch(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The file that is asked for, where it is to lie, and its row of the table of models."""
+    """The requested file: its place on disk, and its row in the table of models."""
 
     repo: str
     file: str
@@ -92,25 +90,26 @@ class _Wanted:
 
     @property
     def at(self) -> str:
-        """How errors call the revision, where one was given."""
+        """Returns how errors name the revision, if one was given."""
         return f" at revision {self.revision!r}" if self.revision else ""
 
     def check(self, what: str, column: str, came: object, remedy: str) -> None:
-        """Raises CheckpointError if the table says another value of a column, bytes or sha256."""
+        """Raises CheckpointError if the table has another value in a column, bytes or sha256."""
         row = self.row or {}
         if row.get(column) not in (None, came):
             shown = f"{came} bytes" if column == "bytes" else f"the digest {came}"
             raise CheckpointError(
-                f"{row['name']}: {what} has {shown}, wanted {row[column]}. {remedy}if it fails "
+                f"{row['name']}: {what} has {shown}; expected {row[column]}. {remedy}if it fails "
                 "anew the file on the Hub has changed: give revision='main' to take it as it is."
             )
 
 
 def _asked(wanted: _Wanted, token: str | bool | None, needed: bool) -> Offer | None:
-    """Returns what the Hub offers.
+    """Returns the Hub's offer for a file.
 
-    needed: whether the cache lacks the file. If it has it, the result is None where the Hub cannot
-    be reached or refuses access. Else a busy Hub is asked again before its error is raised.
+    needed: whether the cache lacks the file. If the cache has the file, the result is None when the
+    Hub cannot be reached or refuses access. Otherwise a busy Hub is asked again before its error is
+    raised.
     """
     from huggingface_hub import errors
 
@@ -141,7 +140,7 @@ def _kept(wanted: _Wanted, offer: Offer) -> Path:
         wanted.check(f"{wanted.name} on the Hub", "bytes", offer.size, _AGAIN)
         lock = folder.parent / ".locks" / folder.name / f"{offer.digest}.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(lock):  # so that eight workers do not fetch one file eight times
+        with WeakFileLock(lock):  # so that eight workers do not fetch the same file eight times
             came = _downloaded(wanted, offer, folder)
             path = cache.keep(folder, offer, wanted.file)
     cache.note(folder, wanted.version, offer.commit)
@@ -167,10 +166,11 @@ def _downloaded(wanted: _Wanted, offer: Offer, folder: Path) -> bool:
 
 
 def check_file(file: str) -> None:
-    """Raises CheckpointError for a name that is no path inside a repo."""
+    """Raises CheckpointError for a name that is not a path inside a repo."""
     if not stays_inside(file):
         raise CheckpointError(
-            f"file={file!r} is no path inside a repo: give one such as 'torch/crate_alpha_B16.pth'."
+            f"file={file!r} is not a path inside a repo: give one such as "
+            "'torch/crate_alpha_B16.pth'."
         )
 
 
@@ -221,7 +221,7 @@ def _explain(wanted: _Wanted, error: Exception) -> str:
         tree = f"https://huggingface.co/{repo}/tree/{wanted.version}"
         return f"{repo} has no file {wanted.file!r}{wanted.at}: see {tree}."
     if isinstance(error, errors.HFValidationError):
-        return f"{repo!r} is no name of a repo: write owner/name."
+        return f"{repo!r} is not the name of a repo: write owner/name."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"the disk is full: {what} does not fit. "

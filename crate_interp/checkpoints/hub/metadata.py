@@ -1,4 +1,4 @@
-"""What the Hub says about a file, checked before any byte of it is written.
+"""The Hub's metadata of a file, checked before any byte of the file is written.
 
 huggingface_hub builds paths from these values: an ETag such as "/home/me/.bashrc" would be a path
 of its own. Only what was checked here is used afterwards, and nothing is asked a second time.
@@ -17,16 +17,16 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.core.safe_text import plain
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's, or SHA-256 of a large file
-_SMALL = {".json": 2**26, ".pkl": 2**26}  # bytes that no config and no tokenizer needs
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's digest, or the SHA-256 of a large file
+_SMALL = {".json": 2**26, ".pkl": 2**26}  # more bytes than any config or tokenizer needs
 
 
 @dataclass(frozen=True)
 class Offer:
     """A file as the Hub offers it.
 
-    file: its name. page: the address that was asked. place: the address of the bytes. headers:
-    those that are sent to the origin of `page` alone; the token is among them.
+    file: its name. page: the requested address. place: the address of the bytes. headers: sent only
+    to the origin of `page`; they include the token.
     """
 
     file: str
@@ -41,9 +41,9 @@ class Offer:
 def ask(
     repo: str, file: str, revision: str, token: str | bool | None, endpoint: str | None
 ) -> Offer | None:
-    """Returns what the Hub offers, or None if the server that answers is no Hub.
+    """Returns the Hub's offer, or None if the answering server is not a Hub.
 
-    Raises CheckpointError for an answer that no Hub gives, and the client's errors.
+    Raises CheckpointError for an answer that a Hub would not give, and the client's errors.
     """
     import huggingface_hub as hub
     from huggingface_hub import constants
@@ -97,27 +97,27 @@ def _check(told: Any, place: str, page: str, revision: str, what: str) -> None:
         (COMMIT, "commit", told.commit_hash, "40 hexadecimal digits"),
     ):
         if not isinstance(value, str) or not wanted.fullmatch(value):
-            raise refusal(what, page, f"the {name} {shown(value)}, wanted {said}")
+            raise refusal(what, page, f"the {name} {shown(value)}; expected {said}")
     if COMMIT.fullmatch(revision) and told.commit_hash != revision:
-        raise refusal(what, page, f"the commit {shown(told.commit_hash)}, wanted {revision}")
+        raise refusal(what, page, f"the commit {shown(told.commit_hash)}; expected {revision}")
     if told.size is None or told.size < 0:
-        raise refusal(what, page, f"the size {told.size!r}, wanted a number of bytes")
+        raise refusal(what, page, f"the size {told.size!r}; expected a number of bytes")
     most = next((most for end, most in _SMALL.items() if what.endswith(end)), None)
     if most is not None and told.size > most:
-        raise refusal(what, page, f"{told.size} bytes, wanted at most {most} for such a file")
+        raise refusal(what, page, f"{told.size} bytes; expected at most {most} for such a file")
     check_address(place, page, what)
 
 
 def check_address(address: str, page: str, what: str) -> None:
-    """Raises CheckpointError unless an address is on the web, as safely as the page asked."""
+    """Raises CheckpointError unless an address is on the web and as secure as the page asked."""
     try:
         parts = urlsplit(address)
         scheme, host, _ = parts.scheme, parts.hostname, parts.port
-    except ValueError:  # such as a port above 65535
+    except ValueError:  # such as a port number above 65535
         scheme, host = "", None
     admitted = ("https",) if page.startswith("https:") else ("http", "https")
     if scheme not in admitted or not host:
-        raise refusal(what, page, f"the address {shown(address)}, wanted {' or '.join(admitted)}")
+        raise refusal(what, page, f"the address {shown(address)}; expected {' or '.join(admitted)}")
 
 
 def shown(value: object) -> str:
@@ -126,7 +126,7 @@ def shown(value: object) -> str:
 
 
 def refusal(what: str, page: str, came: str) -> CheckpointError:
-    """Returns the error for an answer that no Hub gives."""
+    """Returns the error for an answer that a Hub would not give."""
     host = urlsplit(page).netloc
     return CheckpointError(
         f"{host} answered for {what} with {came}: nothing was kept. "

@@ -51,9 +51,9 @@ def of_repo(repo: str, file: str | None = None) -> list[dict[str, Any]]:
 
 
 def of_digest(path: Path) -> dict[str, Any] | None:
-    """Returns the row whose file this is, or None.
+    """Returns the row of the file with this digest, or None.
 
-    The file is read only where some row has its size.
+    The file is read only if some row has its size.
     """
     size = path.stat().st_size
     rows = [row for row in MODELS if row["bytes"] == size and row["sha256"]]

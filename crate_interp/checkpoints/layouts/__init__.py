@@ -17,7 +17,7 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
-    """Returns the layout of a file, from its keys and, where it is given, its family.
+    """Returns the layout of a file, from its keys and, if given, its family.
 
     Raises CheckpointError for an unknown family, and where no layout fits the keys.
     """
@@ -27,10 +27,10 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
         raise CheckpointError(f"family={family!r} has no known layout: give one of {known}.")
     fitting = [layout for layout in of_family if all(key in shapes for key in layout.markers)]
     if fitting:
-        # some layouts have all keys of another one, and more
+        # some layouts have all keys of another layout, and more
         return max(fitting, key=lambda layout: len(layout.markers))
     if family is not None:
-        return of_family[0]  # an error will list the keys that are missing
+        return of_family[0]  # a later error lists the missing keys
     known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(

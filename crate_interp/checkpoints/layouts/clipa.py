@@ -12,12 +12,14 @@ _IMAGE = "visual.transformer.resblocks.{l}."
 
 
 def _the_one_projection(weight: Tensor) -> Tensor:
-    """Returns the one projection that stands in the file three times, as query, key and value.
+    """Returns the projection that is in the file three times, as query, key and value.
 
     The JAX code that this was made from has one projection for all three.
     """
     if weight.shape[0] % 3:
-        raise CheckpointError(f"has {weight.shape[0]} rows, wanted query, key and value in a row.")
+        raise CheckpointError(
+            f"has {weight.shape[0]} rows; expected query, key and value in a row."
+        )
     query, key, value = weight.chunk(3)
     if not (bool((query == key).all()) and bool((query == value).all())):
         raise CheckpointError(
@@ -94,5 +96,5 @@ CLIPA = Layout(
         r"^visual\.positional_embedding": ((2,), lambda table: table[None]),
         r"^visual\.proj": ((2,), lambda weight: weight.mT),
     },
-    tolerant=True,  # the published files are some 75 kB larger than these keys explain
+    tolerant=True,  # the published files are about 75 kB larger than these keys explain
 )

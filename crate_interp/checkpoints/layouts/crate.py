@@ -56,7 +56,7 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
         size = "" if rows == columns else f", patch_size=({rows}, {columns})"
         kind = "grey" if fitting == 1 else f"of {fitting} channels"
         raise CheckpointError(
-            f"patch_size cannot be inferred: patches have {values} values, which is no square "
+            f"patch_size cannot be inferred: patches have {values} values, which is not a square "
             f"times channels={channels}. Give ci.load(..., channels={fitting}{size}), if images "
             f"are {kind} in patches of {rows} x {columns}."
         )

@@ -1,4 +1,4 @@
-"""UCSC-VLAA/CRATE-alpha: what the torch classifier and the JAX training save.
+"""UCSC-VLAA/CRATE-alpha: the formats of the torch classifier and of the JAX training.
 
 The torch classifier has an ablation with CRATE's ISTA step.
 """
@@ -30,7 +30,7 @@ def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
     d_model, *heads = shapes.of(first + _ATTENTION + "proj/kernel", 2, 3)
     height, width, channels, _ = shapes.of("embedding/kernel", 4)
     wanted = {"proj/kernel": (d_model, *heads), "out/kernel": (*heads, d_model)}
-    # compared here, because the axis of the heads is folded away before shapes are compared
+    # compared now, because the axis of the heads is removed before shapes are compared
     for key, shape in shapes.items():
         end = "/".join(key.split("/")[-2:])
         if len(heads) == 2 and end in wanted and shape != wanted[end]:
@@ -95,7 +95,8 @@ JAX = Layout(  # models/crate.py, as main.py saves it
         ),
     ),
     infer=_infer_jax,
-    defaults={"ln_final_eps": 1e-6},  # flax's, at the head too; the torch code has 1e-5 there
+    # flax's default, also at the head; the torch code has 1e-5 there
+    defaults={"ln_final_eps": 1e-6},
     views={
         # [out, in, height, width]
         "embedding/kernel": ((4,), lambda kernel: kernel.permute(3, 2, 0, 1)),

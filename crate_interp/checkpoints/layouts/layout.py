@@ -19,9 +19,9 @@ class Shapes(dict[str, tuple[int, ...]]):
     """The shapes of the tensors in a file, by their keys."""
 
     def of(self, key: str, *axes: int) -> tuple[int, ...]:
-        """Returns the shape of a tensor that has one of these numbers of axes (default: two).
+        """Returns the shape of a tensor that must have one of these numbers of axes (default: two).
 
-        Raises CheckpointError for a missing key, other numbers of axes, and an empty tensor.
+        Raises CheckpointError for a missing key, a wrong number of axes, and an empty tensor.
         """
         if key not in self:
             raise CheckpointError(
@@ -30,14 +30,14 @@ class Shapes(dict[str, tuple[int, ...]]):
         shape = self[key]
         if len(shape) not in (axes or (2,)):
             raise CheckpointError(
-                f"{key} has shape {shape}, wanted {' or '.join(map(str, axes or (2,)))} axes."
+                f"{key} has shape {shape}; expected {' or '.join(map(str, axes or (2,)))} axes."
             )
         if 0 in shape:
             raise CheckpointError(f"{key} has shape {shape}: it is empty.")
         return shape
 
     def images(self, kernel: str, table: str, given: Fields, axes: int = 3) -> Fields:
-        """Returns channels, patch size and image size of a model whose patches are a convolution.
+        """Returns channels, patch size and image size from a convolutional patch embedding.
 
         kernel: the key of the convolution, `[out, in, height, width]`. table, axes: as in
         `image_size`.
@@ -49,7 +49,7 @@ class Shapes(dict[str, tuple[int, ...]]):
     def image_size(
         self, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
     ) -> Fields:
-        """Returns the image size, from the number of positions where patches make a square.
+        """Returns the image size from the number of positions, for square images.
 
         table: the key of the position embeddings; axes: how many axes they have. Raises
         CheckpointError where the patches make no square, or a given size has another number of
@@ -80,7 +80,7 @@ class Shapes(dict[str, tuple[int, ...]]):
 
 
 def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
-    """Returns a map of keys in which a pair "a.*": "b.*" became two, of weight and of bias.
+    """Returns a map of keys in which each pair "a.*": "b.*" became two, for weight and bias.
 
     source, target: what is put before the keys, and before the parameters.
     """
@@ -125,36 +125,37 @@ class Layout:
     """
 
     family: str
-    markers: tuple[str, ...]  # a file with all of these keys has this layout
+    markers: tuple[str, ...]  # keys that identify the layout of a file
     top: dict[str, str]
     stacks: tuple[Stack, ...]
-    # the fields that follow from shapes and given fields, and `inner`, the width of all heads
+    # returns the fields that follow from shapes and given fields, and `inner`, the width of all
+    # heads
     infer: Callable[[Shapes, Fields], Fields]
-    # of the config in or beside the file: names of fields -> ours; names of switches, which count
-    # where they are bools; and switches with the only value that our model follows
+    # of the config in or beside the file: names of fields -> ours; names of switches, counted only
+    # if they are bools; and switches with the only value that our model supports
     config_names: dict[str, str] = field(default_factory=dict)
     config_switches: tuple[str, ...] = ()
     followed: dict[str, Any] = field(default_factory=dict)
     # fields where the code that wrote the file differs from the defaults of the family
     defaults: Fields = field(default_factory=dict)
-    needed: tuple[str, ...] = ("n_heads",)  # fields that no shape gives away
-    # pattern of a key's end -> the numbers of axes that its tensor may have, and a view of the
-    # tensor (no copy) that is the parameter
+    needed: tuple[str, ...] = ("n_heads",)  # fields that cannot be told from shapes
+    # pattern of a key's end -> the allowed numbers of axes, and a view of the tensor (no copy) that
+    # is the parameter
     views: dict[str, View] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()  # patterns of keys that the published code keeps and never reads
+    unused: tuple[str, ...] = ()  # patterns of keys that the published code saves but never reads
     copies: dict[str, str] = field(default_factory=dict)  # key -> the key that it must repeat
-    # keys that may be missing, and the number that then fills them
+    # keys that may be missing -> the number that then fills them
     optional: dict[str, float] = field(default_factory=dict)
     tolerant: bool = False  # unknown small keys are left out with a warning
     namespace: bool = False  # files may hold the argparse.Namespace of the trainer
 
     @property
     def codes(self) -> str:
-        """The key whose rows are the heads' codes, in the first layer."""
+        """The key of the tensor in the first layer whose rows are the heads' codes."""
         return self.source_of("attn.u_proj.weight", 0)
 
     def source_of(self, parameter: str, layer: int) -> str:
-        """Returns the key that fills a parameter of a block, or "" where the layout has none."""
+        """Returns the key that fills a parameter of a block, or "" if the layout has none."""
         target = f"blocks.{layer}.{parameter}"
         keys = (
             key
@@ -231,7 +232,7 @@ class Layout:
         codes, lacking = self.codes, self._lacking(shapes, given, where)
         try:
             found |= self.infer(shapes, given)
-        except CheckpointError as error:  # all that is missing at once
+        except CheckpointError as error:  # lists all missing fields at once
             raise CheckpointError(f"{lacking} And {error}" if lacking else str(error)) from None
         if lacking:
             raise CheckpointError(lacking)
@@ -250,7 +251,7 @@ class Layout:
         return found
 
     def _lacking(self, shapes: Shapes, given: Fields, where: str) -> str:
-        """Returns an error about fields that no shape reveals and that are not given, or ""."""
+        """Returns an error about missing fields that shapes cannot reveal, or ""."""
         codes = shapes.get(self.codes, ())
         # a tensor with three axes has one for the heads
         needed = [name for name in self.needed if name != "n_heads" or len(codes) != 3]
@@ -265,7 +266,7 @@ class Layout:
 
 
 def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
-    """Raises CheckpointError for more than 1,000 layers, or far more than there are keys of.
+    """Raises CheckpointError for more than 1,000 layers, or far more than the keys can fill.
 
     A file of a kilobyte can claim a million layers, which would be built one by one before any
     key is compared.
@@ -286,7 +287,7 @@ def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> 
 
 
 def _advice(name: str, codes: tuple[int, ...]) -> str:
-    """Returns what to type for a missing field; for n_heads also which numbers fit the codes."""
+    """Returns what to type for a missing field; for n_heads also which numbers are possible."""
     if name != "n_heads" or not codes or not codes[0]:
         return f"Give it: ci.load(..., {name}=N)."
     fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]

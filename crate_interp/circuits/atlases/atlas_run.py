@@ -1,4 +1,4 @@
-"""ci.atlas: what every dictionary atom fires on, what it changes, and which atoms are like it."""
+"""ci.atlas: what every dictionary atom fires on, what it changes, and its nearest atoms."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -49,7 +49,7 @@ def _atlas(result: Result) -> pd.DataFrame:
 
 
 class Atlas(AtomResult):
-    """What is known of every atom: an AtomResult, with effects, neighbours and examples.
+    """All results about every atom: an AtomResult with effects, neighbours and examples.
 
     `table()` has a row per layer and atom: the columns of `ci.atoms`, then
 
@@ -116,10 +116,10 @@ class Atlas(AtomResult):
         return Atlas({**merged.stored, **shown}, merged.meta)
 
     def headline(self) -> str:
-        """Returns how many atoms there are and are dead, and what the loss does without one.
+        """Returns how many atoms there are, how many are dead, and the most important one's effect.
 
         That atom is the one with the largest first-order effects, by their root mean square. If it
-        was set to 0, the sentence has what happened then, on samples that did not choose it.
+        was set to 0, the sentence gives the effect on samples that did not choose it.
         """
         clear, every = self.clear("ablation")
         words = f"{super().headline()} {self.largest()}"
@@ -131,7 +131,7 @@ class Atlas(AtomResult):
         )
 
     def largest(self) -> str:
-        """Returns what the loss does without the atom of the largest first-order effects."""
+        """Returns how the loss changes without the atom of the largest first-order effects."""
         table: Any = self._table("atlas")
         unit, n = self.meta["unit"], self.meta["n_samples"]
         row = table.loc[self._first_by_the_others(table)]
@@ -148,7 +148,7 @@ class Atlas(AtomResult):
         )
 
     def clear(self, effect: str) -> tuple[int, int]:
-        """Returns how many intervals of "first_order" or "ablation" leave out 0, and of how many.
+        """Returns how many intervals of "first_order" or "ablation" exclude 0, and of how many.
 
         If no atom had an effect, about 5 % would.
         """
@@ -158,7 +158,7 @@ class Atlas(AtomResult):
         return int((signs(low, high) != 0).sum()), int(low.notna().sum())
 
     def _first_by_the_others(self, table: pd.DataFrame) -> int:
-        """Returns the row of the atom with the largest effects on samples that it was not 0 on."""
+        """Returns the row of the atom with the largest effects on samples that kept it."""
         tried: Any = self._table("ablations")
         own = tried.assign(own=tried["first_order"] ** 2).groupby(_KEYS)["own"]
         own = own.agg(["sum", "count"]).reset_index()
@@ -180,9 +180,10 @@ def atlas(
     """Measures every atom of every layer: statistics, top activations, effects, nearest atoms.
 
     Statistics and the `top` tokens of each atom come from one pass over `data` (`ci.atoms`).
-    Effects are changes of the loss of a sample, in nats, if the atom is set to 0 at every token. It
-    is the cross-entropy with the label where the labels of the data are classes of the model, else
-    with the model's own answer; of text it is that of the next token, mean over a window.
+    Effects are changes of the loss of a sample, in nats, if the atom is set to 0 at every token.
+    The loss is the cross-entropy of the label if the data's labels are classes of the model,
+    otherwise of the model's own answer; for text it is that of the next token, averaged over a
+    window.
 
     - To first order, `sum_t (0 - z_tj) d loss / d z_tj`, for every atom on all samples: one forward
       and one backward of a batch give all atoms of all layers.
@@ -199,7 +200,7 @@ def atlas(
     neither exact effects nor effects on logits are measured. Memory does not grow with the number
     of samples. Intervals take samples as independent, which neighbouring windows of a text are not.
 
-    data, run: as in `ci.sweep`. The shard that finishes last measures the `ablate` samples.
+    data, run: as in `ci.sweep`. The shard that finishes last also measures the `ablate` samples.
     `ci.viz.atlas_pages(atlas, out)` writes pages of an atlas.
 
     Raises ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
@@ -229,7 +230,7 @@ def _check_logits(model: HookedModel) -> None:
 def _measured(
     job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
 ) -> Any:
-    """Runs the stages of an atlas; returns it, or None while chunks of others are missing."""
+    """Runs the stages of an atlas; returns it, or None while chunks of other shards are missing."""
     job.run(atom_stage(model, samples, meta["settings"]))
     job.run(Stage("effects", model, samples, partial(effect_sums, loss=loss)))
     found = job.before("atoms", "effects")
@@ -274,7 +275,7 @@ def _of_few(
     skipped: set[int],
     progress: bool,
 ) -> Tables:
-    """Returns the tables of what is measured on few samples, and of what the weights say."""
+    """Returns the tables that are measured on few samples, and those of the weights."""
     model, samples = chunk.model, chunk.samples
     there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
     count = min(ablate, len(there) // 2)

@@ -1,4 +1,4 @@
-"""What setting an atom to 0 everywhere does to the loss, by running the model without it."""
+"""The effect on the loss of setting an atom to 0 everywhere, by running the model without it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +17,9 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.sweeps.atom_statistics import CODE
 
-PER_LAYER = 20  # atoms of each layer that are set to 0
+PER_LAYER = 20  # atoms of each layer to set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]
-_TOKENS = 2**15  # in one forward, whose copies each lack another atom
+_TOKENS = 2**15  # tokens in one forward, whose copies each lack a different atom
 _KEYS = ["layer", "atom"]
 
 
@@ -33,10 +33,10 @@ def ablations(
 ) -> pd.DataFrame:
     """Returns a row per sample and chosen atom: sample, layer, atom, first_order, ablation.
 
-    Both effects are changes of the sample's loss, in nats: to first order, and as it is if the
-    code of the atom is set to 0 at every token and the layers above run anew. Chosen are the 20
-    atoms of each layer with the largest first-order effects, by their root mean square, on the
-    *other* samples of `effects`, so that the choice does not depend on the samples it is judged by.
+    Both effects are changes of the sample's loss, in nats: to first order, and exactly, with the
+    code of the atom set to 0 at every token and the layers above run again. The chosen atoms are
+    the 20 of each layer with the largest first-order effects, by their root mean square, on the
+    *other* samples of `effects`, so that the choice does not depend on the samples that judge it.
     (The mean is a worse guide: effects of either sign cancel in it. In a CRATE-LM of 6 layers, on
     64 windows, the atoms chosen by the mean had no larger exact effects than random atoms.)
     numbers: those of the inputs in the data. The table is empty if there are no inputs.
@@ -67,7 +67,8 @@ def ablated(table: pd.DataFrame) -> pd.DataFrame:
     """
     wide: Any = table.pivot(index="sample", columns=_KEYS, values="ablation")
     there = wide.notna().to_numpy()
-    together: dict[bytes, list[int]] = {}  # atoms of the same samples are resampled together
+    # atoms ablated on the same samples are resampled together
+    together: dict[bytes, list[int]] = {}
     for place in range(wide.shape[1]):
         together.setdefault(there[:, place].tobytes(), []).append(place)
     rows: list[tuple] = []
@@ -85,7 +86,7 @@ def agreement(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per layer: layer, atoms, samples, rank_correlation.
 
     rank_correlation: Spearman's, between the first-order and the exact effects of the layer's
-    chosen atoms, both means over the same samples; NaN where one of them is constant.
+    chosen atoms, both averaged over the same samples; NaN if one of them is constant.
     """
     rows: list[tuple] = []
     grouped: Any = table.groupby("layer")
@@ -152,9 +153,10 @@ def _without(
 
 
 def _rest(model: Any, inputs: Tensor, layer: int, stream: Tensor) -> Tensor:
-    """Returns the logits of copies of the inputs whose stream after a layer is replaced."""
+    """Returns the logits of copies of the inputs, with the stream after a layer replaced."""
     if not hasattr(model, "x0_lambdas"):
         return model(stream, start_at_layer=layer + 1)
-    many = inputs.repeat(len(stream) // len(inputs), 1)  # later layers add the embedding again
+    # because later layers add the embedding again
+    many = inputs.repeat(len(stream) // len(inputs), 1)
     name = full_name("hook_resid_post", layer)
     return model.run_with_hooks(many, fwd_hooks=[(name, lambda post, hook: stream)])

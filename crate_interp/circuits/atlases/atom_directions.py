@@ -1,4 +1,4 @@
-"""What the weights tell about an atom: its logits on the direct path, and its nearest atoms."""
+"""What the weights say about an atom: its logits on the direct path, and its nearest atoms."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.probes.layer_reading import dictionary
 
-NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
+NAMED = 3  # classes or tokens, and near atoms, to list for each atom
 
 
 def answer_names(model: HookedModel) -> list[str]:
@@ -23,7 +23,7 @@ def answer_names(model: HookedModel) -> list[str]:
     if model.cfg.kind == "text":
         try:
             names = [net.to_single_str_token(token) for token in numbers]
-        except ValueError:  # no tokenizer
+        except ValueError:  # there is no tokenizer
             names = [str(token) for token in numbers]
     else:
         names = model.cfg.labels or [f"class {number}" for number in numbers]
@@ -35,9 +35,9 @@ def directions(model: HookedModel) -> pd.DataFrame:
 
     raises, lowers: the classes or tokens whose logit the atom's direction moves most on the direct
     path, `gain <row of W_out, g * w_t>` less the mean over t, for a code of 1 and a final norm of
-    scale 1. gain: what the residual lambdas of nanochat make of it. They are "" where steps re-code
-    the stream (`cfg.residual` is False): there no direct path leads from a layer to the logits.
-    nearest: atoms of other layers by the cosine of columns of D.
+    scale 1. gain: the factor of nanochat's residual lambdas. Both are "" if sparse steps replace
+    the stream (`cfg.residual` is False), because then no direct path leads from a layer to the
+    logits. nearest: atoms of other layers by the cosine of columns of D.
     """
     layers, width = len(model.blocks), model.cfg.d_mlp
     raises, lowers = _logits(model) if model.cfg.residual else ([""] * layers * width,) * 2
@@ -86,7 +86,7 @@ def _nearest(model: Any) -> tuple[list[str], list[float]]:
             names += [""] * model.cfg.d_mlp
             cosines += [np.nan] * model.cfg.d_mlp
             continue
-        # the best of one layer at a time, so that no table of all pairs is held
+        # the best of one layer at a time, so that the table of all pairs is never in memory
         best = [(mine.T @ d).topk(min(NAMED, d.shape[1]), dim=1) for _, d in others]
         values = torch.cat([top.values for top in best], dim=1)
         numbers = zip(others, best, strict=True)

@@ -1,4 +1,4 @@
-"""First-order effects of atoms: what setting each code to 0 would do to the loss, by gradients."""
+"""First-order effects of atoms: the change of the loss without a code, by gradients."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,20 +20,19 @@ from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.atom_statistics import CODE
 from crate_interp.sweeps.runs.batches import Chunk
 
-LOSSES = {  # what the loss of a sample is, and what a page calls it
+LOSSES = {  # kind -> (the loss of a sample, its name on pages)
     "labels": "the cross-entropy with the true class",
     "answers": "the cross-entropy with the class that the unchanged model answers",
     "tokens": "the cross-entropy of the next token, mean over the window",
 }
-_LOGITS = 2**25  # of the forward of one piece of a batch: 128 MB
+_LOGITS = 2**25  # numbers in the forward of one piece of a batch: 128 MB
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss that effects are measured in, a number for each sample, in nats.
+    """The loss in which effects are measured: a number for each sample, in nats.
 
-    kind: a key of LOSSES. classes: with "labels", the class of each sample; `start` is the number
-    of the first of them.
+    kind: a key of LOSSES. classes: with "labels", the class of each sample from number `start` on.
     """
 
     kind: str
@@ -43,7 +42,7 @@ class Loss:
     def wanted(self, logits: Tensor, inputs: Tensor, numbers: Sequence[int]) -> Int[Tensor, "..."]:
         """Returns the right answers to some samples: classes `[batch]` or tokens `[batch, pos]`.
 
-        logits: those of the unchanged model. numbers: those of the samples in the whole data set.
+        logits: the unchanged model's. numbers: the samples' numbers in the whole data set.
         """
         if self.kind == "tokens":
             return inputs
@@ -53,7 +52,7 @@ class Loss:
 
 
 def loss_on(model: HookedModel, samples: Samples) -> Loss:
-    """Returns the loss for a data set: with its labels where they are classes of the model.
+    """Returns the loss for a data set, with its labels if they are classes of the model.
 
     Labels with names (of folders, or of a ClassLabel column) count if the model has classes of
     these names. Those of a ClassLabel column have numbers too, and count if the model has no names
@@ -86,7 +85,7 @@ def _classes(model: Any, samples: Samples) -> list[int] | None:
         if known is not None:
             labels = [samples.names[label] for label in labels]
     if all(isinstance(label, str) for label in labels):
-        # two classes of ImageNet are called crane: such a name tells no class
+        # two classes of ImageNet are called crane: such a name does not identify a class
         once = Counter(known or ())
         numbers = {name: n for n, name in enumerate(known or ()) if once[name] == 1}
         found = [numbers.get(label, -1) for label in labels]
@@ -104,7 +103,7 @@ def losses(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]
 
 
 def at_once(model: Any, inputs: Tensor) -> int:
-    """Returns how many of these samples one forward takes: logits of all tokens are large."""
+    """Returns how many of these samples one forward takes, since logits of all tokens are large."""
     if model.cfg.kind != "text":
         return len(inputs)
     return max(1, _LOGITS // (inputs.shape[1] * model.W_U.shape[1]))
@@ -136,7 +135,7 @@ def codes_and_logits(model: HookedModel, inputs: Tensor) -> tuple[list[Tensor], 
     codes: list[Tensor] = []
 
     def keep(code: Tensor, hook: Any) -> Tensor:
-        # the first is a leaf: nothing below it, and no weight, needs a gradient
+        # the first code is a leaf, so neither weights nor earlier values need a gradient
         codes.append(code if code.requires_grad and codes else code.detach().requires_grad_())
         return codes[-1]
 

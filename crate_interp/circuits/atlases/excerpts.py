@@ -17,7 +17,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 
 TILE = 48  # pixels of the tile of a patch and its surroundings
-ENTIRE = -1  # stands for the token where a row holds the entire picture
+ENTIRE = -1  # the token number of a row that holds the entire picture
 _SIDE = 112  # pixels of the longer side of an entire picture
 _BEFORE, _AFTER = 12, 4  # tokens of a context
 

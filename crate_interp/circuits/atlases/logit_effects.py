@@ -1,4 +1,4 @@
-"""Which logits an atom raises or lowers, to first order on data."""
+"""Which logits an atom raises or lowers, to first order, measured on data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import signs
 
-MANY = 16  # logits that are followed: each takes a backward of its own
+MANY = 16  # most logits to follow, since each takes its own backward
 COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
 
 
@@ -21,10 +21,10 @@ def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
     """Returns a row per layer, atom and logit: layer, atom, logit, name, n, total, squares.
 
     total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square, where
-    the logit is less the mean of all logits, and in a text the mean over the tokens. A positive
-    sum says that the atom raises the logit, to first order. Logits: all of them if there are at
-    most 16; else the 16 classes or tokens that the model answers most often on these samples,
-    since each takes a backward of its own. The table is empty if there are no inputs.
+    the mean of all logits is subtracted from the logit; for text it is averaged over tokens. A
+    positive sum says that the atom raises the logit, to first order. Logits: all of them if there
+    are at most 16; else the 16 classes or tokens that the model answers most often on these
+    samples, since each takes a backward of its own. The table is empty if there are no inputs.
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
@@ -64,7 +64,7 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
         side = side.sort_values([*keys, "mean"], ascending=[True, True, ascending])
         side = side.groupby(keys).head(atom_directions.NAMED)
         texts = [_text(row) for row in side.to_dict("records")]
-        texts = pd.Series(texts, index=side.index, dtype=str)  # text too where there is none
+        texts = pd.Series(texts, index=side.index, dtype=str)  # text type even for an empty table
         joined = side[keys].assign(**{word: texts}).groupby(keys)[word].agg(", ".join)
         every = every.merge(joined.reset_index(), on=keys, how="left")
     return every.fillna({"raises": "", "lowers": ""})
@@ -75,7 +75,7 @@ def _text(row: Mapping[str, Any]) -> str:
 
 
 def _chosen(model: Any, inputs: Tensor) -> list[int]:
-    """Returns the numbers of the logits that are followed."""
+    """Returns the numbers of the logits to follow."""
     count = model.W_U.shape[1]
     if count <= MANY:
         return list(range(count))

@@ -1,1 +1,1 @@
-"""What other libraries expect of a model: TransformerLens, transformers, torch.compile."""
+"""What other libraries expect of a model: TransformerLens, transformers and torch.compile."""

@@ -1,13 +1,13 @@
-"""TransformerLens 4.3's own names of hook points, beside the older ones that our models have.
+"""TransformerLens 4.3's names of hook points, besides the older ones that our models use.
 
-An alias is another name of a point that exists: nothing is computed or cached twice.
+An alias is a second name of an existing point: nothing is computed or cached twice.
 """
 
 import re
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-# after `blocks.{l}.`: name in a TransformerBridge -> name here
+# after `blocks.{l}.`: name in a TransformerBridge -> our name
 IN_BLOCK: dict[str, str] = {
     "hook_in": "hook_resid_pre",
     "hook_out": "hook_resid_post",
@@ -31,7 +31,7 @@ IN_BLOCK: dict[str, str] = {
     "mlp.out.hook_out": "hook_mlp_out",
     "mlp.hook_out": "hook_mlp_out",
 }
-# outside of the blocks; the first of several that a model has
+# outside the blocks: name -> our names; the first that a model has is taken
 IN_MODEL: dict[str, tuple[str, ...]] = {
     "embed.hook_out": ("hook_embed",),
     "pos_embed.hook_out": ("hook_pos_embed",),
@@ -43,7 +43,7 @@ _PARTS = re.compile(r"((?:visual\.|text\.)?)((?:decoder_)?blocks\.\d+\.)?(.+)", 
 
 
 def candidates(name: str) -> list[str]:
-    """Returns the names here that an alias may stand for, none for a name that is no alias."""
+    """Returns our names that an alias may stand for; none if the name is not an alias."""
     found = _PARTS.fullmatch(name)
     if found is None:
         return []
@@ -56,8 +56,8 @@ def candidates(name: str) -> list[str]:
 
 
 def resolve(name: str, names: Collection[str]) -> str:
-    """Returns the one of `names` that a name or an alias means, or the name itself."""
-    known = names.keys() if isinstance(names, dict) else names  # Named would find aliases too
+    """Returns the point in `names` for a name or an alias; a name without one is returned as is."""
+    known = names.keys() if isinstance(names, dict) else names  # `in Named` would find aliases too
     if not isinstance(name, str) or name in known:
         return name
     return next((each for each in candidates(name) if each in known), name)
@@ -87,7 +87,7 @@ def matching(names: Collection[str], wanted: Callable[[str], bool]) -> list[str]
 
 
 class Named(dict[str, Value]):
-    """A dict by the names of hook points; `[alias]` finds what stands under the point's name."""
+    """A dict by the names of hook points; `[alias]` finds the value of the point."""
 
     def __missing__(self, name: str) -> Value:
         meant = resolve(name, self)

@@ -1,4 +1,4 @@
-"""Inputs and outputs of models in the form that Hugging Face's libraries use."""
+"""Inputs and outputs of models in the form that Hugging Face's libraries expect."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 
 def one_of(input: object, input_ids: Tensor | None) -> Any:
-    """Returns the model's input; raises ValueError unless exactly one of the two is given.
+    """Returns the model's input; raises ValueError unless exactly one of two arguments is given.
 
-    input_ids: tokens under the name that Hugging Face's libraries use; it takes no text.
+    input_ids: Hugging Face's name for tokens; text is not allowed there.
     """
     if (input is None) == (input_ids is None):
-        raise ValueError("give the model tokens or text, or token ids as input_ids=: one of them.")
+        raise ValueError(
+            "give the model either tokens or text, or token ids as input_ids=, not both."
+        )
     if input_ids is not None and not isinstance(input_ids, Tensor):
         raise ValueError(
             f"input_ids is a tensor of token ids, got {type(input_ids).__name__}: give text as the "
@@ -44,8 +46,9 @@ def image_output(
 ) -> "ImageClassifierOutput":
     """Returns a transformers `ImageClassifierOutput`; without labels it has no loss.
 
-    The loss is the mean cross-entropy in nats. labels: class indices `[batch]`, -100 where there is
-    none. Raises ValueError for another shape, and for classes that the model does not have.
+    The loss is the mean cross-entropy in nats. labels: class indices `[batch]`, -100 for images
+    without a label. Raises ValueError for labels of a wrong shape, and for classes that the model
+    does not have.
     """
     from transformers.modeling_outputs import ImageClassifierOutput  # slow to import
 

@@ -1,8 +1,8 @@
-"""Weights that accelerate keeps elsewhere, on the CPU or on disk, until a layer runs.
+"""Weights that accelerate keeps on the CPU or on disk until a layer runs.
 
 Between the runs of a layer its parameters are on the meta device, which holds no numbers. Code that
-reads weights outside a layer's own forward brings them back first. Nothing here imports accelerate:
-its hook is on a module that it offloads.
+reads weights outside a layer's own forward brings them back first. Nothing here imports accelerate,
+because it leaves its hook on each module that it offloads.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def align_hooks(module: nn.Module) -> list[Any]:
-    """Returns the hooks of accelerate on a module that move its weights."""
+    """Returns accelerate's hooks on a module that move its weights."""
     hook = module.__dict__.get("_hf_hook")
     return [one for one in getattr(hook, "hooks", (hook,)) if hasattr(one, "execution_device")]
 
 
 @contextmanager
 def onloaded(part: nn.Module) -> Iterator[None]:
-    """Keeps the weights of a module and its parts on the device that uses them, while it is open.
+    """Keeps a module's weights on the device that uses them, while the context is open.
 
     Modules that are not offloaded are left alone.
     """
@@ -39,7 +39,7 @@ def onloaded(part: nn.Module) -> Iterator[None]:
     try:
         for module, hook in away:
             hook.pre_forward(module)
-            hook.offload = False  # else a forward would offload them again
+            hook.offload = False  # otherwise a forward would offload them again
             brought.append((module, hook))
         yield
     finally:
@@ -49,7 +49,7 @@ def onloaded(part: nn.Module) -> Iterator[None]:
 
 
 def at_hand(module: nn.Module, name: str = "weight") -> Tensor:
-    """Returns a parameter of a module, brought back if it is elsewhere."""
+    """Returns a parameter of a module, brought back if it is offloaded."""
     value = getattr(module, name)
     if not value.is_meta:
         return value
@@ -58,16 +58,16 @@ def at_hand(module: nn.Module, name: str = "weight") -> Tensor:
 
 
 def bias_of(linear: nn.Linear) -> Tensor:
-    """Returns the bias of a linear map, brought back if it is elsewhere; zeros if it has none."""
+    """Returns the bias of a linear map, brought back if it is offloaded; zeros if it has none."""
     if linear.bias is None:
         return torch.zeros_like(at_hand(linear)[:, 0])
     return at_hand(linear, "bias")
 
 
 def with_weights(measure: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Wraps a function so that the weights of its first argument are brought back while it runs.
+    """Wraps a function so that its first argument's weights are brought back while it runs.
 
-    That argument is a model or a cache. For anything else the function itself raises the error.
+    That argument is a model or a cache; for anything else the function itself must raise the error.
     """
 
     @wraps(measure)

@@ -1,8 +1,8 @@
-"""torch.compile and other tracers: a compiled model that notices when hooks come and go.
+"""torch.compile and other tracers: compiled models that notice when hooks change.
 
-torch's compiler looks at the hooks of a model once, when it compiles: one that is added later
-never fires, and one that is removed goes on firing. It does look at plain attributes before each
-call, so a model keeps its hooks' state in one.
+torch's compiler reads a model's hooks only once, when it compiles: a hook added later never fires,
+and a removed one keeps firing. But it checks plain attributes before each call, so a model keeps
+the state of its hooks in an attribute.
 """
 
 import warnings
@@ -17,14 +17,15 @@ from transformer_lens import HookedRootModule
 class CompiledMixin(HookedRootModule):
     """A model whose hooks also fire after torch.compile.
 
-    `torch.compile(model)` is compiled once without hooks, and anew for each set of hooks.
+    `torch.compile(model)` compiles once without hooks, and again for each new set of hooks.
     `model.compile()` runs uncompiled while there are hooks. Only hooks that the model itself adds
-    and removes count (add_hook, hooks, run_with_hooks, reset_hooks), not those of
+    and removes are noticed (add_hook, hooks, run_with_hooks, reset_hooks), not those of
     `register_forward_hook` on a point.
     """
 
-    # The first text is "" without hooks, and else differs from that of any earlier set of hooks.
-    # The second is the last one that was used. A tower shares the list with the larger model.
+    # The first text is "" without hooks; with hooks it differs from that of every earlier set of
+    # hooks. The second is the last one that was used. A tower shares the list with the larger
+    # model.
     _hook_state: list[str]
 
     def __init__(self, *args: object) -> None:
@@ -38,22 +39,22 @@ class CompiledMixin(HookedRootModule):
         state[0] = state[1] if hooked else ""
 
     def watch_hooks(self) -> None:
-        """Shows the state of the hooks to torch's compiler; every forward begins with it."""
+        """Shows torch's compiler the state of the hooks; every forward begins with this."""
         if torch.compiler.is_compiling() and self._note_compiled() and self._hook_state[0]:
-            pass  # the compiler has read the state, and compiles again if it changes
+            pass  # the compiler reads the state here, and compiles again if it changes
 
     def _note_compiled(self) -> bool:
         self.__dict__.setdefault("_warned_of_compiling", False)
         return True
 
-    # what torch.compiler.assume_constant_result sets: the compiler calls it once and not as a part
-    # of the model. The decorator itself would take two seconds to import
+    # what torch.compiler.assume_constant_result sets: the compiler calls the function once, outside
+    # the model. Importing the decorator would take two seconds
     _note_compiled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def compile(self, *args: object, **kwargs: object) -> None:
-        """Compiles the model in place, as torch.nn.Module.compile does; arguments as there.
+        """Compiles the model in place, with the arguments of torch.nn.Module.compile.
 
-        Different from it: while the model has hooks it runs uncompiled, so that they fire.
+        Unlike there, a model with hooks runs uncompiled, so that they fire.
         """
         super().compile(*args, **kwargs)  # pyright: ignore[reportArgumentType]
         fast: Any = self._compiled_call_impl
@@ -70,7 +71,7 @@ class CompiledMixin(HookedRootModule):
         *args: object,
         **kwargs: object,
     ) -> None:
-        """Adds a hook as TransformerLens does, and warns once if the model has been compiled."""
+        """Adds a hook as TransformerLens does; warns once if the model was compiled."""
         super().add_hook(name, hook, *args, **kwargs)  # pyright: ignore[reportArgumentType]
         self._hooks_changed(True)
         if self.__dict__.get("_warned_of_compiling") is False:
@@ -87,17 +88,17 @@ class CompiledMixin(HookedRootModule):
         self._hooks_changed(True)
 
     def remove_all_hook_fns(self, *args: object, **kwargs: object) -> None:
-        """Removes hooks as TransformerLens does; arguments as there."""
+        """Removes hooks; the arguments are TransformerLens'."""
         super().remove_all_hook_fns(*args, **kwargs)  # pyright: ignore[reportArgumentType]
         self._hooks_changed(any(point.has_hooks() for point in self.hook_dict.values()))
 
 
 def readable(x: Tensor) -> bool:
-    """Tells whether Python may read the values of a tensor, for a check or a choice.
+    """Tells whether Python code may read the values of a tensor, for a check or a decision.
 
-    It may not under torch.compile, torch.export, a trace of jit, torch.func.vmap or a gradient of
-    torch.func; nor on the meta device; nor in a subclass without values, such as FakeTensor. A
-    forward that read them there could not be traced, or only for one input.
+    It may not under torch.compile, torch.export, jit tracing, torch.func.vmap or a gradient of
+    torch.func, on the meta device, or in a subclass without values such as FakeTensor. A forward
+    that read values there could not be traced, or only for one input.
     """
     return not (
         torch.compiler.is_compiling()

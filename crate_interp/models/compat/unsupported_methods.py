@@ -1,6 +1,6 @@
-"""Names of TransformerLens' models that have no meaning here, each with what to use instead."""
+"""Names of TransformerLens that have no meaning here, each with what to use instead."""
 
-# name -> why there is none, and what to type; hooks/README.md shows the same table
+# name -> why it does not exist here, and what to use; hooks/README.md shows the same table
 REFUSALS: dict[str, str] = {
     "enable_compatibility_mode": (
         "the hook points have TransformerLens' names from the start and no weight is folded: "
@@ -27,12 +27,12 @@ REFUSALS: dict[str, str] = {
         "query, key and value are one code, which refactoring would take apart: "
         "use model.QK.svd() and model.OV.svd()"
     ),
-    "set_ungroup_grouped_query_attention": ("every head has keys of its own: leave the call out"),
+    "set_ungroup_grouped_query_attention": ("every head has its own keys: leave out the call"),
     "load_and_process_state_dict": "no weight is processed: use ci.load(state_dict, ...)",
     "init_weights": (
         "weights are drawn as in the official code when a model is made: make a new model"
     ),
-    "original_model": "the model is no bridge, it is the network itself: use model",
+    "original_model": "the model is not a bridge but the network itself: use model",
     "hf_generate": "there is no network of Hugging Face inside: use model.generate(...)",
     "diffusion_generate": "the model is causal: use model.generate(...)",
     "encoder_output": "there is no encoder of text: use model.run_with_cache(...)",
@@ -53,7 +53,7 @@ REFUSALS: dict[str, str] = {
     ),
 }
 
-# uses of a model that raise an error of their own; the same page lists them
+# uses of a model that raise their own error; hooks/README.md lists them too
 ASSIGNED: dict[str, str] = {
     "cfg.field = value": (
         "a config is frozen, since weights and hook points follow it: model.to(...) moves a model, "
@@ -71,7 +71,7 @@ class RefusedError(AttributeError, NotImplementedError, ValueError):
 
     It is an AttributeError so that `hasattr`, which TransformerLens' tools use, is False. It is a
     NotImplementedError and a ValueError because TransformerLens raises these if an architecture
-    lacks a step.
+    lacks something.
     """
 
 

@@ -1,4 +1,4 @@
-"""Attention: MSSA, the compression step of CRATE, and that of a plain transformer."""
+"""Attention: MSSA, the compression step of CRATE, and the attention of a plain transformer."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,13 +18,14 @@ _INTO_HEADS = "batch pos head d_model, head d_model d_head -> batch pos head d_h
 
 
 class Attention(nn.Module):
-    """What the attention of CRATE and that of a plain transformer have in common.
+    """What CRATE's attention and that of a plain transformer have in common.
 
-    A subclass has the maps, `codes` and `split_codes`.
+    A subclass adds the maps, `codes` and `split_codes`.
     """
 
     out_proj: nn.Linear | None
-    _result_contribution_scale: float = 1.0  # the sign with which TransformerLens sums heads
+    # the sign that TransformerLens applies when it sums heads
+    _result_contribution_scale: float = 1.0
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Attention(nn.Module):
 
     @property
     def b_Q(self) -> Float[Tensor, "head d_head"]:
-        """The bias of the queries; zeros if the layer has none, as b_K and b_V."""
+        """The bias of the queries; zeros if the layer has none, as for b_K and b_V."""
         return self.W_O.new_zeros(self.cfg.n_heads, self.cfg.d_head)
 
     b_K = b_V = b_Q
@@ -65,13 +66,13 @@ class Attention(nn.Module):
     def codes(
         self, x: Float[Tensor, "batch pos d_model"], context: Context | None
     ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
-        """Returns queries, keys and values of the normalised stream, before their hook points."""
+        """Returns queries, keys and values of the normalised stream, before their hooks."""
         raise NotImplementedError
 
     def split_codes(
         self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
     ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
-        """Returns queries, keys and values, each of its own input `[batch, pos, head, d_model]`."""
+        """Returns queries, keys and values from separate inputs `[batch, pos, head, d_model]`."""
         raise NotImplementedError
 
     def forward(
@@ -80,17 +81,18 @@ class Attention(nn.Module):
         norm: HookedNorm | None = None,
         context: Context | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the attention of norm(z), or of a z that is normalised already.
+        """Returns the attention of norm(z), or of z if it is already normalised.
 
-        The norm is an argument if inputs are split, because each role is then normalised.
+        The norm is an argument because each role's input is normalised separately if inputs are
+        split.
         """
         inputs = None if norm is None else self.split_inputs(z)
         if norm is None or inputs is None:
             roles: Iterable[Tensor] = self.codes(z if norm is None else norm(z), context)
         else:
             roles = self.split_codes(inputs, norm, context)
-        # a hooked role gets a copy of its own: an edit in place must not reach the other roles,
-        # which are the same tensor or views of one
+        # a hooked role gets its own copy: the roles are the same tensor or views of one, so an edit
+        # in place would reach the others
         q, k, v = (
             point(role.clone() if is_hooked(point) else role)
             for point, role in zip((self.hook_q, self.hook_k, self.hook_v), roles, strict=True)
@@ -104,10 +106,10 @@ class Attention(nn.Module):
     def split_inputs(
         self, z: Float[Tensor, "batch pos d_model"]
     ) -> tuple[Float[Tensor, "batch pos head d_model"], ...] | None:
-        """Returns the stream as queries, keys and values of each head read it, if it is split.
+        """Returns the separate inputs of queries, keys and values, if inputs are split.
 
-        With `cfg.use_split_qkv_input` each role has a copy of its own, with `cfg.use_attn_in` the
-        three share one. Returns None if neither switch is on.
+        With `cfg.use_split_qkv_input` each role has its own copy; with `cfg.use_attn_in` the three
+        share one. Returns None if neither switch is on.
         """
         if not (self.cfg.use_split_qkv_input or self.cfg.use_attn_in):
             return None
@@ -122,8 +124,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Returns the attention of norm(z).
 
-        The norm is called before the layer, so that tools that follow the modules as they run count
-        it once. If each role has an input of its own, the norm is called inside the layer.
+        The norm runs before the layer, so that tools that watch modules count it once. If each role
+        has its own input, the norm runs inside the layer.
         """
         if self.cfg.use_split_qkv_input or self.cfg.use_attn_in:
             return self(z, norm, context)
@@ -145,7 +147,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Returns the output as the sum of each head's own contribution, `hook_result`."""
         pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-        sign = self._result_contribution_scale  # hook_result is what the head contributes
+        # hook_result holds the head's contribution, with this sign
+        sign = self._result_contribution_scale
         results = self.hook_result(sign * einsum(heads, self.W_O, pattern))
         return sign * results.sum(dim=2) + self.b_O
 
@@ -157,35 +160,36 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch head query key"]:
         """Returns the attention pattern.
 
-        It is a function of its own so that the scores are freed before the pattern is used.
+        This is a separate function so that the scores are freed before the pattern is used.
         """
         scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
-        scores *= q.shape[-1] ** -0.5  # a layer's largest tensor: in place, before hooks see it
+        # a layer's largest tensor: scaled in place, before hooks see it
+        scores *= q.shape[-1] ** -0.5
         if context:
             scores.masked_fill_(~context.mask, -torch.inf)
         scores = self.hook_attn_scores(scores)
         if context and context.blind is not None:
-            # the scores of a query that sees no key are all -inf; their softmax would be NaN
+            # a query that sees no key has only scores of -inf; their softmax would be NaN
             seen = scores.masked_fill(context.blind, 0.0).softmax(dim=-1)
             return self.hook_pattern(seen.masked_fill(context.blind, 0.0))
         return self.hook_pattern(scores.softmax(dim=-1))
 
 
 class MSSA(Attention):
-    """Attention whose query, key and value are one code.
+    """Attention whose query, key and value are the same code.
 
     `MSSA(X) = sum_k softmax(C_k C_k^T / sqrt(p)) C_k W_O,k (+ b)` with C_k = X U_k `[pos, d_head]`
     for X = LN(Z^l). Paper: arXiv 2306.01129 eq. 11-12; code: CRATE `model/crate.py` `Attention`. As
-    in the code and unlike the paper there is a scale 1/sqrt(p) and no prefactor p/(N eps^2).
+    in the code and unlike the paper, there is a scale 1/sqrt(p) and no prefactor p/(N eps^2).
 
     The output map W_O `[head, d_head, d_model]` depends on `cfg.variant` (arXiv 2411.17182). crate:
     learned, with a bias if `cfg.output_bias`. fix: the same, frozen at its random start. c: U_k^T
-    (tied). n: -U_k^T. t: the transpose of the stacked U^T. identity: the heads side by side. One
+    (tied). n: -U_k^T. t: the transpose of the stacked U^T. identity: the concatenated heads. One
     head that spans the vision stream has no output matrix in variants crate and fix, as in the
     official code.
 
     In language models a query sees the keys that its `Context` shows. nanochat-crate rotates and
-    normalises the codes first: hook_u is before that, hook_q, hook_k and hook_v after it, so its
+    normalises the codes first: hook_u comes before that, hook_q, hook_k and hook_v after it, so its
     values are rotated too.
     """
 
@@ -203,7 +207,7 @@ class MSSA(Attention):
 
     @property
     def U(self) -> Float[Tensor, "head d_model d_head"]:
-        """The subspace bases as stored; not orthonormal unless training made them so."""
+        """The subspace bases as stored; they are orthonormal only if training made them so."""
         rows = at_hand(self.u_proj).view(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
         return rows.transpose(1, 2)  # [head, d_model, d_head]
 
@@ -224,20 +228,20 @@ class MSSA(Attention):
     def codes(
         self, x: Float[Tensor, "batch pos d_model"], context: Context | None
     ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
-        """Returns the code in its three roles, which are one tensor."""
+        """Returns the code in its three roles, which are the same tensor."""
         u = self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head)))
         return (self._placed(u, context),) * 3
 
     def split_codes(
         self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
     ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
-        """Returns the code of each role's own input, one by one; hook_u does not fire."""
+        """Returns the code of each role's own input; hook_u does not fire."""
         return (self._placed(einsum(norm(given), self.U, _INTO_HEADS), context) for given in inputs)
 
     def _placed(
         self, u: Float[Tensor, "batch pos head d_head"], context: Context | None
     ) -> Float[Tensor, "batch pos head d_head"]:
-        """Returns the codes as the roles get them: rotated if positions are rotations."""
+        """Returns the codes that the roles use: rotated if positions are rotations."""
         return rotate(u, context.rotation, self.cfg.ln_eps) if context and context.rotation else u
 
     def _output(
@@ -251,10 +255,10 @@ class MSSA(Attention):
 
 
 class SelfAttention(Attention):
-    """The attention of a plain transformer: query, key and value differ; no hook_u and no U.
+    """The attention of a plain transformer: query, key and value differ, and there is no U.
 
     Code: crate-lm/crate-lm `gpt.py` `CausalSelfAttention`; CRATE-alpha `clipa_model.py`, text
-    tower. The hook points are those of TransformerLens.
+    tower. The hook points are those of TransformerLens; hook_u is missing.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -293,7 +297,7 @@ class SelfAttention(Attention):
     def split_codes(
         self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
     ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
-        """Returns queries, keys and values, each of its own input."""
+        """Returns queries, keys and values, each from its own input."""
         return [
             einsum(norm(given), self._role(index), _INTO_HEADS) + bias
             for index, (given, bias) in enumerate(zip(inputs, self._biases(), strict=True))

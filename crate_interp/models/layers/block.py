@@ -14,7 +14,7 @@ from crate_interp.models.layers.sparse_steps import STEPS, SparseStep
 
 
 class Layer(nn.Module):
-    """What measures read of a layer: norm, attention, norm, and a sparse step or an MLP."""
+    """The parts of a layer that measures read: norm, attention, norm, sparse step or MLP."""
 
     attn: Any
     mlp: Any
@@ -25,11 +25,10 @@ class Layer(nn.Module):
 class CrateBlock(Layer):
     """One layer: `Z^{l+1/2} = Z^l + MSSA(LN(Z^l))`, then the sparse step.
 
-    In crate, crate-mae and crate-lm the code, or what is decoded from it, replaces the stream,
-    `Z^{l+1} = step(LN(Z^{l+1/2}))`; in the other families it is added,
-    `Z^{l+1} = Z^{l+1/2} + step(LN(Z^{l+1/2}))`. Where it replaces the stream, `hook_mlp_out` is the
-    virtual difference to Z^{l+1/2}: TransformerLens' additive bookkeeping adds up, and an edit of
-    it reaches the stream.
+    In crate, crate-mae and crate-lm the code, or its decoding, replaces the stream, `Z^{l+1} =
+    step(LN(Z^{l+1/2}))`; in the other families it is added, `Z^{l+1} = Z^{l+1/2} +
+    step(LN(Z^{l+1/2}))`. If it replaces the stream, `hook_mlp_out` is the difference to Z^{l+1/2},
+    so that TransformerLens' sums of contributions add up, and an edit of it reaches the stream.
     """
 
     hook_out_is_single_residual_stream = True  # read by TransformerLens' logit lens
@@ -70,7 +69,7 @@ class CrateBlock(Layer):
             return self.hook_resid_post(mid + self.hook_mlp_out(out))
         if is_hooked(self.hook_mlp_out):
             change = out - mid
-            # the difference between what the hook returned and what it saw is 0 if it changed
-            # nothing, so that then no bit of the stream changes
+            # the difference between what the hook returned and what it saw is exactly 0 if it
+            # changed nothing, so the stream then stays the same to the bit
             out = out + (self.hook_mlp_out(change.clone()) - change)
         return self.hook_resid_post(out)

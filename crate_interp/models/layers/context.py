@@ -1,4 +1,4 @@
-"""What an attention layer needs beside the stream: visible keys, rotations, and earlier tokens."""
+"""What attention needs besides the stream: visible keys, rotations, and earlier tokens."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,8 @@ from crate_interp.config import CrateConfig
 class Past:
     """Keys and values `[batch, pos, head, d_head]` of the tokens that a language model has seen.
 
-    They are kept layer by layer. mask: which of the tokens are real, `[batch, pos]`; None is all.
+    They are stored layer by layer. mask: which of the tokens are real, `[batch, pos]`; None means
+    all.
     """
 
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -21,7 +22,7 @@ class Past:
 
     @property
     def length(self) -> int:
-        """How many tokens it holds."""
+        """The number of tokens it holds."""
         return next(iter(self.layers.values()))[0].shape[1] if self.layers else 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +36,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Padding:
-    """The tokens of a batch that are real, `[batch, key]`; those of the past come first.
+    """Which tokens of a batch are real, `[batch, key]`; tokens of the past come first.
 
     The others are padding: no token sees them, and no position or loss counts them.
     """
@@ -44,7 +45,7 @@ class Padding:
 
     @property
     def positions(self) -> Int[Tensor, "batch key"]:
-        """How many real tokens come before each token."""
+        """Returns the number of real tokens before each token."""
         return self.real.cumsum(dim=1) - self.real.long()
 
     def of_new(self, count: int) -> Bool[Tensor, "batch pos"]:
@@ -56,8 +57,8 @@ class Padding:
 class Context:
     """What one layer needs: `mask`, True where a query sees a key; `rotation`, (cos, sin); `past`.
 
-    The rotation is that of the new tokens. blind: with padding, the queries that see no key at
-    all, which are padding before the first token; None without.
+    The rotation is for the new tokens. blind: the queries that see no key at all, which are padding
+    before the first token; None without padding.
     """
 
     mask: Bool[Tensor, "*batch_one query key"]
@@ -76,7 +77,7 @@ def contexts(
 ) -> list[Context]:
     """Returns the context of every layer for `n_new` tokens after those in `past`.
 
-    Without padding a mask is `[query, key]`, with it `[batch, 1, query, key]`.
+    Without padding a mask is `[query, key]`, with padding `[batch, 1, query, key]`.
     """
     start = past.length if past else 0
     places = torch.arange(start + n_new, device=device)
@@ -103,7 +104,7 @@ def _seen(
 ) -> tuple[Bool[Tensor, "*batch_one query key"], Bool[Tensor, "batch one query one"] | None]:
     """Returns the mask of a layer and, with padding, the queries that see no key.
 
-    With padding a query sees real keys, and a window counts them alone.
+    With padding a query sees only real keys, and a window counts only these.
     """
     if padding is None:
         return causal_mask(start, n_new, window, device), None
@@ -117,9 +118,9 @@ def _seen(
 def window_sizes(cfg: CrateConfig) -> list[int | None]:
     """Returns how far back each layer sees: n_ctx // 2 for S, all the way for L.
 
-    The last layer sees all the way. nanochat-crate: `nanochat/crate.py`. Its January code applies
-    the window; in its March code the mask never masks anything without a cache, so `cfg.window` is
-    a switch and off by default.
+    The last layer always sees all the way. nanochat-crate: `nanochat/crate.py`. Its January code
+    applies the window; in its March code the mask has no effect without a cache, so `cfg.window` is
+    off by default.
     """
     pattern = cfg.window_pattern if cfg.window else "L"
     letters = [pattern[layer % len(pattern)] for layer in range(cfg.n_layers - 1)] + ["L"]
@@ -131,7 +132,7 @@ def rotary_table(
 ) -> tuple[Float[Tensor, "*batch pos one half"], Float[Tensor, "*batch pos one half"]]:
     """Returns cos and sin of `place / base^(2 i / d_head)`, i below d_head / 2.
 
-    They are rounded to bfloat16 as the code's tables are.
+    They are rounded to bfloat16, as in the code.
     """
     steps = torch.arange(0, cfg.d_head, 2, dtype=torch.float32, device=places.device)
     angles = places.float()[..., None] * (1.0 / (cfg.rotary_base ** (steps / cfg.d_head)))
@@ -141,7 +142,7 @@ def rotary_table(
 def rotate(
     codes: Float[Tensor, "batch pos *rest d_head"], rotation: tuple[Tensor, Tensor], eps: float
 ) -> Float[Tensor, "batch pos *rest d_head"]:
-    """Returns rotated codes, then divided by their root mean square head by head.
+    """Returns codes rotated and then divided by their root mean square, head by head.
 
     That is nanochat's order: the norm comes last.
     """

@@ -1,4 +1,4 @@
-"""Images or ids to tokens, position embeddings for other image sizes, and the head of classes."""
+"""Embeddings of images and tokens, positions for other image sizes, and the class head."""
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ class ClassHead(nn.Linear):
 
     @property
     def W_U(self) -> Float[Tensor, "width n_classes"]:
-        """The map of the pooled token, or of the features that are made from it."""
+        """The map from the pooled token, or from the features made from it, to the classes."""
         return at_hand(self).T
 
     @property
@@ -103,10 +103,10 @@ def interpolate_positions(
     """Returns position embeddings of a `grid` (h, w) of patches, resampled bicubically to `wanted`.
 
     The CLS entry stays. The rule is DINO's, which CRATE's own scripts follow: the scale for the
-    resampler is (wanted + 0.1) / grid, not wanted / grid. The 0.1 guards against a floor one too
-    low and shifts every sampling point a little, so the result differs from a plain resize to
-    `wanted` (by a few per cent of the table's spread for small grids). A grid that is already right
-    is returned untouched.
+    resampler is (wanted + 0.1) / grid, not wanted / grid. The 0.1 prevents a size that is rounded
+    down one too far. It shifts every sampling point a little, so the result differs from a plain
+    resize to `wanted` (by a few per cent of the table's spread for small grids). A grid of the
+    right size is returned unchanged.
     """
     if grid == wanted:
         return table
@@ -120,7 +120,7 @@ def interpolate_positions(
 def hooked_positions(
     point: HookPoint, table: Float[Tensor, "*one pos d_model"], batch: int
 ) -> Float[Tensor, "..."]:
-    """Returns the position embeddings as the point's hooks leave them.
+    """Returns the position embeddings after the point's hooks.
 
     If the point is hooked they get a copy per sample `[batch, pos, d_model]`: an edit must reach
     neither the weights nor another sample.

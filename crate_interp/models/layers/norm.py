@@ -1,4 +1,4 @@
-"""The norms with TransformerLens' two hook points, and the test of whether a point is hooked."""
+"""Norms with TransformerLens' two hook points, and the test for whether a point is hooked."""
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +11,16 @@ from crate_interp.models.compat.torch_compile import readable
 
 
 def is_hooked(point: HookPoint) -> bool:
-    """Tells whether the point has any forward or backward hook, TransformerLens' or torch's own."""
+    """Tells whether a point has any forward or backward hook, TransformerLens' or torch's own."""
     return bool(point._forward_hooks or point._backward_hooks)
 
 
 def hooked_scale(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
     """Returns a scale after the point's hooks, and whether torch's fused kernel may be used.
 
-    It may if the hooks returned the same values and left the gradient alone. A detached scale is
-    meant as a constant, and a backward hook needs the gradient of the scale itself. The kernel is
-    not used either if the values cannot be compared (`readable`).
+    It may be used if the hooks changed neither values nor gradient. It may not if the scale was
+    detached (it is meant as a constant), if there is a backward hook (it needs the scale's own
+    gradient), or if the values cannot be compared (`readable`).
     """
     edited = point(scale.clone())
     same = (
@@ -35,9 +35,9 @@ class HookedLayerNorm(nn.LayerNorm):
     """`(x - mean) / scale * weight + bias` with scale = sqrt(var + eps), observed and editable.
 
     `hook_scale` `[..., 1]` is computed only if it is hooked, and torch's fused kernel makes the
-    output unless the hook changed the scale: looking at it changes no bit. A scale that comes back
-    detached, or from another run, is a constant to gradients. `hook_normalized` `[..., d_model]` is
-    after the affine map.
+    output unless the hook changed the scale, so reading it does not change a bit. A scale that
+    comes back detached, or from another run, is a constant for gradients. `hook_normalized` `[...,
+    d_model]` is after the affine map.
     """
 
     def __init__(self, width: int, eps: float, bias: bool = True) -> None:
@@ -47,12 +47,12 @@ class HookedLayerNorm(nn.LayerNorm):
 
     @property
     def w(self) -> Float[Tensor, "d_model"]:
-        """The weight, by TransformerLens' name."""
+        """The weight, under TransformerLens' name."""
         return self.weight
 
     @property
     def b(self) -> Float[Tensor, "d_model"]:
-        """The bias, by TransformerLens' name; zeros if there is none."""
+        """The bias, under TransformerLens' name; zeros if there is none."""
         return torch.zeros_like(self.weight) if self.bias is None else self.bias
 
     def forward(self, input: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -61,7 +61,7 @@ class HookedLayerNorm(nn.LayerNorm):
         return self.hook_normalized(out)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns what forward returns without hooks, and fires no hook point."""
+        """Returns what forward returns without hooks, but fires no hook point."""
         return super().forward(x)
 
     def _rescaled(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -95,12 +95,12 @@ class HookedRMSNorm(nn.Module):
         return self.hook_normalized(self.plain(x) if seen else x / edited)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns what forward returns without hooks, and fires no hook point."""
+        """Returns what forward returns without hooks, but fires no hook point."""
         return F.rms_norm(x, (self.width,), eps=self.eps)
 
 
 class NoNorm(nn.Module):
-    """The identity with the hook points of a norm: its scale is one."""
+    """The identity, with the hook points of a norm and a scale of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,14 +108,14 @@ class NoNorm(nn.Module):
         self.hook_normalized = HookPoint()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns tokens as they are; an edit of the scale still acts."""
+        """Returns tokens unchanged, unless a hook edits the scale, which is one."""
         if is_hooked(self.hook_scale):
             edited, seen = hooked_scale(self.hook_scale, torch.ones_like(x[..., :1]))
             x = x if seen else x / edited
         return self.hook_normalized(x)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns x, and fires no hook point."""
+        """Returns x unchanged and fires no hook point."""
         return x
 
 
@@ -123,7 +123,7 @@ HookedNorm = HookedLayerNorm | HookedRMSNorm | NoNorm
 
 
 def make_norm(cfg: CrateConfig, eps: float) -> HookedLayerNorm | HookedRMSNorm:
-    """Returns the norm of a family, at the width of its stream."""
+    """Returns the norm of a family for the width of its stream."""
     if cfg.normalization_type == "RMS":
         return HookedRMSNorm(cfg.d_model, eps)
     return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.output_bias)

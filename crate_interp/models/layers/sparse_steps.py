@@ -1,4 +1,4 @@
-"""The steps that follow attention: ISTA, steps on overcomplete dictionaries, and a plain MLP."""
+"""The steps after attention: ISTA, steps on overcomplete dictionaries, and a plain MLP."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ class Lasso:
     count: int
 
     def start(self, y: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch pos d_mlp"]:
-        """Returns where it starts: its input without the negative entries, or zero."""
+        """Returns where the steps start: the input without its negative entries, or zero."""
         return torch.relu(y) if self.warm else y.new_zeros(*y.shape[:-1], self.d.shape[1])
 
     def run(
@@ -49,20 +49,20 @@ class SparseStep(nn.Module):
 
     A step is a subclass with `forward`, `lasso`, `linear`, and `W_out` or `written`. The forward
     takes the normalised stream `[batch, pos, d_model]` and returns what the layer adds to the
-    stream, or what replaces it. `STEPS` below has the steps by their names in a config.
+    stream, or what replaces it. `STEPS` below maps their names in a config to them.
     """
 
     def lasso(self) -> Lasso | str:
-        """Returns the lasso that the step works on, or a sentence that says why there is none.
+        """Returns the step's lasso, or a sentence that says why there is none.
 
-        The lasso has the weights, eta and lambd that the step has at the time of the call.
+        The lasso has the step's current weights, eta and lambd.
         """
         raise NotImplementedError
 
     def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
-        """Returns the linear part of the step if every atom is on.
+        """Returns the linear part of the step, with every atom switched on.
 
-        y: rows of the normalised stream. Thresholds and biases are constants then and left out.
+        y: rows of the normalised stream. Thresholds and biases are then constants and are left out.
         """
         raise NotImplementedError
 
@@ -77,7 +77,7 @@ class ISTA(SparseStep):
 
     The code is the new stream: `ISTA(y) = ReLU(y - eta D^T (D y - y) - eta lambd)` for y =
     LN(Z^{l+1/2}) as columns; in rows D y is `y @ D.T`. Paper: arXiv 2306.01129 eq. 17; code: CRATE
-    `model/crate.py` `FeedForward`. The sums are associated as in the code, so that outputs agree
+    `model/crate.py` `FeedForward`. Sums are added in the order of the code, so that outputs agree
     bit for bit.
     """
 
@@ -100,17 +100,17 @@ class ISTA(SparseStep):
     def _step(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
         """Returns `-eta grad - eta lambd`.
 
-        It is a function of its own so that the summands are freed before the sum is used.
+        This is a separate function so that the summands are freed before the sum is used.
         """
         gram = self.hook_gram(F.linear(self.hook_recon(F.linear(y, self.D)), self.D.T))
         corr = self.hook_corr(F.linear(y, self.D.T))
-        # the bits of -(eta * grad), one pass cheaper
+        # equal to -(eta * grad) to the bit, with one pass less
         step = self.hook_grad(gram - corr) * -self.eta
         step -= self.eta * self.lambd
         return step
 
     def lasso(self) -> Lasso:
-        """Returns its lasso: one step, started at its own input."""
+        """Returns the step's lasso: one step, started at its own input."""
         return Lasso(self.D.detach(), self.eta, self.D.new_tensor(self.lambd), warm=True, count=1)
 
     def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
@@ -118,14 +118,15 @@ class ISTA(SparseStep):
         return y - self.eta * ((y @ self.D.T) @ self.D - y @ self.D)
 
     def written(self) -> Float[Tensor, "d_mlp d_model"]:
-        """Returns the axes of the stream: the code is the stream."""
+        """Returns the axes of the stream, because the code is the stream."""
         return torch.eye(self.D.shape[1]).to(self.D)
 
     def __getattr__(self, name: str) -> Any:
-        # TransformerLens reads these of an MLP; torch would hide the error of a property
+        # TransformerLens reads these names of an MLP; an error in a property would be hidden by
+        # torch
         if name in ("W_in", "W_out"):
             raise AttributeError(
-                f"this layer has no {name}: in CRATE the sparse code is the next stream, no "
+                f"this layer has no {name}: in CRATE the sparse code is the next stream, and no "
                 "decoder follows it. Read blocks.{l}.mlp.hook_post, or mlp.D for the "
                 "dictionary."
             )
@@ -133,10 +134,10 @@ class ISTA(SparseStep):
 
 
 class DecodedStep(SparseStep):
-    """A sparse step with a dictionary D that encodes, another that decodes, and no bias."""
+    """A sparse step with two dictionaries, D to encode and another to decode, and no bias."""
 
     D: nn.Parameter
-    decoder = "D1"  # the parameter that decodes
+    decoder = "D1"  # the name of the parameter that decodes
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
@@ -181,7 +182,7 @@ class OvercompleteODL(DecodedStep):
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the stream after two steps of ISTA in an overcomplete dictionary."""
+        """Returns the decoded code after two ISTA steps on an overcomplete dictionary."""
         threshold = self.eta * self.lambd
         corr = self.hook_corr(y @ self.D)
         code = self.hook_post_init(F.relu(self.hook_pre_init(self.eta * corr - threshold)))
@@ -191,7 +192,7 @@ class OvercompleteODL(DecodedStep):
         return code @ self.W_out
 
     def lasso(self) -> Lasso:
-        """Returns its lasso: two steps, started at zero."""
+        """Returns the step's lasso: two steps, started at zero."""
         return Lasso(self.D.detach(), self.eta, self.D.new_tensor(self.lambd), warm=False, count=2)
 
     def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
@@ -205,7 +206,7 @@ class ThresholdODL(DecodedStep):
 
     `z = ReLU(D^T y - threshold)`, output `D1 z`, for y = rms(Z^{l+1/2}) as columns; D and D1 are
     `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which calls it ODL: unlike
-    CRATE-alpha's there is no second step, no eta and no lambd.
+    CRATE-alpha's step it has no second step, no eta and no lambd.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -221,7 +222,7 @@ class ThresholdODL(DecodedStep):
         return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
 
     def lasso(self) -> Lasso | str:
-        """Returns its lasso, one step of size 1 from zero, unless a threshold is negative.
+        """Returns the step's lasso, one step of size 1 from zero, unless a threshold is negative.
 
         The penalty of each atom is its threshold.
         """
@@ -256,7 +257,7 @@ class MLP(SparseStep):
         )
 
     def lasso(self) -> str:
-        """Returns why there is no lasso."""
+        """Returns why an MLP has no lasso."""
         return "the layer has an MLP, no dictionary"
 
     def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
@@ -275,12 +276,12 @@ class MLP(SparseStep):
 
     @property
     def b_in(self) -> Float[Tensor, "d_mlp"]:
-        """The bias of the hidden units, `[d_mlp]`; zeros where there is none."""
+        """The bias of the hidden units, `[d_mlp]`; zeros if there is none."""
         return bias_of(self.fc_in)
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
-        """The bias of the output, `[d_model]`; zeros where there is none."""
+        """The bias of the output, `[d_model]`; zeros if there is none."""
         return bias_of(self.fc_out)
 
 
@@ -289,7 +290,7 @@ def _kaiming(d_model: int, d_mlp: int) -> nn.Parameter:
     return nn.Parameter(nn.init.kaiming_uniform_(torch.empty(d_model, d_mlp)))
 
 
-# `sparse_step` of a config -> what follows attention
+# `sparse_step` of a config -> the step after attention
 STEPS: dict[str, type[SparseStep]] = {
     "ista": ISTA,
     "odl": OvercompleteODL,

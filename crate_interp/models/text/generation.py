@@ -1,4 +1,4 @@
-"""Generation: a language model continues text or tokens, under TransformerLens' names."""
+"""Generation: a language model continues text or tokens, with TransformerLens' names."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ _RETURNS = ("input", "str", "tokens")
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of a generation: token ids, and which of them are real (None is all)."""
+    """The prompt of a generation: token ids, and which of them are real (None means all)."""
 
     tokens: Int[Tensor, "batch pos"]
     real: Bool[Tensor, "batch pos"] | None
     as_text: bool
 
     def mask(self, count: int) -> Bool[Tensor, "batch pos"] | None:
-        """Returns the attention mask when there are `count` tokens: what is generated is real."""
+        """Returns the attention mask for `count` tokens; generated tokens are real."""
         if self.real is None:
             return None
         new = self.real.new_ones(len(self.real), count - self.real.shape[1])
@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Request:
-    """The checked arguments of a generation. kind: "str" or "tokens", what is returned."""
+    """The checked arguments of a generation; kind: the returned form, "str" or "tokens"."""
 
     prompt: Prompt
     kind: str
@@ -49,20 +49,20 @@ class Request:
 
 
 class GenerateMixin(TextMixin):
-    """`generate` and `generate_stream`, on a causal model.
+    """`generate` and `generate_stream`, for causal models.
 
     Arguments and defaults are those of TransformerLens' bridge. Tokens are drawn from
     softmax(logits / temperature), among the `top_k` likeliest or the likeliest that make up
     `top_p`; `do_sample=False` takes the likeliest. `repetition_penalty` and `freq_penalty` weaken
-    tokens that occurred. Rows end at `eos_token_id`, by default the tokenizer's, or where
-    `stop_strings` or `stopping_criteria` say so, and are then filled up with it.
+    tokens that occurred. Rows end at `eos_token_id`, by default the tokenizer's, or when
+    `stop_strings` or `stopping_criteria` say so, and are then filled up with that token.
 
-    Texts of unequal length are padded on the left. Tokens that are padded already need
-    `attention_mask` `[batch, pos]`, or `padding_side="left"` to read it off the pad tokens. Keys
-    and values of earlier tokens are kept (`use_past_kv_cache`); past n_ctx the last n_ctx tokens
-    are read anew at each step, as nanoGPT does. Hooks on the model fire. `generator` makes the
-    random numbers, which TransformerLens takes from torch's global state. Different from it:
-    padding counts in no penalty, and `top_k` with `top_p` raises ValueError.
+    Texts of unequal length are padded on the left. Tokens with padding need `attention_mask`
+    `[batch, pos]`, or `padding_side="left"`, which infers it from the pad tokens. Keys and values
+    of earlier tokens are kept (`use_past_kv_cache`); beyond n_ctx the last n_ctx tokens are read
+    again at each step, as in nanoGPT. Hooks on the model fire. `generator` makes the random
+    numbers, which TransformerLens takes from torch's global state. Unlike there, penalties ignore
+    padding, and `top_k` with `top_p` raises ValueError.
     """
 
     @torch.no_grad()
@@ -96,13 +96,13 @@ class GenerateMixin(TextMixin):
         *,
         generator: torch.Generator | None = None,
     ) -> Any:
-        """Returns the input with up to `max_new_tokens` more: text for text, ids for ids.
+        """Returns the input followed by up to `max_new_tokens` tokens: text for text, ids for ids.
 
-        return_type: "str" (without special tokens) or "tokens"; "input" is like the input.
-        `output_logits`: a transformers output with `.sequences` and a `.logits` `[batch, d_vocab]`
-        per step. `return_cache` adds the cache of a run over the result, of one row (`names_filter`
-        and `device` as in run_with_cache); `return_input_tokens` the tokens that were read. Raises
-        for arguments that a model of text does not have.
+        return_type: "str" (without special tokens) or "tokens"; "input" means the form of the
+        input. `output_logits`: a transformers output with `.sequences` and a `.logits` `[batch,
+        d_vocab]` per step. `return_cache` adds the cache of a run over the result, which must be
+        one row (`names_filter` and `device` as in run_with_cache); `return_input_tokens` the tokens
+        that were read. Raises an error for arguments that a text model does not have.
         """
         _check_possible(input, pixel_values, forced_bos_token_id)
         sampling = Sampling(
@@ -152,11 +152,12 @@ class GenerateMixin(TextMixin):
         *,
         generator: torch.Generator | None = None,
     ) -> Iterator[Any]:
-        """Yields the input and its continuation in parts, as they are made.
+        """Yields the input and its continuation in parts, as they are generated.
 
-        A part has at least `max_tokens_per_yield` tokens, but the last; the first begins with the
-        input. Parts are ids `[batch, part]`, or text, in which a character that several tokens
-        share comes whole; texts make a list per part. The other arguments are as in `generate`.
+        Every part but the last has at least `max_tokens_per_yield` tokens; the first begins with
+        the input. Parts are ids `[batch, part]`, or text, in which a character made of several
+        tokens is never split; for several texts each part is a list. The other arguments are as in
+        `generate`.
         """
         checks.count("max_tokens_per_yield", max_tokens_per_yield)
         _check_possible(input, None, forced_bos_token_id)
@@ -183,7 +184,7 @@ class GenerateMixin(TextMixin):
 def _steps(
     model: Any, request: Request, max_new_tokens: int, use_past: bool, verbose: bool
 ) -> Iterator[tuple[Int[Tensor, "batch"], Float[Tensor, "batch d_vocab"]]]:
-    """Yields the token of each row, and the logits it was chosen by, until every row has ended."""
+    """Yields each row's token and the logits it was chosen from, until every row has ended."""
     checks.count("max_new_tokens", max_new_tokens, least=0)
     prompt, ending = request.prompt, request.ending
     tokens, past, n_ctx = prompt.tokens, Past(), model.cfg.n_ctx
@@ -191,7 +192,7 @@ def _steps(
     steps = progress.tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
     for step in steps:
         mask = prompt.mask(tokens.shape[1])
-        if use_past and tokens.shape[1] <= n_ctx:  # the past keeps the mask of its tokens
+        if use_past and tokens.shape[1] <= n_ctx:  # the past already has the mask of its tokens
             mask = None if step else mask
             logits = model(tokens[:, past.length :], past=past, attention_mask=mask)
         else:
@@ -210,19 +211,20 @@ def _steps(
 
 
 def _check_possible(input: object, pixel_values: object, forced_bos_token_id: object) -> None:
-    """Raises for arguments of TransformerLens that have no meaning in a causal model of text."""
+    """Raises an error for TransformerLens arguments without a meaning in a causal text model."""
     if isinstance(input, Tensor) and input.is_floating_point():
         raise NotImplementedError(
-            "generate reads token ids or text, and inputs_embeds has neither: give tokens, or run "
+            "generate reads token ids or text, but inputs_embeds holds neither: give tokens, or "
+            "run "
             "model(stream, start_at_layer=0) step by step."
         )
     if pixel_values is not None:
         raise NotImplementedError(
-            "pixel_values belong to multimodal models, and this one reads text: leave them out."
+            "pixel_values belong to multimodal models, but this one reads text: leave them out."
         )
     if forced_bos_token_id is not None:
         raise ValueError(
-            "forced_bos_token_id belongs to encoder-decoder models: end the input with the token."
+            "forced_bos_token_id belongs to encoder-decoder models: append the token to the input."
         )
 
 
@@ -251,12 +253,13 @@ def _prompt(
     if mask.shape != tokens.shape:
         raise ValueError(
             f"attention_mask of shape {list(mask.shape)} does not match the prompt shape "
-            f"{list(tokens.shape)}: give a number per token; what is generated is real."
+            f"{list(tokens.shape)}: give a number per token of the prompt."
         )
     mask = mask.to(tokens.device)
     if not bool((mask[:, -1] != 0).all()):
         raise ValueError(
-            "a row of the prompt ends in padding, and generation goes on from its last token: pad "
+            "a row of the prompt ends in padding, but generation continues from its last token: "
+            "pad "
             "on the left."
         )
     return Prompt(tokens, None if bool(mask.all()) else mask.bool(), text)
@@ -277,26 +280,27 @@ def _request(
     if kind == "input":
         kind = "str" if prompt.as_text else "tokens"
     if kind == "str":
-        model._tokenizer()  # raises now if there is none
+        model._tokenizer()  # raises now if there is no tokenizer
     return Request(prompt, kind, sampling, ending)
 
 
 def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None:
-    """Raises, before work starts, if there cannot be a cache of the whole result."""
+    """Raises an error, before work starts, if a cache of the whole result is impossible."""
     if len(prompt.tokens) > 1:
         raise NotImplementedError(
-            "return_cache=True is for one row, not batched: use run_with_cache on the result."
+            "return_cache=True works for one row, not for a batch: use run_with_cache on the "
+            "result."
         )
     count = prompt.tokens.shape[1] + max_new_tokens
     if count > model.cfg.n_ctx:
         raise ValueError(
-            f"return_cache=True runs the model on all of up to {count} tokens, and it takes "
+            f"return_cache=True runs the model on all of up to {count} tokens, but it takes "
             f"n_ctx={model.cfg.n_ctx}: give fewer max_new_tokens."
         )
 
 
 def _shaped(model: TextMixin, tokens: Tensor, kind: str, logits: list[Tensor] | None) -> Any:
-    """Returns what was generated as tokens, text, or an output of transformers."""
+    """Returns the generated tokens as tokens, text, or a transformers output."""
     if logits is not None:
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -323,7 +327,7 @@ class _Writer:
         self.model, self.rows, self.written = model, [], []
 
     def write(self, part: Int[Tensor, "batch part"]) -> str | list[str]:
-        """Returns the text that is new with these tokens: a string, or one per row of a batch."""
+        """Returns the text that these tokens complete: a string, or one per row of a batch."""
         self.rows = self.rows or [[] for _ in part]
         self.written = self.written or [0 for _ in part]
         for row, ids in zip(self.rows, part.tolist(), strict=True):
@@ -331,7 +335,7 @@ class _Writer:
         return self._new(hold=True)
 
     def rest(self) -> str | list[str] | None:
-        """Returns the text that still waits, or None."""
+        """Returns the text of an incomplete character that still waits, or None."""
         new = self._new(hold=False)
         return new if any(new) else None
 

@@ -1,4 +1,4 @@
-"""The loss of a language model: the cross-entropy of each token given those before it."""
+"""The loss of a language model: each token's cross-entropy given the tokens before it."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from crate_interp.models.compat.torch_compile import readable
 
-IGNORED = -100  # the label of a token that no loss counts, as in torch and transformers
+IGNORED = -100  # the label of a token that losses ignore, as in torch and transformers
 
 
 def next_token_loss(
@@ -19,10 +19,10 @@ def next_token_loss(
 ) -> Float[Tensor, "..."]:
     """Returns the cross-entropy in nats of each token given those before it.
 
-    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. real: which tokens
-    are not padding; a prediction counts if its own token and the predicted one are both real.
-    labels: what is predicted in place of the tokens, -100 where nothing is. With `per_token`, a
-    prediction that does not count is 0. Raises ValueError if no prediction counts.
+    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. real: which tokens are not padding;
+    a prediction counts if its own token and the predicted one are both real. labels: predicted in
+    place of the tokens, -100 for no prediction. With `per_token`, a prediction that is not counted
+    is 0. Raises ValueError if no prediction counts.
     """
     if tokens.shape[1] < 2:
         raise ValueError("the loss needs at least two tokens: the first predicts the second.")
@@ -39,31 +39,31 @@ def next_token_loss(
     if per_token:
         return losses
     if readable(n) and not bool(n):
-        raise ValueError("the loss counts no token: all of them are padding, or labelled -100.")
+        raise ValueError("the loss counts no tokens: all are padding, or labelled -100.")
     return losses.sum() / n
 
 
 def check_labels(labels: Tensor, tokens: Tensor, d_vocab: int) -> Int[Tensor, "batch pos"]:
     """Returns labels, which are token ids or -100, on the device of the tokens.
 
-    Raises ValueError for another shape or dtype than the tokens', and for other numbers.
+    Raises ValueError if their shape or dtype is not that of the tokens, and for other numbers.
     """
     if labels.ndim == 1:
         labels = labels[None]
     if labels.shape != tokens.shape or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(
             f"labels are {labels.dtype} of shape {list(labels.shape)}: give a token id, or -100, "
-            f"for each of the tokens {list(tokens.shape)}. They are shifted inside."
+            f"for each of the tokens {list(tokens.shape)}. The model shifts them."
         )
     check_label_range(labels, d_vocab, "vocabulary")
     return labels.to(tokens.device, torch.long)
 
 
 def check_label_range(labels: Int[Tensor, "..."], count: int, what: str) -> None:
-    """Raises ValueError, naming `what` has `count` entries, for a label beyond them."""
+    """Raises ValueError for a label beyond the `count` entries of `what`."""
     given = labels[labels != IGNORED] if readable(labels) else labels[:0]
     if given.numel() and (int(given.min()) < 0 or int(given.max()) >= count):
         raise ValueError(
             f"labels go from {int(given.min())} to {int(given.max())}, the {what} from 0 to "
-            f"{count - 1}: -100 is left out."
+            f"{count - 1}: only -100 is ignored."
         )

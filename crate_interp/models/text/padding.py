@@ -1,4 +1,4 @@
-"""Padding: which tokens of a batch are real, and where each stands among the real ones."""
+"""Padding: which tokens of a batch are real, and their positions among the real ones."""
 
 from typing import Literal
 
@@ -18,9 +18,9 @@ def padding_of(
     """Returns the padding that an attention mask describes, or None if every token is real.
 
     mask: `[batch, pos]` of 0 and 1, or False and True, over the tokens of the past and the new
-    ones. Without one the tokens of the past are as they were, and the new ones are real. A zero
-    may stand anywhere. Raises ValueError for another shape, other values, a row without any real
-    token, and a mask that contradicts what the past was read with.
+    ones. Without a mask, the past keeps its own and the new tokens are real. Zeros may stand
+    anywhere. Raises ValueError for a wrong shape, other values, a row without any real token, and a
+    mask that contradicts the mask of the past.
     """
     before, length = past.mask if past else None, past.length if past else 0
     if mask is None:
@@ -41,12 +41,12 @@ def padding_of(
     if readable(mask):
         _check_values(mask, real, before, length)
         if before is None and bool(real.all()):
-            return None  # the same bits, and the same cost, as without a mask
+            return None  # the same bits and the same cost as without a mask
     return Padding(real)
 
 
 def after_past(mask: Tensor, past: Past | None) -> Tensor:
-    """Returns the attention mask of new tokens with that of the past before it."""
+    """Returns the attention mask of new tokens, preceded by that of the past."""
     if past is None or not past.length:
         return mask
     before = past.mask if past.mask is not None else mask.new_ones(len(mask), past.length)
@@ -78,7 +78,7 @@ def check_side(side: str | None) -> None:
 def padded(
     rows: list[list[int]], pad: int, side: Literal["left", "right"]
 ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
-    """Returns rows of token ids as one tensor, shorter ones padded, and which tokens are real."""
+    """Returns rows of token ids as one padded tensor, and which tokens are real."""
     longest = max(map(len, rows))
     tokens = torch.full((len(rows), longest), pad, dtype=torch.long)
     real = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -91,11 +91,11 @@ def padded(
 def mask_from_pads(
     tokens: Int[Tensor, "batch pos"], pad: int, side: str, separator: int | None
 ) -> Int[Tensor, "batch pos"]:
-    """Returns the attention mask of tokens that are padded already.
+    """Returns the attention mask of tokens that are already padded.
 
     The pad tokens at the beginning of a row are padding (side "left"), or those at its end
-    ("right"). separator: the id with which texts begin, or None; if it is that of the pad token,
-    the last of the pads at the beginning is the separator. As in TransformerLens
+    ("right"). separator: the id with which texts begin, or None; if the separator is also the pad
+    token, the last leading pad is the separator. The rule is that of TransformerLens'
     `get_attention_mask`.
     """
     other = (tokens != pad).long()

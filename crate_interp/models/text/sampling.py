@@ -1,4 +1,4 @@
-"""How the next token is chosen: the likeliest one, or a random one after penalties and cuts."""
+"""The choice of the next token: the likeliest, or a random one after penalties and cut-offs."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class Sampling:
     ) -> Int[Tensor, "batch"]:
         """Returns the next token of each row.
 
-        tokens: those so far, which the penalties count; real: which of them are no padding.
+        tokens: all tokens so far, for the penalties; real: which of them are not padding.
         """
         penalties = self.repetition_penalty != 1 or self.freq_penalty > 0
         counts = None
@@ -68,7 +68,7 @@ class Sampling:
         return torch.multinomial(chances, 1, replacement=True, generator=self.generator)[:, 0]
 
     def _cut(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, "batch d_vocab"]:
-        """Returns the logits with -inf for tokens that may not be drawn."""
+        """Returns the logits, with -inf for tokens that must not be drawn."""
         if self.top_k is not None:
             least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             return logits.masked_fill(logits < least, -torch.inf)

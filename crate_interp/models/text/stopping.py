@@ -1,4 +1,4 @@
-"""When generation ends: at a stop token, at a text, or where a criterion says so."""
+"""When generation ends: at a stop token, at a text, or when a criterion says so."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stops:
-    """The tokens that end a row, what fills a row that has ended, and further criteria."""
+    """The tokens that end a row, the token that fills an ended row, and further criteria."""
 
     ends: tuple[int, ...] = ()
     filler: int = 0
@@ -27,7 +27,7 @@ class Stops:
 
     @property
     def active(self) -> bool:
-        """Whether a row can end before the last step."""
+        """Tells whether a row can end before the last step."""
         return bool(self.ends) or self.criteria is not None
 
     def ended(
@@ -36,14 +36,15 @@ class Stops:
         tokens: Int[Tensor, "batch pos"],
         logits: Float[Tensor, "batch d_vocab"],
     ) -> Bool[Tensor, "batch"]:
-        """Returns the rows that end with the chosen tokens, which are the last of `tokens`."""
+        """Returns which rows end with the chosen tokens, the last ones of `tokens`."""
         ended = torch.isin(chosen, torch.tensor(self.ends, dtype=torch.long, device=chosen.device))
         if self.criteria is None:
             return ended
         also = self.criteria(tokens, logits).to(device=chosen.device, dtype=torch.bool)
         if also.shape != ended.shape:
             raise ValueError(
-                f"a stopping criterion returned shape {list(also.shape)}: wanted a per-row bool of "
+                f"a stopping criterion returned shape {list(also.shape)}: it must return one bool "
+                "per row, of "
                 f"shape {list(ended.shape)}."
             )
         return ended | also
@@ -57,10 +58,10 @@ def stops(
     stopping_criteria: "StoppingCriteria | Sequence[StoppingCriteria] | None",
     batch: int,
 ) -> Stops:
-    """Returns when rows end.
+    """Returns the rules by which rows end.
 
-    Raises ValueError with stop_at_eos if no token that ends a text is known, for strings without a
-    tokenizer, and if rows of a batch may end before others and no token can fill them up.
+    Raises ValueError with stop_at_eos if no end token is known, for strings without a tokenizer,
+    and if rows of a batch may end before others and no token can fill them up.
     """
     ends = _ends(model, eos_token_id) if stop_at_eos else ()
     criteria = _criteria(model, stop_strings, stopping_criteria)
@@ -80,7 +81,7 @@ def stops(
 
 
 def _ends(model: "TextMixin", given: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the tokens that end a text, those given or the tokenizer's."""
+    """Returns the tokens that end a text: the given ones, or the tokenizer's."""
     if given is None:
         try:
             given = getattr(model.tokenizer, "eos_token_id", None)
@@ -99,7 +100,7 @@ def _ends(model: "TextMixin", given: int | Sequence[int] | None) -> tuple[int, .
 
 
 def _criteria(model: "TextMixin", strings: Any, criteria: Any) -> Any:
-    """Returns a transformers StoppingCriteriaList, or None if there is nothing in it."""
+    """Returns a transformers StoppingCriteriaList, or None if it would be empty."""
     strings = [strings] if isinstance(strings, str) else [one for one in strings or () if one]
     if not strings and criteria is None:
         return None
@@ -110,7 +111,7 @@ def _criteria(model: "TextMixin", strings: Any, criteria: Any) -> Any:
         tokenizer = model.tokenizer
         if not is_hugging_face(tokenizer):
             raise ValueError(
-                "stop_strings needs a tokenizer of Hugging Face's, which this model lacks: give "
+                "stop_strings needs a Hugging Face tokenizer, which this model lacks: give "
                 "stopping_criteria= that reads token ids."
             )
         found.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))

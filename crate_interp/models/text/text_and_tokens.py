@@ -17,7 +17,7 @@ from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import after_past, check_side, mask_from_pads, padded
 from crate_interp.models.text.tokenizer import decode, encode, is_hugging_face, separator
 
-# attributes of a model: its tokenizer, once it was read or set, and the function that reads it
+# attributes of a model: its tokenizer, once read or set, and the function that reads it
 _HELD = "_tokenizer_held"
 TOKENIZER_STATE = (_HELD, "fetch_tokenizer")
 
@@ -25,24 +25,25 @@ TOKENIZER_STATE = (_HELD, "fetch_tokenizer")
 class TextMixin:
     """Text to tokens and back; a model has `cfg`, and may have a tokenizer.
 
-    prepend_bos: whether the separator token comes first; None is as the model was trained
-    (nanochat-crate and crate-tiny-lm yes, CRATE-LM and its baseline no). Text never becomes a
-    special token: "<|endoftext|>" in a text is a few tokens like any other. To put the token there,
-    give token ids.
+    prepend_bos: whether the separator token comes first; None does as in training (nanochat-crate
+    and crate-tiny-lm yes, CRATE-LM and its baseline no). Text never becomes a special token:
+    "<|endoftext|>" in a text is a few tokens like any other. To put the token there, give token
+    ids.
     """
 
     cfg: CrateConfig
     unit: str = "windows"
-    fetch_tokenizer: Callable[[], Any] | None = None  # set by ci.load, called at the first use
+    # set by ci.load; called when the tokenizer is first needed
+    fetch_tokenizer: Callable[[], Any] | None = None
 
     @property
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer, a `PreTrainedTokenizerFast`; None if the model has none.
 
-        It is read, or fetched from the Hub, at its first use; CheckpointError if that
-        fails. `model.tokenizer = ...` sets another: one of Hugging Face's, or anything with
-        `encode`, `decode` and `bos`. Different from Hugging Face's default, the names of special
-        tokens are text: `tokenizer(text, split_special_tokens=False)` makes tokens of them.
+        It is read, or fetched from the Hub, at its first use; if that fails, CheckpointError is
+        raised. `model.tokenizer = ...` sets another: one of Hugging Face's, or anything with
+        `encode`, `decode` and `bos`. Unlike Hugging Face's default, names of special tokens in a
+        text are ordinary text: `tokenizer(text, split_special_tokens=False)` makes tokens of them.
         """
         try:
             return self._held()
@@ -67,7 +68,7 @@ class TextMixin:
         if held is None:
             raise TextError(
                 "the model has no tokenizer: give token ids, or load it with one: ci.load(..., "
-                "tokenizer='gpt2') (CRATE-LM and its baseline were trained with that of GPT-2)."
+                "tokenizer='gpt2') (CRATE-LM and its baseline were trained with GPT-2's)."
             )
         return held
 
@@ -75,7 +76,7 @@ class TextMixin:
     def tokenizer_prepends_bos(self) -> bool:
         """Whether `tokenizer(text)` begins with the separator, as that of BERT does.
 
-        `to_tokens` does as `prepend_bos` says, whatever the tokenizer does.
+        `to_tokens` follows `prepend_bos`, whatever the tokenizer does.
         """
         tokenizer = self._tokenizer()
         ids = tokenizer.encode("")
@@ -107,7 +108,7 @@ class TextMixin:
         padding_side: str | None = None,
         truncate: bool = True,
     ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"] | None]:
-        """Returns token ids of texts and which are real; None if all are."""
+        """Returns token ids of texts, and which are real (None if all are)."""
         check_side(padding_side)
         texts = [input] if isinstance(input, str) else list(input)
         if not texts:
@@ -127,7 +128,7 @@ class TextMixin:
         return padded(rows, self._pad(), side)
 
     def _pad(self) -> int:
-        """Returns the id of the token that pads; raises ValueError if there is none."""
+        """Returns the id of the padding token; raises ValueError if there is none."""
         tokenizer = self._tokenizer()
         pad = tokenizer.pad_token_id if is_hugging_face(tokenizer) else tokenizer.bos
         if pad is None:
@@ -148,7 +149,7 @@ class TextMixin:
         return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
 
     def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """Yields the rows of `windows` one by one, while the texts come."""
+        """Yields the rows of `windows` one by one, as the texts are read."""
         bos = separator(self._tokenizer())
         ids = (self._encode(text, prepend_bos=False) if text else [] for text in texts)
         return rows_of(ids, self.cfg.n_ctx, bos, bos if self.cfg.prepend_bos else None)
@@ -165,7 +166,7 @@ class TextMixin:
             raise ValueError("prepend_bos=True: this model's tokenizer has no separator token.")
         ids = ([] if first is None else [first]) + encode(tokenizer, text)
         if not ids:
-            raise ValueError("the text is empty: there is no token in it.")
+            raise ValueError("the text is empty: it has no tokens.")
         return ids
 
     def _read(
@@ -176,7 +177,7 @@ class TextMixin:
         mask: Tensor | None,
         past: Past | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns token ids and their attention mask: the one given, or that of the padding."""
+        """Returns token ids and their attention mask: given, or made from the padding."""
         check_side(padding_side)
         if isinstance(input, Tensor):
             tokens, real = _long(input), None
@@ -192,7 +193,7 @@ class TextMixin:
         return tokens, mask
 
     def _padding_in(self, tokens: Tensor, side: str, prepend_bos: bool | None) -> Tensor:
-        """Returns the attention mask of tokens whose pad tokens at one side are padding."""
+        """Returns the attention mask of tokens whose pad tokens on one side are padding."""
         wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
         first = separator(self._tokenizer()) if wanted else None
         return mask_from_pads(tokens, self._pad(), side, first)
@@ -213,10 +214,10 @@ class TextMixin:
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
     ) -> Any:
-        """Returns each token as text, with a list per text for a list, or per row for many rows.
+        """Returns each token as text; for several texts or rows, a list for each.
 
-        Pieces of a character that several tokens share are replacement marks. A text in a list is
-        taken alone and never padded.
+        If a character is made of several tokens, each shows as a replacement mark. Texts of a list
+        are handled one by one and never padded.
         """
         if isinstance(input, (list, tuple)) and not all(isinstance(one, int) for one in input):
             parts: Any = input
@@ -235,7 +236,7 @@ class TextMixin:
         return decode(self._tokenizer(), [int(int_token)])
 
     def to_single_token(self, string: str) -> int:
-        """Returns the id of a text that is one token; raises ValueError for a text of several."""
+        """Returns the id of a text that is one token; raises ValueError if it is several."""
         ids = self._encode(string, prepend_bos=False)
         if len(ids) != 1:
             raise TextError(
@@ -251,10 +252,10 @@ class TextMixin:
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
     ) -> int:
-        """Returns where a token stands in a text, or in a row of token ids.
+        """Returns the position of a token in a text, or in a row of token ids.
 
-        mode: "first" or "last" of several places. Raises ValueError if it is not there, and for
-        more than one row.
+        mode: "first" or "last" of several positions. Raises ValueError if the token does not occur,
+        and for more than one row.
         """
         if mode not in ("first", "last"):
             raise ValueError(f"mode={mode!r}: give 'first' or 'last'.")
@@ -279,7 +280,7 @@ def is_text(value: object) -> bool:
 
 
 def _long(tokens: Tensor) -> Tensor:
-    """Returns token ids as the model takes them: of torch.long if they are whole, with a batch."""
+    """Returns token ids in the model's form: integers as torch.long, with a batch axis."""
     if tokens.dtype in (torch.uint8, torch.int16, torch.int32):
         tokens = tokens.long()
     return tokens[None] if tokens.ndim == 1 else tokens
@@ -297,24 +298,26 @@ def _nested(tokens: Any) -> list[Any]:
 def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
     """Checks a batch of token ids.
 
-    Raises ValueError for another dtype or shape, if `count` exceeds n_ctx, and for ids that are not
-    in the vocabulary. Ids cannot be read while a model is traced; a bad one then reaches torch.
+    Raises ValueError for a wrong dtype or shape, if `count` exceeds n_ctx, and for ids that are not
+    in the vocabulary. While a model is traced, ids cannot be read, and torch gets a bad one
+    unchecked.
     """
     check_ids(tokens, cfg.d_vocab, count, cfg.n_ctx)
 
 
 def check_ids(tokens: Tensor, d_vocab: int, count: int, n_ctx: int | None) -> None:
-    """Does what `check_tokens` does, without a config. n_ctx: None if there is no limit."""
+    """Checks as `check_tokens` does, without a config; n_ctx=None means no limit."""
     if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
         raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole "
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}; the model takes whole "
             "numbers [batch, pos]."
         )
     if 0 in tokens.shape:
-        raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
+        raise ValueError(f"tokens have shape {list(tokens.shape)}: there are no tokens.")
     if n_ctx is not None and count > n_ctx:
         raise ValueError(
-            f"there are {count} tokens, the model takes at most n_ctx={n_ctx}: cut them shorter."
+            f"there are {count} tokens, but the model takes at most n_ctx={n_ctx}: shorten the "
+            "input."
         )
     if not readable(tokens):
         return
@@ -330,16 +333,16 @@ def rows_of(
     first: int | None = None,
     advice: str = "give longer texts.",
 ) -> Iterator[list[int]]:
-    """Yields windows of n_ctx tokens, while the token ids of the texts come.
+    """Yields windows of n_ctx tokens, as the token ids of the texts are read.
 
     between: the separator. first: a token that begins each window. The last window is dropped if it
-    is short. Raises ValueError if there is no separator and a second text, or if no window is full;
-    advice: what the error says then.
+    is short. Raises ValueError for a second text without a separator, and, with `advice` as its
+    last words, if no window is full.
     """
     begin = [] if first is None else [first]
     length = n_ctx - len(begin)
     waiting: list[int] = []
-    short = True  # as long as no window is full
+    short = True  # until a window is full
     for place, ids in enumerate(texts):
         if place and between is None:
             raise ValueError(
@@ -352,11 +355,13 @@ def rows_of(
         if starts:
             short, waiting = False, waiting[starts[-1] + length :]
     if short:
-        raise ValueError(f"the texts have {len(waiting)} tokens, a window has {n_ctx}: {advice}")
+        raise ValueError(
+            f"the texts have {len(waiting)} tokens, but a window has {n_ctx}: {advice}"
+        )
 
 
 def stacked(rows: Iterable[list[int]], n_ctx: int) -> Int[Tensor, "window n_ctx"]:
-    """Returns rows as one tensor of 8 bytes a token, without a second copy in memory."""
+    """Returns rows as one int64 tensor, without a second copy in memory."""
     joined = array("q")
     for row in rows:
         joined.extend(row)

@@ -10,8 +10,8 @@ from crate_interp.models.text.tokenizer_rules import check_added, check_content,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# role of a token in Hugging Face's terms -> its names in published tokenizers; the first name that
-# a tokenizer has is taken
+# role of a token, in Hugging Face's terms -> its names in published tokenizers; the first one that
+# a tokenizer has is used
 ROLES = {
     "bos_token": ("<|bos|>", "<|endoftext|>", "[CLS]"),
     "eos_token": ("<|endoftext|>", "[SEP]", "<|bos|>"),
@@ -47,12 +47,12 @@ def decode(tokenizer: object, ids: Sequence[int]) -> str:
     Raises ValueError for an id that no token has.
     """
     held: Any = tokenizer
-    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and drops no id
+    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and it drops no ids
     if core is None:
         return held.decode(ids)
     for index in ids:
         if not 0 <= index < 2**32 or core.id_to_token(index) is None:
-            raise ValueError(f"no token has the id {index}: there are {len(held)} tokens.")
+            raise ValueError(f"there is no token {index}: the tokenizer has {len(held)} tokens.")
     return safely(lambda: core.decode(ids, skip_special_tokens=False))
 
 
@@ -63,12 +63,12 @@ def separator(tokenizer: object) -> int | None:
 
 
 def is_hugging_face(tokenizer: object) -> bool:
-    """Tells whether a tokenizer is one of Hugging Face's; others have `encode` and `bos` alone."""
+    """Tells whether a tokenizer is a Hugging Face one; others have only `encode` and `bos`."""
     return hasattr(tokenizer, "bos_token_id")
 
 
 def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Returns the content of a tokenizer.json, for `parse` and Hugging Face's libraries.
+    """Returns the content for a tokenizer.json, for `parse` and Hugging Face's libraries.
 
     Raises CheckpointError for a tokenizer that `parse` would not read back.
     """
@@ -79,61 +79,61 @@ def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def safely(call: Callable[[], Any]) -> Any:
-    """Returns what a call of the library returns.
+    """Returns the result of a call of the tokenizers library.
 
-    Raises CheckpointError if it fails; a panic of its Rust code is no Exception. A panic has also
-    been written to stderr, which Python cannot prevent.
+    Raises CheckpointError if the call fails, also for a panic of its Rust code, which is not an
+    Exception. A panic is also printed on stderr, which Python cannot prevent.
     """
     try:
         return call()
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise CheckpointError(f"the tokenizers library fails: {error}.") from None
+            raise CheckpointError(f"the tokenizers library failed: {error}.") from None
         raise
 
 
 def parse(text: str) -> "PreTrainedTokenizerFast":
     """Returns the tokenizer of a tokenizer.json.
 
-    Raises CheckpointError for parts that are not admitted; any other exception means that the
-    text is no tokenizer.json.
+    Raises CheckpointError for parts that are not allowed; any other exception means that the text
+    is not a tokenizer.json.
     """
     return build(check(text))
 
 
 def check(text: str) -> dict[str, Any]:
-    """Returns the admitted content of a tokenizer.json; raises as `parse` does."""
+    """Returns the allowed content of a tokenizer.json; raises the errors of `parse`."""
     content = json.loads(text)
     added = content.pop("added_tokens", None) or []
     check_added(added)
     if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
-        raise ValueError("the ids of added tokens are no ids")
+        raise ValueError("the ids of added tokens are not ids")
     # no text is cut or padded
     complete = {"added_tokens": added, "truncation": None, "padding": None}
     return check_content(content) | complete
 
 
 def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
-    """Returns the Hugging Face tokenizer of the checked content of a tokenizer.json.
+    """Returns the Hugging Face tokenizer made from the checked content of a tokenizer.json.
 
-    Text never becomes a special token, whose name is text like any other. That is different from
-    Hugging Face's default, which `tokenizer(text, split_special_tokens=False)` asks for. Its
-    separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. If it has no
-    token for padding, the separator pads, as in TransformerLens.
+    The name of a special token in a text is ordinary text and never becomes that token. Hugging
+    Face's default is the opposite; `tokenizer(text, split_special_tokens=False)` restores it. The
+    tokenizer's separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. If it has
+    no padding token, the separator pads, as in TransformerLens.
     """
     from tokenizers import Tokenizer as Core
     from transformers import PreTrainedTokenizerFast
 
     added = sorted(content["added_tokens"], key=lambda token: token["id"])
     specials = {token["content"]: token["id"] for token in added if token["special"]}
-    # a special token matches no text
+    # a special token then matches no text
     exact = [token | dict.fromkeys(_FLAGS, False) if token["special"] else token for token in added]
     content = content | {"added_tokens": exact}
     core = safely(lambda: Core.from_str(json.dumps(content)))
     for name, index in specials.items():
         if core.token_to_id(name) != index:
             raise CheckpointError(
-                f"the tokenizer gives the special token {name!r} the id {index}, and the "
+                f"the tokenizer gives the special token {name!r} the id {index}, but the "
                 f"tokenizers library reads it as {core.token_to_id(name)}: give token ids."
             )
     found = {

@@ -1,8 +1,8 @@
-"""Which parts a tokenizer.json may have; the `tokenizers` library trusts its files.
+"""Which parts a tokenizer.json may have, because the `tokenizers` library trusts its files.
 
 In that library a regular expression can take for ever, a chain of replacements can fill the memory,
 and odd numbers end in a panic. Only the parts of public BPE, WordPiece and word-level models are
-admitted. Together they lengthen a text by no more than a fixed factor.
+allowed. Together they lengthen a text by at most a fixed factor.
 """
 
 import re
@@ -12,7 +12,8 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.text.split_patterns import check_pattern
 
 _BYTES = ("add_prefix_space", "trim_offsets", "use_regex")
-# section -> type -> its fields; Sequence holds several of a section, under the name in _MEMBERS
+# section -> type -> its fields; a Sequence holds several parts of its section, under the name in
+# _MEMBERS
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "normalizer": {
         "BertNormalizer": ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"),
@@ -64,7 +65,7 @@ _IDS = 2**31
 def check_content(content: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of a tokenizer.json, without fields that are not used.
 
-    Raises CheckpointError for anything that is not admitted.
+    Raises CheckpointError for anything that is not allowed.
     """
     for section in PARTS:
         _check_section(section, content.get(section))
@@ -76,7 +77,7 @@ def check_content(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_added(tokens: Any) -> None:
-    """Raises CheckpointError for added tokens that are too many, or too long, or have no name."""
+    """Raises CheckpointError for added tokens that are too many, too long, or without a name."""
     if len(tokens) > _MOST_ADDED:
         raise CheckpointError(f"the tokenizer adds {len(tokens)} tokens, more than {_MOST_ADDED}.")
     for token in tokens:
@@ -87,13 +88,13 @@ def check_name(name: object) -> None:
     """Raises CheckpointError for a name that no token can have."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or lone_surrogate(name):
         raise CheckpointError(
-            f"the tokenizer adds a token {str(name)[:80]!r}: wanted a text of 1 to "
+            f"the tokenizer adds a token {str(name)[:80]!r}: it must be a text of 1 to "
             f"{_LONGEST_NAME} characters."
         )
 
 
 def lone_surrogate(text: str) -> re.Match[str] | None:
-    """Returns where half of a surrogate pair stands in a text, or None."""
+    """Returns the place of half a surrogate pair in a text, or None."""
     return re.search("[\ud800-\udfff]", text)
 
 
@@ -117,15 +118,15 @@ def _check_section(section: str, part: Any) -> None:
 
 
 def _shortens(member: dict[str, Any]) -> bool:
-    """Tells whether a replacement is no longer than the text that it replaces."""
+    """Tells whether a replacement is at most as long as the text that it replaces."""
     pattern = member["pattern"].get("String", "")
     return len(str(member["content"])) <= len(pattern)
 
 
 def _is_admitted(name: str, value: Any) -> bool:
-    """Tells whether a field of a part has a value that is safe; raises for a pattern that is not.
+    """Tells whether a field of a part has a safe value; raises an error for an unsafe pattern.
 
-    Most are switches or words of a few letters.
+    Most fields are switches or short words.
     """
     if name == "pattern":
         ((kind, pattern),) = value.items()
@@ -134,7 +135,7 @@ def _is_admitted(name: str, value: Any) -> bool:
         return kind == "Regex" or (kind == "String" and 0 < len(pattern) <= 16)
     if name in ("sep", "cls"):
         return isinstance(value, list) and len(value) == 2 and _is_word(value[0])
-    if name in ("single", "pair"):  # a text that occurs in it twice comes out twice
+    if name in ("single", "pair"):  # a text that occurs twice in the template is output twice
         texts = [piece["Sequence"]["id"] for piece in value if "Sequence" in piece]
         return len(value) <= _MOST_PARTS and len(texts) == len(set(texts))
     if name == "special_tokens":
@@ -156,13 +157,19 @@ def _check_model(model: Any) -> None:
         ):
             raise _odd(f"model {kind}", name, value)
     if not isinstance(vocab, dict) or not 0 < len(vocab) <= _MOST_TOKENS:
-        raise CheckpointError(f"the tokenizer's vocab is no table of 1 to {_MOST_TOKENS} tokens.")
+        raise CheckpointError(
+            f"the tokenizer's vocab is not a table of 1 to {_MOST_TOKENS} tokens."
+        )
     if not isinstance(merges, list) or len(merges) > _MOST_MERGES:
-        raise CheckpointError(f"the tokenizer has more than {_MOST_MERGES} merges, or no list.")
+        raise CheckpointError(
+            f"the tokenizer has more than {_MOST_MERGES} merges, or they are not a list."
+        )
     if max(map(len, vocab)) > _LONGEST_TOKEN:
-        raise CheckpointError(f"the tokenizer has a token of more than {_LONGEST_TOKEN} signs.")
+        raise CheckpointError(
+            f"the tokenizer has a token of more than {_LONGEST_TOKEN} characters."
+        )
     if not all(type(index) is int and 0 <= index < _IDS for index in vocab.values()):
-        raise CheckpointError(f"the tokenizer's ids are no whole numbers from 0 to {_IDS - 1}.")
+        raise CheckpointError(f"the tokenizer's ids are not whole numbers from 0 to {_IDS - 1}.")
 
 
 def _kind(model: dict[str, Any]) -> str:
@@ -173,16 +180,16 @@ def _kind(model: dict[str, Any]) -> str:
 
 
 def _suits(kind: str, name: str, value: Any, vocab: Any) -> bool:
-    """Tells whether a field of a model has a value that is safe."""
-    if name == "dropout":  # text would become other tokens each time
+    """Tells whether a field of a model has a safe value."""
+    if name == "dropout":  # with dropout a text would become different tokens each time
         return value is None or value == 0
-    if name == "unk_token":  # without it a model fails at its first strange word
+    if name == "unk_token":  # without it a model fails at the first unknown word
         return value is None if kind == "BPE" and value is None else value in vocab
-    if name == "continuing_subword_prefix":  # BPE cuts it off merges that may be shorter
+    if name == "continuing_subword_prefix":  # BPE removes it from merges, which may be shorter
         return value in (None, "") or (kind == "WordPiece" and _is_word(value, 16))
     if name == "end_of_word_suffix":
         return value is None or _is_word(value, 16)
-    if name == "max_input_chars_per_word":  # the time of a word grows with its cube
+    if name == "max_input_chars_per_word":  # the time for a word grows with the cube of its length
         return type(value) is int and 0 < value <= _LONGEST_WORD
     return isinstance(value, bool)
 

@@ -1,4 +1,4 @@
-"""Who measures the chunks of a stage: this process, or the actors of a Ray cluster."""
+"""Engines, which measure the chunks of a stage: this process, or the actors of a Ray cluster."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,8 +24,8 @@ def _measured(
             yield task, stage.measured(task, advance, ahead_of(task))
 
 
-# An engine measures tasks of a stage and yields each with its tables, in any order. The third
-# argument is told how many more samples are done.
+# An engine measures tasks of a stage and yields each with its tables, in any order. Its third
+# argument is a function that is called with the number of newly finished samples.
 Engine = Callable[[Stage, Iterable[Task], Callable[[int], Any]], Iterator[tuple[Task, Tables]]]
-# opens an engine
+# a context manager that opens an engine
 ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {"local": local, "ray": on_ray}

@@ -1,4 +1,4 @@
-"""One process of a node fetches a model while the others wait: a file tells them when it is done.
+"""One process of a node fetches a model while the others wait for a file that says it is done.
 
 torchrun sets LOCAL_RANK, RANK and WORLD_SIZE. torch.distributed is never initialised.
 """
@@ -18,16 +18,16 @@ from crate_interp.core.folders import read_index
 from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.safe_text import file_name
 
-_LOOK = 0.1  # seconds
-_LONG = 600.0  # seconds that a first process may take until it says that it has begun
+_LOOK = 0.1  # seconds between looks
+_LONG = 600.0  # seconds that the first process may take before it says that it has begun
 
 
 @contextmanager
 def after_rank_0(out: str | Path | None) -> Iterator[None]:
-    """Lets the process with LOCAL_RANK 0 go first, on each node, and the others when it is done.
+    """Lets the process with LOCAL_RANK 0 on each node go first, and the others once it is done.
 
-    out: the folder of the run, which all of them see. If the first one fails, the others go ahead
-    and say so. A process that is no rank, or has no folder, goes at once.
+    out: the folder of the run, which all of them share. If the first one fails, the others continue
+    and say so. A process without a rank or a folder does not wait.
     """
     rank = os.environ.get("LOCAL_RANK")
     if out is None or rank is None or int(os.environ.get("LOCAL_WORLD_SIZE", "2")) < 2:
@@ -50,10 +50,10 @@ def after_rank_0(out: str | Path | None) -> Iterator[None]:
 
 
 def device_of_rank() -> str:
-    """Returns the GPU of this process, "cuda:N" for LOCAL_RANK N, or "cpu" where there is none.
+    """Returns this process's GPU, "cuda:N" for LOCAL_RANK N, or "cpu" without GPUs.
 
-    Where there are fewer GPUs than ranks, since each rank sees its own alone, they are counted
-    round.
+    With fewer visible GPUs than ranks, as when each rank sees only its own, N is taken modulo their
+    number.
     """
     if not torch.cuda.is_available():
         return "cpu"
@@ -61,7 +61,7 @@ def device_of_rank() -> str:
 
 
 def _marker(out: Path) -> Path:
-    """Returns a file of this launch on this node: its processes have one parent."""
+    """Returns a file for this launch on this node; the launch's processes share a parent."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     launch = "-".join(os.environ.get(name, "") for name in names)
     return out / f"{_prefix()}{os.getppid()}-{file_name(launch)}.json"
@@ -92,7 +92,7 @@ def _wait(marker: Path) -> None:
 
 
 def _remove_old(marker: Path) -> None:
-    """Removes what launches on this node left whose first process is gone."""
+    """Removes files of launches on this node whose first process is gone."""
     for path in marker.parent.iterdir():
         if path.name.startswith(_prefix()) and not _lives(read_index(path).get("pid")):
             path.unlink(missing_ok=True)
@@ -102,7 +102,7 @@ def _lives(pid: object) -> bool:
     if type(pid) is not int or pid <= 0:
         return False
     try:
-        if os.name != "nt":  # there it would end the process
+        if os.name != "nt":  # on Windows this call would end the process
             os.kill(pid, 0)
     except OSError as error:
         return isinstance(error, PermissionError)

@@ -1,7 +1,7 @@
 """The engine of a Ray cluster: actors hold the model, and only numbers come back to the driver.
 
-The driver hands a chunk to each actor that is free. An actor that dies, with its process or its
-node, loses the chunk in flight, which another one measures.
+The driver gives a chunk to each free actor. If an actor dies, with its process or its node, another
+actor measures its chunk.
 """
 
 import dataclasses
@@ -28,20 +28,20 @@ from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
-Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk as `Stage.task` takes it
+Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk in the form that `Stage.task` takes
 _LOOK, _LONG = 5.0, 12  # seconds between looks at the cluster; an actor with a place starts sooner
 _DEATHS = 5  # in a row, for each actor that there has been: then it is the chunks' fault
 
 
 def surroundings() -> dict[str, str | int]:
-    """Returns what the bits of a chunk depend on beside its stage."""
+    """Returns everything besides the stage that may change the bits of a chunk."""
     versions = {name: version(name) for name in _PACKAGES}
     own = {"crate_interp": __version__, "Python": platform.python_version()}
     return {**own, **versions, "torch threads": torch.get_num_threads()}
 
 
 def packed(stage: Stage) -> bytes:
-    """Returns a stage as bytes, with its model on the CPU; hooks on the model go with it.
+    """Returns a stage as bytes, with its model on the CPU and the model's hooks.
 
     Raises ValueError if something in it cannot be sent.
     """
@@ -49,7 +49,7 @@ def packed(stage: Stage) -> bytes:
         stage = dataclasses.replace(stage, model=deepcopy(stage.model).to("cpu"))
     try:
         return _cloudpickle().dumps(stage)
-    except Exception as error:  # whatever a stranger's object raises
+    except Exception as error:  # an unknown object may raise anything
         raise ValueError(
             f"engine='ray' cannot send {stage.name!r} to other processes: {error}. Take locks, "
             "open files and generators out of probes, hooks and data, or use engine='local'."
@@ -63,13 +63,13 @@ def _cloudpickle() -> Any:
 
 
 def parcel(task: Task) -> Parcel:
-    """Returns a chunk as it is sent: what makes samples of rows is in the stage already."""
+    """Returns a chunk in the form that is sent, without what the stage already has."""
     samples = task.samples
     return task.number, samples.start, samples.start + samples.n, task.rows or ()
 
 
 class Worker:
-    """Measures chunks of the stage that it holds; gpu: whether it has a GPU of its own."""
+    """Measures chunks of its stage; gpu: whether it has a GPU of its own."""
 
     def __init__(self, gpu: bool) -> None:
         self.gpu = gpu
@@ -89,7 +89,7 @@ class Worker:
             )
 
     def measured(self, reference: list[Any], chunk: Parcel) -> Tables:
-        """Returns the tables of a chunk; reference: of the packed stage, in a list of its own."""
+        """Returns the tables of a chunk; reference: the packed stage's, in a list of its own."""
         if self.reference != reference[0]:
             self.reference, self.stage = None, None  # one stage at a time in memory
             self.stage, self.reference = self._opened(reference[0]), reference[0]
@@ -111,12 +111,12 @@ class Worker:
 
 
 class Pool:
-    """Idle actors, and busy ones by what Ray will return of them; ray: the module."""
+    """Idle actors, and busy ones by the objects that Ray will return; ray: the module."""
 
     def __init__(self, ray: ModuleType) -> None:
         self.ray, self.threads = ray, torch.get_num_threads()
         self.idle: list[Any] = []
-        self.busy: dict[Any, tuple[Any, Task | None]] = {}  # without a task: it starts
+        self.busy: dict[Any, tuple[Any, Task | None]] = {}  # an actor without a task is starting
         self.most = self.deaths = self.looks = 0
 
     @property
@@ -130,7 +130,7 @@ class Pool:
         return len(self.idle) + sum(task is None for _, task in self.busy.values())
 
     def has_room(self, gpu: bool) -> bool:
-        """Tells whether there may be one more actor; there is always one, which may wait."""
+        """Tells whether one more actor may start; one is always allowed, and may wait."""
         return len(self.idle) + len(self.busy) < max(1, self._places(gpu))
 
     def start(self, gpu: bool) -> None:
@@ -142,7 +142,7 @@ class Pool:
         self.most = max(self.most, len(self.idle) + len(self.busy))
 
     def send(self, stage: object, task: Task, parcel: Parcel) -> None:
-        """Gives an idle actor a task; stage: what Ray's store holds it under."""
+        """Gives an idle actor a task; stage: its reference in Ray's store."""
         actor = self.idle.pop()
         self.busy[actor.measured.remote([stage], parcel)] = (actor, task)
 
@@ -196,7 +196,7 @@ class Pool:
 
 @contextmanager
 def on_ray() -> Iterator[Any]:
-    """Yields the engine, on the cluster that RAY_ADDRESS names, or else on one of this machine.
+    """Yields the engine, on the Ray cluster of RAY_ADDRESS, or else on a new one on this machine.
 
     If Ray is initialised already, its cluster is used. An actor has as many CPUs as this process
     has threads, and a GPU if the model is on one.
@@ -226,14 +226,14 @@ def _join(ray: Any, address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"cannot join the Ray cluster {address!r} of RAY_ADDRESS: {error}. Start one with "
-            "'ray start --head', or unset RAY_ADDRESS for one of this machine alone."
+            "'ray start --head', or unset RAY_ADDRESS for one on this machine only."
         ) from None
 
 
 def _measured(
     pool: Pool, stage: Stage, tasks: Iterable[Task], advance: Callable[[int], Any]
 ) -> Iterator[tuple[Task, Tables]]:
-    """Yields each task with its tables, in the order in which they come back."""
+    """Yields each task with its tables, as they come back."""
     left, waiting = iter(tasks), deque[Task]()
 
     def enough(n: int) -> bool:
@@ -255,8 +255,8 @@ def _measured(
         hand_out()
         task, tables = pool.answer()
         if task and tables is None:
-            waiting.appendleft(task)  # its actor died
+            waiting.appendleft(task)  # its actor has died
         elif task and tables:
-            hand_out()  # before this chunk is written, which takes a while
+            hand_out()  # before this chunk is written, since writing takes a while
             advance(task.samples.n)
             yield task, tables

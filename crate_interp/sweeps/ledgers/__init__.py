@@ -1,1 +1,1 @@
-"""Long work on the disk: chunks, their ledger, shards, and the order of merging."""
+"""Long measurements on the disk: chunks, their ledger, shards, and the order of merging."""

@@ -1,4 +1,4 @@
-"""A digest of Python functions: whether the code that measures is the code that measured."""
+"""A digest of Python functions, to tell whether the measuring code has changed."""
 
 import functools
 import hashlib
@@ -12,8 +12,8 @@ _OURS = ("crate_interp", "crate_hooks")
 def digest_of_code(value: object) -> str:
     """Returns a digest of functions, of what they close over, and of plain values.
 
-    Of a class or module that a function uses, and of this library's own functions, only the name
-    counts: the library's version and the settings of its probes stand in the run beside it.
+    For a class or module that a function uses, and for this library's own functions, only the name
+    counts, because the run also records the library's version and the settings of its probes.
     """
     digest = hashlib.sha256()
     for part in _parts(value, set()):

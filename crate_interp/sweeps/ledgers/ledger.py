@@ -1,9 +1,9 @@
 """The folder of a run: its settings, a file for each chunk, and a ledger of their digests.
 
 run.json holds the settings. A chunk is a file that is written beside its place and moved into it;
-then a line with its digest goes into the ledger of the process that made it. A chunk counts if its
-file has a digest that a ledger holds. So a process may die at any moment, several may work at once,
-and no clock is asked.
+then a line with its digest goes into the ledger of the process that made it. A chunk counts if a
+ledger holds the digest of its file. So a process may die at any moment, several may work at once,
+and no clock is needed.
 """
 
 import errno
@@ -29,11 +29,11 @@ from crate_interp.results.result_reading import table_from
 from crate_interp.sweeps.ledgers.run_settings import check_same
 from crate_interp.sweeps.ledgers.shards import Shard
 
-# LISTING: the names and sizes of the files that are measured, where these were listed
+# LISTING: the names and sizes of the measured files, if they were listed
 RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
 _LEDGERS = "ledger-*.jsonl"
 _LOCK = ".crate-interp-shard-"
-_MOST = 10**7  # chunks of a stage
+_MOST = 10**7  # most chunks of a stage
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -49,9 +49,9 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """What is there of a run.
+    """The files of a run.
 
-    fresh: whether it started over. damaged: the files of chunks that are not the ones in a ledger.
+    fresh: whether it started over. damaged: chunk files whose digest no ledger holds.
     """
 
     out: Path
@@ -66,7 +66,7 @@ class Ledger:
     def write(
         self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float
     ) -> None:
-        """Keeps the tables of a chunk; they are on the disk when this returns."""
+        """Writes the tables of a chunk; they are on the disk when this returns."""
         content, path = packed(tables), self.path(stage, chunk)
         digest = digest_of_bytes(content)
         with writable(self.out):
@@ -80,7 +80,7 @@ class Ledger:
     def begin(self, stage: str, chunks: int) -> None:
         """Notes how many chunks a stage has.
 
-        Raises ValueError if a ledger says another number, or there are too many.
+        Raises ValueError if a ledger has a different number, or there are too many.
         """
         if chunks > _MOST:
             raise ValueError(
@@ -100,7 +100,7 @@ class Ledger:
     def read(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> Tables:
         """Returns the tables of a chunk; entries: what `entries(stage)` returns.
 
-        Raises ValueError if its file is missing, or is not one that a ledger knows.
+        Raises ValueError if its file is missing, or its digest is in no ledger.
         """
         path = self.path(stage, chunk)
         try:
@@ -116,7 +116,7 @@ class Ledger:
             ) from None
 
     def has(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> bool:
-        """Tells whether a chunk is there, as one of its entries says."""
+        """Tells whether a chunk's file is there with the digest of one of its entries."""
         wanted = {entry.sha256 for entry in entries.get(chunk, ())}
         path = self.path(stage, chunk)
         try:
@@ -133,9 +133,9 @@ class Ledger:
         return whole
 
     def missing(self, stage: str) -> list[int] | None:
-        """Returns the chunks of a stage that are not there; None if nobody knows how many it has.
+        """Returns the missing chunks of a stage, or None if their number is unknown.
 
-        Damaged chunks are missing.
+        Damaged chunks count as missing.
         """
         count = self.lengths().get(stage)
         if count is None:
@@ -144,7 +144,7 @@ class Ledger:
         return [chunk for chunk in range(count) if not self.has(stage, chunk, entries)]
 
     def lengths(self) -> dict[str, int]:
-        """Returns how many chunks each stage has, of those where that is known."""
+        """Returns the number of chunks of each stage for which it is known."""
         return {
             line["stage"]: line["chunks"]
             for line in self._lines()
@@ -152,7 +152,7 @@ class Ledger:
         }
 
     def entries(self, stage: str) -> dict[int, list[Entry]]:
-        """Returns what the ledgers hold of the chunks of a stage."""
+        """Returns the ledgers' entries for the chunks of a stage."""
         found: dict[int, list[Entry]] = {}
         for line in self._lines():
             if line["stage"] == stage and type(line.get("chunk")) is int:
@@ -169,7 +169,8 @@ class Ledger:
         with open(path, "ab+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
-            torn = file.read() not in (b"", b"\n")  # a process with this number died in a line
+            # a process with the same number died while writing a line
+            torn = file.read() not in (b"", b"\n")
             file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -177,7 +178,7 @@ class Ledger:
             flush(self.out)
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of all ledgers; what a process that died left half is passed over."""
+        """Yields the lines of all ledgers, except unfinished lines of processes that died."""
         for path in sorted(self.out.glob(_LEDGERS)):
             for text in _read(path).splitlines() if path.is_file() else ():
                 try:
@@ -189,7 +190,7 @@ class Ledger:
 
 
 def _read(path: Path) -> bytes:
-    """Returns the bytes of a file. Raises OSError if it is none: a pipe would never end."""
+    """Returns the bytes of a file. Raises OSError for anything else, such as a pipe."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no file", str(path))
     return path.read_bytes()
@@ -197,12 +198,12 @@ def _read(path: Path) -> bytes:
 
 @contextmanager
 def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -> Iterator[Ledger]:
-    """Yields the ledger of a run whose settings are these, in a folder that is made if needed.
+    """Yields the ledger of a run with these settings, in a folder that is made if needed.
 
-    Nobody else works on the same shard meanwhile. resume=False removes what is there of a run.
+    No other process can work on the same shard meanwhile. resume=False removes an earlier run.
 
     Raises ValueError if the folder cannot be written, if it holds a run with other settings, if
-    another process works on this shard, and for resume=False of a part of a run.
+    another process works on this shard, and for resume=False in one of several shards.
     """
     if not resume and shard.total > 1:
         raise ValueError(
@@ -224,14 +225,14 @@ def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Waits until nobody else folds chunks, or writes pages, in a folder."""
+    """Waits until no other process merges chunks or writes pages in a folder."""
     with FileLock(out / ".crate-interp-fold.lock"):
         yield
 
 
 @contextmanager
 def writable(out: Path) -> Iterator[None]:
-    """Raises ValueError for an OSError in the block: what keeps a folder from being written."""
+    """Turns an OSError in the block, which keeps a folder from being written, into a ValueError."""
     try:
         yield
     except OSError as error:
@@ -256,7 +257,7 @@ def discard(out: Path) -> None:
 
 
 def settings_of(out: Path) -> dict[str, Any]:
-    """Returns the settings of the run in a folder. Raises ValueError if it holds none."""
+    """Returns the settings of the run in a folder, or raises ValueError if there is no run."""
     found = read_index(out / RUN)
     if not found:
         raise ValueError(
@@ -267,18 +268,20 @@ def settings_of(out: Path) -> dict[str, Any]:
 
 
 def _agree(out: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings, or raises ValueError if others are there.
+    """Writes the settings, or raises ValueError if the folder has different ones.
 
-    Chunks whose settings are gone may be of any: they are refused too.
+    Chunks without settings are refused too, because they may belong to any run.
     """
-    begun = any(out.glob(_LEDGERS))  # asked first: another process writes run.json before a ledger
+    # checked first, because another process writes run.json before a ledger
+    begun = any(out.glob(_LEDGERS))
     if begun and not os.path.lexists(out / RUN):
         raise _damaged(out, "is missing, and there are chunks that it belongs to")
     name = f".{RUN}.{file_name(socket.gethostname())}-{os.getpid()}.part"
     part = out / name
     write_text(part, json.dumps(settings, indent=2) + "\n")
     try:
-        os.link(part, out / RUN)  # whole or not at all, and only the first of several
+        # written completely or not at all, and only by the first of several processes
+        os.link(part, out / RUN)
     except FileExistsError:
         _compare(out, settings)
     except OSError:  # a disk without hard links
@@ -307,7 +310,7 @@ def _damaged(out: Path, what: str) -> ValueError:
 
 
 def _check_alone(out: Path, shard: Shard) -> None:
-    """Raises ValueError if somebody works on another shard: its chunks would be removed."""
+    """Raises ValueError if another process works on another shard of the folder."""
     for path in out.glob(f"{_LOCK}*.lock"):
         if path != _lock(out, shard):
             try:
@@ -326,13 +329,13 @@ def _lock(out: Path, shard: Shard) -> Path:
 
 @contextmanager
 def _working(out: Path, shard: Shard) -> Iterator[None]:
-    """Lets nobody else work on a shard; the lock ends with the process."""
+    """Keeps other processes from working on a shard; the lock ends with the process."""
     path = _lock(out, shard)
     lock = FileLock(path, timeout=0)
     with writable(out):
         try:
             lock.acquire()
-        except Timeout:  # an OSError too
+        except Timeout:  # a Timeout is an OSError too
             raise ValueError(
                 f"another process works on shard {shard} of {str(out)!r}: wait until it ends, give "
                 "each process a shard of its own (shard='i/n'), or give another folder."

@@ -12,7 +12,7 @@ _ABSENT = object()
 def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) -> None:
     """Raises ValueError, with the fields that differ, unless two settings are the same.
 
-    there: those of the run in the folder `where`. here: those of the call.
+    there: the settings of the run in the folder `where`. here: the settings of the call.
     """
     old, new = dict(_flat(there)), dict(_flat(here))
     names = [
@@ -21,7 +21,7 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) ->
         if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]
     if names:
-        # the settings of a result lie within those of its run
+        # the settings of a result are contained in those of its run
         named = {name: name.replace("settings.settings.", "settings.") for name in names[:3]}
         shown = "; ".join(
             f"{plain(own, 100)} is {_value(old, name)} there and {_value(new, name)} here"
@@ -30,7 +30,7 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) ->
         more = f" (and {len(names) - 3} more)" if names[3:] else ""
         raise ValueError(
             f"{where!r} holds a run with other settings: {shown}{more}. Give the same settings to "
-            "go on, another folder, or resume=False (--restart) to start over."
+            "continue, another folder, or resume=False (--restart) to start over."
         )
 
 

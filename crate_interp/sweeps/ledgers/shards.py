@@ -1,4 +1,4 @@
-"""Which of several processes this is: "i/n", or what torchrun says in the environment."""
+"""The shard of this process among several: "i/n", or from torchrun's environment variables."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Shard(NamedTuple):
-    """Process number `place`, from 0, of `total`: it takes every total-th chunk."""
+    """Process number `place` (from 0) of `total`; it takes every total-th chunk."""
 
     place: int
     total: int
@@ -19,9 +19,9 @@ WHOLE = Shard(0, 1)
 
 
 def shard_of(shard: str | None) -> Shard:
-    """Returns the shard that "i/n" names; None takes RANK and WORLD_SIZE, or else the whole.
+    """Returns the shard that "i/n" names; None means RANK and WORLD_SIZE, or the whole if unset.
 
-    Raises ValueError for anything else than 0 <= i < n.
+    Raises ValueError unless 0 <= i < n.
     """
     if shard is None:
         rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")

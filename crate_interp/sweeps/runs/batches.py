@@ -1,4 +1,4 @@
-"""One pass of a model over a chunk of data, batch by batch, while readings read."""
+"""One pass of a model over a chunk of data, batch by batch, with readings of its activations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,8 +50,8 @@ class Batch:
 class Reading:
     """Points of a layer that are read together, and the function that measures them.
 
-    `measure(layer, acts, batch)` is called once a layer and batch, as soon as the last of the
-    points has fired. `layers` None stands for all.
+    `measure(layer, acts, batch)` is called once for each layer and batch, as soon as the last of
+    the points has fired. `layers`: None means all.
     """
 
     points: str | Sequence[str]
@@ -60,12 +60,12 @@ class Reading:
 
 
 def advised(error: Undecodable) -> str:
-    """Returns what is wrong with a sample, and what leaves it out."""
+    """Returns what is wrong with a sample, and how to leave it out."""
     return f"{str(error).rstrip('.')}: {_SKIP}."
 
 
 def ranges_of(samples: Samples, batch_size: int) -> Iterator[tuple[int, int]]:
-    """Yields the first number, and the one behind the last, of each batch of samples."""
+    """Yields (first, last + 1) of each batch of samples."""
     stop = samples.start + samples.n
     for start in range(samples.start, stop, batch_size):
         yield start, min(start + batch_size, stop)
@@ -77,22 +77,22 @@ def run_layers(model: HookedModel, batch: Tensor) -> None:
 
 
 def _nothing(count: int) -> None:
-    """Is told how many samples have been measured."""
+    """Ignores progress reports."""
 
 
 def nobody(start: int, stop: int) -> None:
-    """Tells that nobody has read these samples yet."""
+    """Returns None: no worker has read these samples ahead."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples that are measured in one piece; their number fixes the batches, so the arithmetic.
+    """Samples that are measured in one piece; its batches depend only on its samples.
 
-    number: from 0, in the order of the data. once: what is computed once for all chunks of a stage,
-    by name. advance(n): is told that n more samples are done. masks: whether batches have masks.
-    skip_bad: whether samples that cannot be decoded are left out. bad: why those that `batches`
-    left out cannot be decoded, by their numbers. ahead: returns the samples start to stop - 1, and
-    their masks, where somebody else has read them, else None.
+    number: from 0, in the order of the data. once: values computed once for all chunks of a stage,
+    by name. advance(n) reports that n more samples are done. masks: whether batches have masks.
+    skip_bad: whether samples that cannot be decoded are left out. bad: sample number -> why it
+    cannot be decoded, for those that `batches` left out. ahead: returns the samples start to stop -
+    1, and their masks, if a worker has read them, else None.
     """
 
     model: HookedModel
@@ -111,9 +111,9 @@ class Chunk:
     def batches(self) -> Iterator[Batch]:
         """Yields the samples batch by batch.
 
-        A batch is batch_size samples, or, where some of them are left out, the contiguous ones
-        around those: which samples share a batch depends on the data alone. In a chunk of which no
-        sample can be decoded there is no batch.
+        A batch is batch_size samples. If some of them are left out, each contiguous rest is a
+        batch, so the batches depend only on the data. A chunk without decodable samples has no
+        batch.
 
         Raises ValueError if an image holds NaN or Inf, and for samples that cannot be decoded,
         unless skip_bad leaves them out.
@@ -139,10 +139,9 @@ class Chunk:
         )
 
     def after(self, number: int, read: Callable[[int, int], Tensor]) -> Tensor:
-        """Returns what `read` gives of the sample after one, the first after the last of the data.
+        """Returns the result of `read` for the sample after one; after the last comes the first.
 
-        read: `samples.read` or `samples.masks`. Where samples are left out, it is the next one of
-        which `read` can decode something.
+        read: `samples.read` or `samples.masks`. Samples that `read` cannot decode are passed over.
         """
         try:
             return next_of(read, number, self.samples.of, self.skip_bad)
@@ -150,7 +149,7 @@ class Chunk:
             raise ValueError(advised(error)) from None
 
     def measure(self, batch: Batch, readings: Sequence[Reading]) -> None:
-        """Runs the model on one batch while the readings read; without readings nothing runs."""
+        """Runs the model on one batch with the readings; without readings nothing runs."""
         if not readings:
             return
         with torch.no_grad(), ExitStack() as stack:
@@ -161,7 +160,7 @@ class Chunk:
             self.forward(self.model, batch.inputs)
 
     def measure_all(self, *readings: Reading) -> None:
-        """Runs the model over the chunk, batch by batch, while the readings read."""
+        """Runs the model over the chunk, batch by batch, with the readings."""
         for batch in self.batches():
             self.measure(batch, readings)
 
@@ -187,12 +186,12 @@ def check_model(model: HookedModel, blocks: str = "blocks") -> None:
 def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples:
     """Returns the samples of `data` as this model takes them: images, or windows of tokens.
 
-    Of a datasets.IterableDataset the first `limit` are kept in memory. They are on the CPU,
+    Of a datasets.IterableDataset the first `limit` are kept in memory. Samples are on the CPU,
     whatever the model's device.
     """
     if facts_of(data) is not None:
         raise ValueError(
-            "a store of activations is data for ci.sweep and ci.linear_probe alone: give the data "
+            "a store of activations is data only for ci.sweep and ci.linear_probe: give the data "
             "that it was written from."
         )
     reader: Any = model  # has windows, or preprocess and preprocess_masks
@@ -212,9 +211,9 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
 
 
 def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples | Stream:
-    """Returns what `samples_of` returns, and a datasets.IterableDataset as a stream.
+    """Returns samples as `samples_of` does, but a datasets.IterableDataset as a stream.
 
-    It is for what looks at each sample once.
+    It is for verbs that read each sample only once.
     """
     if not is_stream(data):
         return samples_of(model, data, options)
@@ -226,7 +225,7 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
 
 
 def on_cpu(model: HookedModel) -> Preprocess:
-    """Returns the model's `preprocess`, without the way to its device.
+    """Returns the model's `preprocess`, but leaving images on the CPU.
 
     Worker processes cannot reach an accelerator. Batches are taken there before they are measured.
     """
@@ -248,9 +247,9 @@ def _check_finite(inputs: Tensor, start: int) -> None:
 
 
 def in_precision(precision: str | None, forward: Forward) -> Forward:
-    """Returns a forward that runs under torch.autocast; None leaves it as it is.
+    """Returns a forward that runs under torch.autocast; None changes nothing.
 
-    Raises ValueError for anything else than None and "bfloat16".
+    Raises ValueError for anything but None and "bfloat16".
     """
     if precision is None:
         return forward
@@ -265,7 +264,7 @@ def _autocast(model: HookedModel, batch: Tensor, forward: Forward, dtype: torch.
 
 @contextmanager
 def measuring(acts: dict[str, Tensor], device: str) -> Iterator[dict[str, Tensor]]:
-    """Yields activations as probes measure them: under autocast in float32, with autocast off."""
+    """Yields activations in the form that probes measure: float32, with autocast off."""
     if not torch.is_autocast_enabled(device):
         yield acts
         return

@@ -1,4 +1,4 @@
-"""A stage: one pass of a network over samples, as chunks whose tables merge."""
+"""A stage: one pass of a network over samples, in chunks whose tables merge."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Ahead = Callable[[int, int], Found | None]
 
 @dataclass(frozen=True)
 class Task:
-    """A chunk that is to be measured. rows: those of its samples, of a stream."""
+    """A chunk to measure; rows: its rows of a stream."""
 
     number: int
     samples: Samples
@@ -35,12 +35,11 @@ class Task:
 class Stage:
     """A pass of a network over samples.
 
-    of_chunk: returns the tables of a chunk, also of one without a batch. whole: whether all samples
-    are one chunk, whatever the size of the job's chunks; the first process that comes to it
-    measures it. seed: that of the untrained twin that is measured in the model's place, if any.
-    masks: whether batches have masks. intact(tables): tells whether what the tables of a chunk in a
-    folder stand for, such as files beside them, is there. A job sets the others: rules, how each
-    table merges; options, how samples are read.
+    of_chunk: returns the tables of a chunk, even of one without batches. whole: whether all samples
+    are one chunk, whatever the size of the job's chunks; the first process that reaches it measures
+    it. seed: the seed of the untrained twin to measure instead of the model, if any. masks: whether
+    batches have masks. intact(tables): tells whether the files that a chunk's tables refer to are
+    there. A job sets the rest: rules, how each table merges; options, how samples are read.
     """
 
     name: str
@@ -75,10 +74,10 @@ class Stage:
         return Task(number, part(self.samples, start, stop))
 
     def measured(self, task: Task, advance: Callable[[int], Any], ahead: Ahead = nobody) -> Tables:
-        """Returns the tables of a chunk, and what every stage has beside them (`OF_A_CHUNK`).
+        """Returns the tables of a chunk, including those of every stage (`OF_A_CHUNK`).
 
-        Samples that were left out have no row in a table. A table without rows is left out of a
-        chunk without a batch, since it lacks columns. ahead: as in `Chunk`.
+        Samples that were left out have no row in a table. A chunk without a batch has no tables
+        without rows, since these lack columns. ahead: as in `Chunk`.
         """
         started, samples = time.perf_counter(), task.samples
         chunk = Chunk(
@@ -93,7 +92,7 @@ class Stage:
         return {**tables, "chunk": pd.DataFrame([row])}
 
     def network(self) -> HookedModel:
-        """Returns the network that is measured. A twin is made when it is needed first."""
+        """Returns the network to measure; a twin is made when it is first needed."""
         if self.seed is None:
             return self.model
         if "twin" not in self.once:
@@ -101,12 +100,12 @@ class Stage:
         return self.once["twin"]
 
     def merged(self, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
-        """Returns the tables of two neighbouring chunks as one; either may lack some."""
+        """Returns the merged tables of two neighbouring chunks; either may lack some."""
         return merged(self.rules, mine, theirs, meta)
 
 
 def twins_of(stage: Stage, count: int) -> list[Stage]:
-    """Returns the stages "untrained-0", ... of a model's untrained twins, as that of the model."""
+    """Yields the stages "untrained-0", ... of a model's untrained twins, like the model's stage."""
     return [replace(stage, name=f"untrained-{seed}", seed=seed, once={}) for seed in range(count)]
 
 
@@ -126,7 +125,7 @@ def _without(tables: Tables, samples: Samples, bad: Mapping[int, str]) -> Tables
 
 
 def merged(rules: Rules, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
-    """Returns the tables of two neighbouring chunks as one, by rules and `OF_A_CHUNK`."""
+    """Returns the merged tables of two neighbouring chunks, by rules and `OF_A_CHUNK`."""
     every = {**rules, **OF_A_CHUNK}
     both = {name: every[name](mine[name], theirs[name], meta) for name in mine if name in theirs}
     return {**theirs, **mine, **both}
@@ -138,8 +137,8 @@ def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) ->
     return pd.DataFrame([row | {"seconds": both["seconds"].sum()}])
 
 
-# beside the tables of a stage: the samples of a chunk and the seconds that it took; sums for the
-# meta; samples that could not be decoded
+# tables of every stage: the samples of a chunk and its seconds; sums for the meta; samples that
+# could not be decoded
 OF_A_CHUNK: dict[str, Merge] = {"chunk": _whole, "counts": sums("name"), "skipped": by("sample")}
 
 
@@ -185,10 +184,10 @@ T = TypeVar("T")
 
 
 def folded(parts: Iterable[T], merge: Callable[[T, T], T]) -> T | None:
-    """Returns parts merged pairwise in their order, as a tournament: ((0 1) (2 3)) 4.
+    """Returns parts merged pairwise in their order, like a tournament: ((0 1) (2 3)) 4.
 
-    Which pairs are merged depends on how many parts there are and on nothing else. A table of n
-    parts is copied log2 n times; one after the other would copy it n times. None without parts.
+    The pairs depend only on the number of parts. A table of n parts is copied log2 n times; merging
+    one after the other would copy it n times. None if there are no parts.
     """
     waiting: list[tuple[int, Any]] = []  # (how many merges deep, piece), deepest first
     for piece in parts:

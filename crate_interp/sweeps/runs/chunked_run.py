@@ -24,13 +24,13 @@ from crate_interp.sweeps.runs.time_estimate import Forecast
 
 if TYPE_CHECKING:
     T = TypeVar("T")
-    # A shard of a run returns None where chunks of others are missing. A checker that saw the None
-    # would ask everybody else to test for it.
+    # A shard of a run returns None while chunks of others are missing. If type checkers saw the
+    # None, every caller would have to test for it.
     Perhaps = Annotated[T, "or None, in a shard"]
 else:
     Perhaps = Optional
 
-# what a folder does not need to agree on: it belongs to a run and does not change numbers
+# entries that a folder need not agree on: they describe a run and do not change numbers
 _FREE = ("seconds", "device", "command", "engine", "counts")
 _THEN = (
     "The result is written when all are: run the other shards, or the same command without --shard"
@@ -40,7 +40,7 @@ _THEN_AGAIN = "The next stage needs all: run the other shards, then the same com
 
 @dataclass
 class Job:
-    """The stages of one measurement; a ledger keeps their chunks, or else they stay in memory."""
+    """The stages of one measurement; its chunks are in a ledger, or else in memory."""
 
     kind: Kind
     meta: dict[str, Any]
@@ -50,10 +50,10 @@ class Job:
     shard: Shard = WHOLE
     stages: dict[str, Stage] = field(default_factory=dict)
     _kept: dict[str, Tables] = field(default_factory=dict)
-    _chunks: int = 0  # of all stages so far
+    _chunks: int = 0  # chunks of all stages so far
 
     def run(self, stage: Stage, what: str | None = None) -> None:
-        """Measures the chunks of a stage that are this process's and are not there yet.
+        """Measures those chunks of a stage that belong to this process and are missing.
 
         what: the name of the progress bar.
         """
@@ -75,20 +75,21 @@ class Job:
             if self.ledger is None:
                 merge = lambda one, two: stage.merged(one, two, self.meta)  # noqa: E731
                 tables = folded((tables for _, tables in _in_order(found)), merge)
-                assert tables is not None  # no data is empty
+                assert tables is not None  # data is never empty
                 self._kept[stage.name] = tables
             else:
                 self._write(stage, found)
-        stage.once.clear()  # a twin, and what was computed of weights: the next stage has its own
+        # frees a twin and values computed from weights: the next stage has its own
+        stage.once.clear()
 
     def prepared(self, stage: Stage) -> Stage:
-        """Returns a stage as this job runs it: by the rules of the kind, with its options."""
+        """Returns a stage with this job's options and its kind's rules."""
         rules = self.kind.rules_of(stage.name)
         assert rules is not None, f"{self.kind.name} has no stage {stage.name}"
         return replace(stage, rules=rules, options=self.options)
 
     def left(self, stages: Iterable[Stage]) -> list[int]:
-        """Returns how many samples of each of the next stages this process has to measure."""
+        """Returns how many samples of each of the next stages this process still has to measure."""
         chunks, found = self._chunks, []
         for stage in stages:
             tasks = list(stage.tasks(self.options.chunk_size))
@@ -97,7 +98,7 @@ class Job:
         return found
 
     def tables(self, name: str) -> Tables | None:
-        """Returns the folded tables of a stage, or None if chunks of it are missing."""
+        """Returns the merged tables of a stage, or None if chunks of it are missing."""
         if self.ledger is None:
             return self._kept[name]
         if self.ledger.missing(name) != []:
@@ -105,15 +106,15 @@ class Job:
         return folded_tables(self.ledger, name, self.stages[name].rules, self.meta)
 
     def before(self, *names: str) -> dict[str, Tables] | None:
-        """Returns the folded tables of stages that the next one needs.
+        """Returns the merged tables of stages that the next one needs.
 
-        None if chunks of them are missing, which is told on stderr.
+        None, with a note on stderr, if chunks of them are missing.
         """
         found = {name: self.tables(name) for name in names}
         ready = {name: tables for name, tables in found.items() if tables is not None}
         if len(ready) == len(names):
             return ready
-        assert self.ledger is not None  # in memory nothing is missing
+        assert self.ledger is not None  # in memory nothing can be missing
         missing = {name: self.ledger.missing(name) for name in names}
         self._say(missing, _THEN_AGAIN)
         return None
@@ -121,7 +122,7 @@ class Job:
     def result(self) -> Any:
         """Returns the result of all stages.
 
-        In a folder it is saved there; None if chunks are missing, which is told on stderr.
+        With a folder it is saved there; None, with a note on stderr, if chunks are missing.
         """
         assert self.kind.finish is not None
         if self.ledger is None:
@@ -133,7 +134,7 @@ class Job:
         return finished(self.kind, self.ledger, self.stages, self.meta)
 
     def _noting(self, stage: Stage) -> Iterator[Task]:
-        """Yields the tasks of this shard that are not done, then notes how many tasks there are."""
+        """Yields the unfinished tasks of this shard, then records how many tasks there are."""
         numbers = count()
         tasks = (task for task, _ in zip(stage.tasks(self.options.chunk_size), numbers))  # noqa: B905
         yield from self._own(stage, tasks, self._chunks)
@@ -143,14 +144,14 @@ class Job:
             self.ledger.begin(stage.name, total)
 
     def _own(self, stage: Stage, tasks: Iterable[Task], chunks: int) -> Iterator[Task]:
-        """Yields the tasks of this shard that are not done; chunks: of the stages before."""
+        """Yields the unfinished tasks of this shard; chunks: the number in earlier stages."""
         if self.ledger is None:
             yield from tasks
             return
         entries, last = self.ledger.entries(stage.name), -1
         for task in tasks:
             last = task.number
-            # a whole stage has one chunk, and the process it falls to may have ended already
+            # a whole stage has one chunk, and the process in charge of it may have ended already
             mine = stage.whole or (chunks + task.number) % self.shard.total == self.shard.place
             if mine and not self._has(stage, task.number, entries):
                 yield task
@@ -169,7 +170,7 @@ class Job:
         )
 
     def _has(self, stage: Stage, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> bool:
-        """Tells whether a chunk is there, and what its tables stand for."""
+        """Tells whether a chunk is there, including the files that its tables refer to."""
         assert self.ledger is not None
         if not self.ledger.has(stage.name, chunk, entries):
             return False
@@ -185,7 +186,7 @@ class Job:
                 seconds = float(tables["chunk"]["seconds"].iloc[0])
                 self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds)
         except KeyboardInterrupt:
-            self._tell("interrupted. What is done stays; the same call goes on from there")
+            self._tell("interrupted. What is done stays; the same call continues from there")
             raise
         if self.ledger.damaged:
             names = ", ".join(sorted(self.ledger.damaged))
@@ -216,10 +217,10 @@ def open_job(
     stages: Iterable[str] | None = None,
     code: object = None,
 ) -> Iterator[Job]:
-    """Yields a job. meta: what is known of the result before it is measured.
+    """Yields a job; meta: the part of the result's meta that is known before measuring.
 
-    stages: the names of all its stages, for `ci.merge`; None: those of the kind. code: further JSON
-    that the chunks in a folder depend on, such as digests of probes; it is in no result.
+    stages: the names of all its stages, for `ci.merge`; None means those of the kind. code: further
+    JSON on which the chunks depend, such as digests of probes; it is not part of the result.
 
     Raises ValueError for an unknown engine, if the folder holds another kind of result or a run
     with other settings, or cannot be written.
@@ -253,7 +254,7 @@ def digest_of_run(run: Mapping[str, Any]) -> str:
 
 
 def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, Any]) -> Tables:
-    """Returns the tables of a stage whose chunks are all there."""
+    """Returns the merged tables of a stage whose chunks are all there."""
     entries = ledger.entries(stage)
     parts = (ledger.read(stage, chunk, entries) for chunk in range(ledger.lengths()[stage]))
     tables = folded(parts, lambda one, two: merged(rules, one, two, meta))
@@ -262,9 +263,9 @@ def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, A
 
 
 def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, Any]) -> Any:
-    """Returns the result of a run whose chunks are all there, and saves it.
+    """Returns and saves the result of a run whose chunks are all there.
 
-    Of several processes that are done at once, one does this and the others load it.
+    If several processes are done at once, one does this and the others load it.
     """
     assert kind.finish is not None
     with ledgers.alone(ledger.out), ledgers.writable(ledger.out):
@@ -273,7 +274,7 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
             if saved.meta.get("run") == meta["run"] and not ledger.fresh:
                 return saved
         except ValueError:
-            pass  # none, or a damaged one
+            pass  # there is none, or a damaged one
         rules = {name: kind.rules_of(name) or {} for name in stages}
         found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
         result = kind.finish(found, meta)
@@ -282,12 +283,12 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
 
 
 def _ends(task: Task) -> tuple[int, int]:
-    """Returns the first sample of a chunk, and the one behind its last."""
+    """Returns a chunk's (first, last + 1) samples."""
     return task.samples.start, task.samples.start + task.samples.n
 
 
 def _in_order(found: Iterable[tuple[Task, Tables]]) -> Iterator[tuple[Task, Tables]]:
-    """Yields tasks in the order of their chunks; those that come too early wait."""
+    """Yields tasks in the order of their chunks; early ones wait."""
     waiting: dict[int, tuple[Task, Tables]] = {}
     following = 0
     for task, tables in found:

@@ -1,7 +1,7 @@
-"""Worker processes that decode samples, in order, before the process that measures asks for them.
+"""Worker processes that decode samples in order, ahead of the process that measures them.
 
-They are those of a torch DataLoader, forked from this process, so that they have its data set and
-its model's preprocessing. At most two batches for each of them wait.
+They belong to a torch DataLoader and are forked from this process, so they have its data set and
+its model's preprocessing. At most two batches of each worker wait.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ from crate_interp.sweeps.runs.chunked_pass import Ahead, Stage, Task
 
 
 class _Wanted(NamedTuple):
-    """Samples of a chunk; rows: theirs, of a stream."""
+    """Samples of a chunk to read; rows: their rows of a stream."""
 
     chunk: int
     start: int
@@ -33,7 +33,7 @@ class _Wanted(NamedTuple):
 def read_ahead(
     stage: Stage, tasks: Iterable[Task]
 ) -> Iterator[tuple[Iterable[Task], Callable[[Task], Ahead]]]:
-    """Yields tasks, and what gives each of them the samples that workers have read.
+    """Yields tasks, each with a function that returns the samples read by workers.
 
     The workers end with the context. Raises ValueError if a worker is killed.
     """
@@ -54,18 +54,19 @@ def read_ahead(
         if reason is None:
             raise
         raise ValueError(
-            f"a process that decodes samples ended ({reason}). Perhaps memory, or shared memory "
-            "(/dev/shm), is short: give fewer workers, or workers=0. What is done stays: the same "
-            "call with out=DIR goes on from there."
+            f"a process that decodes samples ended ({reason}). Memory, or shared memory "
+            "(/dev/shm), may be short: give fewer workers, or workers=0. What is done stays: the "
+            "same "
+            "call with out=DIR continues from there."
         ) from None
     finally:
         queue.close()
 
 
 def _ended(error: BaseException | None) -> str | None:
-    """Returns what torch says of a worker that ended, or None.
+    """Returns torch's message about a worker that ended, or None.
 
-    It raises that wherever this process is, so that others may have raised something else from it.
+    torch raises it wherever this process is, so another error may have been raised from it.
     """
     while error is not None:
         if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
@@ -75,19 +76,19 @@ def _ended(error: BaseException | None) -> str | None:
 
 
 class _Queue:
-    """What the workers have read, in the order of the chunks."""
+    """The samples that the workers have read, in the order of the chunks."""
 
     def __init__(self, stage: Stage, tasks: Iterable[Task]) -> None:
         self.stage, self.tasks = stage, tasks
-        self.found: Any = None  # the iterator of the loader; its workers end with it
+        self.found: Any = None  # the loader's iterator; its workers end with it
         self.head: tuple[_Wanted, Found | Exception] | None = None
 
     def take(self, chunk: int, start: int, stop: int) -> Found | None:
-        """Returns samples of a chunk; None if the workers were not asked for them, or not again.
+        """Returns samples of a chunk, or None if the workers do not have them.
 
-        Raises what reading them raised.
+        Raises the error that reading them raised.
         """
-        if self.found is None:  # no process is forked where nothing is measured
+        if self.found is None:  # no process is forked if nothing is measured
             self.found = _started(self.stage, self.tasks)
         while self.head is None or self.head[0][:2] < (chunk, start):
             self.head = next(self.found, None)
@@ -119,7 +120,7 @@ class _Reader(Dataset):
         place = wanted._replace(rows=None)
         try:
             return place, read_runs(samples, wanted.start, wanted.stop, self.stage.masks)
-        except Exception as error:  # raised again in the process that measures
+        except Exception as error:  # raised again in the measuring process
             return place, _sendable(error)
 
 
@@ -129,7 +130,8 @@ def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Fou
         for task in tasks
         for start, stop in ranges_of(task.samples, stage.options.batch_size)
     )
-    with warnings.catch_warnings():  # of more workers than processors, and of forks beside threads
+    # warnings of more workers than processors, and of forks with threads
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = DataLoader(
             _Reader(stage), batch_size=None, sampler=wanted, num_workers=stage.options.workers,
@@ -145,7 +147,7 @@ def _rows(task: Task, start: int, stop: int) -> Sequence[Row] | None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Returns an exception that goes from one process to another, with the words of this one."""
+    """Returns an exception that can be sent between processes, with the words of this one."""
     kind = type(error)
     simple = all(isinstance(part, (str, int, type(None))) for part in error.args)
     if kind.__module__ == "builtins" and simple:

@@ -1,4 +1,4 @@
-"""Where numbers come from: model, data, settings, units, versions, time."""
+"""Provenance of numbers: model, data, settings, units, versions, time."""
 
 import hashlib
 import platform
@@ -23,7 +23,7 @@ _PACKAGES = ("torch", "transformer-lens", "numpy")
 
 
 def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
-    """Returns what is known of numbers measured on a model and n samples of unknown data."""
+    """Returns the meta of numbers measured on a model and n samples of unknown data."""
     whole = model if isinstance(model, HookedModel) else model.model
     digest = kept(whole, "digest", lambda: model_digest(whole))
     versions = {"crate_interp": __version__, "python": platform.python_version()}
@@ -34,7 +34,7 @@ def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
         "n_layers": len(model.blocks),
         "data": sample_ranges.of(None, 0, n),
         "n_samples": n,
-        "unit": getattr(model, "unit", "images"),  # the decoder of a cache has none
+        "unit": getattr(model, "unit", "images"),  # a cache's decoder has none
         "dtype": str(model.cfg.dtype).removeprefix("torch."),
         "device": str(model.cfg.device),
         "threads": torch.get_num_threads(),
@@ -45,7 +45,7 @@ def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
 def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[str, Any]:
     """Returns the points and settings of probes, and how to read each statistic.
 
-    The settings of probes that measure against U say what a black box has in its place.
+    The settings of probes that use U say what was used in its place for a black box.
     """
     instead = getattr(model.cfg, "subspaces", None)
     chosen = {} if instead is None else {"subspaces": instead}
@@ -67,9 +67,9 @@ def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[s
 
 
 def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) -> dict[str, Any]:
-    """Returns what is known of numbers measured on a model and samples of a data set.
+    """Returns the meta of numbers measured on a model and samples of a data set.
 
-    Of a stream the number of samples is 0 until its chunks tell it (`with_facts`).
+    For a stream the number of samples is 0 until its chunks are known (`with_facts`).
     """
     n = samples.n or 0
     data = sample_ranges.of(samples.fingerprint, samples.start, samples.start + n)
@@ -79,7 +79,7 @@ def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) ->
 
 
 def edits(model: HookedModel) -> list[str]:
-    """Returns what weights and config do not say: points with hooks, steps with other numbers."""
+    """Returns edits that weights and config do not show: points with hooks, changed steps."""
     points: Any = getattr(model, "hook_dict", {})
     found = [name for name, point in points.items() if point.fwd_hooks]
     for layer, block in enumerate(model.blocks):
@@ -91,7 +91,7 @@ def edits(model: HookedModel) -> list[str]:
 def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
     """Returns a digest of the code of each probe and of the forward, by name.
 
-    It tells whether what a user wrote is what measured the chunks in a folder.
+    It tells whether the user's code is still the code that measured the chunks in a folder.
     """
     named = {item.name: (item.measure, item.final, item.weights) for item in probes}
     return {
@@ -100,7 +100,7 @@ def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
 
 
 def digest_of_labels(labels: Iterable[Any] | None) -> str | None:
-    """Returns a digest of labels, which the fingerprint of data may not hold; None without any."""
+    """Returns a digest of labels, which data's fingerprint may not cover; None without any."""
     if labels is None:
         return None
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""ci.merge: the result of a run, made of the chunks in its folder without model and data."""
+"""ci.merge: the result of a run, from the chunks in its folder, without model and data."""
 
 import shlex
 import sys
@@ -21,8 +21,8 @@ _ANEW = "Run the same command again with resume=False (--restart)."
 def merge(folder: str | Path) -> Any:
     """Returns the result of a run whose chunks are all in its folder, and saves it there.
 
-    folder: what `out` named. Neither the model nor the data is read: the result is the one that
-    the last of the processes would have returned, with the same bits.
+    folder: the run's `out`. Neither model nor data is read: the result is the same, to the bit, as
+    that of the last process.
 
     Raises ValueError if the folder holds no run, and if chunks are missing or damaged, with the
     number of each.
@@ -40,7 +40,7 @@ def merge(folder: str | Path) -> Any:
         parts = [f"missing: {missing}"] * bool(missing) + [f"damaged: {damaged}"] * bool(damaged)
         raise ValueError(
             f"{str(out)!r} does not hold all chunks of its run. {'; '.join(parts)}. Run the same "
-            "command again, which measures these alone."
+            "command again, which measures only these."
         )
     meta = {**run["settings"], "command": plain(shlex.join(sys.argv), 1000)}
     kind = replace(kind, finish=partial(_finish, kind=kind, out=out))
@@ -52,14 +52,14 @@ def _finish(found: Mapping[str, Tables], meta: dict[str, Any], kind: Kind, out: 
     try:
         return kind.finish(found, meta)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        # of settings or a table that this version does not write
+        # because of settings or a table that this version does not write
         raise ValueError(f"{_damaged(out)}: {type(error).__name__} ({error}). {_ANEW}") from error
 
 
 def _known(out: Path, run: Mapping[str, Any]) -> Kind:
     """Returns the kind of a run.
 
-    Raises ValueError for a run.json of another origin.
+    Raises ValueError for a run.json of another program.
     """
     name, stages = run.get("kind"), run.get("stages")
     checks.one_of(f"kind in {str(out / RUN)!r}", name, tuple(KINDS))
@@ -77,7 +77,7 @@ def _damaged(out: Path) -> str:
 
 
 def _gone(ledger: Ledger, stage: str) -> list[tuple[str, str]]:
-    """Returns ("missing" or "damaged", which chunks) of a stage."""
+    """Returns ("missing" or "damaged", chunk numbers) for a stage."""
     chunks = ledger.missing(stage)
     if chunks is None:
         return [("missing", f"all of {stage}")]

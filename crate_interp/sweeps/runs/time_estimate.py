@@ -1,4 +1,4 @@
-"""What is said at the beginning of long work: how long it takes, and that the machine is busy."""
+"""A note at the beginning of long work: how long it takes, and whether the machine is busy."""
 
 import os
 import time
@@ -9,12 +9,12 @@ import torch
 
 from crate_interp.core.progress import note
 
-LONG = 600.0  # seconds of work that are worth a word
-_TRIAL = 10.0  # seconds that are measured first
+LONG = 600.0  # seconds of work from which a note is printed
+_TRIAL = 10.0  # seconds that are timed first
 
 
 def _load() -> float:
-    """Returns how many processes run or wait on this machine; 0 where that is not known."""
+    """Returns how many processes run or wait on this machine; 0 if that is unknown."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
@@ -23,7 +23,7 @@ class Forecast:
     """Counts samples as they are measured; after ten seconds it may write a line or two, once.
 
     The first batch is left out, because weights and controls are measured with it. n: the samples
-    of this process. advance: is told what is counted.
+    of this process. advance: called with each count.
     """
 
     what: str
@@ -32,7 +32,8 @@ class Forecast:
     advance: Callable[[int], object]
     busy: float = field(default_factory=_load)  # before this work began
     _done: int = 0
-    _first: tuple[float, int] | None = None  # when the first batch was done, and its samples
+    # time at which the first batch was done, and its samples
+    _first: tuple[float, int] | None = None
     _said: bool = False
 
     def __call__(self, count: int) -> None:

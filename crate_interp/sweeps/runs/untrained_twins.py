@@ -1,4 +1,4 @@
-"""Untrained twins: the same network with random weights, to be measured beside a trained one."""
+"""Untrained twins: the same architecture with random weights, for comparison with a trained one."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from crate_interp.data import Samples, part
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 
-SAMPLES = 64  # on which twins are measured
-_SMALLER = 1 / 3  # training from the official start does not shrink positions so far
+SAMPLES = 64  # number of samples on which twins are measured
+_SMALLER = 1 / 3  # training from the official initialisation does not shrink positions this far
 
 
 def first_samples(samples: Samples) -> Samples | None:
-    """Returns those of the samples, if any, that twins are measured on: the first 64 of the data.
+    """Returns the samples, if any, on which twins are measured: among the first 64 of the data.
 
-    That is enough for a mean to compare with, and networks differ more than samples.
+    That is enough for a mean, and networks differ more than samples do.
     """
     stop = min(SAMPLES, samples.start + samples.n)
     return part(samples, samples.start, stop) if samples.start < stop else None
@@ -38,9 +38,9 @@ def twin(model: HookedModel, seed: int) -> Any:
 
 
 def other_start(model: HookedModel) -> str:
-    """Returns a caution where a model's positions are far smaller than its twins', or "".
+    """Returns a caution if a model's positions are far smaller than its twins', or "".
 
-    Rates depend on how long tokens are, and so on how a training began.
+    Rates depend on the length of tokens, and so on the initialisation of the training.
     """
     drawn, own = (getattr(one, "pos_embed", None) for one in (twin(model, 0), model))
     if not isinstance(drawn, torch.Tensor) or not isinstance(own, torch.Tensor):
@@ -59,7 +59,7 @@ def other_start(model: HookedModel) -> str:
 def stacked(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:
     """Returns the tables of the twins as one, with their seed.
 
-    keys: the columns that it has even without twins.
+    keys: the columns of the table if there are no twins.
     """
     parts = [table.assign(seed=seed) for seed, table in enumerate(tables)]
     if not parts:

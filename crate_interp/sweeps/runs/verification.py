@@ -1,4 +1,4 @@
-"""ci.verify: a report on a checkpoint, on a saved result, or on the folder of a run."""
+"""ci.verify: a report on a checkpoint, on a saved result, or on a run's folder."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,12 +24,12 @@ def verify(
 ) -> dict[str, Any]:
     """Checks a checkpoint, or the folder of a saved result or of a run, and returns a report.
 
-    Its values are JSON-native. Of a checkpoint it is as in crate_interp/checkpoints/verify.py;
-    options are those of `ci.load`. Of a folder its keys are source, ok, result (the kind), digests
+    Its values are plain JSON. For a checkpoint it is as in crate_interp/checkpoints/verify.py;
+    options are those of `ci.load`. For a folder its keys are source, ok, result (the kind), digests
     (of the files), hash (of the result: `Result.digest()`, computed anew from its tables), checks
     (name, ok and detail of each) and cannot_check. Every byte of a run's chunks is read.
 
-    Raises ValueError for options beside a folder of results.
+    Raises ValueError for options together with a folder of results.
     """
     folder = Path(source) if isinstance(source, (str, Path)) else None
     index = {} if folder is None else read_index(folder / META)
@@ -73,7 +73,7 @@ def _result(folder: Path, index: Mapping[str, Any]) -> tuple[list[Check], dict[s
     wanted, limits = index.get("hash"), []
     try:
         more["hash"] = result_hash.digest_of_result(_tables(folder, of_kind), index)
-    except Exception as error:  # whatever a stranger's table makes of it
+    except Exception as error:  # an unknown table may raise anything
         checks.append(_check("hash of tables and meta", False, plain(error, 300)))
         return checks, more, limits
     if wanted is None:
@@ -97,7 +97,7 @@ def _run(folder: Path, run: Mapping[str, Any]) -> list[Check]:
     for stage in stages:
         missing = ledger.missing(stage)
         if missing is None:
-            checks.append(_check(f"chunks of {plain(stage)}", False, "nobody knows how many"))
+            checks.append(_check(f"chunks of {plain(stage)}", False, "their number is unknown"))
             continue
         total = ledger.lengths()[stage]
         shown = ", ".join(map(str, missing[:8])) + (", ..." if missing[8:] else "")
@@ -114,7 +114,7 @@ def _run(folder: Path, run: Mapping[str, Any]) -> list[Check]:
 
 
 def _beside(folder: Path, table: pd.DataFrame) -> Check:
-    """Checks the files that the tables of chunks name."""
+    """Checks the files that the tables of chunks refer to."""
     pairs = zip(table["file"], table["sha256"], strict=True)
     wrong = differs(folder / CHUNKS, dict(pairs))
     detail = f"{len(table)} files" + (f"; differ: {', '.join(map(plain, wrong))}" if wrong else "")

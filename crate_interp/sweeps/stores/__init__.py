@@ -1,1 +1,1 @@
-"""Activations on the disk: written, mapped into memory, and measured again."""
+"""Stores: activations on the disk, to write, map into memory, and measure again."""

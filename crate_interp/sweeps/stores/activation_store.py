@@ -1,4 +1,4 @@
-"""A folder of activations: its index, and what opens it."""
+"""A folder of activations: its index, and how to open it."""
 
 import json
 import re
@@ -45,7 +45,7 @@ class ActivationStore(Result):
         return [folder / CHUNKS / name for name in self._table("files")["file"]]
 
     def description(self) -> str:
-        """Returns what a datasets.Dataset says of itself: JSON of model, points and data."""
+        """Returns the description of a datasets.Dataset: JSON of model, points and data."""
         names = ("model", "model_digest", "points", "stored", "dtype", "data", "unit")
         facts = {name: self.meta[name] for name in names}
         return json.dumps({"crate_interp": self.KIND, **facts, "hash": self.digest()}, indent=1)
@@ -67,13 +67,13 @@ class ActivationStore(Result):
 
 
 def open_store(folder: str | Path) -> "datasets.Dataset":
-    """Returns the activations that `ci.store` wrote, mapped into memory: nothing is read yet.
+    """Returns the activations that `ci.store` wrote, mapped into memory; nothing is read yet.
 
     A row is a sample: `sample` (its number in the data), `label` if the data has labels, `input`
-    (the SHA-256 of what the model took), and a column per hook point, with the shape of its
+    (the SHA-256 of the model's input), and a column per hook point, with the shape of its
     activation. `.with_format("torch")` gives tensors, in float32; a torch DataLoader takes that.
     `.info.description` is JSON: model, model_digest, points with shapes, dtype, data. `ci.sweep`
-    and `ci.linear_probe` take the store in the place of data. Others may read it at the same time.
+    and `ci.linear_probe` take the store in place of data. Several processes may read it at once.
 
     Raises ValueError if the folder holds no store, if it is not finished, or if a file is missing
     or has another size. Digests of the index are checked; `ci.verify(folder)` checks all bytes.
@@ -93,7 +93,7 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
         lacking = set(index.meta["points"]) - set(data.column_names)
         if lacking or len(data) != index.meta["n_samples"]:
             raise ValueError("its files hold other points or samples than its index says")
-    except (OSError, ValueError) as error:  # pyarrow's are these too
+    except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
         raise ValueError(
             f"the store in {str(out)!r} is damaged: {plain(error, 300)}. The same ci.store call "
             "writes the files anew that are not whole."
@@ -102,7 +102,7 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
 
 
 def facts_of(data: object) -> dict[str, Any] | None:
-    """Returns what `open_store` wrote into the description of a dataset; None for other data."""
+    """Returns the facts in the description of a dataset from `open_store`; None for other data."""
     text = getattr(getattr(data, "info", None), "description", None)
     if not isinstance(text, str) or '"crate_interp"' not in text[:30]:
         return None
@@ -143,5 +143,5 @@ def _check_finished(out: Path) -> None:
     done = "some" if total is None or missing is None else f"{total - len(missing)} of {total}"
     raise ValueError(
         f"the store in {str(out)!r} is not finished: {done} chunks are there. The same ci.store "
-        "call goes on; other shards may still be at work."
+        "call continues it; other shards may still be running."
     )

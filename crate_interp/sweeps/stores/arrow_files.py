@@ -1,4 +1,4 @@
-"""Files of activations: Arrow streams that datasets maps into memory, a row a sample."""
+"""Files of activations: Arrow streams that datasets maps into memory, one row a sample."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
-SAMPLE, LABEL, INPUT = "sample", "label", "input"  # the columns beside those of points
+SAMPLE, LABEL, INPUT = "sample", "label", "input"  # the columns besides those of points
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-_MOST = 2**30  # values of a point in one batch of rows: Arrow counts them in 32 bits
+_MOST = 2**30  # values of a point in one batch of rows, because Arrow counts them in 32 bits
 
 
 def features_of(
     shapes: Mapping[str, Sequence[int]], dtype: str, labels: Sequence[Any] | None
 ) -> "datasets.Features":
-    """Returns the columns of such a file. shapes: of one sample, by point.
+    """Returns the columns of such a file; shapes: one sample's shape by point.
 
     Raises ValueError for labels of several types, and for more axes than datasets has.
     """
@@ -51,9 +51,9 @@ def features_of(
 
 
 def bytes_of(shape: Sequence[int], width: int) -> int:
-    """Returns how many bytes one sample of a point takes; width: of a number.
+    """Returns how many bytes one sample of a point takes; width: bytes of a number.
 
-    Arrow keeps where each row of an array begins, 4 bytes each.
+    Arrow also stores where each row of an array begins, 4 bytes each.
     """
     starts = sum(4 * prod(shape[:axis]) for axis in range(len(shape))) if len(shape) > 1 else 0
     return prod(shape) * width + starts
@@ -119,20 +119,21 @@ def mapped(paths: Sequence[Path], description: str, fingerprint: str) -> "datase
 def rows_of(
     data: "datasets.Dataset", start: int, stop: int, names: Sequence[str]
 ) -> "dict[str, pa.ChunkedArray]":
-    """Returns some columns of the rows start to stop - 1, which nothing has copied yet."""
+    """Returns some columns of the rows start to stop - 1, without copying them."""
     table: Any = data.with_format("arrow", columns=list(names))[start:stop]
     return {name: table[name] for name in names}
 
 
 def tensor_of(column: "pa.ChunkedArray", shape: Sequence[int]) -> Tensor:
-    """Returns a column of rows of one shape as a tensor `[rows, *shape]`, a copy."""
+    """Returns a column of rows of equal shape as a tensor `[rows, *shape]`, a copy."""
     parts = []
     for chunk in column.chunks:
         flat = getattr(chunk, "storage", chunk)
         for _ in shape:
             flat = flat.flatten()
         values = flat.to_numpy(zero_copy_only=True).reshape(len(chunk), *shape)
-        parts.append(torch.from_numpy(values.copy()))  # those in the file cannot be written
+        # a copy, because memory mapped from the file cannot be written
+        parts.append(torch.from_numpy(values.copy()))
     return torch.cat(parts) if parts[1:] else parts[0]
 
 

@@ -1,4 +1,4 @@
-"""Stored activations in the place of a run of the model: the same hooks see the same numbers."""
+"""Stored activations in place of a run of the model: hooks see the same numbers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Replay:
     """A forward that hands stored activations to the model's hook points; no layer runs.
 
-    It takes the numbers of samples in the place of inputs. stored: what `ci.open_store` returns.
-    shapes: of one sample, by point, in the order in which they fire.
+    Its input is the numbers of samples. stored: the result of `ci.open_store`. shapes: one sample's
+    shape by point, in the order in which points fire.
     """
 
     stored: "datasets.Dataset"
@@ -38,7 +38,7 @@ class Replay:
     start: int
 
     def __call__(self, model: HookedModel, numbers: Tensor) -> None:
-        """Hands the stored activations of samples to the hooks, as a forward of the model would."""
+        """Passes the stored activations of samples to the hooks, as a forward would."""
         begin, cfg = int(numbers[0]) - self.start, model.cfg
         for name, shape in self.shapes.items():
             column = arrow_files.rows_of(self.stored, begin, begin + len(numbers), [name])[name]
@@ -46,7 +46,7 @@ class Replay:
             model.hook_dict[name](value)
 
     def input_digests(self, numbers: Tensor) -> list[str]:
-        """Returns the SHA-256 of what the model took for each sample."""
+        """Returns the SHA-256 of the model's input for each sample."""
         begin = int(numbers[0]) - self.start
         rows = arrow_files.rows_of(self.stored, begin, begin + len(numbers), [arrow_files.INPUT])
         return rows[arrow_files.INPUT].to_pylist()
@@ -64,13 +64,13 @@ class Replay:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Returns what a result says of the activations: the hash of their index, their dtype."""
+        """Returns a result's facts about the activations: the hash of their index, their dtype."""
         facts = facts_of(self.stored) or {}
         return {"store": {"hash": facts.get("hash"), "dtype": facts.get("stored")}}
 
 
 def digests_of(forward: Forward, inputs: Tensor) -> list[str]:
-    """Returns the SHA-256 of what the model takes, or took, for each sample of a batch."""
+    """Returns the SHA-256 of the model's input for each sample of a batch."""
     if isinstance(forward, Replay):
         return forward.input_digests(inputs)
     return list(arrow_files.input_digests(inputs))
@@ -79,7 +79,7 @@ def digests_of(forward: Forward, inputs: Tensor) -> list[str]:
 def readable(
     probes: list[Probe], forward: Forward, model: HookedModel, blocks: str, *, some: bool = False
 ) -> list[Probe]:
-    """Returns the probes as a forward can show them their points; of a store some may be missing.
+    """Returns the probes that a forward can serve; a store may lack some points.
 
     some: leave out the probes that read a point which the store lacks, unless all do. Raises
     KeyError if it lacks a point of the others.
@@ -102,7 +102,7 @@ def readable(
 
 
 def _points(probe: Probe, layers: Sequence[int], blocks: str) -> list[str]:
-    """Returns the full names of what a probe reads."""
+    """Returns the full names of the points that a probe reads."""
     names = [full_name(point, layer, blocks) for layer in layers for point in probe.points]
     return [*names, full_name("hook_resid_post", layers[-1], blocks)] if probe.final else names
 
@@ -114,12 +114,13 @@ def opened(
     forward: Forward = run_layers,
     find: Callable[[HookedModel, Data, RunOptions], Samples | Stream] = samples_of,
 ) -> tuple[Samples | Stream, Forward]:
-    """Returns the samples of `data`, and the forward that shows them to a model.
+    """Returns the samples of `data`, and the forward that the model's hooks see.
 
-    What `ci.open_store` returned is shown by a `Replay`; all other data is what `find`
-    makes of it, and is shown by `forward`.
+    The result of `ci.open_store` is played back by a `Replay`; other data is opened by `find` and
+    run by `forward`.
 
-    Raises ValueError for the store of another model, for a part of one, and beside a forward.
+    Raises ValueError for a store of another model, for a part of a store, and for a store with a
+    forward.
     """
     facts = facts_of(data)
     if facts is None:

@@ -1,4 +1,4 @@
-"""ci.store: activations on the disk, for those who do want them."""
+"""ci.store: activations on the disk."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,8 @@ from crate_interp.sweeps.stores.activation_store import (
 if TYPE_CHECKING:
     import datasets
 
-_HIGHEST = 65504  # of float16
-Shapes = dict[str, tuple[int, ...]]  # of one sample, by point
+_HIGHEST = 65504  # the largest number of float16
+Shapes = dict[str, tuple[int, ...]]  # point -> shape of one sample
 
 
 @with_weights
@@ -60,15 +60,15 @@ def store(
     Numbers of other types become float32. The size is estimated from one sample and shown first.
 
     The samples are written in chunks of chunk_size, an Arrow file each, whose digests the folder
-    keeps. The same call goes on where an earlier one ended; files that are missing or damaged are
-    written anew. run: as in `ci.sweep`, but `out` is needed and skip_bad refused. Memory
-    holds one batch. With several machines all of them need the folder at one place.
+    keeps. Repeating the call continues where an earlier one stopped; missing or damaged files are
+    written again. run: as in `ci.sweep`, but `out` is required and skip_bad is refused. Memory
+    holds one batch. Several machines must share the folder under the same path.
 
-    Sweeps do not need this: `ci.sweep` keeps numbers alone, and its memory does not grow.
+    Sweeps do not need this: `ci.sweep` keeps only numbers, and its memory does not grow.
 
     Raises KeyError for points that the model lacks or that do not fire, and ValueError, before work
     starts, if the disk is too small or the folder holds something else. Raises ValueError, with
-    point and samples, for NaN and for what float16 cannot hold.
+    point and samples, for NaN and for numbers that float16 cannot hold.
     """
     options = run_options(store, run)
     folder = _checked(options)
@@ -85,7 +85,7 @@ def store(
     rows = partial(_of_chunk, shapes=shapes, kept=kept, **given)
     with open_job(STORE, meta, options) as job:
         if not options.resume:
-            folders.discard(folder, META)  # the index of files that are gone
+            folders.discard(folder, META)  # removes an index of files that are gone
         _check_space(job, samples, shapes, kept)
         job.run(Stage(STAGE, model, samples, rows, intact=partial(intact, folder)))
         index = job.result()
@@ -97,7 +97,7 @@ STORE = kind_of_one_stage(ActivationStore, STAGE)
 
 
 def _checked(options: RunOptions) -> Path:
-    """Returns the folder. Raises ValueError without one, and where samples would be left out."""
+    """Returns the folder; raises ValueError without one, and if samples would be left out."""
     if options.out is None:
         raise ValueError("ci.store writes files and needs a folder: give out=DIR.")
     if options.skip_bad:
@@ -111,9 +111,9 @@ def _checked(options: RunOptions) -> Path:
 def _tried(
     model: HookedModel, samples: Samples, names: Sequence[str]
 ) -> tuple[Shapes, dict[str, Any]]:
-    """Returns the shape of each point for the first sample, and how to run the model for them.
+    """Returns the shape of each point for the first sample, and the forward that reaches them.
 
-    The forward through the layers is enough for most points; those behind it need all of it.
+    A forward through the layers is enough for most points; later points need the full forward.
     """
     first = samples.read(samples.start, samples.start + 1).to(model.cfg.device)
     ways = [model.full_options, {}] if model.cfg.kind == "text" else [model.full_options]
@@ -136,7 +136,7 @@ def _cached(
 
 
 def _check_space(job: Job, samples: Samples, shapes: Shapes, kept: str) -> None:
-    """Says how much will be written. Raises ValueError if the disk has not that much left."""
+    """Prints how much will be written; raises ValueError if the disk has too little room."""
     assert job.ledger is not None
     out, width = job.ledger.out, arrow_files.DTYPES[kept].itemsize
     each = sum(arrow_files.bytes_of(shape, width) for shape in shapes.values())

@@ -1,1 +1,1 @@
-"""The explorer: one sample, on which a person points at patches or tokens."""
+"""The explorer: a page of one sample, on which you point at patches or tokens."""

@@ -1,4 +1,4 @@
-"""The explorer: one page on which a person points at a patch or token and sees every head."""
+"""The explorer: a page on which you point at a patch or token and see every head."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from crate_interp.viz.explorer import panels
 from crate_interp.viz.explorer.packing import Attention, pack_attention, words_of
 from crate_interp.viz.pages.page import Html, render
 
-# What a cache should hold, as ends of names: attention, its codes, atoms, and the stream.
+# The points that a cache should hold, as ends of names: attention, its codes, atoms, the stream.
 POINTS = (
     "attn.hook_pattern", "attn.hook_q", "attn.hook_k", "mlp.hook_post", "hook_resid_pre",
     "hook_resid_post", "hook_pooled", "hook_mask",
 )  # fmt: skip
-_MOST_SHARES = 200_000_000  # of a page: what a browser can still hold
+_MOST_SHARES = 200_000_000  # the most that a browser can hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
 
@@ -31,21 +31,21 @@ def explore(
     sample: int = 0,
     name: str | None = None,
 ) -> Html:
-    """Returns a page on which to point at a patch or token and see what every head does there.
+    """Returns a page on which you point at a patch or token and see every head there.
 
-    Of a patch or token it shows for each head what it attends to, what attends to it and whose
-    codes are alike; its largest atoms, and where else they are large; for images MaskCut's masks
-    and principal components, for texts the logit lens. The page is one file, runs no model and asks
-    the network for nothing. It carries codes in 16 bits and computes attention from them, which is
-    checked when it is made: an entry is right to 1 % of its row's largest.
+    For a patch or token it shows, head by head, what it attends to, what attends to it and which
+    codes are similar; also its largest atoms, and where else these are large; for images MaskCut's
+    masks and principal components, for texts the logit lens. The page is one file, runs no model
+    and asks the network for nothing. It carries codes in 16 bits and computes attention from them,
+    which is checked when the page is made: an entry is right to 1 % of its row's largest.
 
-    cache: of `model.run_with_cache(x)` of a model of images or text. inputs: what the model
-    was run on. circuit: drawn beside; its heads are ringed. sample: its number in the cache. name:
-    what to call it; None is "sample 0".
+    cache: of `model.run_with_cache(x)` of a model of images or text. inputs: what the model was run
+    on. circuit: drawn beside the sample; its heads are ringed. sample: its number in the cache.
+    name: its name on the page; None means "sample 0".
 
-    Needed is attn.hook_pattern of every layer. attn.hook_q and attn.hook_k, mlp.hook_post,
-    hook_resid_pre with the last hook_resid_post, and hook_pooled each add a
-    part, and a part that the cache does not feed is left out, which the page says.
+    The cache must hold attn.hook_pattern of every layer. attn.hook_q and attn.hook_k,
+    mlp.hook_post, hook_resid_pre with the last hook_resid_post, and hook_pooled each add a part;
+    the page says which parts are missing from the cache.
 
     Raises KeyError if a pattern was not cached; ValueError for a cache, inputs or sample that do
     not belong together, NaN or Inf, and a circuit of heads that the model does not have.
@@ -91,7 +91,7 @@ def _page(seen: panels.Seen, given: str, circuit: dict[str, object] | None) -> H
 
 
 def _data(seen: panels.Seen, attention: list[Attention]) -> dict[str, object]:
-    """Returns what the page's script reads first."""
+    """Returns the data that the page's script reads first."""
     return {
         "kind": "text" if seen.grid is None else "image",
         "layers": len(attention),
@@ -121,7 +121,7 @@ def _what_to_cache(missing: list[int]) -> str:
 
 
 def _attention(seen: panels.Seen, layer: int) -> Attention:
-    """Returns the attention of one layer of the sample as text."""
+    """Returns the attention of one layer for the sample, as text."""
     pattern = seen.at("attn.hook_pattern", layer)
     codes, keys = seen.codes("q", layer), seen.codes("k", layer)
     if codes is None or keys is None:
@@ -131,10 +131,11 @@ def _attention(seen: panels.Seen, layer: int) -> Attention:
 
 
 def _start(seen: panels.Seen) -> dict[str, int]:
-    """Returns where the page opens: the token, layer and head that look at another token most.
+    """Returns where the page opens: token, layer and head with the strongest look elsewhere.
 
-    A look is measured in even shares: among three tokens a large share says little. Of an image CLS
-    asks. A token's look at itself and at the first token does not count.
+    A look is measured relative to an even share, since a large share among three tokens says
+    little. For an image the looking token is CLS. Looks at oneself and at the first token are not
+    counted.
     """
     tokens = np.arange(seen.count)
     sees = [
@@ -156,7 +157,7 @@ def _start(seen: panels.Seen) -> dict[str, int]:
 
 
 def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
-    """Returns what the page compares: "codes", "queries" if keys are others; None for nothing."""
+    """Returns what the page compares: "codes", or "queries" if keys differ, or None."""
     if not any("codes" in each.parts for each in attention):
         return None
     queries, keys = seen.codes("q", 0), seen.codes("k", 0)
@@ -165,7 +166,7 @@ def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
 
 
 def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
-    """Returns sentences on what the page does not show, and on how it has its numbers."""
+    """Returns sentences on what the page does not show, and on how its numbers are made."""
     notes = [f"{part} left out: {why}." for part, why in panels.left_out(seen)]
     hidden = panels.hidden_patches(seen)
     if hidden:

@@ -1,7 +1,7 @@
-"""Numbers as text that a page carries: bytes, deflated, as base64.
+"""Numbers as text inside a page: bytes, deflated, as base64.
 
-Attention is carried as the codes that it is made of, if a page can make it of them again: a head of
-197 tokens has 197 x 64 codes and 197 x 197 shares.
+Attention is stored as the codes that it is computed from, if a page can compute it again: a head of
+197 tokens has 197 x 64 codes but 197 x 197 shares.
 """
 
 import base64
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-LIMIT = 0.01  # the largest error of attention that is computed anew, in a row's largest shares
+LIMIT = 0.01  # the largest error of recomputed attention, relative to a row's largest share
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer's attention as a page carries it.
+    """One layer's attention as a page stores it.
 
     parts: name -> text. "codes", and "keys" if queries are others, are float16 `[head, pos,
     d_head]` in planes. If "rows" are there, attention is not the softmax of these codes: they are
@@ -40,7 +40,7 @@ def packed(values: Shaped[np.ndarray, "..."]) -> str:
 def planes(values: Float[np.ndarray, "..."]) -> str:
     """Returns numbers as float16: first the low byte of each, then the high bytes, packed.
 
-    High bytes are alike, so that they deflate well beside each other.
+    High bytes are similar, so they compress well when they are stored together.
 
     Raises ValueError for NaN and Inf, and for numbers beyond the range of float16.
     """
@@ -58,9 +58,9 @@ def pack_attention(
     keys: Float[np.ndarray, "head pos d_head"] | None,
     causal: bool,
 ) -> Attention:
-    """Returns a layer's attention as text: as codes if their softmax is the pattern to 1 %.
+    """Returns a layer's attention as text: as codes if their softmax matches the pattern to 1 %.
 
-    codes: of the queries, None if they are not known. keys: None if queries and keys are one code.
+    codes: the queries' codes, None if unknown. keys: None if queries and keys are the same code.
     causal: whether a query sees no later keys.
     """
     most = [float(f"{value:.4g}") for value in pattern.max(axis=(1, 2))]
@@ -84,7 +84,7 @@ def pack_attention(
 def pack_tops(
     values: Float[np.ndarray, "pos any"], totals: Float[np.ndarray, "pos"], count: int
 ) -> str:
-    """Returns the `count` largest numbers of each row as text: where, how much, and a total.
+    """Returns the `count` largest numbers of each row as text: their places, values and a total.
 
     These are uint32 `[pos, count]`, float32 `[pos, count]` and float32 `[pos]`, one after another;
     of equal numbers the first comes first.
@@ -105,7 +105,7 @@ def pack_ranked(
 
 
 def words_of(layers: Sequence[int]) -> str:
-    """Returns "layer 3" or "layers 0, 3 and 4"."""
+    """Returns layers in words: "layer 3" or "layers 0, 3 and 4"."""
     numbers = [str(layer) for layer in layers]
     if len(numbers) == 1:
         return f"layer {numbers[0]}"
@@ -118,7 +118,7 @@ def _fits(values: np.ndarray) -> bool:
 
 
 def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: bool) -> float:
-    """Returns the largest error of the softmax of rounded codes, in a row's largest shares."""
+    """Returns the largest error of the softmax of rounded codes, by rows' largest shares."""
     worst = 0.0
     for head in range(len(pattern)):  # one at a time: a long text has large patterns
         q, k = (each[head].astype(np.float16).astype(np.float32) for each in (codes, keys))

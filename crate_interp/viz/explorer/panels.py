@@ -1,4 +1,4 @@
-"""What the explorer shows beside attention: names, picture, atoms, masks, lens and circuit.
+"""What the explorer shows besides attention: names, picture, atoms, masks, lens and circuit.
 
 A panel is left out, with a reason, where the cache lacks what it needs.
 """
@@ -26,15 +26,15 @@ from crate_interp.models.text.text_and_tokens import check_tokens
 from crate_interp.viz.explorer.packing import pack_ranked, pack_tops
 from crate_interp.viz.pages.page_pictures import image_uri
 
-ATOMS, ANSWERS = 16, 5  # how many of each token a page carries
+ATOMS, ANSWERS = 16, 5  # how many of them a page stores for each token
 _MASKS, _COMPONENTS, _EDGES = 3, 3, 200
-_TOWERS = ("clipa-visual", "clipa-text")  # they end in features, which are no answers
+_TOWERS = ("clipa-visual", "clipa-text")  # they return features, which are not answers
 _PICTURE = 448  # pixels of the longer side
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One sample of a cache. inputs: what the model was given, the batch first."""
+    """One sample of a cache; inputs: the model's inputs, batch first."""
 
     cache: CrateCache
     model: HookedModel
@@ -45,12 +45,12 @@ class Seen:
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees only those before it."""
+        """Whether a token sees only itself and the tokens before it."""
         return self.model.cfg.kind == "text" and self.model.cfg.causal
 
     @property
     def model_name(self) -> str:
-        """What the page calls the model."""
+        """The model's name on the page."""
         return plain(self.model.cfg.model_name or f"{self.model.cfg.family} model")
 
     def has(self, point: str, layer: int | None = None) -> bool:
@@ -63,7 +63,7 @@ class Seen:
         return all(self.has(point, layer) for layer in range(len(self.model.blocks)))
 
     def at(self, point: str, layer: int) -> Float[np.ndarray, "..."]:
-        """Returns what a point of a layer held of the sample; ValueError for NaN and Inf."""
+        """Returns a layer's activation at a point for the sample; ValueError for NaN and Inf."""
         values = self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
         words = {"attn.hook_pattern": "NaN, Inf or a share below 0"}.get(point, "NaN or Inf")
         if not np.isfinite(values).all() or ("share" in words and (values < 0).any()):
@@ -74,7 +74,7 @@ class Seen:
         return values
 
     def codes(self, role: str, layer: int) -> Float[np.ndarray, "head pos d_head"] | None:
-        """Returns the codes of a role, "q" or "k"; None if they were not cached."""
+        """Returns the codes of a role, "q" or "k", or None if they were not cached."""
         point = f"attn.hook_{role}"
         if not self.has(point, layer):
             return None
@@ -123,7 +123,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
     given = _tensor(net, inputs)
     first = next((value for name, value in cache.items() if name.endswith("hook_pattern")), None)
     if not cache.has_batch_dim:
-        cache.at("attn.hook_pattern", 0)  # says what to do
+        cache.at("attn.hook_pattern", 0)  # raises with the remedy if it is missing
     shape = list(given.shape)
     if model.cfg.kind == "text":
         grid, count = None, shape[1]
@@ -151,7 +151,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
 
 
 def _tensor(model: Any, inputs: object) -> Tensor:
-    """Returns inputs as a batch; raises ValueError for what the model does not take."""
+    """Returns inputs as a batch; raises ValueError for what the model cannot take."""
     text = model.cfg.kind == "text"
     if text and not isinstance(inputs, Tensor):
         inputs = model.to_tokens(inputs)
@@ -169,7 +169,7 @@ def _tensor(model: Any, inputs: object) -> Tensor:
 
 
 def reaches(seen: Seen) -> list[int]:
-    """Returns how many tokens, itself among them, a token of each layer sees at most."""
+    """Returns for each layer how many tokens, itself included, a token can see."""
     if seen.grid is not None:
         return [seen.count] * len(seen.model.blocks)
     back = window_sizes(seen.model.cfg)
@@ -177,7 +177,7 @@ def reaches(seen: Seen) -> list[int]:
 
 
 def token_names(seen: Seen) -> list[str] | None:
-    """Returns the tokens of a text as they are shown; None for an image."""
+    """Returns the tokens of a text as shown, or None for an image."""
     return None if seen.grid else _named(seen.model, seen.inputs[seen.sample].tolist())
 
 
@@ -203,7 +203,7 @@ def ratio(seen: Seen) -> float:
 
 
 def answer(seen: Seen) -> tuple[str, float] | None:
-    """Returns the likeliest class, or next token, and its probability; None if it is not known."""
+    """Returns the likeliest class or next token with its probability, or None if unknown."""
     if seen.model.cfg.family in _TOWERS or not seen.model.has_logits:
         return None
     if seen.grid is None:
@@ -232,7 +232,7 @@ def lens_names(seen: Seen) -> dict[int, str] | None:
 
 
 def next_tokens(seen: Seen) -> list[int] | None:
-    """Returns the token that follows each but the last one; None for an image."""
+    """Returns the next token of every token except the last; None for an image."""
     return None if seen.grid else seen.inputs[seen.sample, 1:].tolist()
 
 
@@ -251,8 +251,8 @@ def tops(seen: Seen, layer: int) -> dict[str, str]:
 def overlays(seen: Seen) -> list[dict[str, Any]] | None:
     """Returns the masks and principal components of each layer's codes; None without them.
 
-    They are of the codes of all heads side by side, without CLS. masks: the number of the mask
-    that a patch is in, 0 for none. components: in steps of the largest of each / 100.
+    They are computed from the concatenated codes of all heads, without CLS. masks: the number of a
+    patch's mask, 0 for none. components: in steps of 1/100 of each component's largest.
     """
     if seen.grid is None or not _has_codes(seen):
         return None

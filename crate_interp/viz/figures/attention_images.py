@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _PANEL = 1.05  # inches
-_MOST = 64  # images: a figure of 256 takes minutes, and no screen shows it
+_MOST = 64  # images: a figure of 256 would take minutes, and no screen could show it
 
 Query = int | tuple[int, int]  # the number of a token (0 is CLS), or (row, column) of a patch
 
@@ -41,11 +41,11 @@ def attention_on_image(
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
     cache: of `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: may be
-    negative. query: 0 for CLS, or (row, column) of a patch. Each map is scaled to its own brightest
-    patch, whose share of the attention is written below it (max), and below that what goes to CLS,
-    which is not drawn. ax, title, dpi: as in `ci.viz.layers`; all panels lie within the Axes.
-    Raises ValueError if the cache is not of these images or they are more than 64, KeyError if the
-    pattern was not cached.
+    negative. query: 0 for CLS, or (row, column) of a patch. Each map is scaled to its brightest
+    patch. Below it stand the share of attention on that patch (max) and the share on CLS, which is
+    not drawn. ax, title, dpi: as in `ci.viz.layers`; all panels lie within the Axes. Raises
+    ValueError if the cache is not of these images or they are more than 64, KeyError if the pattern
+    was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     on_cls = _on_cls(cache, layer, images, query)  # [batch, head]
@@ -73,7 +73,7 @@ def attention_on_image(
                 panel.set_xlabel(f"image {row}", fontsize=SMALL, labelpad=2)
                 continue
             grid, look = pattern[row, column - 1], {"cmap": "magma", "interpolation": "nearest"}
-            # without the picture, whose bright places would look attended
+            # without the picture, whose bright places would look like attention
             panel.imshow(grid, vmin=0, vmax=grid.max(), extent=extent, **look)
             words = f"max {grid.max():.2f}\nCLS {on_cls[row, column - 1]:.2f}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
@@ -85,13 +85,13 @@ def attention_on_image(
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
-    letters = int(inches[0] * 72 / (0.6 * TITLE))  # on a line of this width
+    letters = int(inches[0] * 72 / (0.6 * TITLE))  # on a line as wide as the figure
     figure.suptitle(fill(plain(words if title is None else title), letters), fontsize=TITLE)
     return as_written(figure)
 
 
 def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray:
-    """Returns which share of a query's attention goes to CLS, `[batch, head]`."""
+    """Returns the share of a query's attention that goes to CLS, `[batch, head]`."""
     place, special = query, cache.model.cfg.n_special
     if isinstance(query, tuple):
         place = special + query[0] * (images.shape[3] // cache.model.cfg.patch_size[1]) + query[1]
@@ -152,7 +152,7 @@ def head_grid(
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Html:
-    """Returns a page with a slider over layers: what a query attends to, a map per head and image.
+    """Returns a page with a slider over layers: a query's attention, a map per head and image.
 
     cache: of `model.run_with_cache(images)`, with attn.hook_pattern of the layers (attn.hook_q and
     hook_k if scaled or cls_key is False). layers: their numbers, None for all. query: 0 for CLS, or
@@ -191,7 +191,7 @@ def head_grid(
 
 
 def _finding(found: list[np.ndarray], layers: list[int], even: float) -> tuple[str, int]:
-    """Returns which head gives a single patch most, and its layer."""
+    """Returns the head, and its layer, with the largest share on a single patch."""
     largest = np.stack([maps.max(axis=(2, 3)).mean(axis=0) for maps in found])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)
     images = len(found[0])

@@ -32,11 +32,11 @@ PUBLISHED: dict[str, tuple[tuple[float, ...], float]] = {
         (0.588, 0.534, 0.565, 0.624, 0.587, 0.608, 0.650, 0.670, 0.722, 0.737, 0.795, 0.665), 0.01,
     ),
 }  # fmt: skip
-_MARKERS = "osD^vP"  # with the colours, so that lines are told apart in print too
+_MARKERS = "osD^vP"  # besides colours, so that lines differ in print too
 
 
 def is_crate_s(config: dict[str, Any]) -> bool:
-    """Tells whether a config is that of CRATE-S, the one model with published numbers by layer."""
+    """Tells whether a config is that of CRATE-S, the only model with published numbers by layer."""
     wanted = {"family": "crate", "d_model": 576, "n_layers": 12, "n_heads": 12}
     return all(config.get(name) == value for name, value in wanted.items())
 
@@ -110,8 +110,8 @@ def beside(
 
     For example `linear.accuracy` of a linear probe over `compression.subspace_rate_mid` of a sweep.
     Lines, bands, ax, title and dpi are those of `ci.viz.layers`; with ax both panels lie within it.
-    title: "" takes off those of both panels, another text stands above the upper one. Raises
-    ValueError if a result lacks its statistic.
+    title: "" removes both titles, any other text is put above the upper panel. Raises ValueError if
+    a result lacks its statistic.
     """
     results, wanted = (first, second), (statistic, other)
     drawn = [curve(one, name) for one, name in zip(results, wanted, strict=True)]
@@ -172,7 +172,7 @@ def _draw(
 
 
 def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) -> None:
-    """Says in the legend what the bands are, and over how many samples."""
+    """Adds to the legend what the bands are, and over how many samples."""
     banded = [one.n for one in drawn if not np.isnan(one.low).all()]
     if banded:
         low, high = min(banded), max(banded)
@@ -217,9 +217,9 @@ def steps(
     title: str | None = None,
     dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of "probe.statistic" by step of training, a line a layer.
+    """Returns a matplotlib Figure of "probe.statistic" by training step, a line for each layer.
 
-    A line is the mean over samples, of a statistic per head the mean over heads too. A ring stands
+    A line is the mean over samples, and for a statistic per head over heads too. A ring stands
     where a layer's line changes its course (p at most .05 by circular shifts, `result.changes()`);
     a statistic per head has no rings, because its heads are tested one by one.
 
@@ -248,7 +248,7 @@ def steps(
 
 
 def _means(result: WatchResult, statistic: str) -> Any:
-    """Returns the means, a row a step and a column a layer."""
+    """Returns the means, a row for each step and a column for each layer."""
     probe, name = statistic.split(".")
     parts = []
     for table in (result.table("layers"), result.table("heads")):

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 
-LONGEST = 48  # characters: more do not fit beside a figure
+LONGEST = 48  # characters; more do not fit beside a figure
 WIDTH = 3.3  # inches, a column of a paper with two
 PAGE = 6.9  # inches, both of its columns
-TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest that is read in print
+TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest size that is legible in print
 _DPI = 200
-_LINE = 42  # signs of a title on one line
+_LINE = 42  # characters of a title on one line
 
 
 def label(text: object) -> str:
@@ -30,11 +30,11 @@ def label(text: object) -> str:
 
 
 def as_written(figure: Any, *own: object) -> Any:
-    """Returns a figure none of whose words are read as formulas, by matplotlib or by LaTeX.
+    """Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
 
-    The names that are drawn may be those of strangers: "$\\nonsense$" would raise when the figure
-    is drawn. The numbers at the ticks are matplotlib's own and stay as they are. own: the Axes that
-    were drawn into, where the rest of the figure belongs to somebody else.
+    Names may come from unknown files: "$\nonsense$" would raise when the figure is drawn. Tick
+    labels are matplotlib's own and stay unchanged. own: the Axes that were drawn into, if the rest
+    of the figure is the caller's.
     """
     from matplotlib.axes import Axes
     from matplotlib.legend import Legend
@@ -54,7 +54,7 @@ def as_written(figure: Any, *own: object) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps matplotlib from warning of each letter that its font does not have."""
+    """Stops matplotlib from warning of each character that its font lacks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -78,7 +78,7 @@ def panels(
     gap: tuple[float, float],
     dpi: float | None,
 ) -> tuple["matplotlib.figure.Figure", list[list[Any]]]:
-    """Returns a figure and its panels, row by row; those of a caller lie within the Axes.
+    """Returns a figure and its panels, row by row; a caller's Axes contain all panels.
 
     shape: rows and columns. size: width and height of a new figure. gap: between rows and columns
     of panels within Axes, as shares of a panel. Raises ValueError as `canvas` does.
@@ -109,7 +109,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
             f"ax is a {type(ax).__name__}: give one matplotlib Axes, such as figure.subplots()."
         )
     figure: Any = ax.figure
-    while figure is not figure.figure:  # a SubFigure: what it is part of
+    while figure is not figure.figure:  # a SubFigure: the figure that it is part of
         figure = figure.figure
     if dpi is not None:
         figure.set_dpi(dpi)
@@ -117,7 +117,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
 
 
 def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
-    """Writes a title `pad` points above: the caller's, or `words` if that is None; "" is none."""
+    """Writes a title `pad` points above: the caller's, or `words` if it is None; "" means none."""
     text = plain(words if title is None else title)
     if text:
         axes.set_title(fill(text, _LINE), fontsize=TITLE, pad=pad)
@@ -151,7 +151,7 @@ def finished(
     """Returns a figure with its title, above the first of the Axes, and its legend below the last.
 
     rows: the Axes that were drawn into. ax: those of the caller, or None. title, words: as in
-    `set_title`. No word is read as a formula.
+    `set_title`. No text is read as a formula.
     """
     set_title(rows[0], title, words)
     set_legend(figure, rows, own=ax is None)
@@ -165,7 +165,7 @@ def set_frame(axes: "matplotlib.axes.Axes") -> None:
 
 
 def axis_label(result: Result, name: str, line: int = 30) -> str:
-    """Returns the unit of a statistic, and which way is which, in lines of so many signs."""
+    """Returns the unit and direction of a statistic, in lines of at most so many characters."""
     record = statistic(result.meta, name)
     parts = [part for part in (label(record.unit), label(record.direction)) if part]
     return fill(f"{parts[0]} ({parts[1]})" if len(parts) > 1 else "".join(parts) or "no unit", line)

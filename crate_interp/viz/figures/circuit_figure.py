@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _ABOVE, _BELOW, _INK, _CARD = "#1f66a3", "#b8601f", "#1a1d20", "#f4f6f8"
-_INCHES = 1 / 108  # of a unit of the layout: six columns are 6.2 inches wide
+_INCHES = 1 / 108  # of a unit of the layout; six columns are then 6.2 inches wide
 _THIN, _THICK = 0.6, 3.5  # points
-_SIGNS = 38  # of a title fit on a line of the narrowest figure
+_SIGNS = 38  # characters that fit on a title line of the narrowest figure
 _BELOW_NODES = 10  # room for two lines of words
 
 
@@ -28,10 +28,10 @@ def circuit(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of a circuit, layers from left to right.
 
-    The wider an edge the larger its weight. Edges with a weight below 0 are orange and dashed. The
-    line below says which weight the widest edge has. Of more than 1,000 edges the largest are
-    drawn. ax: the axes to draw into, instead of a figure of its own. title: None for the circuit's
-    note, "" for none. dpi: that of the figure.
+    A wider edge has a larger weight. Edges with a weight below 0 are orange and dashed. The line
+    below says which weight the widest edge has. Of more than 1,000 edges the largest are drawn. ax:
+    the axes to draw into, instead of a figure of its own. title: None means the circuit's note, ""
+    means no title. dpi: the resolution of the figure.
 
     Raises ValueError if it is not a Circuit, or one without edges, if ax is no matplotlib Axes, or
     if dpi is not above 0.
@@ -68,7 +68,7 @@ def circuit(
 
 
 def _font_size(axes: Any, width: int) -> float:
-    """Returns the size of words that fit into the boxes of given axes, 4 to 8 points."""
+    """Returns the font size, 4 to 8 points, with which words fit into the boxes."""
     inches = axes.get_window_extent().width / axes.figure.dpi
     return min(8.0, max(4.0, 8.0 * inches / (width * _INCHES)))
 

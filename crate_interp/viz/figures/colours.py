@@ -1,13 +1,13 @@
-"""The colours of figures. On a page they become those of its scheme, light or dark."""
+"""The colours of figures; pages replace them by those of the light or dark scheme."""
 
-# drawn in these, a line reads on white; pages/colours.css has both schemes
+# lines in these colours are legible on white; pages/colours.css has both schemes
 INK = "#0a0b0c"
 TRAINED = "#1f66a3"
 UNTRAINED = "#a8500f"
 CHANCE = "#59616a"
-FIRST, SECOND = TRAINED, UNTRAINED  # the sides of a comparison, where untrained is dashed
+FIRST, SECOND = TRAINED, UNTRAINED  # the two sides of a comparison; untrained curves are dashed
 
-# a colour of a figure -> what stands for it in the SVG of a page
+# colour of a figure -> its replacement in the SVG of a page
 ON_A_PAGE = {
     INK: "currentColor",
     TRAINED: "var(--accent)",

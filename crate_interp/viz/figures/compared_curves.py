@@ -1,4 +1,4 @@
-"""Two sides of a comparison by layer: both curves, their untrained twins, and the difference."""
+"""A comparison by layer: both sides' curves, their untrained twins, and the difference."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compared:
-    """A statistic of a comparison by layer of a.
+    """A statistic of a comparison, by layer of a.
 
     rows: the columns of `Comparison.table()` as arrays. bands: the 95 % interval of each side's
-    mean, over samples of a single network and over networks of several; NaN where nothing varies.
+    mean, over samples for a single network, else over networks; NaN if nothing varies.
     """
 
     layers: Float[np.ndarray, "layer"]
@@ -32,7 +32,7 @@ class Compared:
 
 
 def compared(result: Comparison, statistic: str) -> Compared:
-    """Returns what is drawn of "probe.statistic".
+    """Returns the data to draw for "probe.statistic".
 
     Raises ValueError, with the nearest names, if it was not compared, with the reason if there is
     one.
@@ -65,10 +65,10 @@ def compare(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of "probe.statistic" by layer: both sides above, a - b below.
 
-    Bands are 95 % intervals, of a single network over samples and of several over networks. Dashed
-    are the untrained twins' means, and below their difference. Below a filled dot is a difference
-    that holds (p <= 0.05, adjusted over layers), a hollow one is one that does not. Where depths
-    differ the layers are those of a.
+    Bands are 95 % intervals, over samples for a single network, else over networks. Dashed lines
+    are the untrained twins' means, and in the lower panel their difference. There a filled dot is a
+    difference that holds (p <= 0.05, adjusted over layers), a hollow dot one that does not. If
+    depths differ, the layers are those of a.
 
     ax, title, dpi: as in `ci.viz.layers`; with ax both panels lie within it. Raises ValueError,
     with the nearest names, if the statistic was not compared.

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequence[Sequence[float]]
-_ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: of a row, of all rows
-_BELOW = 0.42  # inches from the cells to the bar of colours: numbers of heads, and "head"
-_DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths, as shares of the size of letters
+_ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: one row; least and most for all rows
+_BELOW = 0.42  # inches between the cells and the colour bar: numbers of heads, and the word "head"
+_DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths of characters, relative to the font size
 _UNITS = {"loss": "rise of the loss (nats)", "accuracy": "drop of the accuracy"}
 
 
@@ -40,13 +40,13 @@ def heatmap(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of a number per head: layers down, heads across.
 
-    values: a result, with the "probe.statistic" to draw (per head), or numbers `[layer, head]`.
-    Where numbers of both signs are drawn, colours are blue above 0 and orange below, equally far;
-    else they go from dark to light. Numbers are written into the cells where they fit; NaN is grey.
-    interval: lower and upper ends `[layer, head]`; None takes the 95 % intervals of a result. If
-    there are both signs, cells whose interval leaves out 0 are framed. signed: draw them as if
-    there were both signs, or not; None looks. unit: what stands at the bar of colours; None takes
-    the statistic's.
+    values: a result, with the "probe.statistic" to draw (per head), or numbers `[layer, head]`. If
+    there are both signs, colours are blue above 0 and orange below, on equal scales; otherwise they
+    go from dark to light. Numbers are written into the cells where they fit; NaN is grey. interval:
+    lower and upper ends `[layer, head]`; None takes the 95 % intervals of a result. If there are
+    both signs, cells whose interval excludes 0 are framed. signed: whether to use the colours for
+    both signs; None decides from the numbers. unit: the label of the colour bar; None takes the
+    statistic's unit.
 
     ax, title, dpi: as in `ci.viz.layers`; the bar of colours goes below the Axes. Raises
     ValueError if the result lacks the statistic or has one value for all heads, and if the numbers
@@ -106,7 +106,7 @@ def heads(
 def _grid(values: object, name: str, infinite: bool = False) -> Float[np.ndarray, "layer head"]:
     """Returns numbers `[layer, head]` as float64. Raises ValueError for anything else.
 
-    infinite: whether they may be, as the ends of an interval over one rare value are.
+    infinite: whether infinite numbers are allowed, as in intervals over one rare value.
     """
     if isinstance(values, Tensor):
         values = values.detach().double().cpu().numpy()
@@ -149,7 +149,7 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     words = "head (framed: 95 % interval leaves out 0)" if len(framed) else "head"
     axes.set_xlabel(words, fontsize=canvas.TEXT)
     frame(axes, framed)
-    # below, so that twelve heads and their numbers have the width of a column
+    # below the cells, so that twelve heads and their numbers have the full column width
     pad = 0.03
     if figure.get_layout_engine() is None:  # nothing keeps it off the numbers of the heads
         box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
@@ -173,7 +173,7 @@ def frame(axes: "matplotlib.axes.Axes", cells: np.ndarray, dashed: bool = False)
 def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
     """Writes the numbers into the cells, if all of them fit."""
     image, most = axes.images[-1], _largest(grid)
-    figure.draw_without_rendering()  # until then nobody knows how wide a cell is
+    figure.draw_without_rendering()  # only then the width of a cell is known
     box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     wide, tall = box.width * 72 / grid.shape[1], box.height * 72 / grid.shape[0]
     if canvas.SMALL + 0.8 > tall:
@@ -192,7 +192,7 @@ def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
 
 
 def ink_on(colour: Sequence[float]) -> str:
-    """Returns "black" or "white", whichever is read better on a colour, by WCAG's luminance."""
+    """Returns "black" or "white", whichever is more legible on a colour by WCAG's luminance."""
     parts = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour[:3]]
     luminance = sum(
         part * share for part, share in zip(parts, (0.2126, 0.7152, 0.0722), strict=True)
@@ -201,9 +201,9 @@ def ink_on(colour: Sequence[float]) -> str:
 
 
 def written(value: float, most: float, digits: int = 2) -> str:
-    """Returns a number as short as it can be beside numbers of up to `most`: .12, 1.2, 12.
+    """Returns a number as short as fits numbers of up to `most`: .12, 1.2, 12.
 
-    digits: how many of the largest are written where all are below .1: .012 or .01.
+    digits: the number of digits of the largest if all are below .1: .012 or .01.
     """
     if np.isnan(value):
         return ""
@@ -221,11 +221,11 @@ def head_ablation(
     title: str | None = None,
     dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of what each head's ablation costs: layers down, heads across.
+    """Returns a matplotlib Figure of the cost of ablating each head: a row per layer, heads across.
 
-    Blue is a head that helps, orange one without which the model does better; a frame is an
-    effect, p <= 0.017 adjusted over all heads (of the accuracy of images 0.05); a dashed one is
-    open, p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
+    Blue means that a head helps, orange that the model does better without it. A frame marks an
+    effect, p <= 0.017 adjusted over all heads (0.05 for the accuracy of images); a dashed frame
+    marks an open case, p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
     """
     table: Any = result.heads()
     drop, low, high, p = (

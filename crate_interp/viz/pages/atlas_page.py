@@ -1,4 +1,4 @@
-"""The pages of an atlas: an index of all atoms, and for each layer what each atom fires on."""
+"""The pages of an atlas: an index of all atoms, and for each layer the inputs of each atom."""
 
 import math
 import re
@@ -19,24 +19,23 @@ from crate_interp.results.result import model_name
 from crate_interp.stats.significance import LEVEL, signs
 from crate_interp.viz.pages.page import fingerprints, render
 
-SHOWN = 60  # atoms that the index shows at a time
-_OPEN = 32  # atoms of a layer that are seen without a click: a page of all is too long to look at
-_ON_INDEX = {"images": 3, "windows": 1}  # pictures or contexts of each of them
+SHOWN = 60  # atoms that the index shows at once
+_OPEN = 32  # atoms of a layer that are shown without a click, since a page of all is too long
+_ON_INDEX = {"images": 3, "windows": 1}  # pictures or contexts of each atom
 _LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
 Token = tuple[int, int]  # sample, position
-BLOCK = 64  # atoms whose pictures are one file: a row each, the largest on the left
+BLOCK = 64  # atoms in one file of pictures: a row for each, the largest value on the left
 
 
 def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     """Writes index.html, a layer-L.html for each layer and the atlas (Atlas.save) into a folder.
 
-    Beside them lies atoms.csv, the atlas's main table. Returns the path of the index, which lists
-    all atoms with their pictures, to be sorted and filtered. Atoms come first whose effect on the
-    loss was measured exactly, by its size; then the others, by their first-order effect. An image's
-    patch is shown with the patches around it, in a box; where CLS is the token this is said beside
-    the entire image. A token of a text stands with 12 tokens before and 4 after it. The pictures of
-    64 atoms are one file of patches/, the entire images lie in images/. The pages open from the
-    disk.
+    atoms.csv holds the atlas's main table. Returns the path of the index, which lists all atoms
+    with their pictures and can be sorted and filtered. Atoms whose effect on the loss was measured
+    exactly come first, by its size; then the others, by their first-order effect. An image's patch
+    is shown boxed, with the patches around it; for CLS the entire image is shown and says so. A
+    token of a text is shown with 12 tokens before and 4 after it. The pictures of 64 atoms are one
+    file of patches/, the entire images lie in images/. The pages open from the disk.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -77,7 +76,7 @@ def _write(atlas: Atlas, out: Path) -> None:
 
 
 def _order(atom: Mapping[str, Any]) -> tuple[bool, float, int, int]:
-    """Exact effects come before those to first order, large ones before small ones."""
+    """Returns the order: exact effects before first-order ones, large before small."""
     return not atom["exact"], -abs(atom["effect"]), atom["layer"], atom["atom"]
 
 
@@ -90,7 +89,7 @@ def _excerpts(atlas: Atlas) -> dict[Token, dict[str, Any]]:
 def _shown(
     atlas: Atlas, layer: int, excerpts: Mapping[Token, Any], out: Path
 ) -> dict[int, list[dict[str, Any]]]:
-    """Returns what to show of each atom of a layer; sheets of tiles are written as files."""
+    """Returns what to show for each atom of a layer, and writes sheets of tiles as files."""
     shown: dict[int, list[dict[str, Any]]] = {}
     pictures: dict[int, list[bytes]] = {}
     for atom, tokens in _places(atlas, layer):
@@ -109,7 +108,7 @@ def _shown(
 
 
 def _places(atlas: Atlas, layer: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields each atom of a layer with the tokens at which it was largest, the largest first."""
+    """Yields each atom of a layer with the tokens of its largest values, the largest first."""
     top: Any = atlas.table("top")
     rows = top[top["layer"] == layer].sort_values(["atom", "rank"])
     for atom, own in rows.groupby("atom"):
@@ -117,7 +116,7 @@ def _places(atlas: Atlas, layer: int) -> Iterator[tuple[int, list[dict[str, Any]
 
 
 def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what the pages show of an atom: its row, its effect, its tokens, its neighbours."""
+    """Returns the page's data for an atom: its row, its effect, its tokens, its neighbours."""
     exact = row["ablated"] > 0
     kind = "ablation" if exact else "first_order"
     effect, low, high = (row[f"{kind}{end}"] for end in ("", "_low", "_high"))
@@ -135,7 +134,7 @@ def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of_layer(atoms: list[dict[str, Any]]) -> str:
-    """Returns the atom of a layer that comes first, in a sentence."""
+    """Returns a sentence on the first atom of a layer."""
     first = atoms[0]
     how = "" if first["exact"] else ", to first order,"
     return (
@@ -168,7 +167,7 @@ def _index(atlas: Atlas, atoms: list[dict[str, Any]]) -> str:
 
 
 def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
-    """Returns how many atoms change the loss, beside how many would by chance."""
+    """Returns how many atoms change the loss, and how many would by chance."""
     tried = counts["ablation"][1] > 0
     clear, every = counts["ablation" if tried else "first_order"]
     what = "atoms that were set to 0" if tried else "atoms"
@@ -180,7 +179,7 @@ def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _listed(atom: Mapping[str, Any], count: int) -> list[Any]:
-    """Returns an atom as the script of the index reads it, in the order that it names."""
+    """Returns an atom in the form that the index's script reads."""
     tokens = atom["tokens"][:count]
     texts = [[visible(part) for part in token["text"]] for token in tokens if "text" in token]
     numbers = [_short(atom[name]) for name in ("firing_rate", "effect", "low", "high")]
@@ -209,7 +208,7 @@ def _layers(atlas: Atlas) -> dict[str, list]:
 
 
 def _grid(atlas: Atlas) -> list[int]:
-    """Returns rows and columns of patches of an image, or zeros where nobody knows."""
+    """Returns the rows and columns of an image's patches, or zeros if they are unknown."""
     config = atlas.meta["config"]
     if _is_text(atlas) or config.get("interpolate_pos"):
         return [0, 0]
@@ -218,7 +217,7 @@ def _grid(atlas: Atlas) -> list[int]:
 
 
 def _logits(atlas: Atlas) -> str:
-    """Returns how the logits were found that an atom raises or lowers, or "" if they were not."""
+    """Returns how the logits that an atom raises or lowers were found, or "" if they were not."""
     measured: Any = atlas.table("logits")
     if len(measured):
         each = "mean over the tokens of a window, " if _is_text(atlas) else ""

@@ -67,7 +67,7 @@ def _page(result: AuditResult) -> str:
 
 
 def _few(result: AuditResult) -> int:
-    """Returns on how many samples the ceilings were measured."""
+    """Returns the number of samples on which the ceilings were measured."""
     counts: Any = result.table("nulls").query("of == 'ceiling'")["n"]
     return int(counts.min()) if len(counts) else int(result.meta["n_samples"])
 
@@ -155,7 +155,7 @@ def _number(value: float) -> str:
 
 
 def _nulls(result: AuditResult) -> dict[str, Any]:
-    """Returns the nulls, ceilings and operators at the asked eps, means over layers apart."""
+    """Returns the nulls, ceilings and operators at the main eps, and means over layers."""
     rows = [
         [row.of, NUMBERS[row.number].title, row.frame, str(row.layer), _number(row.value)]
         + [_number(row.error), str(row.n)]
@@ -167,7 +167,7 @@ def _nulls(result: AuditResult) -> dict[str, Any]:
 
 
 def _beside(result: AuditResult) -> dict[str, Any]:
-    """Returns the numbers beside the claims at the asked eps, and what each of them means."""
+    """Returns the numbers besides the claims at the main eps, and the meaning of each."""
     layers = main_rows(result, "layers")
     shown = [name for name in BESIDE if name in layers]
     rows = [
@@ -176,7 +176,7 @@ def _beside(result: AuditResult) -> dict[str, Any]:
     ]
     header = ["layer", "frame", *(name.replace("_", " ") for name in shown)]
     meanings = [(name.replace("_", " "), BESIDE[name]) for name in shown]
-    heading = "Numbers beside the claims"
+    heading = "Numbers besides the claims"
     return {"heading": heading, "header": header, "rows": rows, "meanings": meanings}
 
 

@@ -1,8 +1,8 @@
 """Views of a cache as pages that are one file: attention, activations and top tokens.
 
-The last two are circuitsvis'; its JavaScript is in the page. They ask the network for nothing.
-Attention is drawn here: circuitsvis has one scale of colours for all heads and rows, on which the
-first row of a language model, whose one share is 1, leaves the rest white.
+The last two use circuitsvis, whose JavaScript is inside the page, so no network is needed.
+Attention is drawn by this library: circuitsvis uses one colour scale for all heads and rows, on
+which the first row of a language model, whose only share is 1, leaves the rest white.
 """
 
 import base64
@@ -23,7 +23,7 @@ from crate_interp.models.cache import CrateCache
 from crate_interp.results.result import counted
 from crate_interp.viz.pages.page import Html, render
 
-# circuitsvis colours text: a patch is five spaces, and a line break ends a row of them
+# circuitsvis colours text: a patch is drawn as five spaces, and a line break ends a row of patches
 _CELL = "\u00a0" * 5
 
 Numbers = int | Sequence[int] | Int[np.ndarray, "n"] | Int[Tensor, "n"]
@@ -42,14 +42,14 @@ def attention(
 ) -> Html:
     """Returns a page with the attention patterns of a layer's heads.
 
-    A matrix shows one head: a row is a token that looks, a column one that is looked at. Each row
-    has its own scale of colours, or all have one of shares or of multiples of the even share; the
-    page has the choice. Pointing at a pair says its share in words, and lights the tokens or
-    patches that the row looks at; the arrow keys move.
+    A matrix shows one head: a row is a query token, a column a key token. The reader chooses a
+    colour scale for each row, or one for all rows in shares or in multiples of the even share.
+    Pointing at a pair shows its share in words and highlights the tokens or patches that the row
+    attends to; the arrow keys move.
 
-    cache: of `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: what to call
-    the tokens, as strings, ids or the text itself; None reads those of a text from hook_embed, if
-    the cache has it, and else numbers them. Those of an image are "CLS" and "row,column" (grid:
+    cache: of `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: the names of
+    the tokens, as strings, ids or the text itself; None reads a text's tokens from hook_embed if it
+    was cached, and otherwise numbers them. The tokens of an image are "CLS" and "row,column" (grid:
     rows and columns, if the image is not of the model's own size). heads: some of them, None for
     all. Values are written in 255 steps of a row's largest: 12 heads of 197 tokens make 0.7 MB.
 
@@ -102,7 +102,7 @@ def _matrix(
 
 
 def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
-    """Returns bytes in base64, in steps of the largest of each row / 255, and the largest."""
+    """Returns bytes in base64, in steps of 1/255 of each row's largest, and the largest."""
     largest = values.max(axis=2)
     steps = (values / largest.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
     digits = [[float(f"{most:.4g}") for most in rows] for rows in largest]
@@ -112,7 +112,7 @@ def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
 def _finding(
     values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
 ) -> tuple[str, int]:
-    """Returns which head singles out most, beside even attention, and its place."""
+    """Returns the head that singles out one token most, compared with even attention, and where."""
     safe = np.where(values > 0, values, 1.0)
     entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
     keys = (
@@ -139,9 +139,9 @@ def activations(
     tokens: Tokens | None = None,
     grid: Grid | None = None,
 ) -> Html:
-    """Returns how strongly atoms are on in each token, as circuitsvis' activations on text.
+    """Returns a page that colours each token by an atom's activation, drawn by circuitsvis.
 
-    The page has a choice of layer and atom. An image is drawn as its patches, row by row, CLS above
+    The reader chooses layer and atom. An image is drawn as its patches, row by row, CLS above
     them. atoms: numbers of entries of the point's last axis. layers: None for all. tokens, grid,
     sample: as in `attention`. Raises KeyError and ValueError as `attention` does.
     """
@@ -174,7 +174,7 @@ def top_tokens(
     tokens: Sequence[Tokens] | None = None,
     count: int = 10,
 ) -> Html:
-    """Returns each sample's tokens in which atoms are largest and smallest, as circuitsvis' table.
+    """Returns the tokens of each sample with the largest and smallest values of atoms, as a table.
 
     The third choice, "Atom", counts through `atoms` in the order given. tokens: a list of strings,
     ids or text for each sample. count: the most rows to show. Raises KeyError and ValueError as
@@ -189,7 +189,7 @@ def top_tokens(
             f"tokens are of {len(given)} samples, but the cache is of {n}: give a list for each "
             "sample."
         )
-    # of a single sample circuitsvis would show a single atom
+    # for a single sample circuitsvis would show only a single atom
     samples = list(range(n)) if n > 1 else [0, 0]
     best = {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
     names, seen, places, picked = [], [], [], []
@@ -220,7 +220,7 @@ def top_tokens(
 
 
 def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
-    """Returns what a sentence calls the tokens: CLS, a patch by row and column, or in quotes."""
+    """Returns the names of the tokens in sentences: CLS, a patch by its place, or in quotes."""
     names = _names(model, tokens, count, grid)
     if tokens is None and model.cfg.kind != "text":
         return [names[0], *(f"patch {name}" for name in names[1:])]
@@ -230,7 +230,7 @@ def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
 def _most_on(
     values: Float[Tensor, "pos layer atom"], places: list[str], layers: list[int], atoms: list[int]
 ) -> str:
-    """Returns which atom is largest, where, and how often the atoms are above 0."""
+    """Returns the largest atom, its place, and how often the atoms are above 0."""
     on = values > 0
     if not on.any():
         return "None of these atoms is above 0 in any token."
@@ -284,7 +284,7 @@ def _model(cache: Any) -> Any:
 
 
 def _held(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
-    """Returns what a point of a layer holds of one sample."""
+    """Returns the activation at a point of a layer for one sample."""
     _model(cache)
     held = cache.at(point, layer)
     if not checks.is_int(sample) or not 0 <= sample < len(held):
@@ -293,7 +293,7 @@ def _held(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
 
 
 def _numbers(what: str, wanted: Any, count: int) -> list[int]:
-    """Returns the numbers that are wanted, from 0; None wants all of them."""
+    """Returns the wanted numbers, from 0; None means all."""
     if wanted is None:
         return list(range(count))
     values = wanted.tolist() if hasattr(wanted, "tolist") else wanted
@@ -304,7 +304,7 @@ def _numbers(what: str, wanted: Any, count: int) -> list[int]:
 
 
 def _tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
-    """Returns the ids of a text's tokens, found by what was embedded; None if that is not known."""
+    """Returns the ids of a text's tokens, found from their embeddings, or None if that fails."""
     model: Any = cache.model
     if model.cfg.kind != "text" or "hook_embed" not in cache or not _has_tokenizer(model):
         return None
@@ -317,7 +317,7 @@ def _tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
 
 
 def _has_tokenizer(model: Any) -> bool:
-    """Tells whether there is a tokenizer; one that cannot be fetched is none."""
+    """Tells whether there is a tokenizer; one that cannot be fetched does not count."""
     try:
         return model.tokenizer is not None
     except CheckpointError:
@@ -330,7 +330,7 @@ def _grid(model: Any, grid: Any) -> tuple[int, int]:
 
 
 def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
-    """Returns what the tokens are called."""
+    """Returns the names of the tokens."""
     if tokens is None and model.cfg.kind != "text":
         rows, columns = _grid(model, grid)
         names = ["CLS", *(f"{row},{column}" for row in range(rows) for column in range(columns))]

@@ -1,6 +1,6 @@
-"""A small chart by layer as SVG, for the many that stand side by side on a page.
+"""A small chart by layer as SVG, for the many charts on a page.
 
-It takes its colours and letters from the page, so that it is read in a light and a dark scheme and
+Its colours and fonts are those of the page, so that it is legible in a light and a dark scheme and
 at any width. Trained is a solid line, untrained a dashed one, chance a dotted one. The figures of
 crate_interp/viz/figures/by_layer.py are those for papers.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 WIDTH, HEIGHT = 300, 184
-_TOP, _BOTTOM, _LETTER = 10, 22, 6.6  # a digit is so wide
-_APART = 13  # between the numbers at the ends of lines
+_TOP, _BOTTOM, _LETTER = 10, 22, 6.6  # the last: the width of a digit
+_APART = 13  # least distance between the numbers at the ends of lines
 
 Height = Callable[[float], float]
 _DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10  # of intervals: width, row, room on both sides
@@ -24,7 +24,7 @@ _DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10  # of intervals: width, row, room
 class Line:
     """A line of a chart, one value for each layer.
 
-    kind: "trained", "untrained", "chance" or "head", which is thin and has no number at its end. Of
+    kind: "trained", "untrained", "chance" or "head", which is thin and has no number at its end. In
     a comparison: "first", "second" and "gap", and "first-untrained" and so on, without numbers.
     low, high: the band around it, if it has one.
     """
@@ -36,7 +36,7 @@ class Line:
 
 
 def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -> dict[str, object]:
-    """Returns what the template chart.svg draws: lines, bands, ticks and the numbers at the ends.
+    """Returns the data for the template chart.svg: lines, bands, ticks and the numbers at the ends.
 
     alt: what the chart shows, in words. Values that are NaN leave a gap.
     """
@@ -44,7 +44,7 @@ def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -
     parts = [part for line in shown for part in (line.values, line.low, line.high)]
     every = np.concatenate([part for part in parts if part is not None] or [np.zeros(1)])
     low, high, ticks, words = ticks_of(every[np.isfinite(every)].tolist())
-    left = max(34.0, 8 + _LETTER * max(map(len, words)))  # "layer" stands below the numbers
+    left = max(34.0, 8 + _LETTER * max(map(len, words)))  # "layer" is written below the numbers
     ends = [line for line in shown if line.kind != "head" and not line.kind.endswith("-untrained")]
     labels = [_short(_last(line.values)) for line in ends]
     right = 12 + _LETTER * max(map(len, labels), default=0)
@@ -98,7 +98,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _worded(ticks: Sequence[float]) -> list[str]:
-    """Returns the numbers at the ticks, as long as it takes to tell them apart."""
+    """Returns the numbers at the ticks, with as many digits as tell them apart."""
     for digits in range(1, 12):
         words = [f"{0.0 if abs(tick) < 1e-300 else tick:.{digits}g}" for tick in ticks]
         exact = all(
@@ -111,7 +111,7 @@ def _worded(ticks: Sequence[float]) -> list[str]:
 
 
 def _some(layers: np.ndarray) -> list[float]:
-    """Returns the layers that are numbered: all of few, every second or fourth of many."""
+    """Returns the layers to number: all of few, every second or fourth of many."""
     step = next((step for step in (1, 2, 4, 8) if len(layers) <= 8 * step), 16)
     return [float(layer) for layer in layers[::step]]
 
@@ -130,7 +130,7 @@ def _last(values: np.ndarray) -> float:
 
 
 def _short(value: float) -> str:
-    """Returns a number with three digits, or all of its whole ones."""
+    """Returns a number with three digits, or all digits of a large one."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
@@ -158,7 +158,7 @@ def _band(line: Line, places: Sequence[float], y: Height) -> str:
 
 
 def _spread(ends: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
-    """Returns the numbers at the ends, moved apart where they would lie on one another."""
+    """Returns the numbers at the ends, moved apart if they would overlap."""
     placed: list[tuple[str, float, str]] = []
     for kind, height, label in sorted(ends, key=lambda end: end[1]):
         above = placed[-1][1] + _APART if placed else _TOP
@@ -169,7 +169,7 @@ def _spread(ends: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its interval, and what the untrained networks have; NaN where there is none."""
+    """A value with its interval, and the untrained networks' values; NaN if there are none."""
 
     label: str
     value: float
@@ -181,7 +181,7 @@ class Interval:
 def intervals(
     rows: Sequence[Interval], low: float | None, high: float | None, alt: str
 ) -> dict[str, object]:
-    """Returns what the template intervals.svg draws: the bounds as a shaded part of the axis.
+    """Returns the data for the template intervals.svg; the bounds are a shaded part of the axis.
 
     low, high: the bounds, None where there is none. A row without a value stays empty.
     """

@@ -1,4 +1,4 @@
-"""The page of a comparison: what differs, beside untrained networks, statistic by statistic."""
+"""The page of a comparison: the differences, statistic by statistic, and untrained networks."""
 
 import math
 from pathlib import Path
@@ -79,7 +79,7 @@ def _networks(result: Comparison, side: str) -> str:
 
 
 def _panel(name: str, drawn: Compared, result: Comparison) -> dict[str, str]:
-    """Returns the curves of both sides, and below them their difference, as SVG with words."""
+    """Returns both sides' curves and, below, their difference, as SVG with words."""
     rows = drawn.rows
     lines = [
         Line(f"{kind}-untrained", rows[f"untrained_{side}"].astype(float))
@@ -146,9 +146,9 @@ def _row(title: str, drawn: Compared, layers: list[int]) -> Row:
 
 
 def _sign(row: dict[str, Any]) -> Sign:
-    """Returns + where a is higher and a minus sign where it is lower, with the numbers in words.
+    """Returns + if a is higher and a minus sign if it is lower, with the numbers in words.
 
-    It is ringed where the difference may be what untrained networks differ by.
+    It is ringed if untrained networks may differ as much.
     """
     way = sign(row)
     words = f"{place(row)}: a {MINUS} b is {signed(row['difference'])}{_ends(row, 'low', 'high')}"
@@ -158,10 +158,8 @@ def _sign(row: dict[str, Any]) -> Sign:
             f", untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}{ends}"
         )
     if not way:
-        return sign_of(
-            way, f"{words}: {'without an interval' if way is None else 'not told apart'}"
-        )
-    return sign_of(way, words, bool(row["excess_p"] > LEVEL))  # False where it is not known
+        return sign_of(way, f"{words}: {'without an interval' if way is None else 'undecided'}")
+    return sign_of(way, words, bool(row["excess_p"] > LEVEL))  # False if it is unknown
 
 
 def _ends(row: dict[str, Any], low: str, high: str) -> str:
@@ -195,7 +193,7 @@ def _p(value: float) -> str:
 
 
 def _settings(result: Comparison) -> list[tuple[str, str]]:
-    """Returns the settings of each probe, and what differs between the sides."""
+    """Returns the settings of each probe, and the differences between the sides."""
     pairs = [
         (probe, ", ".join(f"{key} = {value}" for key, value in facts["settings"].items()) or "none")
         for probe, facts in result.meta["probes"].items()

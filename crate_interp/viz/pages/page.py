@@ -1,7 +1,7 @@
 """HTML pages, each one file: no network, light and dark, readable on a phone.
 
-The words and the look of a page are in the templates and the stylesheet of the folder `templates`.
-jinja2 loads when the first page is made.
+The texts and the style of a page are in the folder `templates`. jinja2 loads when the first page is
+made.
 """
 
 import json
@@ -18,7 +18,7 @@ from crate_interp.core.safe_text import visible
 
 @dataclass(frozen=True)
 class Html:
-    """A page that a notebook shows and that `save` writes as one file."""
+    """A page that a notebook shows, and that `save` writes as one file."""
 
     title: str
     document: str
@@ -45,8 +45,8 @@ class Html:
 def render(template: str, **values: object) -> str:
     """Returns a template of the folder `templates`, filled in.
 
-    Every value is escaped as HTML, and what only a terminal or a reader would obey is made visible:
-    control characters, marks of writing direction, lone surrogates.
+    Every value is escaped as HTML, and control characters, marks of writing direction and lone
+    surrogates are made visible.
 
     Raises jinja2.UndefinedError if the template needs a value that is not given.
     """
@@ -72,7 +72,7 @@ def _templates() -> Any:
 
 
 def _visible(value: Any) -> Any:
-    is_markup = hasattr(value, "__html__")  # which is ours
+    is_markup = hasattr(value, "__html__")  # our own markup
     return visible(value) if isinstance(value, str) and not is_markup else value
 
 
@@ -95,17 +95,17 @@ def _counted(count: int, word: str) -> str:
 
 
 def _score(value: float) -> str:
-    """Returns three decimals, or a dash for NaN: it was not measured."""
+    """Returns a value with three decimals, or a dash for NaN, which was not measured."""
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def fingerprints(meta: dict[str, Any]) -> str:
-    """Returns the fingerprints of the data that a result is of."""
+    """Returns the fingerprints of a result's data."""
     return ", ".join(dict.fromkeys(str(data["fingerprint"]) for data in meta["data"]))
 
 
 def sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns where the numbers of a result come from, as names and values."""
+    """Returns the origin of a result's numbers, as names and values."""
     pairs = [
         ("model", str(meta["model_digest"])),
         ("data", fingerprints(meta)),

@@ -1,4 +1,4 @@
-"""Pictures that a page carries: images and maps as PNG, borders of masks and figures as SVG."""
+"""Pictures inside a page: images and maps as PNG, outlines of masks and figures as SVG."""
 
 import base64
 import html
@@ -17,7 +17,8 @@ from crate_interp.viz.figures.colours import INK, ON_A_PAGE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LEVELS = 32  # of a map's palette: finer than the eye sees, and a tile stays near half a kilobyte
+# colours of a map's palette: finer than the eye can see, and a tile has about half a kilobyte
+_LEVELS = 32
 
 
 def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
@@ -37,7 +38,7 @@ def map_tile(values: Float[np.ndarray, "h w"]) -> str:
     """Returns a map of numbers of at least 0 as a palette PNG with one pixel for each patch.
 
     It goes from dark (0) to bright (the map's own largest value), and hides the picture below it,
-    whose bright places would look attended.
+    whose bright places would look like attention.
     """
     import matplotlib
 
@@ -98,8 +99,8 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
     """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
 
     Words are drawn in the page's text colour, and the lines of crate_interp/viz/figures/colours.py
-    in the page's colours; other colours stay.
-    salt: keeps the ids of one figure apart from those of the others on the page.
+    in the page's colours; other colours stay. salt: makes the ids of this figure differ from those
+    of other figures on the page.
     """
     import matplotlib
 
@@ -117,7 +118,7 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
 
 
 def _recolour(figure: Any) -> None:
-    """Draws spines, ticks and words in INK: all but words on a heat map and those of a line."""
+    """Gives spines, ticks and words the colour INK, except words on a heat map or of a line."""
     from matplotlib.colors import to_hex
     from matplotlib.text import Text
 

@@ -27,13 +27,13 @@ from crate_interp.viz.pages.page_pictures import figure_uri
 if TYPE_CHECKING:
     import matplotlib.figure
 
-# fields of a config that no weights tell
+# fields of a config that cannot be told from weights
 _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart with its words. numbers: its first and last values. chance: the dotted line."""
+    """A chart with its texts; numbers: its first and last values; chance: the dotted line."""
 
     name: str
     title: str
@@ -45,7 +45,7 @@ class Panel:
 
 
 def hero(result: SweepResult, twins: Sequence[SweepResult]) -> list[Panel]:
-    """Returns the few panels that a report begins with, of what was measured."""
+    """Returns the first few panels of a report, from what was measured."""
     known = layer_curves.names(result)
     change = _change(result, twins)
     chosen = [panel(result, twins, name, heads=False) for name in beginning(known)]
@@ -83,7 +83,7 @@ def panel(
 
 
 def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
-    """Returns the panel of what attention does to R^c, in per cent."""
+    """Returns the panel of attention's change of R^c, in per cent."""
     step = at_attention(result)
     if step is None:
         return None
@@ -111,11 +111,11 @@ def _drawn(layers: np.ndarray, lines: Sequence[Line], alt: str) -> str:
 
 @dataclass(frozen=True)
 class AttentionPictures:
-    """What the CLS token of a model of images attends to, for the page of a report.
+    """The attention of an image model's CLS token, for the page of a report.
 
     figures: a figure for each layer that is shown. images: how many images each of them has.
-    uniform: what each patch would get if attention were even. names: of the images, if they have
-    some.
+    uniform: the share of each patch if attention were even. names: the names of the images, if they
+    have any.
     """
 
     figures: Mapping[int, "matplotlib.figure.Figure"]
@@ -137,11 +137,11 @@ def report_page(
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
-    Beside report.html lie summary.txt, means by layer, what its columns are and the controls;
-    layers.csv, layers() with the twins' mean, lowest and highest; and figures/*.png.
-    Returns the path of the page. twins: results of the same network with random weights, for one
-    seed each. audited: link to the page of an audit, audit/audit.html. data: the name of the data,
-    for the command that the page gives to repeat it. start: a caution about the twins.
+    The folder also gets summary.txt (means by layer, the meaning of its columns, the controls),
+    layers.csv (layers() with the twins' mean, lowest and highest) and figures/*.png. Returns the
+    path of the page. twins: results of the same network with random weights, for one seed each.
+    audited: link to the page of an audit, audit/audit.html. data: the name of the data, for the
+    command that the page gives to repeat it. start: a caution about the twins.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -219,7 +219,7 @@ def _layers_csv(result: SweepResult, twins: Sequence[SweepResult]) -> str:
 
 
 def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict[str, Any]:
-    """Writes the figures of attention and returns what the page shows of them."""
+    """Writes the figures of attention and returns their part of the page."""
     heads = result.meta["config"]["n_heads"]
     pictures = []
     for layer, figure in shown.figures.items():
@@ -231,7 +231,7 @@ def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict
 
 
 def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> list[dict[str, Any]]:
-    """Writes the figure of each statistic and returns, for each probe, what the page shows."""
+    """Writes the figure of each statistic and returns each probe's part of the page."""
     sections: dict[str, dict[str, Any]] = {}
     for name in layer_curves.names(result):
         probe = name.split(".")[0]
@@ -262,7 +262,7 @@ def _contents(sections: list[dict[str, Any]], attention: bool) -> list[tuple[str
 
 
 def _caution(result: SweepResult) -> str:
-    """Returns a line of warning: what stands in for U, and whether intervals may be too narrow."""
+    """Returns a warning: what was measured in place of U, and if intervals may be too narrow."""
     n = result.meta["n_samples"]
     few = f"Intervals of {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
     found = result.meta.get("edits")
@@ -273,9 +273,9 @@ def _caution(result: SweepResult) -> str:
 def _command(
     result: SweepResult, twins: Sequence[SweepResult], data: str, audited: bool
 ) -> list[str]:
-    """Returns the command that measures this again, as words; what is not known is in capitals."""
+    """Returns the command that repeats this measurement; unknown parts are in capitals."""
     words = ["crate-interp", "report", str(result.meta["model"] or "MODEL")]
-    if not result.meta["model"]:  # a file of one's own, which does not hold these
+    if not result.meta["model"]:  # a user's own file does not hold these
         config = result.meta["config"]
         known = {
             name: config[name] for name in _OF_NO_FILE if config.get(name) not in (None, False)

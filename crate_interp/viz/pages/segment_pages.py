@@ -1,4 +1,4 @@
-"""The page of an evaluation of segmentation: the score among its chance levels, and examples."""
+"""The page of a segmentation: the score among its chance levels, and examples."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ from crate_interp.viz.pages.page_pictures import inline_svg, map_tile, outline, 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-SHOWN = 2  # images of each group that are seen without a click
-# what a guess has that does not look at the image
+SHOWN = 2  # images of each group that are shown without a click
+# levels of a guess that does not look at the image
 _BLIND = {
     "centre": "a centred map",
     "all_foreground": "all foreground",
@@ -67,7 +67,7 @@ def _settings(result: SegmentResult) -> dict[str, Any]:
 
 
 def _chosen(result: SegmentResult) -> list[tuple[int, int]]:
-    """Returns layer and head of what is fixed over all layers: one, or one for each half."""
+    """Returns the layer and head that are fixed over all layers: one, or one for each half."""
     table: Any = result.table("images")
     places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
     return sorted((int(layer), int(head)) for layer, head in places)
@@ -78,7 +78,7 @@ def _named(result: SegmentResult) -> str:
 
 
 def _finding(result: SegmentResult) -> str:
-    """Returns whether the best head finds objects, its score, and the best that is blind."""
+    """Returns whether the best head finds objects, its score, and the best blind score."""
     row = result.overall()
     blind = max(_BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
     bar = max(row[name] for name in (blind, "untrained") if not _missing(row[name]))
@@ -125,7 +125,7 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
 
 
 def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
-    """Returns the table of the head that is fixed, layer by layer and over all layers."""
+    """Returns the table of the fixed head, layer by layer and over all layers."""
     table: Any = result.layers()
     rows = table[table["way"] == "fixed head"].to_dict("records")
     header = ["layer", "head", "Jaccard index", "95 % interval"]
@@ -162,7 +162,7 @@ def _sections(result: SegmentResult) -> list[dict[str, Any]]:
 
 
 def _heads(result: SegmentResult) -> dict[str, Any]:
-    """Returns the cells of a heat map of every head, which was chosen, and a table."""
+    """Returns the cells of a heat map of all heads, which heads were chosen, and a table."""
     import matplotlib
     from matplotlib.colors import to_hex
 
@@ -198,7 +198,7 @@ def _with_interval(row: dict[str, Any]) -> str:
 
 
 def _examples(result: SegmentResult) -> dict[str, list[dict[str, Any]]]:
-    """Returns what is shown of the images of each group."""
+    """Returns the page's data for the images of each group."""
     mass = _settings(result)["mass"]
     groups: dict[str, list[dict[str, Any]]] = {"best": [], "median": [], "worst": []}
     for row in result.table("examples").to_dict("records"):
