@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 import crate_interp as ci
 from crate_interp.cli import options
-from crate_interp.cli.model_commands import MODEL, Asked, on_data
+from crate_interp.cli.command_options import MODEL, Asked, on_data
 from crate_interp.core.run_options import Pass
 
 _HEADS = 10  # that `ablate` prints

@@ -26,7 +26,7 @@ from crate_interp.sweeps.runs.batches import check_model, samples_of
 from crate_interp.sweeps.runs.untrained_twins import first_samples, other_start, twin
 from crate_interp.sweeps.sweep_findings import sharpest
 from crate_interp.viz.figures.attention_images import attention_on_image
-from crate_interp.viz.pages.audit_pages import audit_page
+from crate_interp.viz.pages.audit_page import audit_page
 from crate_interp.viz.pages.report_page import AttentionPictures, report_page
 
 _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2

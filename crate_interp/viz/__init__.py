@@ -11,10 +11,10 @@ from crate_interp.viz.figures.circuit_figure import circuit
 from crate_interp.viz.figures.compared_curves import compare
 from crate_interp.viz.figures.heatmaps import head_ablation, heads, heatmap
 from crate_interp.viz.pages.atlas_page import atlas_pages
-from crate_interp.viz.pages.audit_pages import audit_page
+from crate_interp.viz.pages.audit_page import audit_page
 from crate_interp.viz.pages.cache_views import activations, attention, top_tokens
-from crate_interp.viz.pages.comparison_pages import compare_page
-from crate_interp.viz.pages.segment_pages import segment_page
+from crate_interp.viz.pages.comparison_page import compare_page
+from crate_interp.viz.pages.segment_page import segment_page
 
 __all__ = [
     "activations", "atlas_pages", "attention", "attention_on_image", "audit_page", "beside",
