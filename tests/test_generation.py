@@ -287,7 +287,7 @@ def test_bad_generation(lm):
             f"{name}={value}: give", lambda n=name, v=value: lm.generate(tokens, **DRAWN, **{n: v})
         )
     refuses("top_k and top_p both", lambda: lm.generate(tokens, top_k=2, top_p=0.5, **DRAWN))
-    refuses("there is no token", lambda: lm.generate(tokens[:, :0], 1, **DRAWN))
+    refuses("there are no tokens", lambda: lm.generate(tokens[:, :0], 1, **DRAWN))
     refuses(
         "return_type='embeds': give", lambda: lm.generate(tokens, return_type="embeds", **DRAWN)
     )

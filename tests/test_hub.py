@@ -222,10 +222,10 @@ def test_wrong_size_and_wrong_digest(table, hub, tmp_path):
     files = hub.repos[REPO].commits[row["revision"]]
     good = files[FILE]
     files[FILE] = good[:-1]
-    fails("wanted " + str(row["bytes"]), REPO, file=FILE, cache_dir=tmp_path / "b")
+    fails("expected " + str(row["bytes"]), REPO, file=FILE, cache_dir=tmp_path / "b")
     files[FILE] = good[:-1] + bytes([good[-1] ^ 1])
     said = fails(
-        "has the digest .* wanted " + row["sha256"], REPO, file=FILE, cache_dir=tmp_path / "c"
+        "has the digest .* expected " + row["sha256"], REPO, file=FILE, cache_dir=tmp_path / "c"
     )
     assert "load it again" in said
     files[FILE] = good

@@ -209,7 +209,9 @@ def test_a_server_that_breaks_off_for_ever(repo, hub, tmp_path):
 
 def test_other_bytes_than_the_digest_says(repo, hub, tmp_path):
     hub.fault("/lfs/", method="GET", body=lambda: [WEIGHTS[:-1] + b"x"])
-    fails(f"came with the digest .* wanted {DIGEST}", "some/one", file="w.pth", cache_dir=tmp_path)
+    fails(
+        f"came with the digest .* expected {DIGEST}", "some/one", file="w.pth", cache_dir=tmp_path
+    )
     assert not left(tmp_path)
 
 

@@ -121,7 +121,7 @@ def test_bad_input(model, tmp_path):
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:150])
     fails("cannot read the image .*cut.png", tmp_path / "cut.png")
     fails(
-        r"an image is 7 x 20, the model takes 6 x 20: "
+        r"an image is 7 x 20, but the model takes 6 x 20: "
         r"write ci.load\(..., resize=6, crop=\(6, 20\)\), or resize",
         picture(7, 20),
     )

@@ -212,12 +212,13 @@ def test_it_fits_on_paper(driven, report):  # noqa: F811
 def test_it_says_where_a_training_began_smaller_than_the_twins(data, tmp_path):
     """Rates of twins, whose positions are from N(0, 1), are then no measure of a training."""
     small, same = make(), make(seed=3)
+    few = dict(probes="sparsity", progress=False)
     with torch.no_grad():
         small.pos_embed.mul_(0.02)
     for model, said in ((small, True), (same, False)):
-        path = ci.report(model, data, tmp_path / str(said), untrained=1, progress=False)
+        path = ci.report(model, data, tmp_path / str(said), untrained=1, **few)
         words = "draw positions with a standard deviation of"
         assert (words in path.read_text()) == said
         assert (words in (path.parent / "summary.txt").read_text()) == said
-    none = ci.report(small, data, tmp_path / "none", untrained=0, progress=False)
+    none = ci.report(small, data, tmp_path / "none", untrained=0, **few)
     assert words not in none.read_text()

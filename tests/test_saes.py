@@ -250,7 +250,8 @@ def test_what_does_not_fit_is_refused_in_a_line(model, images, sae, match):
 
 
 def test_wrong_heads_name_both_widths(model, images):
-    with pytest.raises(ValueError, match=r"hook_z is 7 wide \(flat: 35\), the autoencoder reads 3"):
+    words = r"hook_z is 7 wide \(flat: 35\), but the autoencoder reads 3"
+    with pytest.raises(ValueError, match=words):
         with ci.saes.spliced(model, {HEADS: random_sae(3)}):
             model(images)
 

@@ -143,7 +143,7 @@ def test_names_filter(model, images):
         assert set(cache.cache_dict) == set(names)
     with pytest.raises(
         KeyError,
-        match=r"called 'blocks.0.hook_resid_prex'. Did you mean blocks.0.hook_resid_pre",
+        match=r"no hook point 'blocks.0.hook_resid_prex'. Did you mean blocks.0.hook_resid_pre",
     ):
         model.run_with_cache(images, names_filter="blocks.0.hook_resid_prex")
     with pytest.raises(KeyError, match="matches none of the"):

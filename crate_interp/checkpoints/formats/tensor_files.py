@@ -231,7 +231,7 @@ def state_dict_of(loaded: Any, where: str, kind: type = Tensor) -> dict[str, Any
     for key, value in loaded.items():
         if not isinstance(key, str) or not isinstance(value, kind):
             raise CheckpointError(
-                f"{where} is no state dict: {key!r} is a {type(value).__name__}, not a tensor."
+                f"{where} is not a state dict: {key!r} is a {type(value).__name__}, not a tensor."
             )
     tensors = dict(loaded)
     for prefix in _PREFIXES * 2:  # twice, because either wrapper may be inside the other

@@ -178,10 +178,10 @@ class _Storages:
     def resolve(self, saved: Any) -> Storage:
         """Returns the storage of a persistent id. Raises PickleError for any other id."""
         if type(saved) is not tuple or len(saved) != 5 + self.legacy or saved[0] != "storage":
-            raise PickleError("has a persistent id that is no storage")
+            raise PickleError("has a persistent id that is not a storage")
         _, kind, key, location, numel, *view = saved
         if type(kind) is not StorageKind or type(key) is not str or type(location) is not str:
-            raise PickleError("has a persistent id that is no storage")
+            raise PickleError("has a persistent id that is not a storage")
         if len(key) > _LONGEST_KEY:  # every tensor repeats this size
             raise PickleError(f"names a storage with {len(key)} characters")
         storage = self.whole.setdefault(key, Storage(key, kind.dtype, torch_names.whole(numel)))
@@ -193,7 +193,7 @@ class _Storages:
             case (str(name), int(first), int(count)):
                 part = Storage(key, kind.dtype, torch_names.whole(count), torch_names.whole(first))
             case _:
-                raise PickleError("has a persistent id that is no storage")
+                raise PickleError("has a persistent id that is not a storage")
         if first + count > numel or name in self.whole or self.views.get(name, part) != part:
             raise PickleError(f"describes storage {name} in two ways")
         self.views[name] = part
