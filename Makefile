@@ -31,8 +31,8 @@ report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
 
 ifdef WHEEL
-test: $(READY) browser
-	bash tests/wheel.sh $(BIN)/python
+test: browser
+	bash tests/wheel.sh $(PYTHON)
 else
 test: $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)

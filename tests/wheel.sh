@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Builds the sdist, and the wheel from it; asks twine about both, and weighs the wheel. Installs the wheel into a fresh
 # environment outside the checkout, runs the README's lines there with nothing else installed, and then the tests: what a
-# user gets, not what happens to lie in the working tree. Usage: tests/wheel.sh PYTHON_WITH_BUILD
+# user gets, not what happens to lie in the working tree. What builds has an environment of its own. Usage: tests/wheel.sh PYTHON
 set -euo pipefail
-python=$(realpath -s "$1")
+python=$(command -v "$1")
 checkout=$(pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-"$python" -m build --no-isolation --outdir "$place/dist" "$checkout" >"$place/build.log" || { cat "$place/build.log"; exit 1; }
-"$python" -m twine check --strict "$place"/dist/*
+"$python" -m venv "$place/builder"
+builder="$place/builder/bin/python"
+"$builder" -m pip install --quiet --disable-pip-version-check -c "$checkout/constraints.txt" build hatchling twine
+"$builder" -m build --no-isolation --outdir "$place/dist" "$checkout" >"$place/build.log" || { cat "$place/build.log"; exit 1; }
+"$builder" -m twine check --strict "$place"/dist/*
 wheel=$(ls "$place"/dist/*.whl)
 size=$(stat -c %s "$wheel")
 echo "the wheel has $size bytes"

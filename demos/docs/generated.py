@@ -61,9 +61,10 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages and pictures that are generated."""
+    measures = (PACKAGE / "measures" / "README.md").read_text()
     pages = {
         "reference/hooks.md": (ROOT / "hooks" / "README.md").read_text(),
-        "reference/measures.md": (PACKAGE / "measures" / "README.md").read_text(),
+        "reference/measures.md": measures.replace("../../demos/docs/pages/reference/", ""),
         "reference/commands.md": commands(),
     }
     pages |= {page: api_page(name) for name, page in api().items()}
