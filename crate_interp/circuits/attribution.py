@@ -210,7 +210,7 @@ def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
 
 
 def _setting(target: Target | None) -> Any:
-    """Returns a target in the form of settings and headline."""
+    """Returns a target as it is shown in the settings and the headline of a result."""
     if target is None or isinstance(target, str):
         return target
     index = torch.atleast_1d(torch.as_tensor(target))

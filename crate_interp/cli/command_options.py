@@ -106,10 +106,11 @@ def on_data(
     the verb's options, Run or Pass. leading: the options for model, data and folder. --threads
     counts before the command begins, because torch reads it when it is imported.
     """
-    shared = {**_options_of(of), **_MACHINE, **(_OF_CHUNKS if of is Run else {})}
+    of_verb = _options_of(of)
+    shared = {**of_verb, **_MACHINE, **(_OF_CHUNKS if of is Run else {})}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [item for item in inspect.signature(command).parameters.values()][1:]
+        own = list(inspect.signature(command).parameters.values())[1:]
 
         @wraps(command)
         def asking(**given: Any) -> None:
@@ -118,7 +119,7 @@ def on_data(
                 checks.one_of("format", taken["format"], FORMATS)
             options.take_threads(taken.pop("threads"))
             _address(taken.pop("address", None), taken.get("engine"))
-            run = {name: taken.pop(name) for name in _options_of(of)}
+            run = {name: taken.pop(name) for name in of_verb}
             if of is Run:
                 run["resume"] = not taken.pop("restart")
             if result:

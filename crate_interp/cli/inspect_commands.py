@@ -26,9 +26,9 @@ def explore(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Write a page to look into one sample with.
+    """Write a page that shows one sample in detail.
 
-    One points at a patch or a token and sees what every head does there.
+    Point at a patch or a token of it to see what every head does there.
     """
     from crate_interp.cli import argument_parsing
 

@@ -138,11 +138,11 @@ def open_text(
     windows: Callable[[Iterable[str]], Tensor],
     limit: int | None = None,
 ) -> Samples:
-    """Returns windows of tokens, each a sample, the first `limit` of them. There are no labels.
+    """Returns the first `limit` samples, each a window of tokens. There are no labels.
 
-    data: whole numbers `[n, pos]` (taken as token ids), a list of strings, a datasets.Dataset
-    (its first text column), "embedded:held-out-text" or "hf:owner/name:split". Samples are
-    returned as they came. `windows` makes token ids `[n, pos]` of texts.
+    data: token ids `[n, pos]` (whole numbers), a list of strings, a datasets.Dataset (its first
+    text column), "embedded:held-out-text" or "hf:owner/name:split". `windows` turns texts into
+    token ids `[n, pos]`. Data that is a Samples already is only cut to the limit.
 
     Raises ValueError for anything else, for no tokens, and for texts shorter than one window.
     """

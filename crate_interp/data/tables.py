@@ -50,16 +50,16 @@ def table_samples(
 ) -> Samples:
     """Returns the first image column that holds no masks, with labels and masks if there are any.
 
-    Labels are the ClassLabel column, or else the column called label or labels, unless it holds
-    pictures or the like. Masks are the image column called mask, masks, segmentation,
-    label_mask, annotation or seg (the first of these names) beside another image column. Where
-    the masks of the whole data set hold nothing but 0 and 255, 255 is class 1. Otherwise values
-    are classes and 255 is ignored. Pictures are read from the bytes in the table alone, and
-    turned upright; a format such as "torch" is ignored. Errors in masks are raised when masks
-    are read, since not every use reads them.
+    Labels are the ClassLabel column. If there is none, they are the column called label or labels,
+    unless it holds pictures or the like. If there are several image columns, masks are the one
+    called mask, masks, segmentation, label_mask, annotation or seg (the first of these names that
+    occurs). Values of masks are classes, and 255 is ignored; but if the masks of the whole data set
+    hold only 0 and 255, 255 is class 1. Errors in masks are raised when the masks are read, since
+    not every use reads them. Pictures are read only from bytes in the table, and turned upright. A
+    format of the table, such as "torch", is ignored.
 
-    Raises ValueError if there is no image column, and for a
-    transform; reading raises it for a row that names a file instead of holding its bytes.
+    Raises ValueError if there is no image column, or if the table has a transform. Reading a row
+    raises it if the row names a file instead of holding its bytes.
     """
     dataset: Any = table
     columns = columns_of(dataset)

@@ -20,7 +20,7 @@ class Kind:
 
     result: the class. stages: for each stage, by name, how its tables merge; "untrained-0",
     "untrained-1", ... share the entry "untrained". finish: makes the result from the merged tables
-    of each stage and the meta. A kind that is not measured in chunks has neither.
+    of each stage and the meta. A kind that is not measured in chunks has no stages and no finish.
     """
 
     result: type[Result]

@@ -80,12 +80,15 @@ def contrast(
 ) -> Difference:
     """Returns a difference of means over networks with Welch's interval and p.
 
-    The half width is t sqrt(v + variance), v the sum of share * sd^2 over the spreads (sd with ddof
-    1), t the quantile of Student's t with Welch's and Satterthwaite's degrees of freedom, v^2 /
-    sum((share * sd^2)^2 / (k - 1)), but at most samples - 1. variance: a further variance, of means
-    over `samples`. Where nothing varies the interval is the value, and p is 0, or 1 for a value of
-    0. Spreads of the same networks count as one, with the sum of their shares. A spread of fewer
-    than two networks gives NaN.
+    Each spread i of k_i networks adds a variance v_i = share * sd^2 (sd with ddof 1); v is their
+    sum. `variance` is a further one, that of means over `samples`. The half width is
+    t sqrt(v + variance), where t is the quantile of Student's t. Its degrees of freedom are those
+    of Welch and Satterthwaite, v^2 / sum(v_i^2 / (k_i - 1)), but at most samples - 1 where
+    `variance` is above 0.
+
+    Spreads of the same networks count as one, with the sum of their shares. Where nothing varies,
+    the interval is the value alone, and p is 1 for a value of 0 and 0 for any other. A spread of
+    fewer than two networks makes everything but the value NaN.
     """
     from scipy.special import stdtr, stdtrit
 

@@ -1,9 +1,9 @@
 """Negative controls: the same probes on the same samples, with nothing to find.
 
-A control replaces activations of a layer, or its weights. Statistics that it does not change are
-left out. A network with random weights sees every controlled sample. Controls within a layer see an
-eighth of them, since the probes of three such controls cost two forwards of a sample. They go
-sample by sample, so that each sample has its own random subspaces.
+A control replaces the activations of a layer, or its weights. Statistics that a control does not
+change are left out. The control with random weights sees every controlled sample. The three
+controls within a layer see an eighth of the samples, because the probes on all three take as long
+as two forwards. These controls take one sample at a time: each has its own random subspaces.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -31,7 +31,7 @@ class NotAdmittedError(PickleError):
 
 
 class TooShortError(PickleError):
-    """A pickle that is longer than the bytes that were given."""
+    """The bytes that were given end before the pickle does."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from crate_interp.sweeps.atom_statistics import CODE
 
 PER_LAYER = 20  # atoms of each layer to set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]
-_TOKENS = 2**15  # tokens in one forward, whose copies each lack a different atom
+_TOKENS = 2**15  # tokens in one forward: of all copies, in each of which another atom is 0
 _KEYS = ["layer", "atom"]
 
 

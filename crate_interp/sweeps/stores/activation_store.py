@@ -114,7 +114,7 @@ def facts_of(data: object) -> dict[str, Any] | None:
 
 
 def intact(out: Path, tables: Tables) -> bool:
-    """Tells whether the Arrow files of a chunk are the ones that its table "files" names."""
+    """Tells whether a chunk's Arrow files have the digests listed in its table "files"."""
     table = tables["files"]
     try:
         return all(

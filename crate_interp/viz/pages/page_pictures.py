@@ -118,7 +118,7 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
 
 
 def _recolour(figure: Any) -> None:
-    """Gives spines, ticks and words the colour INK, except words on a heat map or of a line."""
+    """Colours spines, ticks and words INK; words on heat maps and labels of lines keep theirs."""
     from matplotlib.colors import to_hex
     from matplotlib.text import Text
 
