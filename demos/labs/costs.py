@@ -35,6 +35,12 @@ TOKENS, BATCH, REPEATS = {"quick": 65, "full": 197}, 8, 12
 SIMPLER = "arXiv 2306.01129 gives no time or memory; it calls the network simple"
 SHAPES = ((17, 24), (65, 128), (197, 192))  # (N, d) where formula and counter are compared
 
+HEADLINE = (
+    "A CRATE takes {same[ours]:.2f} of the processor time of a ViT of its width (operations: "
+    "{same[baseline]:.2f}), and {equal[ours]:.2f} of a ViT of as many parameters "
+    "({equal[baseline]:.2f})."
+)
+
 
 def kind_of(name: str) -> str:
     """Returns "crate" or "vit"."""
@@ -181,11 +187,7 @@ def run(form: str, steps: Steps) -> LabResult:
             for repeat, value in enumerate(row["seconds"]):
                 numbers.append(("seconds", name, repeat, layers, value))
     same, _, equal, _ = claims[2:]
-    headline = (
-        f"A CRATE takes {same['ours']:.2f} of the processor time of a ViT of its width "
-        f"(operations: {same['baseline']:.2f}), and {equal['ours']:.2f} of a ViT of as many "
-        f"parameters ({equal['baseline']:.2f})."
-    )
+    headline = HEADLINE.format(same=same, equal=equal)
     return result("costs", form, headline, claims, numbers)
 
 

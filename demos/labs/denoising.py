@@ -53,6 +53,13 @@ TEXTS = {
     "noise removed across the token": "MSSA's step removes noise across the token (share).",
 }
 
+HEADLINE = (
+    "Across the token, the cosine of MSSA with the posterior mean of its own subspaces is "
+    "{trained_ones} in {models} trained tiny models (sigma {shown}), and {control} on tokens that "
+    "are drawn from the mixture. It removes {removed_by} of the noise across the token, and "
+    "{own:.2f} there."
+)
+
 
 def steps_of(read: Tensor, attn: Callable, u: Tensor, sigma: float, seed: int) -> dict[str, Tensor]:
     """Returns the numbers of `QUANTITIES` for each image.
@@ -311,11 +318,13 @@ def run(form: str, steps: Steps) -> LabResult:
     left = [row for row in claims if "noise across" in row["claim"]]
     removed_by = " and ".join(f"{row['ours']:.2g}" for row in left)
     own, _ = mean_and_interval(planted["own|noise removed across the token"])
-    headline = (
-        f"Across the token, the cosine of MSSA with the posterior mean of its own subspaces is "
-        f"{' and '.join(trained)} in {len(MODELS)} trained tiny models (sigma {SHOWN}), and "
-        f"{control} on tokens that are drawn from the mixture. It removes {removed_by} of the "
-        f"noise across the token, and {own:.2f} there."
+    headline = HEADLINE.format(
+        trained_ones=" and ".join(trained),
+        models=len(MODELS),
+        shown=SHOWN,
+        control=control,
+        removed_by=removed_by,
+        own=own,
     )
     return result("denoising", form, headline, claims, numbers)
 

@@ -27,6 +27,12 @@ FRESH, EVERY = 4000, 50  # samples of the test; iterations between numbers
 FORMS = ("sample", "fresh")
 FULL = "published size"
 
+HEADLINE = (
+    "At (500, 4, 6) attention on the chosen group is {one[ours]:.2f} after {steps} steps on one "
+    "sample and {fresh[ours]:.2f} on fresh ones (before training {one[baseline]:.2f}), and v "
+    "agrees with v* ({agreement[ours]:.4f}, {other[ours]:.4f})."
+)
+
 
 def positions(groups: int) -> Tensor:
     """Returns orthogonal positions, [group, position]."""
@@ -132,13 +138,8 @@ def run(form: str, steps: Steps) -> LabResult:
         step = f"{'-'.join(map(str, size))}-{kind}-{seed}"
         rows += steps.do(step, lambda: trained(*size, kind, seed))  # noqa: B023
     claims = [row for size in SIZES for kind in FORMS for row in of_setting(rows, size, kind)]
-    one, fresh = claims[0], claims[3]
-    headline = (
-        f"At (500, 4, 6) attention on the chosen group is {one['ours']:.2f} after {ITERATIONS} "
-        f"steps on one sample and {fresh['ours']:.2f} on fresh ones (before training "
-        f"{one['baseline']:.2f}), and v agrees with v* ({claims[1]['ours']:.4f}, "
-        f"{claims[4]['ours']:.4f})."
-    )
+    measured = {"one": claims[0], "agreement": claims[1], "fresh": claims[3], "other": claims[4]}
+    headline = HEADLINE.format(steps=ITERATIONS, **measured)
     return result("group_sparse", form, headline, claims, rows)
 
 

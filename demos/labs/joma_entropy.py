@@ -36,6 +36,13 @@ LAST = {"crate-tiny-fashion": 4280, "crate-tiny-induction": 5000}  # the step of
 COUNT = {"quick": 64, "full": 512}  # samples
 PERMUTATIONS = 999
 
+HEADLINE = (
+    "Entropy bounces by {fashion[ours]:.3f} nats in crate-tiny-fashion (permuted steps "
+    "{fashion[baseline]:.3f}) and {induction[ours]:.3f} in crate-tiny-induction "
+    "({induction[baseline]:.3f}); the stable rank of D ends at {claims[1][ours]:.2f} and "
+    "{claims[3][ours]:.2f} of the untrained."
+)
+
 
 def inputs(name: str, count: int, model: Any) -> Tensor:
     """Returns the first images of embedded:fashion, or held-out sequences, as the model reads."""
@@ -149,12 +156,7 @@ def run(form: str, steps: Steps) -> LabResult:
                 rows.append(["stable rank", where, 0, step, ranks[at, layer]])
         rows.append(["uniform entropy", name, 0, 0, found["uniform"]])
     fashion, induction = claims[0], claims[2]
-    headline = (
-        f"Entropy bounces by {fashion['ours']:.3f} nats in crate-tiny-fashion (permuted steps "
-        f"{fashion['baseline']:.3f}) and {induction['ours']:.3f} in crate-tiny-induction "
-        f"({induction['baseline']:.3f}); the stable rank of D ends at {claims[1]['ours']:.2f} and "
-        f"{claims[3]['ours']:.2f} of the untrained."
-    )
+    headline = HEADLINE.format(fashion=fashion, induction=induction, claims=claims)
     return result("joma_entropy", form, headline, claims, rows)
 
 

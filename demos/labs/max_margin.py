@@ -28,6 +28,13 @@ SEEDS = {"quick": 6, "full": 30}
 SIZE = f"width {WIDTH}, {TOKENS} tokens"
 WHERE = "arXiv 2306.13596; slides, max-margin direction"
 
+HEADLINE = (
+    "After {iterations} steps of length {step} the cosine of p with the max-margin direction is "
+    "{one[ours]:.3f} for one sample and {several[ours]:.3f} for {samples} ({claims[4][ours]:.3f} "
+    "with that of the tokens it selects); random directions have {one[baseline]:.2f}, or "
+    "{on_average:.2f} on average."
+)
+
 
 def margins(x: Tensor, chosen: Tensor) -> Tensor:
     """Returns x_chosen - x_t for all other tokens of each sample, [constraint, width].
@@ -157,11 +164,14 @@ def run(form: str, steps: Steps) -> LabResult:
         rows += steps.do(f"{samples}-{seed}", lambda: trained(samples, seed))  # noqa: B023
     claims = [row for samples in COUNTS for row in of_count(rows, samples)]
     one, several = claims[0], claims[3]
-    headline = (
-        f"After {ITERATIONS} steps of length {STEP} the cosine of p with the max-margin direction "
-        f"is {one['ours']:.3f} for one sample and {several['ours']:.3f} for {COUNTS[1]} "
-        f"({claims[4]['ours']:.3f} with that of the tokens it selects); random directions have "
-        f"{one['baseline']:.2f}, or {math.sqrt(2 / math.pi / WIDTH):.2f} on average."
+    headline = HEADLINE.format(
+        iterations=ITERATIONS,
+        step=STEP,
+        one=one,
+        several=several,
+        samples=COUNTS[1],
+        claims=claims,
+        on_average=math.sqrt(2 / math.pi / WIDTH),
     )
     return result("max_margin", form, headline, claims, rows)
 

@@ -34,6 +34,13 @@ PAIRS = {  # of kinds: the claim that the first is the better
     ("own subspaces", "fitted subspaces"): "U_k describe tokens better than fitted subspaces.",
 }
 
+HEADLINE = (
+    "The log-likelihood of a held-out token under a mixture on the model's subspaces differs from "
+    "that under one Gaussian by {gaussian} nats, and from that under the best of {draws} draws of "
+    "random subspaces by {chance} (middle layers of two tiny models). From Z^0 to Z^L the tokens "
+    "of an image lose effective rank: {lost_rank}."
+)
+
 
 def likelihoods(y: Tensor, u: Tensor, seed: int, draws: int = 1) -> dict[str, Tensor]:
     """Returns the held-out log-likelihood per token of each kind, in nats, by image `[n / 2]`.
@@ -188,11 +195,8 @@ def run(form: str, steps: Steps) -> LabResult:
         " and ".join(f"{row['ours']:+.1f}" for row in claims if words in row["claim"])
         for words in ("one Gaussian", "random subspaces", "effective rank")
     )
-    headline = (
-        "The log-likelihood of a held-out token under a mixture on the model's subspaces differs "
-        f"from that under one Gaussian by {gaussian} nats, and from that under the best of {DRAWS} "
-        f"draws of random subspaces by {chance} (middle layers of two tiny models). From Z^0 to "
-        f"Z^L the tokens of an image lose effective rank: {rank.replace('+', '')}."
+    headline = HEADLINE.format(
+        gaussian=gaussian, draws=DRAWS, chance=chance, lost_rank=rank.replace("+", "")
     )
     return result("mixture", form, headline, claims, numbers)
 

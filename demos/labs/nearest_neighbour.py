@@ -32,6 +32,13 @@ TESTS, GAPS, NEAREST = 4000, (0.05, 0.1, 0.2, 0.4), 0.9
 SIZE = "d = 4, N = 16 (sizes of the slides are not given)"
 WHERE = "slides, nearest neighbour in context"
 
+HEADLINE = (
+    "The loss falls from {claims[0][baseline]:.4f} to {claims[0][ours]:.4f} in {iterations} steps, "
+    "attention on the nearest neighbour rises to {claims[1][ours]:.2f}, and xi_1 to "
+    "{claims[2][ours]:.1f}; under a shift the loss falls as T^{steepest:.2f} at a gap of {wide} "
+    "and as T^{flattest:.2f} at {narrow}."
+)
+
 
 def sphere(*shape: int, generator: torch.Generator) -> Tensor:
     """Returns points that are uniform on the unit sphere, [..., d]."""
@@ -184,11 +191,13 @@ def run(form: str, steps: Steps) -> LabResult:
         for gap, values in slopes.items() for seed, value in enumerate(values)
     ]  # fmt: skip
     steepest, flattest = (np.mean(slopes[gap]) for gap in (GAPS[-1], GAPS[0]))
-    headline = (
-        f"The loss falls from {claims[0]['baseline']:.4f} to {claims[0]['ours']:.4f} in "
-        f"{ITERATIONS} steps, attention on the nearest neighbour rises to {claims[1]['ours']:.2f}, "
-        f"and xi_1 to {claims[2]['ours']:.1f}; under a shift the loss falls as T^{steepest:.2f} at "
-        f"a gap of {GAPS[-1]} and as T^{flattest:.2f} at {GAPS[0]}."
+    headline = HEADLINE.format(
+        claims=claims,
+        iterations=ITERATIONS,
+        steepest=steepest,
+        wide=GAPS[-1],
+        flattest=flattest,
+        narrow=GAPS[0],
     )
     return result("nearest_neighbour", form, headline, claims, rows)
 

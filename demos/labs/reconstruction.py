@@ -47,6 +47,12 @@ INVERSES = {
     "layer": "A layer of the decoder inverts its layer of the encoder",
 }
 
+HEADLINE = (
+    "The tiny CRATE-MAE fills in removed patches with a squared error of {claims[0][ours]:.2f} "
+    "({errors_of}). The streams of its decoder miss those of the encoder by {claims[3][ours]:.2f}, "
+    "and by {claims[4][ours]:.2f} after a rotation (relative error; 1 is no relation)."
+)
+
 
 def linear_prediction(images: Tensor, seen: Tensor, gallery: Tensor) -> Tensor:
     """Returns images whose removed pixels are predicted linearly from the visible ones.
@@ -236,12 +242,7 @@ def run(form: str, steps: Steps) -> LabResult:
                 for end, value in place.items():
                     numbers.append((f"inverse, {end}", f"{who}|{what}", seed, layer, value))
     errors_of = ", ".join(f"{row['baseline_is']} {row['baseline']:.2f}" for row in claims[:3])
-    headline = (
-        f"The tiny CRATE-MAE fills in removed patches with a squared error of "
-        f"{claims[0]['ours']:.2f} ({errors_of}). The streams of its decoder miss those of the "
-        f"encoder by {claims[3]['ours']:.2f}, and by {claims[4]['ours']:.2f} after a rotation "
-        "(relative error; 1 is no relation)."
-    )
+    headline = HEADLINE.format(claims=claims, errors_of=errors_of)
     return result("reconstruction", form, headline, claims, numbers)
 
 

@@ -33,6 +33,14 @@ SIZE = f"{ANSWERS} answers, {DISTINCT} distinct tokens each, {COMMON} common (si
 WHERE = "arXiv 2305.16380; slides, background"
 TOKENS = ANSWERS * DISTINCT + COMMON
 
+HEADLINE = (
+    "Scores of distinct tokens end at {claims[0][ours]:+.2f} and of common ones at "
+    "{claims[1][ours]:+.2f} (permuted answers {claims[0][baseline]:+.2f}, "
+    "{claims[1][baseline]:+.2f}); one B(t) leaves {claims[2][ours]:.1%} of who wins unexplained, "
+    "and the published form of B(t) {claims[3][ours]:.1e} of its variance (ln t "
+    "{claims[3][baseline]:.1e})."
+)
+
 
 def frequencies(generator: torch.Generator) -> Tensor:
     """Returns how often each token is in the context of each answer, [answer, token].
@@ -195,13 +203,7 @@ def run(form: str, steps: Steps) -> LabResult:
         step = f"{seed}-{'permuted' if kind else 'trained'}"
         rows += steps.do(step, lambda: trained(seed, kind))  # noqa: B023
     claims = claims_of(rows, range(SEEDS[form]))
-    headline = (
-        f"Scores of distinct tokens end at {claims[0]['ours']:+.2f} and of common ones at "
-        f"{claims[1]['ours']:+.2f} (permuted answers {claims[0]['baseline']:+.2f}, "
-        f"{claims[1]['baseline']:+.2f}); one B(t) leaves {claims[2]['ours']:.1%} of who wins "
-        f"unexplained, and the published form of B(t) {claims[3]['ours']:.1e} of its variance "
-        f"(ln t {claims[3]['baseline']:.1e})."
-    )
+    headline = HEADLINE.format(claims=claims)
     return result("scan_and_snap", form, headline, claims, rows)
 
 

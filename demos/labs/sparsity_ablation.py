@@ -37,6 +37,13 @@ SHIFT = {"fashion": (3, 3), "digits": (1, 0)}  # down, right; digits at (1, 1) a
 SAME = 0.02  # accuracies that differ by less are called the same
 PAPER = "arXiv 2306.01129, appendix (ablation of lambda)"
 
+HEADLINE = (
+    "Training with lambda .5 in place of .1 changes accuracy by {accuracy} ({seeds}), and in place "
+    "of 0 the share of nonzeros by {nonzeros}, where the threshold alone, before training, "
+    "changes it by {untrained:.1f}. To set lambda to 0 in a trained network changes its accuracy "
+    "by {in_trained}."
+)
+
 
 def after_training(lambd: float) -> dict[str, list[float]]:
     """Returns hits under each corruption by image, and the share of nonzeros by layer."""
@@ -262,11 +269,12 @@ def run(form: str, steps: Steps) -> LabResult:
     claims.append(segment_claim(scores))
     same, sparser = claims[0], claims[2]
     seeds = f"digits, {SEEDS[form]} seeds"
-    headline = (
-        f"Training with lambda .5 in place of .1 changes accuracy by {points(same)} ({seeds}), and "
-        f"in place of 0 the share of nonzeros by {points(sparser)}, where the threshold alone, "
-        f"before training, changes it by {100 * sparser['baseline']:.1f}. To set lambda to 0 in a "
-        f"trained network changes its accuracy by {points(claims[6])}."
+    headline = HEADLINE.format(
+        accuracy=points(same),
+        seeds=seeds,
+        nonzeros=points(sparser),
+        untrained=100 * sparser["baseline"],
+        in_trained=points(claims[6]),
     )
     return result("sparsity_ablation", form, headline, claims, rows(after, found, scores))
 

@@ -34,6 +34,12 @@ FORMS = [
     for share in (False, True)
 ]  # what the paper leaves open, and the frames
 
+HEADLINE = (
+    "Over {networks} small CRATEs tau of the measure with the gap is {tau[ours]:.2f} "
+    "[{tau[low]:.2f}, {tau[high]:.2f}]; {rank[why]} ({rank[baseline]:.2f}); difference "
+    "{rank[ours]:.2f} [{rank[low]:.2f}, {rank[high]:.2f}]."
+)
+
 
 def form_name(frame: str, eps: float, share: bool) -> str:
     """Returns the name of one reading of eq. 11."""
@@ -223,11 +229,7 @@ def run(form: str, steps: Steps) -> LabResult:
     claims += [*granulated_claims(table), open_claim(table), printed_claim()]
     claims.append(mean_claim(table))
     tau, rank = claims[0], claims[1]
-    headline = (
-        f"Over {len(table)} small CRATEs tau of the measure with the gap is {tau['ours']:.2f} "
-        f"[{tau['low']:.2f}, {tau['high']:.2f}]; {rank['why']} ({rank['baseline']:.2f}); "
-        f"difference {rank['ours']:.2f} [{rank['low']:.2f}, {rank['high']:.2f}]."
-    )
+    headline = HEADLINE.format(networks=len(table), tau=tau, rank=rank)
     return result("srr_complexity", form, headline, claims, number_rows(table, draws))
 
 

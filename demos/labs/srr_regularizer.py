@@ -35,6 +35,11 @@ MAIN = (1e-3, "l0")  # weight and what stands for the count: those of the claims
 ARMS = {"quick": (MAIN,), "full": (MAIN, (1e-2, "l0"), (1e-1, "l0"), (1e-3, "l1"))}
 COLUMNS = ("accuracy", "measure")
 
+HEADLINE = (
+    "The term raises accuracy beyond its interval in {sure} of {variants} variants: {words} "
+    "points; two seeds differ by {least:.2f} to {most:.2f}."
+)
+
 
 def trained(
     recipe: Recipe, steps: int, weight: float, penalty: Literal["l0", "l1"]
@@ -128,10 +133,12 @@ def run(form: str, steps: Steps) -> LabResult:
         for variant, row in zip(PUBLISHED, accuracy, strict=True)
     )
     sure = sum(row["answer"] == "supported" for row in accuracy)
-    headline = (
-        f"The term raises accuracy beyond its interval in {sure} of {len(accuracy)} variants: "
-        f"{words} points; two seeds differ by {min(row['baseline'] for row in accuracy):.2f} to "
-        f"{max(row['baseline'] for row in accuracy):.2f}."
+    headline = HEADLINE.format(
+        sure=sure,
+        variants=len(accuracy),
+        words=words,
+        least=min(row["baseline"] for row in accuracy),
+        most=max(row["baseline"] for row in accuracy),
     )
     return result("srr_regularizer", form, headline, claims, rows)
 

@@ -37,6 +37,12 @@ SEEDS = {"quick": 5, "full": 20}
 # eps, and kappa a: the step in units of 1 / a
 REGIMES = {"all x below 1": (10.0, 0.1), "most x above 1": (0.5, 1e-4)}
 
+HEADLINE = (
+    "Rule (b), the gradient of the Taylor bound, changes R^c by {low:.3g} nats where x is below 1 "
+    "and by {high:+.3g} where it is above, so that it rises depends on the regime; {as_said} of "
+    "{rules} rules move R^c as the paper says in both."
+)
+
 
 def transposed_step(z: Tensor, u: Tensor, eps: float, kappa: float) -> Tensor:
     """Returns the tokens after CRATE-T's step, eq. 10; it needs p K = d.
@@ -145,11 +151,11 @@ def run(form: str, steps: Steps) -> LabResult:
     claims = [row for rule in RULES for row in of_rule(rows, rule)]
     by = {row["claim"].split(",")[0]: row["answer"] for row in claims}
     low, high = (row["ours"] for row in claims if row["claim"].startswith("(b)"))
-    headline = (
-        f"Rule (b), the gradient of the Taylor bound, changes R^c by {low:.3g} nats where x is "
-        f"below 1 and by {high:+.3g} where it is above, so that it rises depends on the regime; "
-        f"{sum(answer == 'supported' for answer in by.values())} of {len(by)} rules move R^c as "
-        "the paper says in both."
+    headline = HEADLINE.format(
+        low=low,
+        high=high,
+        as_said=sum(answer == "supported" for answer in by.values()),
+        rules=len(by),
     )
     return result("srr_toy", form, headline, claims, rows)
 

@@ -27,6 +27,12 @@ EVERY, IMAGES, LIKELY = 20, 32, 0.05
 CHANGE, OBJECTIVE = "frames.change", "objective.count"
 WORDS = {CHANGE: "what attention adds to R^c", OBJECTIVE: "the objective of a layer"}
 
+HEADLINE = (
+    "What attention adds to R^c goes with training from {words} nats, mean over layers and {seeds} "
+    "seeds; {claims[3][ours]:.0%} of the curves change their course once, at most {likely:.0%} "
+    "would by chance."
+)
+
 
 def watched(seed: int) -> dict[str, list]:
     """Returns the means (statistic, layer, step, value), and the p of each series, of a training.
@@ -151,11 +157,7 @@ def run(form: str, steps: Steps) -> LabResult:
         for step in (0, zoo.STEPS)
     )
     words = ", ".join(f"{before[frame]:+.2f} to {after[frame]:+.2f} ({frame})" for frame in FRAMES)
-    headline = (
-        f"What attention adds to R^c goes with training from {words} nats, mean over layers and "
-        f"{SEEDS[form]} seeds; {claims[3]['ours']:.0%} of the curves change their course once, at "
-        f"most {LIKELY:.0%} would by chance."
-    )
+    headline = HEADLINE.format(words=words, seeds=SEEDS[form], claims=claims, likely=LIKELY)
     numbers = [*rows, *([f"p of {n}", f"layer {la}", s, st, p] for n, la, s, st, p in pairs)]
     return result("training_lens", form, headline, claims, numbers)
 
