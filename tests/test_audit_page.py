@@ -93,7 +93,7 @@ def test_the_finding_counts_the_verdicts_and_rings_what_untrained_does_too(image
     buttons = [a for tag, a in page.tags if tag == "button" and a.get("class") != "close"]
     ringed = {a["popovertarget"] for a in buttons if "ringed" in a["class"]}
     assert ringed == same and 0 < len(ringed) < len(buttons)
-    assert f"Untrained networks do the same in {len(ringed)}." in words
+    assert f"lie on the same side of each bound in {len(ringed)} of them." in words
 
 
 def test_an_interval_is_drawn_where_its_axis_says():

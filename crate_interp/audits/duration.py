@@ -13,11 +13,12 @@ _LONG = 600  # seconds
 
 
 def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
-    """Prints about how long an audit will take, by timing a few samples.
+    """Times a few samples, and prints about how long the audit will take.
 
-    left: how many samples of each stage remain, the model itself first; if none remain, nothing is
-    timed or printed. timed: the stage of the model, without the numbers that only its first samples
-    get. A sample costs less for a twin, which has no nulls.
+    left: how many samples of each stage remain, the stage of the model itself first; if none
+    remain, nothing is timed or printed. timed: the stage of the model, without the limits, which
+    only the first samples get. nulls: how many nulls each sample has; a twin has none, so its
+    samples take 1 / (1 + nulls) of the time.
     """
     if not any(left):
         return
