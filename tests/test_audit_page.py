@@ -55,7 +55,7 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
         assert says[:30] in words and claim.where in words
     assert result.headline().split("R^c")[0] in words and "lower is better" in words
     assert "untrained" in words and "overcomplete" in words
-    assert "fewer than 32 samples may be too narrow: here are 3 images." in words
+    assert "fewer than 32 samples may be too narrow: this result has 3 images." in words
     assert not any(tag == "script" for tag, _ in page.tags)
     assert not [a for _, a in page.tags if str(a.get("href", "")).startswith("http") or "src" in a]
     again = ci.AuditResult.load(tmp_path)
