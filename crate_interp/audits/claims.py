@@ -288,7 +288,7 @@ NULLS: dict[str, Null] = {
         "the update of another token of the sample (CLS keeps its own), mean of 8 draws",
         "a shuffled update",
     ),
-    "negated": Null("the update with the other sign"),
+    "negated": Null("the update with the opposite sign"),
     "next sample": Null("the update of the next sample"),
     "random": Null("a random direction for each token, as long as the token's update"),
     "random map": Null(

@@ -8,8 +8,8 @@ from crate_interp.data import Samples, part
 from crate_interp.results.result import counted
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
-_TIMED = 5  # samples
-_LONG = 600  # seconds
+_TIMED = 5  # samples to time
+_LONG = 600  # seconds, above which the note says how to take less time
 
 
 def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:

@@ -81,7 +81,7 @@ def _inverse_krylov(
     small = np.zeros((steps, steps))
     new = _start(root)
     for step in range(steps):
-        for _ in range(2):  # one pass is orthogonal only up to its own rounding error
+        for _ in range(2):  # the second pass removes what rounding left in the first
             new = new - (null @ new) * null
             new = new - (basis[:step] @ new) @ basis[:step]
         length = np.linalg.norm(new)

@@ -1,7 +1,7 @@
 """The non-negative lasso, the problem that a sparse step solves in part.
 
-`min_{z >= 0} 1/2 |y - D z|^2 + lambd |z|_1`. Tokens are rows: y `[..., pos, d_model]`, z
-`[..., pos, d_mlp]`, d `[d_model, d_mlp]`; lambd is a number, or one for each atom `[d_mlp]`. arXiv
+`min_{z >= 0} 1/2 |y - D z|^2 + lambd |z|_1`. Tokens are rows: y `[..., pos, d_model]`, z `[...,
+pos, d_mlp]`, d `[d_model, d_mlp]`; lambd is a number, or one number for each atom `[d_mlp]`. arXiv
 2306.01129 eq. 15-16 print the problem without the 1/2 that their step (eq. 17) needs.
 """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyarrow import ChunkedArray
 
 FORMAT, META = 1, "meta.json"
-_LONGEST, _MOST_LAYERS = 2**26, 10_000  # bytes of meta.json
+_LONGEST, _MOST_LAYERS = 2**26, 10_000  # most bytes of meta.json, and most layers
 _NEEDED = {
     "n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict,
     "model_digest": str, "dtype": str, "device": str,
@@ -72,8 +72,8 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
     named = model is None or (isinstance(model, str) and is_plain(model))
     if not named or not 0 <= n_layers <= _MOST_LAYERS:
         raise ValueError(
-            f"{str(path)!r} is damaged: its model is {plain(repr(model), 80)}, of {n_layers} "
-            "layers. Save the result again."
+            f"{str(path)!r} is damaged: model is {plain(repr(model), 80)} and n_layers is "
+            f"{n_layers}. Save the result again."
         )
     odd = next((text for text in _texts_in(meta) if not is_harmless(text)), None)
     if odd is not None:
@@ -149,7 +149,7 @@ def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.D
         if known.get(path.name) != digest_of_bytes(content):
             raise ValueError(_DIFFERS)
         return table_from(content)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's too
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow raises these
         raise _foreign(path, name, error) from None
 
 
