@@ -306,7 +306,7 @@ def test_a_masked_autoencoder():
     [
         (dict(eps=0.0), "eps=0.0"),
         (dict(eps=float("nan")), "eps=nan"),
-        (dict(eps=1e8), "rates are imprecise there"),
+        (dict(eps=1e8), "gives imprecise rates"),
         (dict(lasso_tokens=0), "lasso_tokens=0"),
         (dict(untrained=-1), "untrained=-1"),
         (dict(seed=-2), "seed=-2"),

@@ -55,7 +55,7 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
         assert says[:30] in words and claim.where in words
     assert result.headline().split("R^c")[0] in words and "lower is better" in words
     assert "untrained" in words and "overcomplete" in words
-    assert "fewer than 32 samples may be too narrow: here are 3 images." in words
+    assert "fewer than 32 samples may be too narrow: this result has 3 images." in words
     assert not any(tag == "script" for tag, _ in page.tags)
     assert not [a for _, a in page.tags if str(a.get("href", "")).startswith("http") or "src" in a]
     again = ci.AuditResult.load(tmp_path)
@@ -93,7 +93,7 @@ def test_the_finding_counts_the_verdicts_and_rings_what_untrained_does_too(image
     buttons = [a for tag, a in page.tags if tag == "button" and a.get("class") != "close"]
     ringed = {a["popovertarget"] for a in buttons if "ringed" in a["class"]}
     assert ringed == same and 0 < len(ringed) < len(buttons)
-    assert f"Untrained networks do the same in {len(ringed)}." in words
+    assert f"lie on the same side of each bound in {len(ringed)} of them." in words
 
 
 def test_an_interval_is_drawn_where_its_axis_says():

@@ -224,7 +224,7 @@ def test_the_headline_says_what_chance_would_find(result):
     where = f"L{best['layer']:.0f}H{best['head']:.0f}: {best['drop']:+.3g} nats of loss"
     firm = f"not told from 0 when adjusted for all heads (p {best['p']:.2g})"
     assert f"effect, {firm}, is that of mean ablation of {where}" in words
-    assert "here are 7 images" in result.caution() and "<table" in result._repr_html_()
+    assert "this result has 7 images" in result.caution() and "<table" in result._repr_html_()
 
 
 def test_the_headline_counts_effects_and_open_heads_by_p(result, monkeypatch):

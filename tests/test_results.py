@@ -307,7 +307,7 @@ def test_tables_have_names_and_are_copies(vision):
     assert (result.table()["mean"] != 0).any()
     with pytest.raises(ValueError, match="name='layer' is none of .* Did you mean layers"):
         result.table("layer")
-    with pytest.raises(ValueError, match="a result of kind 'sweep' is made of the tables samples"):
+    with pytest.raises(ValueError, match="a result of kind 'sweep' is made of samples"):
         ci.SweepResult({}, {})
     with pytest.raises(AttributeError):
         result.meta = {}

@@ -18,11 +18,11 @@ from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.norm import HookedNorm
 
-# (number, frame, eps, basis, tokens)
+# (of, frame, eps, basis, tokens); of: "layer", or the name of a null or limit
 Key = tuple[str, str, float, str, str]
-Cells = dict[Key, dict[str, Tensor]]  # the values `[batch]` of each key
-_SINGULAR = 1e-10  # smallest pivot over the largest; below it, columns are linearly dependent
-_MILD = 100.0  # up to this condition of U_k a Gram matrix can be converted to an orthonormal basis
+Cells = dict[Key, dict[str, Tensor]]  # key -> number -> values `[batch]`
+_SINGULAR = 1e-10  # smallest / largest pivot, below which columns are linearly dependent
+_MILD = 100.0  # highest condition number of U_k at which a Gram matrix can change basis
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Layer:
     u: Float[Tensor, "head d_model d_head"]
     stored: Subspaces
     ideal: Subspaces  # orthonormal subspaces near U
-    to_orthonormal: Float[Tensor, "head d_head d_head"]  # C_k M_k are the codes in qr(U_k)
+    to_orthonormal: Float[Tensor, "head d_head d_head"]  # M_k; C_k M_k are the codes in qr(U_k)
     maps: tuple[Float[Tensor, "inner d_model"], ...]  # random, with the singular values of W_O
-    shift: Float[Tensor, "d_model"]  # the bias of the output
+    shift: Float[Tensor, "d_model"]  # the bias of the output map
 
     @cached_property
     def whole(self) -> dict[str, float]:
@@ -51,7 +51,7 @@ class Layer:
         """Returns the arms of the star; the first has the stored basis and all tokens."""
         found = [Arm(setting.grid)]
         change = self.to_orthonormal
-        if setting.star and bool(change.isfinite().all()):  # else columns depend on each other
+        if setting.star and bool(change.isfinite().all()):  # not for dependent columns
             values = torch.linalg.svdvals(change)
             mild = bool((values[:, 0] <= _MILD * values[:, -1]).all())
             found.append(Arm((setting.eps,), "orthonormal", change=change, mild=mild))
@@ -62,12 +62,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the audit measures, and how.
+    """The settings of an audit.
 
-    eps: the main eps; grid: all eps. draws: how often the update is shuffled. limited: for how many
-    of the first samples ceilings, operators and constructions are computed. has_cls: whether token
-    0 is CLS. star: whether orthonormal U and patches without CLS are measured too, one at a time.
-    tokens: how many tokens of each sample the sparse step is measured on.
+    eps: the main eps; grid: all eps. draws: how often the update is shuffled. limited: the number
+    of first samples for which ceilings, operators and constructions are computed. has_cls: whether
+    token 0 is CLS. star: whether orthonormal U and patches without CLS are measured too, one at a
+    time. tokens: how many tokens of each sample the sparse step is measured on.
     """
 
     eps: float
@@ -84,11 +84,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Given:
-    """A layer's streams for some samples: z before attention, and delta, which it added.
+    """A layer's streams for some samples: z before attention, and the update delta of attention.
 
-    other: the next samples' delta. orders: for each draw, the token from which a shuffled update
-    takes each token's update. noise: Gaussian directions. gathered: the heads' outputs,
-    concatenated, before the output map.
+    other: the next samples' delta. orders: for each draw of the shuffled update, the token whose
+    update each token gets. noise: Gaussian directions. gathered: the heads' outputs, concatenated,
+    before the output map.
     """
 
     z: Float[Tensor, "batch pos d_model"]
@@ -100,7 +100,7 @@ class Given:
 
 
 def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator]) -> Layer:
-    """Returns the constants of a layer with subspaces U, and a random map for each generator."""
+    """Returns the `Layer` of an attention with subspaces U, and a random map for each generator."""
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
@@ -138,7 +138,7 @@ class Base:
     found: dict[str, Descent]
 
     def at(self, eps: float) -> "Base":
-        """Returns the same at a single eps of the first arm."""
+        """Returns the base with one arm only: the first arm at a single eps."""
         place = self.arms[0].eps.index(eps)
         before = {frame: number[:, [place]] for frame, number in self.before[0].items()}
         found = {frame: descent.at([place]) for frame, descent in self.found.items()}
@@ -146,14 +146,14 @@ class Base:
 
 
 def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...]) -> Base:
-    """Returns the base for updates of these rows."""
+    """Returns the base for updates of the tokens `rows`."""
     side = frames.side_of(rows, None, u)
     before = tuple(rates(side, u, arm) for arm in arms)
     return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps))
 
 
 def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) -> Cells:
-    """Returns the numbers of the attention step and its nulls, and with `limited` its limits.
+    """Returns the numbers of the attention step and its nulls, and its limits if `limited`.
 
     The shuffled update is measured in every setting; other nulls only at the main eps, with U as
     stored and all tokens.
@@ -205,7 +205,7 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
 def _beyond(
     descent: Descent, rows: Rows, u: Subspaces, eps: Sequence[float]
 ) -> Float[Tensor, "batch eps"]:
-    """Returns the share of eigenvalues alpha lambda above 1, among the min(pos, p) of each head."""
+    """Returns the share of eigenvalues alpha lambda above 1, of the min(pos, p) largest by head."""
     pos = rows.square.shape[1]
     alpha = alphas(u, pos, eps)
     values = descent.spectrum.values[..., -min(pos, u.width) :].flatten(1)
@@ -213,7 +213,7 @@ def _beyond(
 
 
 def _shuffled(cells: Cells, base: Base, given: Given, update: Update) -> None:
-    """Adds the mean over draws of the update with its tokens shuffled."""
+    """Adds the numbers of the update with its tokens shuffled, averaged over draws."""
     drawn: Cells = {}
     for order in given.orders:
         moved = frames.taken(given.delta, order)
@@ -241,9 +241,9 @@ def _nulls(
 def _limits(
     cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base, update: Update
 ) -> None:
-    """Adds the ceilings, and what the paper's operators and an ideal layer reach."""
+    """Adds the numbers of ceilings, of the paper's operators, of an ideal layer and random maps."""
     norm = layer.stored.norm
-    # how far the norm's outputs lie from each other, token by token, squared
+    # the squared distance of each token's norm output before and after the update
     apart = norm.normalised(given.z + given.delta) - norm.normalised(given.z)
     apart = (apart * norm.gains).square().sum(dim=-1)
     for arm in base.arms:
@@ -284,7 +284,7 @@ def _ceiling(
 def _lengths(
     rows: Rows, update: Update, apart: Float[Tensor, "batch pos"], u: Subspaces, first: int
 ) -> dict[str, Tensor]:
-    """Returns the Frobenius distance of the two sides in each frame, over tokens from `first`."""
+    """Returns the Frobenius distance of the two sides in each frame, from token `first` on."""
     square, along, length = (x[:, first:] for x in (rows.square, update.dot, update.square))
     own, dot, step = (part.sum(dim=-1) for part in (square, along, length))
     before = frames.unit_scale(square, u.d_model)
@@ -311,7 +311,7 @@ def mssa(
 
 
 def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base) -> None:
-    """Adds the effect of the paper's steps on this U, at the length of the layer's update."""
+    """Adds the numbers of the paper's steps with this U, at the length of the layer's update."""
     written, here = mssa(given.z, layer.stored, setting.causal), base.at(setting.eps)
     steps = {
         "gradient step": here.found["stream"].step(0, base.u),
@@ -325,9 +325,9 @@ def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base:
 
 
 def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
-    """Adds the best that MSSA on orthonormal subspaces reaches, with either sign of its map."""
+    """Adds the numbers of MSSA on orthonormal subspaces, each with the better sign of its map."""
     u = layer.ideal
-    arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # it is orthonormal
+    arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # u is orthonormal
     step = as_long(mssa(given.z, u, setting.causal), given.delta)
     base, update = base_of(frames.rows_of(given.z, u), u, arms), frames.update_of(step, given.z, u)
     one, two = (_of_update(base, way) for way in (update, frames.negated(update)))
@@ -335,7 +335,7 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
         cells["construction", *key[1:]] = {
             name: _better(name, value, two[key][name])
             for name, value in numbers.items()
-            if not name.startswith("rate_") and name != "step"  # a step has its own length
+            if not name.startswith("rate_") and name != "step"  # "step" needs its own length
         }
 
 
@@ -350,7 +350,7 @@ def as_long(step: Tensor, update: Tensor) -> Float[Tensor, "batch pos d_model"]:
 
 
 def _add(cells: Cells, arm: Arm, of: str, frame: str, numbers: PerEps) -> None:
-    """Adds numbers `[batch, eps]` to the cells of their eps, on top of earlier values."""
+    """Adds numbers `[batch, eps]` to the cells of their eps, which sum over repeated calls."""
     for index, value in enumerate(arm.eps):
         cell = cells.setdefault((of, frame, value, arm.basis, arm.tokens), {})
         for name, number in numbers.items():

@@ -25,9 +25,9 @@ _MEANINGS = {
 class Card:
     """The verdict on a claim in a layer, and its reasons.
 
-    same: whether the untrained networks' means lie on the same side of every bound; None without
-    untrained networks. numbers: the cells of each number at the main eps, as tables, if the claim
-    applies.
+    same: whether the means of the untrained networks lie on the same side of every bound as this
+    network's values; None without untrained networks. numbers: the cells of each number at the main
+    eps, as tables, if the claim applies.
     """
 
     id: str
@@ -67,7 +67,7 @@ def _card(row: Any, judged: Any, main: Any) -> Card:
 def _same_untrained(rows: Any) -> bool | None:
     """Tells whether the untrained mean always lies on the same side of its bounds as the value.
 
-    None if there is no untrained network.
+    Returns None if there is no untrained network.
     """
     known = rows[rows["value"].notna() & rows["untrained"].notna()]
     names = known["number"]
@@ -107,14 +107,18 @@ def counted_verdicts(found: list[Card]) -> str:
         f"; {words.count(word)} {what}" for word, what in _COUNTED.items() if word in words
     )
     known = [card.same for card in found if card.same is not None]
-    return f"{text}." + (f" Untrained networks do the same in {sum(known)}." if known else "")
+    return f"{text}." + (
+        f" Untrained networks lie on the same side of each bound in {sum(known)} of them."
+        if known
+        else ""
+    )
 
 
 def strip(result: Result, found: list[Card]) -> list[Row]:
-    """Returns the map: a row for each claim, with a sign for each layer that opens its card.
+    """Returns the map: a row for each claim, with a sign for each layer; a click opens its card.
 
-    Further columns give the bound of the claim's first number, and its lowest and highest value for
-    this network and for the untrained ones.
+    Further columns give the bound of the claim's first number, and the number's lowest and highest
+    value for this network and for the untrained networks.
     """
     main = claim_summary.main_rows(result, "cells")
     rows = []

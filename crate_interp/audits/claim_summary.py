@@ -1,4 +1,4 @@
-"""From cells to claims: a word per claim and layer, a line per claim, a sentence for all."""
+"""Sums up the cells of an audit: a verdict per claim and layer, a line per claim, a headline."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ MARKS = {
 
 
 def is_judged(rows: Any, eps: float) -> Any:
-    """Tells in which cells a claim must hold: every eps if its number says so, or the main one."""
+    """Tells which cells decide a claim: every eps if the number says so, else only the main eps."""
     every = rows["number"].map(lambda name: NUMBERS[name].every_eps)
     return every | rows["eps"].isna() | (rows["eps"] == eps)
 
@@ -49,7 +49,7 @@ def judged(result: Result) -> pd.DataFrame:
 
 
 def _reasons(group: Any) -> list[str]:
-    """Returns why cells are not kept, each reason with its frames if it does not hold in all."""
+    """Returns why cells are not kept; a reason names its frames unless it holds in all frames."""
     given: Any = group[group["reason"] != ""]
     found = []
     for reason, rows in given.groupby("reason", sort=False):
@@ -132,7 +132,7 @@ def main_rows(result: Result, name: str) -> Any:
 
 
 def overview(result: Result) -> pd.DataFrame:
-    """Returns a row per claim: the layers with each verdict, and the range of its first number.
+    """Returns a row per claim: how many layers have each verdict, and its first number's range.
 
     layers: a mark for each layer, see MARKS.
     """
@@ -153,12 +153,12 @@ def overview(result: Result) -> pd.DataFrame:
 def legend(result: Result) -> str:
     """Returns the meaning of the table's signs, columns and rows, in lines of text."""
     lines = [
-        "layers: a sign for each. + kept, - broken, ~ depends on the frame or on eps, c by "
+        "layers: a sign for each layer. + kept, - broken, ~ depends on the frame or on eps, c by "
         "construction (an ideal layer misses the bound too), ? undecided, . not applicable.",
         "A number is kept if its 95 % interval lies within its bounds and it is better than its "
-        "null and than a random D or W_O in the layer's place. It is broken outside the bounds, or "
-        "worse than its null: a value may fall, but less than with a random D. A random D is "
-        "judged by its interval over draws.",
+        "null and than a random D or W_O in the layer's place. It is broken if it lies outside its "
+        "bounds or is worse than its null. For example, the lasso may fall, but less than with a "
+        "random D. The comparison with a random D uses an interval over draws.",
         "value: lowest to highest mean over layers and frames"
         f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. of "
         "the best: the value divided by the most that a step of that length can reach. untrained: "
@@ -166,7 +166,7 @@ def legend(result: Result) -> str:
         f"The sparse step is measured on {result.meta['settings']['lasso_tokens']} tokens of each "
         "sample, evenly spread, without CLS.",
         "",
-        "Each row, what `claims()` and `table()` call it, and its numbers:",
+        "Each row with its name in `claims()` and `table()`, and its numbers:",
     ]
     for name, claim in CLAIMS.items():
         lines.append(f"{claim.short} ({name}): {claim.says}")
@@ -208,15 +208,17 @@ def headline(result: Result) -> str:
         said[-1] += f", in some frames or at some eps in {some} more" if some else ""
         rows = main_rows(result, "cells")
         falls = rows[(rows["number"] == "compresses") & (rows["value"] < -_STILL)]
-        said[-1] += f" (its value falls in some frame in {falls['layer'].nunique()})"
+        said[-1] += f" (its mean falls in at least one frame in {falls['layer'].nunique()})"
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
         rows = main_rows(result, "cells")
         rows = rows[rows["number"] == "descends"]
         more = ((rows["verdict"] == KEPT) & (rows["excess"] < 0)).sum()
-        said.append(f"the value of the lasso falls in {(rows['value'] < 0).sum()}")
+        said.append(f"on average the lasso falls in {(rows['value'] < 0).sum()} of {layers} layers")
         said[-1] += f", shown to fall more than with random dictionaries in {more}"
     if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
-        said.append(f"MSSA is a gradient step in {words['gradient'].get(KEPT, 0)}")
+        said.append(
+            f"MSSA is a gradient step in {words['gradient'].get(KEPT, 0)} of {layers} layers"
+        )
     if not said:
         return f"No claim of the papers applies to the layers of {where}."
     return f"In {where}, {'; '.join(said)}."

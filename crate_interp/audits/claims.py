@@ -1,7 +1,7 @@
 """The claims of the papers about a layer, and when each counts as kept: the records of the audit.
 
-The bounds are the same for every model. A claim has one number or several. Each number names the
-frames and the eps at which it is measured. Pages, tables and docs take every word from here.
+The bounds are the same for every model. A claim has one number or several. Each number says whether
+it is judged at every eps. Pages, tables and docs take their words from here.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from functools import partial
 from typing import Literal
 
 GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # the eps at which rates are measured besides the main one
-# properties that a layer needs for a claim to apply; crate_interp/audits/layer.py says what is
-# missing
+# properties that a layer needs for a claim to apply; `why_not` in crate_interp/audits/layer.py says
+# which of them a layer lacks
 Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
 
 
@@ -18,9 +18,10 @@ Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
 class Number:
     """A number of the audit, kept if it lies in [low, high]; None means no bound.
 
-    null: the null from which the excess is measured. draws: the random weights from which the gain
-    is measured. every_eps: judged at every eps, not only at the main one. of_weights: needs no
-    data. ceiled: a ceiling is measured. top: the best possible value, if a formula gives it.
+    null: the null that the excess is measured from. draws: the random weights that the gain is
+    measured from. every_eps: whether the number is judged at every eps, not only at the main one.
+    of_weights: whether it needs no data. ceiled: whether a ceiling is measured. top: the best
+    possible value, if a formula gives it.
     """
 
     title: str
@@ -42,7 +43,7 @@ class Number:
 
     @property
     def better(self) -> int:
-        """Returns -1 if lower values are better, 1 if higher ones are, 0 if values between are."""
+        """Returns -1 if low values are better, 1 if high values are, 0 if values in between are."""
         if self.low is None:
             return -1
         return 1 if self.high is None else 0
@@ -120,7 +121,7 @@ CLAIMS: dict[str, Claim] = {
     "neumann": _attention(
         title="Attention follows the Neumann form", short="Neumann form",
         says="(I + alpha C^T C)^{-1} is about I - alpha C^T C, alpha = p / (N eps^2), and MSSA "
-        "follows the gradient in that form. It needs alpha |C|^2 < 1.",
+        "follows the gradient in that form. The form needs alpha |C|^2 < 1.",
         where=f"{_CRATE}, eq. 9-12",
         numbers={
             "neumann": Number(
@@ -150,13 +151,13 @@ CLAIMS: dict[str, Claim] = {
     ),
     "descends": _sparse_step(
         title="The sparse step lowers the lasso", short="lasso falls",
-        says="The sparse step lowers 1/2 |Y - DZ|^2 + lambda |Z|_1 from where it starts.",
+        says="The sparse step lowers 1/2 |Y - DZ|^2 + lambda |Z|_1 from its start.",
         where=f"{_CRATE}, eq. 15-17",
         numbers={
             "descends": _beside_random_d(
                 "lasso falls",
-                "(F(code) - F(start)) / F(start), F summed over tokens; the start is the part "
-                "above 0 of what the step reads, or 0 where D is wide",
+                "(F(code) - F(start)) / F(start), F summed over tokens; the start is the "
+                "positive part of the step's input, or 0 if D is wide",
                 high=-1e-6, ceiled=True,
             ),
         },
@@ -176,7 +177,7 @@ CLAIMS: dict[str, Claim] = {
                 top=0.0,
             ),
             "kkt": _beside_random_d(
-                "KKT", "KKT residual of the code over that of the start", high=0.1, top=0.0,
+                "KKT", "KKT residual of the code divided by that of the start", high=0.1, top=0.0,
             ),
         },
     ),
@@ -186,26 +187,26 @@ CLAIMS: dict[str, Claim] = {
         numbers={
             "threshold": _beside_random_d(
                 "by the threshold",
-                "share of the zeros that are gone without lambda; the others come from "
+                "share of the zeros that disappear if lambda is 0; the other zeros come from "
                 "LayerNorm and ReLU",
                 low=0.5, top=1.0,
             ),
         },
     ),
     "reconstructs": _sparse_step(
-        title="D Z is what was read", short="D Z is what was read",
+        title="D Z is the step's input", short="D Z is the input",
         says="The dictionary decodes the code: LN(Z^{l+1/2}) is about D code.",
         where=f"{_CRATE}, eq. 15",
         numbers={
             "reconstruction": _beside_random_d(
-                "D Z is what was read",
+                "D Z is the input",
                 "|LN(Z^{l+1/2}) - D code| / |LN(Z^{l+1/2})|; a code of zeros has 1", high=0.5,
             ),
         },
     ),
     "rate_kept": _sparse_step(
         title="The sparse step keeps R", short="R is kept",
-        says="Sparsifying does not change R: R(Z^{l+1}) is about R of what the step reads, and "
+        says="The sparse step does not change R: R(Z^{l+1}) is about R of the step's input, and "
         "about R(D Z^{l+1}).",
         where=f"{_CRATE}, section 2.4", needs=("lasso", "square dictionary"),
         numbers={
@@ -270,16 +271,16 @@ NUMBERS = {name: number for claim in CLAIMS.values() for name, number in claim.n
 # number -> the claim it belongs to
 CLAIM_OF = {number: name for name, claim in CLAIMS.items() for number in claim.numbers}
 
-# Numbers measured besides those of the claims.
+# Numbers that are measured in addition to those of the claims.
 BESIDE: dict[str, str] = {
     "rate_before": "R^c(Z^l), nats per token",
     "rate_after": "R^c(Z^{l+1/2}), nats per token",
     "zeros": "share of zeros in the code, all tokens",
     "zeros_without_threshold": "the share of zeros with lambda = 0",
-    "zeros_without_norm": "the same where the step takes Z^{l+1/2} itself and not its LayerNorm",
+    "zeros_without_norm": "the share of zeros if the step reads Z^{l+1/2} without LayerNorm",
     "best_scaled": "|LN(Z^{l+1/2}) - c D code| / |LN(Z^{l+1/2})| at the best c",
-    "unsolved": "KKT residual of what stands for the solution, over that of the start: how well it "
-    "was solved",
+    "unsolved": "KKT residual of the computed solution divided by that of the start: how well the "
+    "lasso was solved",
 }
 
 NULLS: dict[str, Null] = {
@@ -287,9 +288,9 @@ NULLS: dict[str, Null] = {
         "the update of another token of the sample (CLS keeps its own), mean of 8 draws",
         "a shuffled update",
     ),
-    "negated": Null("the update with the other sign"),
+    "negated": Null("the update with the opposite sign"),
     "next sample": Null("the update of the next sample"),
-    "random": Null("random directions, each token's as long as its update"),
+    "random": Null("a random direction for each token, as long as the token's update"),
     "random map": Null(
         "a random output map with the singular values of W_O, 8 draws", "random output maps",
     ),
@@ -298,10 +299,10 @@ NULLS: dict[str, Null] = {
     ),
 }  # fmt: skip
 LIMITS: dict[str, str] = {
-    "ceiling": "the most that any update of this length can reach; of the sparse step: that as "
-    "many steps of any size reach with this D",
-    "construction": "what MSSA on orthonormal subspaces reaches on these tokens, or the step on D "
-    "at the scale at which it goes furthest",
+    "ceiling": "the most that any update of this length can reach; for the sparse step, the most "
+    "that the same number of steps of any size reaches with this D",
+    "construction": "an ideal layer on these tokens: MSSA on orthonormal subspaces, or the sparse "
+    "step with D at the scale at which it goes furthest",
     "gradient step": "the exact gradient step at the length of the update",
     "Neumann step": "the Neumann form of the gradient step at the length of the update",
     "+U": "MSSA with the output map U_k^T, at the length of the update",

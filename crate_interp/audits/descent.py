@@ -1,4 +1,4 @@
-"""Rates of a frame at many eps, and the relation of an update to the gradient of R^c there."""
+"""R^c in each frame at many eps, and how an update relates to the gradient of R^c."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +12,16 @@ from crate_interp.audits import frames
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 
 PerEps = dict[str, Tensor]  # frame -> [batch, eps]
-_DOUBTFUL = 1e9  # of the largest diagonal entry over the smallest squared pivot
+_DOUBTFUL = 1e9  # largest diagonal entry / smallest squared pivot; Cholesky is trusted below it
 
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of the star: a basis, a choice of tokens, and the eps to measure there.
+    """An arm of the audit's star design, which varies the basis and the tokens one at a time.
 
-    change: M_k, if the basis is U_k M_k. mild: whether M_k^T G_k M_k, from a Gram matrix G_k, is as
-    precise as the Gram matrix of the codes in that basis.
+    eps: where this arm is measured. change: M_k if the basis is U_k M_k, None for the stored U_k.
+    mild: whether M_k^T G_k M_k, where G_k is a Gram matrix in the stored basis, is as precise as
+    the Gram matrix of the codes in the basis U_k M_k.
     """
 
     eps: tuple[float, ...]
@@ -31,12 +32,12 @@ class Arm:
 
     @property
     def directed(self) -> bool:
-        """Tells whether numbers that concern directions are measured."""
+        """Tells whether this arm measures the numbers of an update's direction."""
         return (self.basis, self.tokens) == ("stored", "all")
 
     @property
     def first(self) -> int:
-        """Returns the first token that counts."""
+        """Returns the position of the first token that this arm measures."""
         return int(self.tokens == "patches")
 
     def seen(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
@@ -55,7 +56,7 @@ class Arm:
 
 
 def alphas(u: Subspaces, pos: int, eps: Sequence[float]) -> Float[Tensor, "eps"]:
-    """Returns p / (N eps^2)."""
+    """Returns alpha = p / (N eps^2) for each eps."""
     square = torch.tensor(eps, dtype=torch.float64, device=u.wide.device).square()
     return u.width / (pos * square)
 
@@ -78,7 +79,7 @@ def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
 def rates_of_codes(
     codes: Float[Tensor, "batch head pos d_head"], alpha: Float[Tensor, "batch eps"]
 ) -> Float[Tensor, "batch eps"]:
-    """Returns the sum over heads of 1/2 logdet(I + alpha C^T C), by the smaller Gram matrix."""
+    """Returns the sum over heads of 1/2 logdet(I + alpha C^T C), from the smaller Gram matrix."""
     gram = codes.mT @ codes if codes.shape[-2] >= codes.shape[-1] else codes @ codes.mT
     return rates_of_grams(gram, alpha, lambda rows: codes[rows])
 
@@ -91,7 +92,7 @@ def rates_of_grams(
     """Returns the sum over heads of 1/2 logdet(I + alpha G) for Gram matrices G.
 
     again: a function that returns the codes of some samples. Samples whose factorisation cannot be
-    trusted are recomputed from singular values.
+    trusted are recomputed from the singular values of these codes.
     """
     matrix = gram[:, None] * alpha[..., None, None, None]  # [batch, eps, head, n, n]
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
@@ -134,12 +135,13 @@ def spectrum(gram: Tensor, codes: Float[Tensor, "batch head pos d_head"]) -> Spe
 
 @dataclass(frozen=True)
 class Descent:
-    """The gradients of R^c and of its Neumann form along one frame, at every eps.
+    """The gradient of R^c and its Neumann form along one frame, at every eps.
 
-    coefficients: the gradient is sum_i c_i C v_i v_i^T U^T over eigenvectors. normal: its component
-    at right angles to the frame, by sample (unit) or by token (read). steep: the length of the
-    remaining component. curvature: L at every eps. The second half of the axis `way` belongs to the
-    Neumann form.
+    The first half of the axis `way` holds the gradient at every eps, the second half its Neumann
+    form. coefficients: c_i in sum_i c_i C v_i v_i^T U^T over eigenvectors v_i, which gives the
+    gradient. normal: the component of the gradient at right angles to the frame, by sample (unit)
+    or by token (read). steep: the length of the remaining component. curvature: L of the number
+    "step" (claims.py) at every eps.
     """
 
     frame: str
@@ -150,14 +152,14 @@ class Descent:
     curvature: Float[Tensor, "eps"]
 
     def step(self, way: int, u: Subspaces) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the step against one of the two gradients, in the frame "stream"."""
+        """Returns the step against the gradient at an index of `way`, in the frame "stream"."""
         bases = self.spectrum.vectors
         heads = self.coefficients[:, way].unflatten(1, bases.shape[1:3])
         codes = self.spectrum.codes @ ((bases * heads[..., None, :]) @ bases.mT)
         return -(codes.transpose(1, 2).flatten(2) @ u.wide.T)
 
     def at(self, places: Sequence[int]) -> "Descent":
-        """Returns the same for some of its eps."""
+        """Returns the gradients at some of the eps, given by their indices."""
         count = len(self.curvature)
         ways = [*places, *(count + place for place in places)]
         normal = None if self.normal is None else self.normal[..., ways]
@@ -170,10 +172,10 @@ class Descent:
         )
 
     def numbers(self, inner: Tensor, length: Float[Tensor, "batch"]) -> dict[str, Tensor]:
-        """Returns those numbers of an update that concern its direction, `[batch, eps]` each.
+        """Returns the numbers of an update's direction, `[batch, eps]` each.
 
-        inner `[batch, way]`: the update's product with the gradient; length: the update's length.
-        Both are measured along the frame.
+        inner `[batch, way]`: the inner product of the update and the gradient. length: the length
+        of the update. Both count only components along the frame.
         """
         count = len(self.curvature)
         cosine = frames.over(-inner, length[:, None] * self.steep)
@@ -186,7 +188,10 @@ class Descent:
 
 
 def descents(rows: Rows, side: Side, u: Subspaces, eps: Sequence[float]) -> dict[str, Descent]:
-    """Returns the gradient in every frame; side: the tokens before the update."""
+    """Returns the gradients in every frame.
+
+    rows, side: the tokens before the update.
+    """
     alpha = alphas(u, rows.square.shape[1], eps)
     stream = spectrum(side.grams["stream", "all"], side.codes)
     scale = frames.unit_scale(rows.square, u.d_model)
@@ -208,9 +213,10 @@ def descents(rows: Rows, side: Side, u: Subspaces, eps: Sequence[float]) -> dict
 def _read_descent(
     rows: Rows, side: Side, u: Subspaces, alpha: Float[Tensor, "eps"], bend: Float[Tensor, "eps"]
 ) -> Descent:
-    """Returns the gradient with respect to the normalised tokens, before the LayerNorm's gains.
+    """Returns the gradients with respect to the normalised tokens, before the LayerNorm's gains.
 
-    A normalised token keeps its length and mean, so components along these are removed.
+    No update changes the length and the mean of a normalised token, so the gradient's components
+    along them are removed.
     """
     found = spectrum(side.grams["read", "all"], side.read)
     coefficients = _coefficients(found.values.flatten(1), alpha)
@@ -228,7 +234,7 @@ def _read_descent(
 def directions(
     found: dict[str, Descent], rows: Rows, side: Side, update: Update, moved: Side, u: Subspaces
 ) -> dict[str, dict[str, Tensor]]:
-    """Returns those numbers of an update that concern its direction, in every frame.
+    """Returns the numbers of an update's direction, in every frame.
 
     side, moved: the tokens before and after the update.
     """
@@ -238,7 +244,7 @@ def directions(
     numbers = {"stream": stream.numbers(_paired(stream, onto), step.sqrt())}
     before, after = (frames.unit_scale(square, u.d_model) for square in (side.square, moved.square))
     grown = after - before
-    # inner product of grown Z + after Delta with before Z
+    # <grown * Z + after * Delta, Z> by eigenvector
     lies = grown[:, None] * stream.spectrum.values.flatten(1) + after[:, None] * onto
     radial = before * (grown * own + after * dot)  # <update, Z> in this frame
     size = rows.square.shape[1] * u.d_model

@@ -8,16 +8,17 @@ from crate_interp.data import Samples, part
 from crate_interp.results.result import counted
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
-_TIMED = 5  # samples
-_LONG = 600  # seconds
+_TIMED = 5  # samples to time
+_LONG = 600  # seconds, above which the note says how to take less time
 
 
 def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
-    """Prints about how long an audit will take, by timing a few samples.
+    """Times a few samples, and prints about how long the audit will take.
 
-    left: how many samples of each stage remain, the model itself first; if none remain, nothing is
-    timed or printed. timed: the stage of the model, without the numbers that only its first samples
-    get. A sample costs less for a twin, which has no nulls.
+    left: how many samples of each stage remain, the stage of the model itself first; if none
+    remain, nothing is timed or printed. timed: the stage of the model, without the limits, which
+    only the first samples get. nulls: how many nulls each sample has; a twin has none, so its
+    samples take 1 / (1 + nulls) of the time.
     """
     if not any(left):
         return

@@ -1,8 +1,8 @@
 """Streams before and after an update as codes in three frames, for the update and for its nulls.
 
 The stream is projected onto the subspaces once. Everything else, including the nulls, is computed
-from these codes and from products of rows, because LayerNorm is linear except for the mean and the
-scale of each token.
+from these codes and from products of rows. This works because LayerNorm is linear except for the
+mean and the scale of each token.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Norm:
 
 
 def norm_of(norm: HookedNorm, like: Float[Tensor, "d_model *more"]) -> Norm:
-    """Returns the norm of a layer; like: a tensor on its device, as wide as the stream."""
+    """Returns the norm of a layer; like: a tensor on its device whose first axis is d_model."""
     gains = torch.ones(len(like), dtype=torch.float64, device=like.device)
     shift = torch.zeros_like(gains)
     centred = isinstance(norm, HookedLayerNorm)
@@ -57,7 +57,7 @@ def norm_of(norm: HookedNorm, like: Float[Tensor, "d_model *more"]) -> Norm:
 class Subspaces:
     """Values computed from U and from the norm before it, in float64.
 
-    wide: the U_k side by side; gained: diag(gains) U_k, the same for normalised tokens. bias: the
+    wide: the U_k side by side; gained: diag(gains) U_k, the bases for normalised tokens. bias: the
     codes of the norm's shift. Expensive values are computed when first needed, then kept.
     """
 
@@ -83,9 +83,9 @@ class Subspaces:
 
     @cached_property
     def reading(self) -> Float[Tensor, "d_model inner"]:
-        """Returns the map to codes for tokens that are neither centred nor scaled yet.
+        """Returns the map to codes for tokens that the norm has neither centred nor scaled.
 
-        It is `gained`, and subtracts a token's mean if the norm does.
+        The map is `gained`; it also subtracts a token's mean if the norm does.
         """
         if not self.norm.centred:
             return self.wide if bool((self.norm.gains == 1).all()) else self.gained
@@ -105,16 +105,17 @@ class Subspaces:
 
 
 def subspaces_of(u: Float[Tensor, "head d_model d_head"], norm: HookedNorm) -> Subspaces:
-    """Returns the constants of a layer."""
+    """Returns the `Subspaces` of a layer: U and the norm before it."""
     wide = u.detach().double().transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     reads = norm_of(norm, wide)
     return Subspaces(wide, reads.gains[:, None] * wide, reads.shift @ wide, reads, len(u))
 
 
 def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_model width"]:
-    """Returns orthonormal subspaces near U: jointly orthonormal if they fit, else each on its own.
+    """Returns orthonormal subspaces near U: jointly orthonormal if the space is wide enough.
 
-    The nearest matrix with orthonormal columns is the polar factor of the U_k side by side.
+    The nearest matrix with orthonormal columns is the polar factor of the U_k side by side. If
+    there are more columns than dimensions, each U_k is orthonormalised on its own.
     """
     heads, width, p = u.shape
     if heads * p > width:
@@ -125,9 +126,9 @@ def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head 
 
 @dataclass(frozen=True)
 class Rows:
-    """Tokens in codes, and the squares and means of their rows.
+    """Tokens as codes, with the squared length and the mean of each token.
 
-    codes: the codes of the stream; read: the codes by `Subspaces.reading`.
+    codes: the codes by `Subspaces.wide`; read: the codes by `Subspaces.reading`.
     """
 
     codes: Float[Tensor, "batch head pos d_head"]
@@ -138,7 +139,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Update(Rows):
-    """What is added to the tokens; dot: its inner product with the token, row by row."""
+    """An update that is added to tokens; dot: the inner product of each row with its token."""
 
     dot: Float[Tensor, "batch pos"]
 
@@ -153,7 +154,7 @@ def rows_of(z: Float[Tensor, "batch pos d_model"], u: Subspaces) -> Rows:
 def update_of(
     delta: Float[Tensor, "batch pos d_model"], z: Float[Tensor, "batch pos d_model"], u: Subspaces
 ) -> Update:
-    """Returns an update of the tokens z."""
+    """Returns the update that adds delta to the tokens z."""
     rows = rows_of(delta, u)
     return Update(rows.codes, rows.read, rows.square, rows.mean, (delta * z).sum(dim=-1))
 
@@ -166,7 +167,7 @@ def negated(update: Update) -> Update:
 def rearranged(
     update: Update, dot: Float[Tensor, "batch pos"], order: Int[Tensor, "batch pos"]
 ) -> Update:
-    """Returns the update with its tokens reordered; dot: the inner products of the new rows."""
+    """Returns the update with its rows reordered; dot: the new rows' products with the tokens."""
     heads = update.codes.shape[1]
     places = order[:, None].expand(-1, heads, -1)
     codes = taken(update.codes, places)
@@ -180,7 +181,7 @@ def rearranged(
 
 
 def taken(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]) -> Tensor:
-    """Returns rows reordered, `[..., pos, width]`."""
+    """Returns x with its rows in another order, `[..., pos, width]`."""
     pos, width = x.shape[-2:]
     first = torch.arange(order[..., 0].numel(), device=x.device)[:, None] * pos
     places = (order.reshape(-1, pos) + first).flatten()
@@ -188,7 +189,7 @@ def taken(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]
 
 
 def unit_scale(square: Float[Tensor, "batch pos"], d_model: int) -> Float[Tensor, "batch"]:
-    """Returns the factor that gives one side |Z|_F = sqrt(pos d_model), from its squares."""
+    """Returns the factor that gives one side |Z|_F = sqrt(pos d_model), from its squared rows."""
     total = square.sum(dim=-1)
     wanted = (square.shape[-1] * d_model) ** 0.5
     return wanted / total.clamp_min(0).sqrt().where(total > 0, 1.0)
@@ -196,7 +197,11 @@ def unit_scale(square: Float[Tensor, "batch pos"], d_model: int) -> Float[Tensor
 
 @dataclass(frozen=True)
 class Side:
-    """One side of an update, before or after: its codes, plain and normalised, and squared rows."""
+    """One side of an update: the tokens before it, or the tokens after it.
+
+    codes: the codes of the tokens. read: the codes of the normalised tokens. square: the squared
+    length of each token before the norm.
+    """
 
     codes: Float[Tensor, "batch head pos d_head"]
     read: Float[Tensor, "batch head pos d_head"]
@@ -206,7 +211,8 @@ class Side:
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
         """Returns C_k^T C_k by frame ("stream", "read") and tokens ("all", "patches").
 
-        For all tokens it is the sum for the first token and for the rest, so that nothing cancels.
+        The Gram matrix of all tokens is the sum of those of the first token and of the rest, and
+        not a difference, so that no digits cancel.
         """
         found: dict[tuple[str, str], Tensor] = {}
         for frame, codes in (("stream", self.codes), ("read", self.read)):
@@ -217,7 +223,7 @@ class Side:
 
 
 def side_of(rows: Rows, update: Update | None, u: Subspaces) -> Side:
-    """Returns the side before an update, or with an update the side after it."""
+    """Returns the side after an update, or the side before any update if it is None."""
     square, mean, codes, read = rows.square, rows.mean, rows.codes, rows.read
     if update is not None:
         square = square + 2 * update.dot + update.square

@@ -21,9 +21,10 @@ POINTS = (
 )  # fmt: skip
 MAPS = 8  # number of random output maps
 _AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they fit the cache
-_PLACES = 2**20  # most samples or layers of one seed
-_STREAMS = 1009  # most generators of a sample or a layer
-# each null's first generator; "random" counts down by layer, so that no two nulls share one
+_PLACES = 2**20  # upper limit of samples and of layers, which keeps seeds apart
+_STREAMS = 1009  # generators reserved for each sample or layer
+# the first generator of each null; those of "random" count down by layer, so that no two nulls
+# share a generator
 _FIRST = {"shuffled": 0, "random D": 100, "random map": 200, "random": _STREAMS - 1}
 
 
@@ -39,7 +40,7 @@ class Audited:
 
 
 def audited(block: Any, index: int, setting: Setting) -> Audited:
-    """Returns a layer of a model; its random weights depend on the seed and the layer."""
+    """Returns the `Audited` of a layer; its random weights depend on the seed and the index."""
     u, d, lasso = tied_subspaces(block), dictionary(block), block.mlp.lasso()
     dictionaries: tuple[Tensor, ...] = ()
     if isinstance(lasso, Lasso) and "random D" in setting.nulls:
@@ -75,7 +76,7 @@ def why_not(block: Any) -> dict[str, str]:
 
 
 def _unlike_the_stream(d: Float[Tensor, "d_model d_mlp"] | None) -> str:
-    """Returns why D has no code as wide as the stream, or "" if it has."""
+    """Returns why the code of D is not as wide as the stream, or "" if it is."""
     if d is None:
         return "there is no dictionary"
     if d.shape[1] > d.shape[0]:
@@ -86,10 +87,10 @@ def _unlike_the_stream(d: Float[Tensor, "d_model d_mlp"] | None) -> str:
 def of_layer(
     layer: Audited, acts: dict[str, Tensor], start: int, count: int, setting: Setting
 ) -> list[tuple[int, Cells]]:
-    """Returns the numbers of the first `count` samples, in slices with their first sample.
+    """Returns the numbers of the first `count` samples, as (first sample, numbers) of each slice.
 
-    start: the number of the first sample. One more sample may follow, to provide the update of "the
-    next sample". Limits are computed for all samples of a slice or for none.
+    start: the index of the first sample in the data. acts may hold one more sample, whose update is
+    the null "next sample". Limits are computed for all samples of a slice or for none of them.
     """
     pos, width = acts[POINTS[0]].shape[1:]
     most = min(max(setting.limited - start, 0), count)
@@ -111,7 +112,10 @@ def of_layer(
 
 
 def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
-    """Yields the ends of slices of samples, `most` among them; size: the numbers in a sample."""
+    """Yields (start, stop) of slices of `count` samples; no slice crosses `most`.
+
+    numbers: how many numbers a sample holds.
+    """
     step, first = max(1, _AT_ONCE // numbers), 0
     while first < count:
         stop = min(first + step, most if first < most else count)
@@ -161,7 +165,7 @@ def _given(
 
 
 def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:
-    """Returns for each token whose update it gets when shuffled, the same in every layer."""
+    """Returns, for each token, the token whose update it gets; the same order in every layer."""
     first = int(setting.has_cls)
     generator = _generator(setting.seed, "shuffled", sample, draw)
     mixed = first + torch.randperm(pos - first, generator=generator)
@@ -169,6 +173,6 @@ def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "p
 
 
 def _generator(seed: int, null: str, place: int, draw: int) -> torch.Generator:
-    """Returns a separate generator for a draw of a null; place: the sample or the layer."""
+    """Returns a separate generator for a draw of a null; place: the sample's or layer's index."""
     own = (seed * _PLACES + place) * _STREAMS + _FIRST[null] + draw
     return torch.Generator().manual_seed(own)

@@ -24,32 +24,34 @@ class AuditResult(Result):
 
     `table()` has a row per layer, number and setting. claim, number: see
     crate_interp/audits/claims.py. frame, eps, basis, tokens: the setting; "" or NaN for a number
-    without one. value, low, high: the mean over samples and its 95 % interval (bootstrap-t), or for
-    weights the value itself. null, excess, excess_low, excess_high: the number's null, and the
-    value's distance from it, paired by sample. gain: the value's distance from the value with a new
-    random output map, or dictionary, in the layer's place; its interval is over draws (Student's
-    t). Random networks have an excess over shuffled updates too, because averages are smooth, but
-    no gain. untrained, difference: the mean of the untrained twins, and this network minus a new
-    random one, with its interval over networks. ceiling, share: the best possible value, and the
-    share of it that the layer reached (negative for the wrong direction). construction: what an
-    ideal layer reaches on these tokens; by_construction: whether even that misses the bounds.
-    verdict: "kept" if the value's interval lies within the bounds and the intervals of excess and
-    gain on the better side of 0, or if the value is within the bounds and within 1 % of the
-    ceiling; "broken" if the value's interval lies outside the bounds or the excess's interval on
-    the worse side of 0; otherwise "undecided"; "not applicable" if `reason` says why. If the null
-    itself is random weights, the gain replaces the excess, since many samples of one draw say
-    nothing about other draws. p: the verdict's p, adjusted over the layers of a setting by Holm's
-    method; it is at most 0.05 for "kept" and "broken".
+    that has none. value, low, high: the mean over samples and its 95 % interval (bootstrap-t); for
+    a number of weights all three are its value. null, excess, excess_low, excess_high: the number's
+    null, and the value minus the null with its interval, paired by sample. gain: the value minus
+    the value with a new random output map, or dictionary, in place of the layer's; its interval is
+    over draws (Student's t). Random networks have an excess over shuffled updates too, because
+    averages are smooth, but no gain. untrained, difference: the mean of the untrained twins, and
+    the value of this network minus that of a new random network, with an interval over networks.
+    ceiling, share: the best possible value, and the share of it that the layer reached (negative
+    for the wrong direction). construction: the value of an ideal layer on these tokens;
+    by_construction: whether that value misses the bounds too. verdict: "kept" if the value's
+    interval lies within the bounds and the intervals of excess and gain on the better side of 0, or
+    if the value is within the bounds and within 1 % of the ceiling; "broken" if the value's
+    interval lies outside the bounds or the excess's interval on the worse side of 0; otherwise
+    "undecided"; "not applicable" if the claim cannot be tested on the layer. If the null itself is
+    random weights, the gain replaces the excess, since many samples of one draw say nothing about
+    other draws. p: the verdict's p, adjusted over the layers of a setting by Holm's method; it is
+    at most 0.05 for "kept" and "broken". reason: why the verdict is not "kept", if the value does
+    not show it.
 
     `claims()` has a row per claim and layer. Its verdict covers all settings in which the claim
-    must hold: all frames, and for R^c every eps, otherwise the main one. "depends": kept in some
-    and broken in others; the column `on` says in which. "by construction": wherever the claim is
-    not kept, an ideal layer misses a bound too.
+    must hold: all frames, and every eps for the change of R^c, but only the main eps for other
+    numbers. "depends": kept in some settings and broken in others; the column `on` names them. "by
+    construction": wherever the claim is not kept, an ideal layer misses a bound too.
 
-    Stored tables: `numbers` (a row per sample, layer, setting and measured thing: the layer, its
-    nulls, its limits), `weights`, `heads` (the cosine of each head's output map and U_k^T), and
-    `untrained`, `untrained_weights` with a seed. `table("nulls")` has every null, every ceiling and
-    the paper's own operators, with intervals.
+    Stored tables: `numbers` (a row per sample, layer, setting and `of`, which is "layer" or the
+    name of a null or limit), `weights`, `heads` (the cosine of each head's output map and U_k^T),
+    and `untrained`, `untrained_weights` with a seed. `table("nulls")` has every null, every ceiling
+    and the paper's own operators, with standard errors.
     """
 
     KIND = "audit"
@@ -76,9 +78,9 @@ class AuditResult(Result):
         return self.table("claims")
 
     def layers(self) -> pd.DataFrame:
-        """Returns the numbers measured besides the claims, a row per layer and setting.
+        """Returns the numbers that no claim needs, a row per layer and setting.
 
-        They are means over samples. crate_interp/audits/claims.py says what each number is.
+        The numbers are means over samples. BESIDE in crate_interp/audits/claims.py explains each.
         """
         return self.table("layers")
 

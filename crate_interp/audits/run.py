@@ -30,7 +30,7 @@ from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
 from crate_interp.sweeps.runs.untrained_twins import first_samples, stacked
 
-LIMITED = 8  # ceilings, operators and constructions are computed only for this many first samples
+LIMITED = 8  # number of first samples with ceilings, operators and constructions
 DRAWS = 8  # how often the update is shuffled
 _EPS = (1e-4, 1e4)
 
@@ -50,18 +50,17 @@ def audit(
     """Measures every layer against the claims of the papers, compared with nulls and ceilings.
 
     Attention: whether it lowered R^c, along which direction, and how far. The sparse step: whether
-    it lowered its own lasso from its own start, how far from the solution it stopped, and what made
-    the zeros. The weights: whether they satisfy the assumptions of the derivation. Changes are
-    measured in three frames, at the main eps and at a grid of eps, and at the main eps also with
-    orthonormal U and without CLS. Claims, bounds, frames, nulls and limits are listed in
-    crate_interp/audits/claims.py.
+    it lowered its own lasso from its own start, how far from the solution it stopped, and what
+    caused the zeros in its code. The weights: whether they satisfy the assumptions of the
+    derivation. Changes are measured in three frames, at the main eps and at a grid of eps, and at
+    the main eps also with orthonormal U and without CLS. Claims, bounds, frames, nulls and limits
+    are listed in crate_interp/audits/claims.py.
 
-    eps: the main eps, as in the paper. lasso_tokens: on how many evenly spaced tokens of each
-    sample the sparse step is measured. untrained: how many random twins (seeds 0, 1, ...) are
-    audited, on the first 64 samples. grid: False measures only the claims, in the frames at the
-    main eps, without nulls, ceilings and the rest of the grid. seed: the seed of the nulls. data,
-    run: as in `ci.sweep`. For a masked autoencoder, which then sees every patch, the encoder is
-    audited.
+    eps: the main eps, as in the paper. lasso_tokens: how many evenly spaced tokens of each sample
+    the sparse step is measured on. untrained: how many untrained twins (seeds 0, 1, ...) are
+    audited, on the first 64 samples. grid: False measures the claims at the main eps only, in all
+    frames, without nulls and ceilings. seed: the seed of the nulls. data, run: as in `ci.sweep`. Of
+    a masked autoencoder the encoder is audited, and it sees every patch.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
@@ -99,7 +98,7 @@ def _stages(model: HookedModel, samples: Samples, setting: Setting, untrained: i
 
 def audit_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AuditResult:
     """Returns the result of the stages "audit", "untrained-0", "untrained-1", ..."""
-    # a twin without numbers: none of its samples can be decoded
+    # a twin has no numbers if none of its samples could be decoded
     others = [own for name, own in found.items() if name != "audit" and "numbers" in own]
     own, meta = with_facts(found["audit"], meta, *others)
     untrained = {
@@ -118,8 +117,7 @@ def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Sett
     asked = checks.positive("eps", eps)
     if not _EPS[0] <= asked <= _EPS[1]:
         raise ValueError(
-            f"eps={eps!r}: rates are imprecise there; give a number from {_EPS[0]:g} to "
-            f"{_EPS[1]:g}."
+            f"eps={eps!r} gives imprecise rates. Give a number from {_EPS[0]:g} to {_EPS[1]:g}."
         )
     return Setting(
         eps=asked,
@@ -150,7 +148,7 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
             if not all_finite(value):
                 raise ValueError(
                     f"{point} of layer {layer} holds NaN or Inf in samples "
-                    f"{batch.start} to {batch.start + count - 1}."
+                    f"{batch.start} to {batch.start + count - 1}. Leave out these samples."
                 )
         found = layers.of_layer(known[layer], acts, batch.start, count, setting)
         rows.extend((layer, start, cells) for start, cells in found)

@@ -1,6 +1,6 @@
-"""The audit of one layer's sparse step: its numbers, beside random dictionaries and its limits.
+"""The audit of one layer's sparse step: its numbers, those of random dictionaries, and its limits.
 
-Whether the step keeps the rate R, of the code and of what D decodes from it, is measured here too.
+It also measures whether the step keeps the rate R, and whether D Z has the same R as the code Z.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import FRAMES
 
-DRAWS = 8  # draws of a random dictionary
-SCALES = tuple(2.0**power for power in range(-2, 3))  # scales of D, for constructions
-# step sizes of the best steps, in units of eta, by the number of steps
+DRAWS = 8  # number of random dictionaries
+SCALES = tuple(2.0**power for power in range(-2, 3))  # scales of D that the construction tries
+# step sizes that `best_steps` tries, in units of eta, by the number of steps
 SIZES = {
     1: (0.0, *(2 ** (power / 4) for power in range(-16, 17))),
     2: (0.0, *(2.0**power for power in range(-4, 5))),
 }
-_PLAIN = ("", 0.0, "", "some")  # these numbers have no frame and no eps
+_PLAIN = ("", 0.0, "", "some")  # the setting of numbers without frame and eps
 _SOLVED = {"tol": 3e-4, "max_steps": 2000}
 
 
@@ -38,7 +38,7 @@ def of_sparse_step(
     tokens: int,
     random: Sequence[Tensor] = (),
 ) -> Cells:
-    """Returns the numbers of the sparse step on evenly spaced tokens, and those with random D."""
+    """Returns the sparse step's numbers on evenly spaced tokens, with its own and with random D."""
     places = evenly(y.shape[1], tokens, y.device)
     some, own = y[:, places].double(), _double(lasso)
     solution = lasso_solution(some, own.d, own.lambd, **_SOLVED)
@@ -59,7 +59,10 @@ def measured(
     code: Float[Tensor, "batch pos d_mlp"],
     solution: Float[Tensor, "batch pos d_mlp"] | None = None,
 ) -> dict[str, Tensor]:
-    """Returns the numbers of a code, `[batch]` each; three of them need the lasso's solution."""
+    """Returns the numbers of a code, `[batch]` each.
+
+    share, converged and unsolved are measured only if the lasso's solution is given.
+    """
     start = lasso.start(y)
     at_start, reached = (_objective(z, y, lasso) for z in (start, code))
     residuals = [_residual(z, y, lasso) for z in (start, code)]
@@ -85,7 +88,10 @@ def measured(
 def _zeros(
     lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor, some: Tensor
 ) -> dict[str, Float[Tensor, "batch"]]:
-    """Returns the causes of the code's zeros, on some tokens; "zeros" is over all tokens."""
+    """Returns numbers on what causes the zeros in the code.
+
+    "zeros" is over all tokens, the other numbers are over the tokens of `mid`, `y` and `some`.
+    """
     nothing = torch.zeros_like(lasso.lambd)
     own, free, bare = (
         zero_fraction(z).double().mean(dim=-1)
@@ -105,7 +111,7 @@ def _with_dictionary(
     """Returns the numbers of the same step with another dictionary."""
     other = replace(lasso, d=d.double())
     code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
-    # the share of the zeros that are gone without lambda
+    # the share of the zeros that disappear if lambda is 0
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
     threshold = over(zeros[0] - zeros[1], zeros[0])
     return measured(other, y, code, solution) | {"threshold": threshold}
@@ -114,10 +120,11 @@ def _with_dictionary(
 def limits(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"], tokens: int
 ) -> tuple[Cells, Float[Tensor, "batch"]]:
-    """Returns what steps of any size reach, what the solution reaches, and what a scaled D does.
+    """Returns the numbers of the ceiling, of the lasso's solution and of the construction.
 
-    Also returns the best of SCALES for each sample, at which the step covers the largest share of
-    the way.
+    The ceiling is the code of `best_steps`. The construction is the step with D at its best scale
+    for each sample: the one of SCALES at which the step covers the largest share of the way from
+    its start to the solution. Also returns these scales.
     """
     own = _double(lasso)
     some = y[:, evenly(y.shape[1], tokens, y.device)].double()
@@ -136,9 +143,9 @@ def limits(
 def best_steps(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_mlp"]:
-    """Returns the code of least objective after the same number of steps of any size.
+    """Returns the code of least objective that the layer's number of steps can reach.
 
-    The sizes are eta times SIZES, the same for all tokens of a sample.
+    Each step may have any size among eta times SIZES, the same size for all tokens of a sample.
     """
     sizes = [lasso.eta * size for size in SIZES[1 if lasso.count == 1 else 2]]
     first = y if lasso.warm else lasso.start(y)
@@ -164,7 +171,7 @@ def best_steps(
 def _at_best_scale(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"], solutions: Sequence[Tensor]
 ) -> tuple[Float[Tensor, "batch"], dict[str, Float[Tensor, "batch"]]]:
-    """Returns the best scale of D, and the step's numbers there, sample by sample.
+    """Returns the best scale of D, and the step's numbers at that scale, sample by sample.
 
     solutions: the solutions of the lasso at each of SCALES.
     """
@@ -187,9 +194,9 @@ def of_rates(
     code: Float[Tensor, "batch pos d_model"],
     eps: Sequence[float],
 ) -> Cells:
-    """Returns the difference of R between the code and its input, and between D Z and Z.
+    """Returns the relative change of R from the input y to the code Z, and from Z to D Z.
 
-    The frame "read" uses the LayerNorm through which the step reads; y has already passed it.
+    In the frame "read", Z and D Z pass through the LayerNorm that y has already passed.
     """
     wide, after = y.double(), code.double()
     decoded = after @ d.double().T
@@ -212,7 +219,7 @@ def rates_at_scale(
     y: Float[Tensor, "batch pos d_model"],
     eps: Sequence[float],
 ) -> Cells:
-    """Returns the same for the code that the step makes if each sample scales D differently."""
+    """Returns the numbers of `of_rates` for a step whose D is scaled, sample by sample."""
     parts: list[Cells] = []
     for scale, one in zip(scales.tolist(), y, strict=True):
         other = replace(lasso, d=lasso.d * scale)
@@ -241,7 +248,10 @@ def _rates(
 
 
 def evenly(count: int, wanted: int, device: Any) -> Tensor:
-    """Returns the middles of `wanted` equal parts of the tokens, without ends such as CLS."""
+    """Returns the positions of `wanted` evenly spaced tokens: the middles of equal parts.
+
+    The first token, such as CLS, is left out if each part has at least 2 tokens.
+    """
     parts = min(count, wanted)
     return ((torch.arange(parts, device=device) + 0.5) * count / parts).long()
 
@@ -261,7 +271,7 @@ def _residual(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
 def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
     """Returns the share of the possible descent that was achieved.
 
-    If there was nothing to gain it is 1, or 0 if the objective rose.
+    If no descent was possible, the share is 1, or 0 if the objective rose.
     """
     gain, most = start - reached, start - solution
     nothing = most <= 1e-9 * start.abs()

@@ -1,7 +1,7 @@
-"""From numbers by sample to verdicts.
+"""Turns the numbers of all samples into verdicts.
 
-Numbers become cells with intervals, these become tests, and these a verdict and its reason. Each
-step returns columns; none changes a table that it was given.
+Numbers become cells with intervals, cells become tests, and tests become a verdict and its reason.
+Each step returns new columns and leaves its input tables unchanged.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from crate_interp.stats.contrasts import Difference, against_networks, paired
 from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
-_NEAR = 0.01  # share of the way from the ceiling to the bound
-_ROUNDING = 1e-9  # tolerance for numbers of order 1, as the audit's are
+_NEAR = 0.01  # how near its ceiling a value must be, as a share of the way to the bound
+_ROUNDING = 1e-9  # tolerance for rounding, as the audit's numbers are of order 1
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
     "claim", "number", *PLACE, "n", "value", "low", "high", "null", "excess", "excess_low",
@@ -30,14 +30,17 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-# the setting of numbers that depend on no data, and so on no frame
+# the setting of numbers of weights, which depend on no data and so on no frame
 _NOWHERE = {"frame": "", "eps": NO_EPS, "basis": "", "tokens": "", "by_construction": False}
 Columns = dict[str, Any]  # the cells of a number: an array `[cell]` for each column
 
 
 @dataclass(frozen=True)
 class Tests:
-    """P-values `[cell]` that a number passes and that it fails, twice the one-sided ones."""
+    """P-values `[cell]` of a number, each twice the one-sided p.
+
+    kept: small if the number is shown to pass. broken: small if it is shown to fail.
+    """
 
     kept: np.ndarray
     broken: np.ndarray
@@ -45,10 +48,10 @@ class Tests:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured number: the layer's values, and those to compare with.
+    """A measured number: the layer's values, and the tables with the values to compare with.
 
-    values: a row per cell, a column per sample. own: the table of this network. twins: the table of
-    the untrained ones.
+    values: a row per cell, a column per sample. own: the numbers of this network. twins: the
+    numbers of the untrained networks.
     """
 
     name: str
@@ -58,7 +61,7 @@ class Measured:
     twins: pd.DataFrame
 
     def beside(self, of: str) -> Any:
-        """Returns the same cells of a null or a limit; NaN if it was not measured."""
+        """Returns the number's values for a null or limit in these cells; NaN if not measured."""
         return by_sample(self.own, of, self.name).reindex(self.values.index)
 
 
@@ -74,7 +77,10 @@ def cells(result: Result) -> pd.DataFrame:
 
 
 def by_sample(table: pd.DataFrame, of: str, name: str) -> Any:
-    """Returns a number by cell and sample (or seed and sample); missing values are NaN."""
+    """Returns a number as a table: a row per cell, a column per sample (or seed and sample).
+
+    of: "layer", or the null or limit that the number is of. Missing values are NaN.
+    """
     if name not in table or not len(table):
         return pd.DataFrame()
     ids = [column for column in ("seed", "sample") if column in table]
@@ -104,8 +110,9 @@ def _cells(measured: Measured) -> pd.DataFrame:
         excess, tests[number.null] = _excess(measured)
         gain, tests[number.draws] = _gain(measured)
         columns |= excess | gain
-    # if null and draws are the same weights, drawn once for all samples, only the spread over draws
-    # informs about new ones, so the test of the gain replaces that of the excess
+    # if the null is the random weights of the draws, the test of the gain replaces that of the
+    # excess: these weights are drawn once for all samples, so only the spread over draws tells
+    # about new weights
     columns |= _decided(values.index, list(tests.values()), at_ceiling)
     columns["reason"] = [
         _reason(row, number, {key: float(test.kept[place]) for key, test in tests.items()})
@@ -125,14 +132,16 @@ def _reason(row: dict[str, Any], number: Number, p: dict[str, float]) -> str:
         return ""
     failed = [NULLS[key].words for key, value in p.items() if key and value > LEVEL]
     if not failed:
-        return "within its bounds, but not after the correction for the number of layers"
+        return (
+            "within its bounds, but this is not shown after the correction for the number of layers"
+        )
     if pd.isna(row.get("gain", np.nan)) and number.null:
         return "within its bounds; random weights and nulls were not measured on these samples"
     return f"within its bounds, but not shown to be better than {' and '.join(failed)}"
 
 
 def _within(facts: Number, resampled: Any, values: pd.DataFrame) -> Tests:
-    """Tests whether the true mean lies within a number's bounds; two-sided, so twice one-sided.
+    """Tests whether the true mean lies within a number's bounds; p is twice the one-sided p.
 
     If all samples lie on one side of a bound, p is at most that of a sign test: resamples of nearly
     constant numbers have no spread, and bootstrap-t alone would not decide.
@@ -159,7 +168,7 @@ def _columns(name: str, difference: Difference) -> Columns:
 def _better(number: Number, difference: Difference) -> Tests:
     """Tests whether a difference is on the better side of 0, or on the worse one.
 
-    A difference of mere rounding lies on neither side.
+    A difference as small as rounding lies on neither side.
     """
     equal = np.isnan(difference.value) | (np.abs(difference.value) < _ROUNDING)
     better = 1 if number.better > 0 else -1
@@ -168,7 +177,7 @@ def _better(number: Number, difference: Difference) -> Tests:
 
 
 def _excess(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the null and the excess over it, paired by sample."""
+    """Returns the null and the excess over it, paired by sample, and the tests of the excess."""
     values, ones = measured.values, np.ones(len(measured.values))
     null = measured.beside(measured.number.null).reindex(columns=values.columns)
     columns: Columns = {"null": null.mean(axis=1).to_numpy()}
@@ -179,7 +188,7 @@ def _excess(measured: Measured) -> tuple[Columns, Tests]:
 
 
 def _gain(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the distance of the value from that with random weights, for one new draw of them."""
+    """Returns the value minus the value with random weights, and tests it for a new draw."""
     values, ones = measured.values, np.ones(len(measured.values))
     start = f"{measured.number.draws} "
     drawn = sorted(of for of in measured.own["of"].unique() if of.startswith(start))
@@ -190,13 +199,13 @@ def _gain(measured: Measured) -> tuple[Columns, Tests]:
     together: Any = sum(over[1:], over[0]) / len(over)
     n, error = together.count(axis=1).to_numpy(), together.sem(axis=1).to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
-    # each draw's difference is computed as 0 minus it, which gives it the layer's sign
+    # `against_networks` subtracts the networks, so 0 - (-means) gives the differences their sign
     gain = against_networks(0 * ones, error, -means, n)
     return _columns("gain", gain), _better(measured.number, gain)
 
 
 def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Columns:
-    """Returns the mean of the untrained twins, and this network minus a new random one."""
+    """Returns the mean of the untrained twins, and this network minus a new random network."""
     others = by_sample(measured.twins, "layer", measured.name).reindex(measured.values.index)
     if not len(others.columns):
         return {}
@@ -207,10 +216,10 @@ def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Colum
 
 
 def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
-    """Returns the ceiling, the share of it, and what an ideal layer reaches.
+    """Returns the columns on the ceiling and on the construction, which is an ideal layer.
 
-    Also returns where the value is within 1 % of the way from its ceiling to its bound, on the
-    samples with a ceiling; such cells need not beat a null.
+    Also returns which cells are at their ceiling: over the samples with a ceiling, the value is
+    within 1 % of the way from the ceiling to the bound. Such cells need not beat a null.
     """
     number, blank = measured.number, np.full(len(mean), np.nan)
     low, high = number.bounds
@@ -225,7 +234,7 @@ def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
         share = np.divide(same, best, where=there, out=blank.copy())
     ideal = measured.beside("construction")
     reached = ideal.mean(axis=1).to_numpy() if len(ideal.columns) else blank
-    does = np.abs(reached) > _ROUNDING  # a layer that does nothing does not count
+    does = np.abs(reached) > _ROUNDING  # an ideal layer without any effect does not count
     missed = does & ~((low <= reached) & (reached <= high))
     bound = number.low if number.better > 0 else number.high
     near = np.zeros(len(mean), dtype=bool)
@@ -238,7 +247,8 @@ def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
 def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
     """Returns p and the verdict, adjusted over the layers of each setting by Holm's method.
 
-    tests: the test of the bounds comes first; a cell at its ceiling need not pass the others.
+    tests: first the test of the bounds, then the tests against nulls, which a cell at its ceiling
+    need not pass.
     """
     first, *others = tests
     kept = [first.kept, *(np.where(at_ceiling, 0.0, test.kept) for test in others)]
@@ -253,7 +263,7 @@ def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
 
 
 def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
-    """Yields the cells of weights: their value is exact, and only twins have a spread."""
+    """Yields the cells of numbers of weights: the values are exact, only twins have a spread."""
     own: Any = result.table("weights")
     twins: Any = result.table("untrained_weights")
     for name, number in NUMBERS.items():
@@ -294,7 +304,7 @@ def _missing(result: Result) -> pd.DataFrame:
 
 
 def nulls(result: Result) -> pd.DataFrame:
-    """Returns a row for each null and limit: means over samples, with standard errors."""
+    """Returns a row for each null or limit, number and setting: a mean with its standard error."""
     own = result.table("numbers")
     rows: list[pd.DataFrame] = []
     for of in [name for name in own["of"].unique() if name != "layer"] if len(own) else []:

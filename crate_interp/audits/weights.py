@@ -1,6 +1,6 @@
-"""The audit of a layer's weights: whether they are what the derivation assumes.
+"""The audit of a layer's weights: whether they satisfy the assumptions of the derivation.
 
-Random weights that stand for a layer's own are made here too.
+It also makes the random weights that replace a layer's own.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
 
 def of_weights(block: Any) -> dict[str, tuple[float, float]]:
-    """Returns the numbers of a layer's weights with their nulls, NaN for those without one.
+    """Returns (value, null) for each number of a layer's weights; null is NaN if there is none.
 
-    The null of the overlap is its value for random subspaces, p / d.
+    The null of "incoherent" is its value for random subspaces, p / d.
     """
     u, d = tied_subspaces(block), dictionary(block)
     none = float("nan")
@@ -70,7 +70,10 @@ def _from_scaled_identity(gram: Float[Tensor, "d d"]) -> float:
 def randoms_like(
     matrix: Float[Tensor, "rows columns"], generators: Sequence[torch.Generator]
 ) -> tuple[Float[Tensor, "rows columns"], ...]:
-    """Returns random matrices with the same singular values: both bases of each are uniform."""
+    """Returns a random matrix for each generator, with the singular values of `matrix`.
+
+    Both bases of a random matrix are drawn uniformly.
+    """
     if not generators:
         return ()
     own = torch.linalg.svdvals(matrix.double())

@@ -15,7 +15,7 @@ __all__ = [
 
 _EMPTY = "there is no attention to measure"
 _PIECE = 2**17  # entries handled at a time: half a megabyte of float32
-# in nats; numbers below 1e-38, thousands of which may stand in a row, add at most 1e-33
+# nats; entries below 1e-38, even thousands of them in a row, add at most 1e-33 to its entropy
 _ALMOST_NONE = 1e-24
 
 
@@ -77,7 +77,7 @@ def mass_cover(
     if not 0 < mass <= 1:
         raise ValueError(f"mass={mass}: give a share above 0 and at most 1.")
     held = pattern.detach().double().sort(dim=-1, descending=True).values.cumsum(dim=-1)
-    # the same sum in another order may be an ulp lower
+    # 1e-12 below the share, because the same sum in another order may be an ulp lower
     wanted = mass * held[..., -1:] * (1 - 1e-12)
     return _valid(((held < wanted).sum(dim=-1) + 1).to(pattern.dtype), pattern)
 
@@ -99,9 +99,9 @@ def official_attention_entropy(
 def causal_uniform_entropy(n: int) -> float:
     """Returns the mean entropy of uniform attention over each token's past, in nats.
 
-    `1/n sum_{i=1..n} ln i` for n queries, because the i-th sees i keys. It is the chance level of a
-    causal model, below the ln n of a model that sees all tokens. Raises ValueError if n is below
-    1.
+    `1/n sum_{i=1..n} ln i` for n queries, because query i sees i keys. This is the chance level of
+    a causal model, and it is below ln n, the chance level of a model that sees all tokens. Raises
+    ValueError if n is below 1.
     """
     if n < 1:
         raise ValueError(f"n={n}: give a number of tokens of at least 1.")
@@ -111,8 +111,9 @@ def causal_uniform_entropy(n: int) -> float:
 def _entropy_of_rows(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
     """Returns the entropy of rows; NaN for a row that holds a negative number.
 
-    0 ln 0 is 0: the logarithm is taken of no less than the smallest float for which it is fast.
-    Numbers below that matter only in rows of almost no entropy, which take a second pass.
+    0 ln 0 counts as 0: for the logarithm, entries are raised to at least the smallest float whose
+    logarithm is fast. Entries below that float matter only in rows of almost no entropy, which take
+    a second pass.
     """
     least = min(torch.finfo(rows.dtype).tiny, 2**-24)
     entropy = -rows.clamp_min(least).log_().mul_(rows).sum(dim=-1)

@@ -26,13 +26,16 @@ def least_rate(
     values: the singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`;
     distance `[...]`, >= 0: how far the values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
     times the Frobenius length of the step -> `[...]` in nats per token, between 0 and the rate
-    before. After any step of that length R^c is at least this: singular values move by at most the
-    length of the change of the matrix (Mirsky 1960), and the formula is a Lagrange dual, which is
-    at most the least rate of values that move so far (weak duality). Each inner minimum is a root
-    of a cubic. Computed in float64. Raises ValueError if a value or a distance is negative.
+    before the step. After any step of that length R^c is at least this rate: singular values move
+    by at most the length of the change of the matrix (Mirsky 1960), and the formula is a Lagrange
+    dual, which is at most the least rate of values that move so far (weak duality). Each inner
+    minimum is a root of a cubic. Computed in float64. Raises ValueError if a value or a distance is
+    negative.
     """
     if bool((values < 0).any()) or bool((distance < 0).any()):
-        raise ValueError("singular values and distances are lengths: give numbers of at least 0.")
+        raise ValueError(
+            "values or distance holds a negative number. Both are lengths: give numbers >= 0."
+        )
     x, budget = values.double(), distance.double().square()
     size = x.square().sum(dim=-1)
     free = budget >= size  # all values can reach zero
@@ -69,8 +72,8 @@ def _moved(
 ) -> Float[Tensor, "*batch number"]:
     """Returns the t >= 0 that minimises `1/2 log(1 + t^2) + (x - t)^2 / (2 kappa)`.
 
-    Its derivative is zero at the roots of t^3 - x t^2 + (1 + kappa) t - x. There is one root, or
-    there are three; then the outer two are minima.
+    Its derivative is zero at the roots of t^3 - x t^2 + (1 + kappa) t - x. There is one real root,
+    or there are three, of which the outer two are minima.
     """
     third = x / 3
     p, half_q = 1 + kappa - x * third, x * (kappa - 2) / 6 - third**3

@@ -15,7 +15,7 @@ NO_TOKENS = "there are no tokens to measure"
 def require_floats(tensor: Tensor, axes: str) -> None:
     """Raises ValueError unless a tensor is floating and has the last axes that `axes` names.
 
-    axes: names with spaces between them, such as "pos d_model"; more axes may stand before them.
+    axes: names with spaces between them, such as "pos d_model"; other axes can come before them.
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"a measure takes a tensor [..., {axes}], got {type(tensor).__name__}.")
@@ -28,7 +28,8 @@ def require_floats(tensor: Tensor, axes: str) -> None:
 def require_entries(tensor: Tensor, axes: str, empty: str) -> None:
     """Checks as `require_floats` does, and raises ValueError if there are no entries.
 
-    axes: two names; an empty batch before these two axes is allowed. empty: how the error begins.
+    axes: two names; an empty batch before these two axes is allowed. empty: the first words of the
+    error.
     """
     require_floats(tensor, axes)
     if 0 in tensor.shape[-2:]:
@@ -66,7 +67,7 @@ def all_finite(tensor: Tensor) -> bool:
 def squares_fit(lengths: Tensor) -> bool:
     """Tells whether rows of these lengths can be squared within the range of floats.
 
-    False if a row is of zeros, shorter than 1e-15, longer than 1e15, or NaN.
+    It is False if a row is all zeros, shorter than 1e-15, longer than 1e15, or NaN.
     """
     if not lengths.numel():  # an empty batch has no minimum
         return True

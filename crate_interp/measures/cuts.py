@@ -17,7 +17,7 @@ __all__ = ["maskcut", "normalised_cut"]
 Bools = NDArray[np.bool_]
 _AFFINITIES = ("cosine", "inner")
 _WEAK = 1e-5  # CutLER's weight between unlike tokens; it keeps the graph connected
-_EXACT = 4  # with more borderline cosines per token, all are computed in float64
+_EXACT = 4  # above this many borderline cosines per token, all are computed in float64
 
 
 def maskcut(
@@ -38,23 +38,23 @@ def maskcut(
     0 is background and left out of the cut.
 
     The foreground is the side v > mean(v), unless it has 3 or more corners of the grid: then it is
-    the other side. A mask is the 4-connected part of the foreground that holds the most extreme
-    entry of v there, without the masks before it. The features of its tokens are 0 from then on.
-    The search ends, and the remaining masks are False, when a part after the first has at most 1 %
-    of the tokens or an IoU above 1/2 with an earlier part (both as cut, with their overlaps): the
-    next cut would be the same again. It also ends when lambda is 1, because then no cut is better
-    than another (all tokens are alike, or all features are 0).
+    the other side. A part is the 4-connected piece of the foreground that holds the foreground's
+    most extreme entry of v. A mask is a part without the earlier masks. The features of its tokens
+    are set to 0 for later cuts. The search ends when a part after the first has at most 1 % of the
+    tokens, or an IoU above 1/2 with an earlier part (parts, unlike masks, may overlap): the next
+    cut would be the same again. It also ends when lambda is 1, because then no cut is better than
+    another (all tokens are alike, or all features are 0). The remaining masks are then False.
 
     Source: CutLER `maskcut/maskcut.py`, with fixed rules where its result is left to chance. The
     sign of v makes its largest absolute entry positive; CutLER takes the sign from LAPACK. Of equal
-    entries (to 1e-9) the first is the largest, and an entry equal to the mean is not above it. A
-    part is compared with all parts before it; CutLER compares it with the last one only, so that a
-    rejected part returns in the next round. No CRF follows. Computed in float64 on the CPU, without
-    gradient.
+    entries (to 1e-9) the first counts as the largest, and an entry equal to the mean is not above
+    it. A part is compared with all earlier parts; CutLER compares it with the last part only, so
+    that a rejected part returns in the next round. No CRF follows. Computed in float64 on the CPU,
+    without gradient.
 
     Raises ValueError if the grid does not fit, if there are fewer than 2 tokens, if features hold
     NaN or Inf, if n_masks is below 1, if tau is not finite, if tau is negative with
-    affinity="inner" (a cut needs weights >= 0), or if the affinity is neither of the two.
+    affinity="inner" (a cut needs weights >= 0), or if affinity is neither "cosine" nor "inner".
     """
     _check(features, grid, n_masks, tau, affinity)
     *batch, pos, d = features.shape
@@ -76,9 +76,10 @@ def normalised_cut(
     lambda `[]` in [0, 2], both float64 and solved to rounding. The largest absolute entry of v is
     positive; of entries that agree to 1e-9 the first counts as the largest. Shi and Malik 2000.
 
-    v is not unique if several eigenvalues equal lambda (to 1e-9). It is then the D-orthogonal
-    projection of cos(i^2), i = 0, 1, ..., on their space. For a graph in pieces, whose lambda is 0,
-    v separates the piece with the second most tokens (the first such piece) from the rest.
+    v is not unique if several eigenvalues equal lambda (to 1e-9). Then v is the D-orthogonal
+    projection of cos(i^2), i = 0, 1, ..., on the space of their eigenvectors. For a graph in
+    pieces, whose lambda is 0, v separates the piece with the second most tokens (the first such
+    piece) from the rest.
 
     Raises ValueError if the matrix is not square with at least 2 tokens, not symmetric, not finite
     or negative somewhere, or if a row holds only zeros.
@@ -107,7 +108,7 @@ def normalised_cut(
 
 def _cut_out(masks: Bools, features: Floats, tau: float, affinity: str) -> None:
     """Writes the masks of one image into `masks` `[n_masks, h, w]`, all False at first."""
-    # painted_weight: the weight from a token whose features were set to 0 to any other
+    # painted_weight: the weight between any token and a token whose features were set to 0
     if affinity == "cosine":
         weights, painted_weight = _cosine_affinity(features, tau), 1.0 if tau < 0 else _WEAK
     else:
@@ -201,7 +202,7 @@ def _inner_affinity(features: Floats, tau: float) -> Floats:
 def _scale(largest: Floats) -> Floats:
     """Returns the power of two that brings a number near 1.
 
-    Products of numbers scaled so neither overflow nor vanish.
+    Products of numbers scaled by it neither overflow nor vanish.
     """
     return np.ldexp(1.0, -np.frexp(largest)[1].clip(-1000, 1000))
 

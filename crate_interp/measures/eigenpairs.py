@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 TIE = 1e-9  # numbers with a relative difference below this count as equal
 # The matrix has a norm of at most 2, so a residual this small is rounding.
 _CONVERGED = 16 * np.finfo(np.float64).eps
-_STEPS = 300  # at most; 4 to 70 have been needed so far
+_STEPS = 300  # limit of steps; 4 to 70 have been needed so far
 
 
 def first_largest(values: Floats) -> int:
@@ -25,7 +25,7 @@ def first_largest(values: Floats) -> int:
 
 
 def second(weights: Floats, root: Floats) -> tuple[Floats, float]:
-    """Returns the answer of `normalised_cut` for a valid matrix with entries not far from 1.
+    """Returns (v, lambda) of `normalised_cut` for a valid matrix with entries not far from 1.
 
     root: the square roots of the degrees.
     """
@@ -48,8 +48,8 @@ def second(weights: Floats, root: Floats) -> tuple[Floats, float]:
 
 
 def _second_piece(pieces: NDArray[np.int32], root: Floats) -> Floats:
-    """Returns the unit vector of eigenvalue 0 that separates one piece from all other pieces."""
-    # pieces are numbered by their first tokens
+    """Returns the unit vector of eigenvalue 0 that separates the second largest piece."""
+    # pieces are numbered in the order of their first tokens, so the first of equal pieces wins
     second = np.argsort(-np.bincount(pieces), kind="stable")[1]
     inside = pieces == second
     share = (root[inside] ** 2).sum() / (root**2).sum()
@@ -64,8 +64,8 @@ def _inverse_krylov(
 
     The method is generalised Davidson (Morgan and Scott 1986): the residual times an approximate
     inverse of L enlarges the space. Close eigenvalues near 0, which come from pieces joined by weak
-    edges, are found in a few steps; Lanczos on L needs hundreds. The residual is that of L in
-    float64, however exact the inverse. The start has a component along every eigenvector, so a
+    edges, are found in a few steps; Lanczos on L needs hundreds. The residual is computed from L in
+    float64, even if the inverse is float32. The start has a component along every eigenvector, so a
     multiple eigenvalue contributes only the projection of the start on its space.
     """
     inverse = _inverse(weights, root, dtype)
@@ -81,7 +81,7 @@ def _inverse_krylov(
     small = np.zeros((steps, steps))
     new = _start(root)
     for step in range(steps):
-        for _ in range(2):  # one pass is orthogonal only up to its own rounding error
+        for _ in range(2):  # the second pass removes what rounding left in the first
             new = new - (null @ new) * null
             new = new - (basis[:step] @ new) @ basis[:step]
         length = np.linalg.norm(new)
@@ -104,7 +104,7 @@ def _inverse_krylov(
 def _projected(values: Floats, vectors: Floats, start: Floats) -> tuple[Floats, Floats]:
     """Returns the start's projection on the least eigenvalue's space, and the matrix times it.
 
-    The projection is scaled to length 1. Eigenvalues that agree to 1e-9 count as one.
+    The projection is scaled to length 1. Eigenvalues that agree to 1e-9 count as equal.
     """
     tied = values <= values[0] + TIE * abs(values[0])
     share = start[tied] / np.linalg.norm(start[tied])
@@ -112,16 +112,16 @@ def _projected(values: Floats, vectors: Floats, start: Floats) -> tuple[Floats, 
 
 
 def _start(root: Floats) -> Floats:
-    """Returns numbers without a pattern, the same on every machine."""
+    """Returns a start vector without a pattern, the same on every machine."""
     return np.cos(np.arange(len(root)) ** 2.0) * root
 
 
 def _inverse(
     weights: Floats, root: Floats, dtype: type[np.floating]
 ) -> Callable[[Floats], Floats] | None:
-    """Returns the inverse of L, its eigenvalue 0 raised to 1, or None if Cholesky fails.
+    """Returns a function that multiplies by the inverse of L, whose eigenvalue 0 is set to 1.
 
-    The factored matrix is `D - A + d d^T / sum(d)`.
+    The factored matrix is `D - A + d d^T / sum(d)`. Returns None if Cholesky fails.
     """
     from scipy.linalg import cho_factor, get_blas_funcs
 
@@ -147,7 +147,7 @@ def _inverse(
 
 
 def _dense(weights: Floats, root: Floats) -> tuple[float, Floats]:
-    """Returns the same eigenpair from LAPACK, for matrices too close to singular for Cholesky."""
+    """Returns the eigenpair from LAPACK, for matrices too close to singular for Cholesky."""
     from scipy.linalg import eigh
 
     null = root / np.linalg.norm(root)

@@ -73,10 +73,10 @@ def neumann_invalid(
     """Returns the share of the eigenvalues of a C_k^T C_k above 1, where a = p / (N eps^2).
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1], among the
-    min(N, p) eigenvalues x of each head. Above 1 the Neumann step has the wrong size or sign: a
-    direction with x < 1 shrinks under it and one with x > 1 grows, but the exact step shrinks them
-    all. Not differentiable. NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate`
-    does.
+    min(N, p) eigenvalues x of each head. Above 1 the Neumann step has the wrong size or sign: it
+    shrinks directions with x < 1 and lengthens directions with x > 1, but the exact step shrinks
+    all directions. Not differentiable. NaN or Inf in a sample gives NaN. Raises ValueError as
+    `coding_rate` does.
     """
     rates.check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
@@ -90,8 +90,8 @@ def _solved(
 ) -> Float[Tensor, "*batch rows columns"]:
     """Returns `scale X (I + scale X^T X)^{-1}`, and NaN for a matrix that is not finite.
 
-    QR of X over I gives `[X; I] = [Q1; Q2] R` and X (I + X^T X)^{-1} = Q1 Q2^T. This avoids the
-    Gram matrix, which would square the condition number.
+    QR of X stacked on I gives `[X; I] = [Q1; Q2] R` and X (I + X^T X)^{-1} = Q1 Q2^T. This avoids
+    the Gram matrix, which would square the condition number.
     """
     if x.shape[-2] < x.shape[-1]:
         return _solved(x.mT, scale).mT
@@ -105,6 +105,6 @@ def _solved(
 def written(
     codes: Float[Tensor, "*batch head pos d_head"], u: Float[Tensor, "head d_model d_head"]
 ) -> Tensor:
-    """Returns the codes in the stream, `sum_k C_k U_k^T` `[..., pos, d_model]`."""
+    """Returns the codes written to the stream, `sum_k C_k U_k^T` `[..., pos, d_model]`."""
     wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     return codes.transpose(-3, -2).flatten(-2) @ wide.T

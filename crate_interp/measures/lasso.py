@@ -1,7 +1,7 @@
 """The non-negative lasso, the problem that a sparse step solves in part.
 
-`min_{z >= 0} 1/2 |y - D z|^2 + lambd |z|_1`. Tokens are rows: y `[..., pos, d_model]`, z
-`[..., pos, d_mlp]`, d `[d_model, d_mlp]`; lambd is a number, or one for each atom `[d_mlp]`. arXiv
+`min_{z >= 0} 1/2 |y - D z|^2 + lambd |z|_1`. Tokens are rows: y `[..., pos, d_model]`, z `[...,
+pos, d_mlp]`, d `[d_model, d_mlp]`; lambd is a number, or one number for each atom `[d_mlp]`. arXiv
 2306.01129 eq. 15-16 print the problem without the 1/2 that their step (eq. 17) needs.
 """
 
@@ -125,7 +125,7 @@ def _fista(
     # the Gram matrix is used if it has fewer entries than two products with D
     gram = d.mT @ d if d.shape[1] <= 2 * d.shape[0] else None
     solved = corr.new_zeros(corr.shape)
-    open_ = torch.arange(len(corr), device=corr.device)  # tokens that are not yet solved
+    open_ = torch.arange(len(corr), device=corr.device)  # indices of tokens that are not solved yet
     code = ahead = solved
     momentum, shift = corr.new_ones(len(corr), 1), eta * (corr - lambd)
     enough = eta * tol * torch.linalg.vector_norm(corr, dim=-1)
@@ -142,7 +142,7 @@ def _fista(
                 open_, momentum = open_[left], momentum[left]
                 shift, enough = shift[left], enough[left]
                 new, ahead, step = new[left], ahead[left], step[left]
-        # momentum restarts where it has overshot
+        # momentum restarts for tokens that have overshot
         uphill = ((ahead - new) * step).sum(dim=-1, keepdim=True) > 0
         momentum = momentum.masked_fill(uphill, 1)
         grown = (1 + (1 + 4 * momentum.square()).sqrt()) / 2

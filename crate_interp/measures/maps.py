@@ -28,7 +28,7 @@ def attention_map(
     softmax runs over CLS too; the weight of CLS is never returned. scaled=False, cls_key=False is
     arXiv 2308.16271 eq. 10. scaled=True, cls_key=True is what the model computes (hook_pattern) and
     what DINO `visualize_attention.py` draws. special: the number of tokens before the patches, CLS
-    first; all of them are treated as CLS is. Leaving CLS out changes neither the order of the
+    first; all these tokens are treated as CLS is. Leaving CLS out changes neither the order of the
     patches nor their ratios; the scale changes their ratios. Raises ValueError if the shapes
     differ, if there is no such query, or if there is no patch.
     """
@@ -42,7 +42,7 @@ def attention_map(
     count = keys.shape[-2]
     if count <= special:
         raise ValueError(
-            f"there is no patch to attend to: give CLS and at least one patch, got {count} tokens."
+            f"{count} tokens hold no patch to attend to. Give CLS and at least one patch."
         )
     if not -count <= query < count:
         raise ValueError(f"query={query}: give a position from 0 (CLS) to {count - 1}.")
@@ -70,7 +70,8 @@ def attention_rollout(
     require_floats(patterns, "layer head query key")
     if 0 in patterns.shape[-4:] or patterns.shape[-1] != patterns.shape[-2]:
         raise ValueError(
-            f"patterns are [..., layer, head, pos, pos], not empty, got {list(patterns.shape)}."
+            f"patterns have shape {list(patterns.shape)}. "
+            "Give [..., layer, head, pos, pos], not empty."
         )
     mixed = patterns.mean(dim=-3)  # [..., layer, query, key]
     mixed = (mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)) / 2
@@ -99,8 +100,8 @@ def pca_map(
     _check_features(features, grid)
     if not 1 <= n_components <= features.shape[-1]:
         raise ValueError(
-            f"n_components={n_components}: features have {features.shape[-1]} dimensions, "
-            "give at least 1 and at most that many."
+            f"n_components={n_components}: give a number of at least 1, and of at most the "
+            f"{features.shape[-1]} dimensions of the features."
         )
     tokens = features.detach().double().flatten(0, 1)  # [image * pos, d]
     tokens = tokens - tokens.mean(dim=0)
@@ -124,14 +125,14 @@ def pca_mask(
     `m_i > (min + max) / 2`, where m is the first map of `pca_map`.
 
     features `[image, pos, d]` without CLS -> bool `[image, pos]`. The minimum and maximum are over
-    all images together, so that no token of an image may be in the mask. If all tokens are alike,
-    none is. CRATE `vis_utils` scales to [0, 1] and cuts at 0.5 with the sign that its solver
-    returned; here the sign makes the border background. Raises ValueError as `pca_map` does.
+    all images together, so the mask of an image can be empty. It is empty for all images if all
+    tokens are alike. CRATE `vis_utils` scales to [0, 1] and cuts at 0.5 with the sign that its
+    solver returned; here the sign makes the border background. Raises ValueError as `pca_map` does.
     """
     first = pca_map(features, grid, 1).flatten(1)
     middle = (first.min() + first.max()) / 2
     spread = first.max() - first.min()
-    # difference of tokens that are equal up to rounding
+    # a spread this small is the rounding of equal tokens
     flat = spread <= 1e-6 * features.abs().max()
     return (first > middle) & ~flat
 

@@ -18,15 +18,15 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
 
     map `[..., pos]` of numbers >= 0 -> bool `[..., pos]`. Of equal values the lower index wins; a
     map of zeros gives no token. Source: DINO `visualize_attention.py`, whose float32 sums may keep
-    one more token of a tie at the edge. Papers compute this where their text says "the top 60 %",
-    which describes `top_mask`: if ten tokens of 100 share four fifths of the mass equally, this
-    keeps 8 and `top_mask` keeps 60. Raises ValueError if mass is outside (0, 1], if the map holds
-    negative values, NaN or Inf, or if there are no tokens.
+    one more token of a tie at the edge. Papers whose text says "the top 60 %", which describes
+    `top_mask`, compute `mass_mask`. The two differ: if ten of 100 tokens share four fifths of the
+    mass equally, `mass_mask` keeps 8 and `top_mask` keeps 60. Raises ValueError if mass is outside
+    (0, 1], if the map holds negative values, NaN or Inf, or if there are no tokens.
     """
     _check_map(map)
     _check_share(mass, "mass")
     if bool((map < 0).any()):
-        raise ValueError("the map has negative values: give attention, or use top_mask.")
+        raise ValueError("the map has negative values. Give attention weights, or use top_mask.")
     values, order = map.double().sort(dim=-1, descending=True, stable=True)
     before = values.cumsum(dim=-1) - values
     # 1e-12 below the share, because a sum in another order may be an ulp higher
@@ -39,10 +39,10 @@ def top_mask(map: Float[Tensor, "*batch pos"], fraction: float = 0.6) -> Bool[Te
 
     It keeps `floor(fraction pos + 1/2)` tokens, at least one.
 
-    map `[..., pos]` -> bool `[..., pos]`; of equal values the lower index wins. This is what the
-    text of arXiv 2308.16271 App. B.3 says ("top 60 % of entries"); the code that it follows keeps a
-    share of the mass instead: `mass_mask`. Raises ValueError if fraction is outside (0, 1], if the
-    map holds NaN or Inf, or if there are no tokens.
+    map `[..., pos]` -> bool `[..., pos]`; of equal values the lower index wins. This follows the
+    text of arXiv 2308.16271 App. B.3 ("top 60 % of entries"); the code that the paper follows keeps
+    a share of the mass instead, as `mass_mask` does. Raises ValueError if fraction is outside (0,
+    1], if the map holds NaN or Inf, or if there are no tokens.
     """
     _check_map(map)
     _check_share(fraction, "fraction")
@@ -70,7 +70,7 @@ def jaccard(
     if not mask.ndim or not target.ndim or mask.shape[-1] != target.shape[-1]:
         raise ValueError(
             f"mask {list(mask.shape)} and target {list(target.shape)} have different last axes: "
-            "give two masks of as many tokens."
+            "give two masks with the same number of tokens."
         )
     try:
         torch.broadcast_shapes(mask.shape, target.shape)
@@ -85,7 +85,7 @@ def jaccard(
 
 
 def random_jaccard(fraction: float, target_fraction: float) -> float:
-    """Returns a random mask's score: the chance level of a share P for a target of a share f.
+    """Returns the chance level of `jaccard` for a random mask of share P and a target of share f.
 
     `P f / (P + f - P f)`, in [0, 1]: the ratio of the expected intersection to the expected union,
     which `jaccard` approaches for many tokens. For P = 1, all foreground, it is f. Raises
@@ -103,10 +103,10 @@ def random_jaccard(fraction: float, target_fraction: float) -> float:
 def token_mask(
     mask: Bool[Tensor, "*batch height width"], patch_size: int | tuple[int, int]
 ) -> Bool[Tensor, "*batch patch"]:
-    """Returns the patches of which more than half is covered by a mask of pixels: `share > 1/2`.
+    """Returns the patches that a mask of pixels covers by more than half, `share > 1/2`.
 
     mask bool `[..., height, width]` -> bool `[..., patch]`, row-major. Raises ValueError if the
-    mask is not bool, or if its sides are not multiples of the patch's.
+    mask is not bool, or if its sides are not multiples of the patch's sides.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim < 2:
         raise ValueError(

@@ -28,10 +28,10 @@ def sparse_rate_reduction(
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[...]` in nats, either sign; 0 for Z =
     0. arXiv 2411.17182 eq. 11 (its summand), arXiv 2306.01129 eq. 1 (negated). penalty: `l0_norm`,
     a count whose gradient is zero everywhere, or another function to `[..., pos]` such as
-    `l1_norm`. It is summed over tokens and, with `normalise`, divided by the number of entries of
-    z. The papers do not say whether their count is a fraction, which eps they used, or whether they
-    trained with the count or with a surrogate; 2411.17182 has lambd = 0.1 and measures without
-    LayerNorm. Raises ValueError as `coding_rate` does.
+    `l1_norm`. The penalty is summed over tokens and, with `normalise`, divided by the number of
+    entries of z. The papers do not say whether their count is a fraction, which eps they used, or
+    whether they trained with the count or with a surrogate; 2411.17182 has lambd = 0.1 and measures
+    without LayerNorm. Raises ValueError as `coding_rate` does.
     """
     rate, per_head = rates.coding_rate(z, eps), rates.subspace_coding_rate(z, u, eps)
     size = penalty(z).sum(dim=-1)
@@ -49,15 +49,15 @@ def layer_objectives(
     penalty: Penalty = sparsity.l0_norm,
     normalise: bool = False,
 ) -> Float[Tensor, "layer *batch"]:
-    """Returns the `sparse_rate_reduction` of each layer's output, with the layers detached.
+    """Returns the `sparse_rate_reduction` of each layer's output, with detached layer inputs.
 
     `mu_l = mu(f_l(sg(Z^{l-1})) | U_l)`, where sg detaches the output of the layer before.
 
     layers: callables z -> z, such as `model.blocks`. bases: their U `[head, d_model, d_head]`. z:
     the input of the first layer, `[..., pos, d_model]`. -> `[layer, ...]` in nats. arXiv 2411.17182
-    eq. 14 adds gamma = 0.001 times the sum, or times the last layer's, to the cross-entropy. The
-    gradient of mu_l reaches only layer l, and the default penalty adds nothing to it. Raises
-    ValueError if there are no layers, or if there are not as many bases as layers.
+    eq. 14 adds gamma = 0.001 times their sum, or times that of the last layer, to the
+    cross-entropy. The gradient of mu_l reaches only layer l, and the default penalty adds nothing
+    to it. Raises ValueError if there are no layers, or if there are not as many bases as layers.
     """
     if not len(layers) or len(layers) != len(bases):
         raise ValueError(

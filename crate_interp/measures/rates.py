@@ -1,8 +1,8 @@
 """Coding rates: the nats per token that code tokens at a given precision, in total and by subspace.
 
-All are sums of 1/2 logdet(I + c G) for a Gram matrix G, computed by Cholesky on the smaller of the
-two Gram matrices, which have the same determinant (Sylvester). Batched LU is slower and can hang on
-some CPUs.
+All rates are sums of 1/2 logdet(I + c G) for a Gram matrix G. X^T X and X X^T give the same
+determinant (Sylvester), so Cholesky factors the smaller of the two. Batched LU is slower and can
+hang on some CPUs.
 """
 
 import math
@@ -19,20 +19,20 @@ __all__ = [
     "official_coding_rate", "rate_reduction", "subspace_coding_rate",
 ]  # fmt: skip
 
-# A float32 Gram can be wrong by several per cent without an error. Rounding changes each entry of A
-# = I + c G by a multiple of |A_ii A_jj|^(1/2), and logdet A by a multiple of the diagonal of the
-# inverse of A scaled to a unit diagonal. A_ii over the square of pivot i is at most that entry, and
-# equal to it for the last i. Above this limit for any i the sample is computed again. It was
-# studied in tests/benchmarks/bench_guard.py: rates that pass are right to 4e-6 on the streams of
-# the embedded models, and to 1.1e-5 on matrices made to be hard. The simpler rule max A_ii / min
-# pivot^2 < 1e3 is as safe, but recomputes more samples.
+# A rate from a float32 Gram matrix can be wrong by several per cent without an error. Rounding
+# changes each entry of A = I + c G by a multiple of |A_ii A_jj|^(1/2), and logdet A by a multiple
+# of the diagonal of B^-1, where B is A scaled to a unit diagonal. The ratio A_ii / (pivot i)^2 is
+# at most entry i of that diagonal, and equal to it for the last i. If the ratio is above this limit
+# for any i, the sample is computed again. tests/benchmarks/bench_guard.py studies the limit: rates
+# that pass are right to 4e-6 on the streams of the embedded models, and to 1.1e-5 on matrices made
+# to be hard. The simpler rule max A_ii / min pivot^2 < 1e3 is as safe, but recomputes more samples.
 FLOAT32_LIMIT = 1e3
-# A rate that is small compared with the rounding of its pivots, which grows with their number, is
-# not trusted either: such rates were off by 0.2 % for identical tokens, and by 100 % for tokens
-# near zero. Rates that pass were right to half of this.
+# A rate that is small compared with the rounding of its pivots is not trusted either. This rounding
+# grows with the number of pivots. Such rates were off by 0.2 % for identical tokens, and by 100 %
+# for tokens near zero. Rates that pass were right to half of this limit.
 RELATIVE_ERROR = 2e-5
-# The same for float64: above the limit singular values, which are slow but exact, replace Cholesky.
-# A float32 sample that is computed again needs fewer digits.
+# The limits of the same ratio in float64. Above them, singular values replace Cholesky: they are
+# slow but exact. A float32 sample that is computed again needs fewer digits: REDONE_LIMIT.
 FLOAT64_LIMIT = 1e3
 REDONE_LIMIT = 1e9
 
@@ -45,9 +45,10 @@ def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Ten
     columns.
 
     z `[..., pos, d_model]` -> `[...]` in nats per token, >= 0, and 0 only for Z = 0. arXiv
-    2306.01129 eq. 1; eps is the paper's, squared inside. An all-zero token adds nothing but counts
-    in N. Results have the dtype of z; ill-conditioned float32 samples are computed in float64. NaN
-    or Inf in a sample gives NaN. Raises ValueError if eps <= 0 or if there are no tokens.
+    2306.01129 eq. 1, with the paper's eps, which is squared here. An all-zero token adds nothing
+    but counts in N. Results have the dtype of z; ill-conditioned float32 samples are computed in
+    float64. NaN or Inf in a sample gives NaN. Raises ValueError if eps <= 0 or if there are no
+    tokens.
     """
     check_rate(z, eps)
     pos, width = z.shape[-2:]
@@ -87,8 +88,8 @@ def rate_of_codes(
     check_rate(z, eps)
     pos, width = codes.shape[-2:]
     flat = z.reshape(-1, *z.shape[-2:])
-    # the codes of a doubtful sample are computed again too: rounding them loses as much as a
-    # rounded Gram
+    # the codes of a doubtful sample are computed again too, because rounded codes lose as many
+    # digits as a rounded Gram matrix
     again = lambda rows: head_codes(flat[rows].double(), u.double())  # noqa: E731
     rate = _half_logdet(codes.reshape(-1, *codes.shape[-3:]), width / (pos * eps**2), again)
     return rate.reshape(codes.shape[:-2])
@@ -118,16 +119,16 @@ def mcr2_coding_rate(
 
     z `[..., pos, d_model]` -> `[...]` in nats per token, >= 0, and at most R(Z) if the weights of
     each token sum to 1. membership: the class of each token, integers `[..., pos]`; or weights >= 0
-    `[..., pos, class]`, which scale a token by their root and sum to N_k over the tokens. arXiv
-    2006.08558. Unlike `subspace_coding_rate` it has d and N_k instead of p and N, weights each
-    class by N_k / N, and knows which token belongs to which class. A class without tokens adds
-    nothing. Raises ValueError if membership has another shape, or holds negative numbers, NaN or
-    Inf; otherwise as `coding_rate` does.
+    `[..., pos, class]`, whose square roots scale the tokens of Z_k and whose sum over tokens is
+    N_k. arXiv 2006.08558. Unlike `subspace_coding_rate` it has d and N_k instead of p and N,
+    weights each class by N_k / N, and knows which token belongs to which class. A class without
+    tokens adds nothing. Raises ValueError if membership has another shape, or holds negative
+    numbers, NaN or Inf; otherwise as `coding_rate` does.
     """
     check_rate(z, eps)
     weights = _weights(membership, z)  # [..., pos, class]
     pos, width = z.shape[-2:]
-    count = weights.sum(dim=-2)  # z: [..., class]
+    count = weights.sum(dim=-2)  # [..., class]
     per_class = width / (count.masked_fill(count == 0, 1) * eps**2)
     # [..., class, pos, d_model], scaled so that the rate of a class is that of I + Z_k^T Z_k
     root = (weights * per_class.unsqueeze(-2)).sqrt().mT.unsqueeze(-1)
@@ -183,9 +184,10 @@ def dictionary_rate_change(
     """Returns how the rate of codes changes when a dictionary decodes them, `R(D Z) - R(Z)`.
 
     z `[..., pos, d_mlp]`, d `[d_model, d_mlp]` -> `[...]` in nats per token, either sign; 0 for
-    orthonormal D. In rows the decoded codes are Z D^T. For a square D with singular values s it
-    lies between R(s_min Z) - R(Z) and R(s_max Z) - R(Z). arXiv 2306.01129 assumes that R(Z^{l+1})
-    and R(Z^{l+1/2}) are about equal. Raises ValueError as `coding_rate` does.
+    orthonormal D. With tokens as rows the decoded codes are Z D^T. For a square D with singular
+    values s the change lies between R(s_min Z) - R(Z) and R(s_max Z) - R(Z). arXiv 2306.01129
+    assumes that R(Z^{l+1}) and R(Z^{l+1/2}) are about equal. Raises ValueError as `coding_rate`
+    does.
     """
     checks.require_floats(d, "d_model d_mlp")
     return coding_rate(z @ d.mT, eps) - coding_rate(z, eps)
@@ -202,9 +204,9 @@ def official_coding_rate(
     codes `[..., head, pos, d_head]` -> `[..., head]` in nats per token, at most p/2 ln(1 +
     1/eps_squared) for each head; the sum over heads is the published number. CRATE
     `vis_utils/coding_rate.py`: there `eps` is epsilon squared, the codes are U^T LN(Z^l), the CLS
-    token counts, and the mean and unbiased standard deviation over the batch are reported. It
-    differs from the script in one point: an all-zero code adds nothing here, and gives NaN there.
-    Raises ValueError if eps_squared <= 0 or if there are no tokens.
+    token counts, and the mean and unbiased standard deviation over the batch are reported. This
+    function differs from the script in one point: an all-zero code adds nothing here, but gives NaN
+    in the script. Raises ValueError if eps_squared <= 0 or if there are no tokens.
     """
     return official_rate_and_zeros(codes, eps_squared)[0]
 
@@ -236,7 +238,7 @@ def _unit_rows(codes: Float[Tensor, "*batch pos d_head"]) -> tuple[Tensor, Float
         norms = norms.masked_fill(norms == 0, 1)
     if codes.requires_grad:
         return codes / norms, zeros
-    # written in the order that the Gram product reads: a later copy would be one more pass
+    # `out` has the memory order that the Gram product reads, which saves a copy later
     return torch.div(codes, norms, out=codes.new_empty(codes.shape)), zeros
 
 
@@ -274,14 +276,15 @@ def _half_logdet(
 ) -> Float[Tensor, "samples heads"]:
     """Returns 1/2 logdet(I + scale x^T x) in the dtype of x.
 
-    again: computes x of the samples with the given indices again, in float64.
+    again: a function that recomputes x in float64 for the samples with the given indices.
     """
     if x.dtype == torch.float64:
         return _half_logdet64(x, scale, FLOAT64_LIMIT)
     rate, doubtful = _cholesky_rate(x.float(), scale, FLOAT32_LIMIT)
     rows = doubtful.any(dim=-1).nonzero()[:, 0]
     if len(rows) and rate.requires_grad:
-        # all samples, because a failed factorisation would spoil the gradient of the others
+        # recomputes all samples, because a failed factorisation would spoil the gradients of the
+        # other samples
         rate = _half_logdet64(again(torch.arange(len(x), device=x.device)), scale, REDONE_LIMIT)
     elif len(rows):
         rate[rows] = _half_logdet64(again(rows), scale, REDONE_LIMIT).float()
@@ -294,7 +297,7 @@ def _half_logdet64(
     rate, doubtful = _cholesky_rate(x, scale, limit)
     if not doubtful.any():
         return rate
-    if rate.requires_grad:  # a failed factorisation would spoil the gradient of the others
+    if rate.requires_grad:  # a failed factorisation would spoil other samples' gradients
         rate, _ = _cholesky_rate(x.where(~doubtful[..., None, None], 0.0), scale, limit)
     finite = x.isfinite().all(dim=-1).all(dim=-1)
     values = torch.linalg.svdvals(x.where(finite[..., None, None], 0.0))
@@ -305,9 +308,9 @@ def _half_logdet64(
 def _cholesky_rate(
     x: Float[Tensor, "samples heads rows columns"], scale: float, limit: float
 ) -> tuple[Float[Tensor, "samples heads"], Bool[Tensor, "samples heads"]]:
-    """Returns the rate by Cholesky of the smaller Gram, and which samples cannot be trusted."""
+    """Returns the rate from the smaller Gram matrix, and which samples cannot be trusted."""
     if x.transpose(0, 1).is_contiguous() and not x.is_contiguous():
-        # heads come first in memory, so that no copy is needed
+        # heads come first in memory, so the transposed tensor needs no copy
         rate, doubtful = _cholesky_rate(x.transpose(0, 1), scale, limit)
         return rate.T, doubtful.T
     x = x.contiguous()  # one copy instead of one for each side of the product

@@ -19,10 +19,10 @@ def zero_fraction(
 ) -> Float[Tensor, "*batch pos"]:
     """Returns the share of entries with |z| <= tol; exact zeros by default.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]. The authors' script counts the same and takes
-    the mean over tokens (CRATE `vis_utils/plot.py` `cal_sparsity`; it plots one minus that, and the
-    population standard deviation over the batch). NaN in a token gives NaN. Raises ValueError if
-    tol is below 0 or if the code is empty.
+    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]. The authors' script counts exact zeros and
+    takes the mean over tokens (CRATE `vis_utils/plot.py` `cal_sparsity`; it plots one minus that,
+    and the population standard deviation over the batch). NaN in a token gives NaN. Raises
+    ValueError if tol is below 0 or if the code is empty.
     """
     require_entries(z, "pos d_mlp", _EMPTY)
     if not tol >= 0:
@@ -57,7 +57,7 @@ def l0_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
 
 
 def mean_magnitude(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """Returns the mean absolute value, `|z|_1 / d_mlp`, which allows codes of different widths.
+    """Returns the mean absolute value, `|z|_1 / d_mlp`, which compares codes of different widths.
 
     z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. NaN in a token gives NaN.
     Raises ValueError if the code is empty.
@@ -66,7 +66,7 @@ def mean_magnitude(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batc
 
 
 def l1_l2_ratio(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """Returns `|z|_1 / |z|_2`: 1 for a single entry, sqrt(d_mlp) for equal entries.
+    """Returns `|z|_1 / |z|_2`: 1 for a single nonzero entry, sqrt(d_mlp) for equal entries.
 
     z `[..., pos, d_mlp]` -> `[..., pos]` in [1, sqrt(d_mlp)]; 0 for an all-zero token. It does not
     depend on the scale of z. NaN in a token gives NaN. Raises ValueError if the code is empty.
@@ -77,7 +77,7 @@ def l1_l2_ratio(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch p
 
 
 def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """Returns Hoyer's sparsity: 0 for equal entries, 1 for a single one.
+    """Returns Hoyer's sparsity: 0 for equal entries, 1 for a single nonzero entry.
 
     `(sqrt(n) - |z|_1 / |z|_2) / (sqrt(n) - 1)`, where n = d_mlp.
 
@@ -118,9 +118,10 @@ def gini(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
 
     `sum_i (2i - n - 1) |z|_(i) / (n |z|_1)`, where |z|_(1) is the smallest entry and n = d_mlp.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1 - 1/n], with the maximum for a single entry. It
-    does not depend on the scale of z. Hurley and Rickard 2009. An all-zero token has the maximum,
-    because nothing is sparser. NaN in a token gives NaN. Raises ValueError if the code is empty.
+    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1 - 1/n], with the maximum for a single nonzero
+    entry. It does not depend on the scale of z. Hurley and Rickard 2009. An all-zero token has the
+    maximum, because nothing is sparser. NaN in a token gives NaN. Raises ValueError if the code is
+    empty.
     """
     require_entries(z, "pos d_mlp", _EMPTY)
     width = z.shape[-1]
@@ -145,7 +146,7 @@ def support_for_energy(
         raise ValueError(f"energy={energy}: give a share above 0 and at most 1.")
     squares = (z.detach() / largest_entry(z)).double().square().sort(dim=-1, descending=True).values
     held = squares.cumsum(dim=-1)
-    # the same sum in another order may be an ulp lower
+    # 1e-12 below the share, because the same sum in another order may be an ulp lower
     wanted = energy * held[..., -1:] * (1 - 1e-12)
     count = ((held < wanted).sum(dim=-1) + 1).masked_fill(held[..., -1] == 0, 0)
     return _valid(count.to(z.dtype), z, held[..., -1])

@@ -16,8 +16,8 @@ def spectrum(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch ra
     """Returns the eigenvalues of `Z^T Z`, descending: the squared singular values of the tokens.
 
     z `[..., pos, d_model]` -> `[..., min(pos, d_model)]`, >= 0, in squared units of z. Computed
-    from singular values in float64, because an eigenvalue solver loses those below 1e-16 of the
-    largest. NaN or Inf in a sample gives NaN. Raises ValueError if there are no tokens.
+    from singular values in float64, because an eigenvalue solver loses eigenvalues below 1e-16 of
+    the largest. NaN or Inf in a sample gives NaN. Raises ValueError if there are no tokens.
     """
     checks.require_entries(z, "pos width", checks.NO_TOKENS)
     return singular_values(z.double()).square().to(z.dtype)
@@ -49,9 +49,9 @@ def rate_of_spectrum(
     `1/2 sum_i ln(1 + width / (n_tokens eps^2) lambda_i)`.
 
     spectrum `[..., rank]` -> `[...]` in nats per token, >= 0, for one eps; `[..., eps]` for a list
-    of them, so that R on a grid costs one decomposition. width: d for `coding_rate`, p for
-    `subspace_coding_rate`. Raises ValueError if an eps is not above 0 or none is given, if n_tokens
-    or width is below 1, or if the spectrum is negative.
+    of eps, so that R on a grid costs one decomposition. width: d for `coding_rate`, p for
+    `subspace_coding_rate`. Raises ValueError if an eps is not above 0, if no eps is given, if
+    n_tokens or width is below 1, or if the spectrum is negative.
     """
     checks.require_floats(spectrum, "rank")
     grid = torch.as_tensor(eps, dtype=torch.float64, device=spectrum.device)
@@ -78,7 +78,7 @@ def singular_values(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*
 
 @checks.in_full_precision
 def stable_rank(w: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """Returns how many directions of a matrix are about as strong as its strongest.
+    """Returns how many directions of a matrix are about as strong as its strongest direction.
 
     `|W|_F^2 / |W|_2^2`.
 

@@ -26,7 +26,8 @@ def gradient_step(
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Returns the tokens after rule (a), `Z - kappa grad R^c(Z)`.
 
-    s becomes s (1 - kappa a / (1 + x)).
+    Singular values s of the codes become s (1 - kappa a / (1 + x)), where a = p / (N eps^2) and x =
+    a s^2.
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. For orthonormal U, R^c falls if
     0 < kappa < 8 / (9 a). Raises ValueError as `coding_rate` does.
@@ -42,7 +43,8 @@ def neumann_step(
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Returns the tokens after rule (b), `Z - kappa neumann_gradient(Z)`.
 
-    s becomes s (1 - kappa a (1 - x)), which grows where x > 1.
+    Singular values s of the codes become s (1 - kappa a (1 - x)), where a = p / (N eps^2) and x = a
+    s^2. They grow if x > 1.
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
     `coding_rate` does.
@@ -59,7 +61,7 @@ def first_order_step(
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Returns the tokens after rule (c), `Z - kappa a sum_k C_k U_k^T`.
 
-    s becomes s (1 - kappa a).
+    Singular values s of the codes become s (1 - kappa a), where a = p / (N eps^2).
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
     `coding_rate` does.
@@ -76,7 +78,8 @@ def third_order_step(
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Returns the tokens after rule (d), `Z + kappa a^2 sum_k C_k C_k^T C_k U_k^T`.
 
-    s becomes s (1 + kappa a x), and R^c rises.
+    Singular values s of the codes become s (1 + kappa a x), where a = p / (N eps^2) and x = a s^2.
+    R^c rises.
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
     `coding_rate` does.
@@ -93,7 +96,7 @@ def attention_step(
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Returns the tokens after rule (e), which is CRATE-C, or CRATE-N for a negative kappa.
 
-    `Z + kappa a^2 sum_k softmax(C_k C_k^T) C_k U_k^T`.
+    `Z + kappa a^2 sum_k softmax(C_k C_k^T) C_k U_k^T`, where a = p / (N eps^2).
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
     `coding_rate` does.
@@ -110,8 +113,8 @@ def paper_mssa(
     `a sum_k softmax(C_k C_k^T) C_k U_k^T`, where a = p / (N eps^2).
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. arXiv 2306.01129 eq. 11. The
-    official code, which the hooked models run, has a LayerNorm before it, the scale 1 / sqrt(p) in
-    the softmax, and a learned matrix with bias in place of a [U_1 .. U_K]. Raises ValueError as
+    official code, which the hooked models run, has a LayerNorm before MSSA, the scale 1 / sqrt(p)
+    in the softmax, and a learned matrix with bias in place of a [U_1 .. U_K]. Raises ValueError as
     `coding_rate` does.
     """
     return _scale(z, u, eps) * gradients.written(subspace_attention(rates.head_codes(z, u)), u)
@@ -167,7 +170,7 @@ def posterior_mean(
 
     x `[..., pos, d_model]`, u `[head, d_model, d_head]` with orthonormal columns -> like x. Exact
     for x = z + s noise with z from an equal mixture of N(0, U_k U_k^T); by Tweedie's formula it is
-    x + s^2 grad log q(x). Raises ValueError if sigma is not above 0.
+    x + s^2 grad log q(x), where q is the density of x. Raises ValueError if sigma is not above 0.
     """
     return _weighted_projection(x, u, sigma, 1 + sigma**2) / (1 + sigma**2)
 

@@ -132,11 +132,11 @@ def scale_free_defect(m: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*bat
     `|G - c I|_F / (c sqrt(w))`, where G is the smaller Gram matrix, M^T M or M M^T, w its width and
     c = tr(G) / w.
 
-    m `[..., n, width]` -> `[...]`, dimensionless, in [0, sqrt(w - 1)]: 0 only if the shorter axis
-    is orthogonal with equal lengths, the maximum for rank 1. It is `dictionary_defect` divided by
-    c, and does not change if m is scaled or rotated. A random matrix of independent entries has
-    about sqrt(w / max(n, width)). The result is NaN for a matrix of zeros, whose scale is 0. Raises
-    ValueError if the matrix is empty.
+    m `[..., n, width]` -> `[...]`, dimensionless, in [0, sqrt(w - 1)]: 0 only if the vectors along
+    the shorter axis are orthogonal and equally long, the maximum for rank 1. It is
+    `dictionary_defect` divided by c, and does not change if m is scaled or rotated. A random matrix
+    of independent entries has about sqrt(w / max(n, width)). The result is NaN for a matrix of
+    zeros, whose scale is 0. Raises ValueError if the matrix is empty.
     """
     _check(m, "n width")
     zero, size, _ = _off_scale(m)
@@ -160,16 +160,16 @@ def _off_scale(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def output_map_cosine(
     w_o: Float[Tensor, "head d_head d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "head"]:
-    """Returns how far each head writes back along its subspace: the cosine of W_O,k and U_k^T.
+    """Returns how much each head writes along its own subspace: the cosine of W_O,k and U_k^T.
 
     `<W_O,k, U_k^T>_F / (|W_O,k|_F |U_k|_F)`.
 
-    w_o `[head, d_head, d_model]`, u `[head, d_model, d_head]` -> `[head]` in [-1, 1]: 1 where a
-    head writes a positive multiple of U_k^T, -1 where it writes a negative one; random matrices
-    have mean 0 and a standard deviation of about 1 / sqrt(d_head d_model). arXiv 2306.01129 derives
-    +U_k^T but trains a separate map in its place; arXiv 2411.17182 (section 4.2) compares +U_k^T
-    (CRATE-C) with -U_k^T (CRATE-N). The cosine is 0 for a map of zeros. Raises ValueError if the
-    two differ in shape, or if a matrix is empty.
+    w_o `[head, d_head, d_model]`, u `[head, d_model, d_head]` -> `[head]` in [-1, 1]: 1 if a head's
+    map is a positive multiple of U_k^T, -1 if it is a negative multiple; random matrices have mean
+    0 and a standard deviation of about 1 / sqrt(d_head d_model). arXiv 2306.01129 derives +U_k^T
+    but trains a separate map in its place; arXiv 2411.17182 (section 4.2) compares +U_k^T (CRATE-C)
+    with -U_k^T (CRATE-N). The cosine is 0 for a map of zeros. Raises ValueError if the shapes of
+    w_o and u do not fit, or if a matrix is empty.
     """
     _check(w_o, "head d_head d_model")
     _check(u, "head d_model d_head")
@@ -279,7 +279,7 @@ def membership_entropy(
 ) -> Float[Tensor, "*batch pos"]:
     """Returns how spread each token is over the subspaces.
 
-    It is the entropy of its `projection_energy` normalised over heads.
+    It is the entropy of the token's `projection_energy`, normalised over heads.
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos]` in nats, 0 (in one
     subspace) to ln K (evenly in all). It is ln K also for a token without energy in any subspace.
@@ -312,7 +312,7 @@ def subspace_snr(
     inside = rates.head_codes(wide, basis)  # [..., head, pos, d_head]
     rest = wide.unsqueeze(-3) - inside @ basis.mT
     signal, noise = torch.linalg.matrix_norm(inside), torch.linalg.matrix_norm(rest)
-    # a remainder this small is rounding, of tokens that lie inside the subspace
+    # a remainder this small is the rounding of tokens that lie inside the subspace
     floor = 4 * z.shape[-1] * torch.finfo(torch.float64).eps * signal
     ratio = torch.where(noise <= floor, torch.inf, signal / noise).masked_fill(signal == 0, 0)
     return ratio.masked_fill(~(signal + noise).isfinite(), torch.nan).to(z.dtype)

@@ -11,16 +11,17 @@ import pandas as pd
 from crate_interp.results.result import Merge, Result
 
 Tables = dict[str, pd.DataFrame]
-Rules = Mapping[str, Merge]  # name of a table -> how it merges
+Rules = Mapping[str, Merge]  # name of a table -> its merge rule
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of result, and how a run becomes a result of this kind.
 
-    result: the class. stages: for each stage, by name, how its tables merge; "untrained-0",
-    "untrained-1", ... share the entry "untrained". finish: makes the result from the merged tables
-    of each stage and the meta. A kind that is not measured in chunks has no stages and no finish.
+    result: the class. stages: the merge rules of each stage's tables, by the name of the stage;
+    "untrained-0", "untrained-1", ... share the entry "untrained". finish: makes the result from the
+    merged tables of each stage and the meta. A kind that is not measured in chunks has no stages
+    and no finish.
     """
 
     result: type[Result]
@@ -38,7 +39,7 @@ class Kind:
         return None if name is None else self.stages.get(name[1])
 
 
-# kind -> (module of the Kind, or of the class if it is not measured in chunks; name in it)
+# kind -> (module, name in it) of the Kind, or of the class if it is not measured in chunks
 KINDS: dict[str, tuple[str, str]] = {
     "atlas": ("crate_interp.circuits.atlases.atlas_run", "ATLAS"),
     "atoms": ("crate_interp.sweeps.atom_statistics", "ATOMS"),
@@ -60,7 +61,7 @@ KINDS: dict[str, tuple[str, str]] = {
 
 
 def kind_of(name: str) -> Kind:
-    """Returns a kind by its name, and imports its module when first asked.
+    """Returns a kind by its name, and imports its module if needed.
 
     Raises KeyError for a name that `KINDS` lacks.
     """

@@ -17,9 +17,11 @@ from crate_interp.core.safe_text import in_markdown, plain, visible
 from crate_interp.results import result_hash, sample_ranges
 from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
 
-# samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
+# from this many samples on, intervals have the coverage that tests/benchmarks/bench_coverage.py
+# prints
 ENOUGH = 32
-# What may differ between results that merge: it belongs to a run and not to what was measured.
+# Entries of meta that may differ between results that merge: they describe the run, not the
+# measurement.
 _OF_A_RUN = {
     "data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "chunk_size",
     "threads", "engine", "command", "run", "skipped", "titles", "headings",
@@ -32,7 +34,7 @@ Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # (ours, theirs, met
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """Named tables of numbers and where they come from: what every measurement returns.
+    """The result of a measurement: named tables of numbers, and where they come from.
 
     `stored` holds the tables that were measured, `meta` the model, data, settings and versions.
     `table(name)` also gives the tables that are computed from the stored ones. Two results of
@@ -62,11 +64,12 @@ class Result:
     def __post_init__(self) -> None:
         if set(self.stored) != set(self.STORED):
             raise ValueError(
-                f"a result of kind {self.KIND!r} is made of the tables {', '.join(self.STORED)}; "
-                f"got {', '.join(self.stored) or 'none'}."
+                f"the tables are {', '.join(self.stored) or 'none'}, but a result of kind "
+                f"{self.KIND!r} is made of {', '.join(self.STORED)}. Give these tables."
             )
         meta = {"format": FORMAT, "result": self.KIND} | self.meta
-        # as if it had been loaded, with Python's numbers in the place of NumPy's
+        # meta goes through JSON, so that it equals the meta of a loaded result: Python's numbers,
+        # not NumPy's
         plain_meta = json.loads(json.dumps(meta, default=lambda value: value.item()))
         object.__setattr__(self, "meta", plain_meta)
         object.__setattr__(self, "stored", {name: self.stored[name] for name in self.STORED})
@@ -94,7 +97,7 @@ class Result:
 
     @property
     def alone(self) -> str:
-        """Returns why this result does not merge, or nothing."""
+        """Returns why this result does not merge, or "" if it does."""
         return self.ALONE
 
     def headline(self) -> str:
@@ -102,18 +105,18 @@ class Result:
         raise NotImplementedError
 
     def caution(self) -> str:
-        """Returns a one-line warning: edits of the model, or too few samples for good intervals."""
+        """Returns a one-line warning about edits of the model and too few samples, or ""."""
         n, found = self.meta["n_samples"], self.meta.get("edits")
         words = f"Measured with edits: {', '.join([*found][:4])}. " if found else ""
         if not self.INTERVALS or n >= ENOUGH:
             return words.strip()
         return words + (
-            f"Intervals of fewer than {ENOUGH} samples may be too narrow: here are "
+            f"Intervals of fewer than {ENOUGH} samples may be too narrow: this result has "
             f"{counted(n, self.meta['unit'])}."
         )
 
     def _words(self) -> str:
-        return plain(f"{self.headline()} {self.caution()}", longest=2000)  # it may quote names
+        return plain(f"{self.headline()} {self.caution()}", longest=2000)  # headlines quote names
 
     def __repr__(self) -> str:
         others = [name for name in (*self.STORED, *self.DERIVED) if name != self.MAIN]
@@ -162,7 +165,7 @@ class Result:
         return f'<div class="tex2jax_ignore mathjax_ignore">{words}{table}</div>'
 
     def _shown(self) -> Table:
-        """Returns what a notebook shows below the headline."""
+        """Returns the table that a notebook shows below the headline."""
         return self._table(self.MAIN).head(20)
 
     def digest(self) -> str:
@@ -187,10 +190,10 @@ class Result:
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
 
         meta.json is written last. For `ci.verify(folder)` it holds the digests of the other files
-        as "files", and the digest of the result as "hash". An older result in the folder is
-        replaced with its pages; other files stay. Raises ValueError if the folder cannot be
-        written, if another process is writing it, or if something would be lost: another kind of
-        result, or a meta.json that is not a result's.
+        as "files", and the digest of the result as "hash". An older result in the folder and its
+        pages are replaced; other files stay. Raises ValueError if the folder cannot be written, if
+        another process is writing it, or if something would be lost: another kind of result, or a
+        meta.json of another program.
         """
         self.check_folder(folder)
         with replacing(folder, META, self._index()) as stage:
@@ -200,9 +203,9 @@ class Result:
 
     @contextmanager
     def saved_with_pages(self, folder: str | Path) -> Iterator[Path]:
-        """Saves the result, then yields an empty folder; its files are added at the end.
+        """Saves the result, then yields an empty folder whose files are added to the saved result.
 
-        If that fails the result stays. Raises ValueError as `save` does.
+        If adding the files fails, the saved result stays. Raises ValueError as `save` does.
         """
         with locked(folder):
             self.save(folder)
@@ -218,8 +221,9 @@ class Result:
     def load(cls, folder: str | Path) -> Any:
         """Returns the result that `save` wrote into a folder.
 
-        Warns if a page beside it was changed. Raises ValueError if the folder holds no result, one
-        of another kind or of a newer format, or if a table is missing or is not the saved one.
+        Warns if a page that was saved with it has changed. Raises ValueError if the folder holds no
+        result, or a result of another kind or of a newer format, or if a table is missing or has
+        changed.
         """
         folder = Path(folder)
         meta = read_meta(folder, cls.__name__, cls.KIND, cls.META)
@@ -230,16 +234,17 @@ class Result:
             result._check_readable()
         except Exception as error:  # caused by a table or a setting of unknown origin
             raise ValueError(
-                f"{str(folder)!r} is not a saved {cls.__name__}: {type(error).__name__} where its "
-                "tables are read. Save the result again."
+                f"{str(folder)!r} is not a saved {cls.__name__}: reading its tables raises "
+                f"{type(error).__name__}. Save the result again."
             ) from error
         return result
 
     def merge(self, other: "Result") -> Any:
-        """Returns the result over the samples of both.
+        """Returns the result over the samples of both results.
 
-        If both are of the same data set, samples keep their numbers. Otherwise the samples of
-        `other` are numbered after ours, and meta says that overlap of the data was not checked.
+        If both results are of the same data set, samples keep their numbers. Otherwise the samples
+        of `other` are numbered after those of this result, and meta says that the data was not
+        checked for overlap.
 
         Raises ValueError if results of this kind do not merge, if the two differ in kind, model,
         settings or versions, or if a sample is in both.
@@ -300,8 +305,8 @@ def by(*keys: str) -> Merge:
 
 
 def _in_order(rows: Table, keys: list[str]) -> bool:
-    """Tells whether rows are sorted by these columns; False if they are not numbers."""
-    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # with the row before, in the keys so far
+    """Tells whether rows are sorted by these columns; False if a column is not of whole numbers."""
+    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # equals the row before in the keys so far
     for key in keys:
         values = rows[key].to_numpy()
         if values.dtype.kind not in "iu":
@@ -313,7 +318,7 @@ def _in_order(rows: Table, keys: list[str]) -> bool:
 
 
 def first(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
-    """Merges tables that do not depend on the data: both are equal, and the first is returned."""
+    """Merges tables that do not depend on the data: both are equal, so the first is kept."""
     return mine if len(mine) else theirs
 
 
@@ -333,7 +338,7 @@ def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
             values = " and ".join(repr(meta.get(name))[:_LONGEST] for meta in (mine, theirs))
             raise ValueError(
                 f"the results differ in {name}: {values}. "
-                "Results merge if model, settings and versions are the same."
+                "Only results with the same model, settings and versions merge."
             )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# entries of meta about how a result was computed, not about what was measured
+# entries of meta that describe the run, not the measurement
 OF_A_RUN = ("engine", "command", "host", "time", "seconds", "device", "run")
 _BESIDE = ("files", "hash")  # entries of meta.json that are not part of the meta
 _EXACT = 2**53  # float64 holds every whole number up to this one
@@ -22,9 +22,9 @@ _EXACT = 2**53  # float64 holds every whole number up to this one
 def digest_of_result(tables: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of tables and meta, as "sha256:" and 64 hexadecimal digits.
 
-    The order of tables, columns and rows counts. A number counts as the float64 or int64 that it
-    is: 3, 3.0 and a float32 of 3 are the same. NaN, None and pandas' NA are all "missing". Entries
-    of meta in `OF_A_RUN` are left out.
+    The order of tables, columns and rows counts. A number counts by its value: 3, 3.0 and a float32
+    of 3 are the same. NaN, None and pandas' NA are all "missing". Entries of meta in `OF_A_RUN` are
+    left out.
     """
     digest = hashlib.sha256(b"crate_interp result 1\n")
     kept = {name: value for name, value in meta.items() if name not in (*OF_A_RUN, *_BESIDE)}
@@ -40,7 +40,7 @@ def digest_of_result(tables: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]
 
 def _column(column: pd.Series) -> Iterator[bytes]:
     """Yields the bytes of a column, by its values alone."""
-    if column.isna().all():  # most data has no labels
+    if column.isna().all():  # such as labels, which most data lacks
         column = pd.Series(np.full(len(column), np.nan))
     if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "iuf":
         yield from map(_value, column.tolist())
@@ -49,7 +49,7 @@ def _column(column: pd.Series) -> Iterator[bytes]:
     if values.dtype.kind in "iu" and _EXACT < max(int(values.max()), -int(values.min())):
         yield from map(_value, values.tolist())
         return
-    # in the format that _value writes
+    # the bytes that _value writes
     rows = np.zeros(len(values), dtype=[("tag", "S1"), ("value", "<f8")])
     rows["tag"], rows["value"] = b"f", values
     missing = np.isnan(rows["value"])

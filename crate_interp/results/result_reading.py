@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from pyarrow import ChunkedArray
 
 FORMAT, META = 1, "meta.json"
-_LONGEST, _MOST_LAYERS = 2**26, 10_000  # bytes of meta.json
+_LONGEST, _MOST_LAYERS = 2**26, 10_000  # most bytes of meta.json, and most layers
 _NEEDED = {
     "n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict,
     "model_digest": str, "dtype": str, "device": str,
 }  # fmt: skip
 _KEYS = ("sample", "layer", "token", "atom", "rank", "seed")  # columns that must hold whole numbers
-# The most values that a table may hold: this many, or this many for each byte of its file.
+# The most values that a table may hold: _VALUES, or _PER_BYTE per byte of its file, if more.
 _VALUES, _PER_BYTE = 2**24, 64
 
 
 def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> dict[str, Any]:
     """Returns the meta of a result of this kind, whose class is called `name`.
 
-    types: the types of some of its entries. Raises ValueError if the folder holds no result, one of
-    another kind or of a newer format, or damaged entries.
+    types: the types of some of its entries. Raises ValueError if the folder holds no result, a
+    result of another kind or of a newer format, or damaged entries.
     """
     path = folder / META
     try:
@@ -72,12 +72,14 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
     named = model is None or (isinstance(model, str) and is_plain(model))
     if not named or not 0 <= n_layers <= _MOST_LAYERS:
         raise ValueError(
-            f"{str(path)!r} is damaged: its model is {plain(repr(model), 80)}, of {n_layers} "
-            "layers. Save the result again."
+            f"{str(path)!r} is damaged: model is {plain(repr(model), 80)} and n_layers is "
+            f"{n_layers}. Save the result again."
         )
     odd = next((text for text in _texts_in(meta) if not is_harmless(text)), None)
     if odd is not None:
-        raise ValueError(f"{str(path)!r} is damaged: it holds the text {plain(odd, 80)}.")
+        raise ValueError(
+            f"{str(path)!r} is damaged: it holds the unprintable text {plain(odd, 80)}."
+        )
     if not sample_ranges.is_valid(meta.get("data")):
         raise ValueError(
             f"{str(path)!r} is damaged: data is not a list of fingerprint, start and stop. "
@@ -87,9 +89,9 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
 
 
 def check_place(folder: Path, kind: str) -> None:
-    """Raises ValueError if a folder holds something other than a result of this kind.
+    """Raises ValueError if saving a result of this kind would overwrite something else.
 
-    For example a result of another kind, or a meta.json of another program.
+    That is a result of another kind in the folder, or a meta.json of another program.
     """
     path = folder / META
     if not path.exists() and not path.is_symlink():
@@ -119,10 +121,12 @@ def read_tables(
         if file.endswith(".parquet"):
             raise _foreign(folder / file, name, _DIFFERS)
     if wrong:
-        more = f" and {len(wrong) - 1} more are not the files" if wrong[1:] else " is not the file"
-        warnings.warn(
-            f"{str(folder / wrong[0])!r}{more} that was saved with this {name}.", stacklevel=4
+        more = (
+            f" and {len(wrong) - 1} more differ from the files"
+            if wrong[1:]
+            else " differs from the file"
         )
+        warnings.warn(f"{str(folder / wrong[0])!r}{more} saved with this {name}.", stacklevel=4)
     return tables
 
 
@@ -145,21 +149,21 @@ def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.D
         if known.get(path.name) != digest_of_bytes(content):
             raise ValueError(_DIFFERS)
         return table_from(content)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's are these too
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow raises these
         raise _foreign(path, name, error) from None
 
 
 def table_from(content: bytes) -> pd.DataFrame:
     """Returns the table in the bytes of a parquet file.
 
-    Raises ValueError, or an error of pyarrow's, if the bytes are not a table of ours, or claim to
-    hold more than they can.
+    Raises ValueError, or an error of pyarrow, if the bytes are not a saved table, or if they claim
+    to hold more values than they can.
     """
     _check_size(content)
     table = pd.read_parquet(io.BytesIO(content))
     for column in map(str, table.columns):
         if not is_harmless(column):
-            raise ValueError(f"it has a column {plain(column, 80)}")
+            raise ValueError(f"it has the unprintable column name {plain(column, 80)}")
         if column in _KEYS and len(table) and not pd.api.types.is_numeric_dtype(table[column]):
             raise ValueError(f"its column {column} holds something other than numbers")
     return table
@@ -203,7 +207,7 @@ def _check_size(content: bytes) -> None:
 def _texts(file: Any) -> list[str]:
     """Returns the columns of a parquet file that hold texts or bytes.
 
-    Raises ValueError if texts are nested in other values, which no table of ours has.
+    Raises ValueError if texts are nested in other values, which no saved table has.
     """
     leaves = [file.schema.column(place) for place in range(file.metadata.num_columns)]
     texts = [leaf for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]

@@ -1,7 +1,7 @@
 """The samples that a result covers: lists of {fingerprint, start, stop}.
 
 An entry stands for the samples start to stop - 1 of the data with this fingerprint. If results of
-different data were merged, `first` is the number that the entry's first sample has in the result.
+different data were merged, `first` is the number of the entry's first sample in the merged result.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
 
 
 def different(mine: Sequence[Range], theirs: Sequence[Range]) -> bool:
-    """Tells whether two lists are not both of the same known data set."""
+    """Tells whether two lists are of different data sets; unknown data counts as different."""
     prints = {entry["fingerprint"] for entry in (*mine, *theirs)}
     return len(prints) > 1 or None in prints
 
 
 def shift(mine: Sequence[Range], theirs: Sequence[Range]) -> int:
-    """Returns what to add to the sample numbers of `theirs`, so that they follow those of `mine`.
+    """Returns the number to add to the sample numbers of `theirs`, which then follow `mine`.
 
     Samples of one data set keep their numbers. Raises ValueError if a sample is in both lists.
     """

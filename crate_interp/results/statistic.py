@@ -31,8 +31,8 @@ class Statistic:
         bounds = all(isinstance(end, (int, float, type(None))) for end in (self.low, self.high))
         if not self.title or not bounds or not all(isinstance(text, str) for text in words):
             raise ValueError(
-                f"{self!r}: give a title, a direction, a unit, the lowest and the highest value or "
-                "None, and how to read it."
+                f"{self!r} is no statistic: give a title, a direction, a unit, the lowest and the "
+                "highest value or None, and how to read it."
             )
 
     @property

@@ -14,8 +14,8 @@ _SIGNS = {1: ("+", "good"), -1: (MINUS, "bad"), 0: ("?", ""), None: (".", "")}
 class Sign:
     """One cell of a strip of verdicts.
 
-    kind: "good", "bad" or "". ringed: untrained networks do the same. opens: the id of the element
-    that a click opens.
+    kind: "good", "bad" or "". ringed: whether a ring shows that untrained networks do the same.
+    opens: the id of the element that a click opens.
     """
 
     mark: str
@@ -43,7 +43,7 @@ def sign_of(way: int | None, word: str, ringed: bool = False) -> Sign:
 def low_to_high(values: ArrayLike, write: Callable[[float], str] = "{:.2g}".format) -> str:
     """Returns the lowest and the highest of some numbers in words, such as "0.1 to 0.3".
 
-    One number is enough if both look the same; the text is "" if all are NaN.
+    If both look the same, the text has one number. It is "" if all numbers are NaN.
     """
     known = np.asarray(values, dtype=float)
     known = known[~np.isnan(known)]

@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from crate_interp.stats.significance import CONFIDENCE
 
 RESAMPLES = 10_000
-_NUMBERS = 2**23  # size of the table of draws made at a time: 64 MB
+_NUMBERS = 2**23  # numbers in the table of draws made at a time: 64 MB
 Bounds = float | int | np.ndarray  # one bound for all columns, or [column]
 
 
@@ -30,12 +30,12 @@ class Studentised:
     draws: Float[np.ndarray, "resample c"] = field(repr=False)
 
     def interval(self, level: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ends of an interval of the mean, mean - q error with q of the draws.
+        """Returns the two ends of an interval of the mean, each mean - q error with its own q.
 
-        q is the k-th draw from above for the lower end and from below for the upper end, k =
-        (resamples + 1) (1 - level) / 2 rounded down. Where all rows are equal both ends are their
-        value; they are NaN for fewer than two rows. Reference: Efron and Tibshirani (1993), section
-        12.5.
+        q is the k-th largest draw for the lower end and the k-th smallest draw for the upper end,
+        where k = (resamples + 1) (1 - level) / 2 rounded down. Where all rows are equal, both ends
+        are the rows' value. Both ends are NaN for fewer than two rows. Reference: Efron and
+        Tibshirani (1993), section 12.5.
         """
         place = int((len(self.draws) + 1) * (1 - level) / 2 + 1e-9)
         if not 0 < level < 1 or not place:
@@ -51,16 +51,17 @@ class Studentised:
 
         One-sided, (1 + count of t* >= t) / (resamples + 1) with t = (mean - bound) / error. It is
         at most 0.025 exactly where the lower end of the 95 % interval is above the bound. p is 0
-        for a bound of -inf, and 1 for fewer than two rows. Where all rows are equal p is 0 if their
-        value is at least the bound, and else 1: a value on the bound counts as within it. `below`
-        is 0 there too, so first test whether a claim holds, then whether it fails.
+        for a bound of -inf, and 1 for fewer than two rows. Where all rows are equal, p is 0 if
+        their value is at least the bound, and else 1: a value on the bound counts as within it.
+        `below` is 0 for a value on the bound too, so first test whether a claim holds, then whether
+        it fails.
         """
         return _tail(self.mean, self.error, self.draws, bound, 1)
 
     def below(self, bound: Bounds) -> np.ndarray:
         """Returns p `[column]` of "the true mean is at least `bound`"; small if the mean is below.
 
-        It is `above` of the negated values and bound.
+        It is `above` for the negated values and the negated bound.
         """
         return _tail(self.mean, self.error, self.draws, bound, -1)
 
@@ -120,7 +121,7 @@ def _groups(values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yields t* of some resamples at a time, for `[n, column]` with mean 0 and variance 1."""
+    """Yields t* of some resamples at a time, for rows `[n, column]` with mean 0 and variance 1."""
     n, columns = rows.shape
     squares = rows**2
     random, share = np.random.default_rng(0), np.full(n, 1 / n)
@@ -146,4 +147,4 @@ def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 def _counts(n: int) -> np.ndarray:
     """Returns how often each of n rows is drawn, `[resample, n]`, the same for every table."""
     drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
-    return drawn.astype(np.int16)  # n is at most 838 here
+    return drawn.astype(np.int16)  # fits, because n is at most 838 here

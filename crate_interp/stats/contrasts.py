@@ -16,8 +16,8 @@ _AT_ONCE = 2**23 // RESAMPLES  # columns that are bootstrapped at a time: 64 MB 
 class Difference:
     """A difference in each layer, its standard error, its 95 % interval, and p of "no difference".
 
-    p is two-sided and not adjusted. NaN means unknown: everything but the value if nothing that
-    varies was measured, and the error of `paired_shares`.
+    p is two-sided and not adjusted. NaN means unknown. All fields but the value are NaN if no
+    variation was measured. `paired_shares` leaves the error unknown.
     """
 
     value: Float[np.ndarray, "layer"]
@@ -32,7 +32,7 @@ class Difference:
         return self.low, self.high
 
     def towards(self, sign: int) -> Float[np.ndarray, "layer"]:
-        """Returns p where the difference has this sign; 1 elsewhere, and where p is unknown."""
+        """Returns p where the difference has this sign; 1 where it has not or p is unknown."""
         return np.where((sign * self.value > 0) & ~np.isnan(self.p), self.p, 1.0)
 
 
@@ -40,8 +40,8 @@ class Difference:
 class Spread:
     """Networks whose spread makes a difference uncertain.
 
-    values: the mean of each network. share: what their variance is multiplied by, 1 / k for the
-    mean of k networks and 1 for a single further network.
+    values: the mean of each network. share: the factor of their variance, 1 / k for the mean of k
+    networks and 1 for a single further network.
     """
 
     values: Float[np.ndarray, "network layer"]
@@ -78,17 +78,17 @@ def contrast(
     variance: Float[np.ndarray, "layer"] | float = 0.0,
     samples: Shaped[np.ndarray, "layer"] | float = np.inf,
 ) -> Difference:
-    """Returns a difference of means over networks with Welch's interval and p.
+    """Returns a difference of means over networks, with Welch's interval and p.
 
     Each spread i of k_i networks adds a variance v_i = share * sd^2 (sd with ddof 1); v is their
-    sum. `variance` is a further one, that of means over `samples`. The half width is
-    t sqrt(v + variance), where t is the quantile of Student's t. Its degrees of freedom are those
-    of Welch and Satterthwaite, v^2 / sum(v_i^2 / (k_i - 1)), but at most samples - 1 where
-    `variance` is above 0.
+    sum. `variance` is added to v: it is the variance of means over `samples`. The half width is t
+    sqrt(v + variance), where t is the quantile of Student's t. Its degrees of freedom are those of
+    Welch and Satterthwaite, v^2 / sum(v_i^2 / (k_i - 1)), but at most samples - 1 where `variance`
+    is above 0.
 
     Spreads of the same networks count as one, with the sum of their shares. Where nothing varies,
-    the interval is the value alone, and p is 1 for a value of 0 and 0 for any other. A spread of
-    fewer than two networks makes everything but the value NaN.
+    the interval is the value alone, and p is 1 for a value of 0 and 0 for any other value. A spread
+    of fewer than two networks makes everything but the value NaN.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -104,7 +104,8 @@ def contrast(
     total, terms = parts.sum(axis=0), (parts**2 / more).sum(axis=0)
     fewest = np.full(value.shape, more.min())
     freedom = np.divide(total**2, terms, where=terms > 0, out=fewest)
-    # without this limit, a variance of two samples would cover only .87
+    # without this limit, intervals from two samples would contain the true value in only 87 % of
+    # cases
     of_samples = np.where(np.asarray(variance) > 0, np.asarray(samples) - 1, np.inf)
     freedom = np.minimum(freedom, of_samples)
     error = np.sqrt(total + variance)
@@ -121,11 +122,11 @@ def against_networks(
     networks: Float[np.ndarray, "network layer"],
     samples: Shaped[np.ndarray, "layer"] | float = np.inf,
 ) -> Difference:
-    """Returns the difference of one network to other networks, by the formula of `contrast`.
+    """Returns one network's mean minus the mean of other networks, tested as by `contrast`.
 
-    mean, error: the mean of that network over `samples`, and its standard error. The value is mean
-    - mean(networks), the half width t_{s-1} sqrt(sd^2 (1 + 1/s) + error^2) for s networks.
-    Everything is NaN for fewer than two networks, or if the error is NaN.
+    mean, error: the mean of the one network over `samples`, and its standard error. For s other
+    networks the value is mean - mean(networks), and the half width is t_{s-1} sqrt(sd^2 (1 + 1/s) +
+    error^2). Everything is NaN for fewer than two networks, or if the error is NaN.
     """
     s = len(networks)
     if s < 2:

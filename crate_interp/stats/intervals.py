@@ -28,9 +28,10 @@ def student_interval(
 
 
 def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns mean, low and high by Student's t for rows of a count, a sum and a sum of squares.
+    """Returns mean, low and high by Student's t, for each row of sums over samples.
 
-    n: the count. total, squares: the sums of the samples and of their squares.
+    Columns of sums: n, the number of samples; total, the sum of the samples; squares, the sum of
+    their squares.
     """
     n, total, squares = (sums[name].to_numpy(float) for name in ("n", "total", "squares"))
     mean = total / n
@@ -41,7 +42,7 @@ def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.nda
 def mean_interval(values: Shaped[np.ndarray, "n c"]) -> Ends:
     """Returns the ends `[column]` of the interval of the mean of each column over samples.
 
-    For bool values it is `share_interval`, for others the bootstrap-t (`paired`), which is infinite
+    Bool values get `share_interval`. Other values get the bootstrap-t (`paired`), which is infinite
     for two or three samples. NaN for n < 2.
     """
     if values.dtype == bool:
@@ -54,8 +55,9 @@ def share_interval(
 ) -> Ends:
     """Returns the ends of the exact interval of a share, x successes of n; NaN for n = 0.
 
-    In [0, 1]. It covers at least 95 % for every share and n, whereas Wilson's interval covers some
-    shares in only .85. Reference: Clopper and Pearson (1934).
+    The ends are in [0, 1]. The interval contains the true share in at least 95 % of cases, for
+    every share and n; Wilson's interval contains some shares in only 85 % of cases. Reference:
+    Clopper and Pearson (1934).
     """
     from scipy.special import betaincinv
 
@@ -69,11 +71,11 @@ def share_interval(
 def linearised_ratio(
     above: Float[np.ndarray, "n c"], below: Float[np.ndarray, "n #c"]
 ) -> Float[np.ndarray, "n c"]:
-    """Returns values by sample whose mean is the ratio R of two sums, of `above` and of `below`.
+    """Returns a value for each sample; their mean is the ratio R = sum(above) / sum(below).
 
-    They are R + (above - R below) / mean(below), to first order the contribution of each sample to
-    the ratio (delta method), so an interval of their mean is an interval of R. NaN where the sum of
-    `below` is 0.
+    The values are R + (above - R below) / mean(below), which is to first order the contribution of
+    each sample to the ratio (delta method), so an interval of their mean is an interval of R. They
+    are NaN where the sum of `below` is 0.
     """
     share = below.mean(axis=0)
     share = np.where(share == 0, np.nan, share)

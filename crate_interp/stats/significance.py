@@ -1,17 +1,17 @@
-"""The one level of intervals and tests, Holm's adjustment, and the words that both justify."""
+"""The level of all intervals and tests, Holm's adjustment, and the words for intervals."""
 
 from typing import Any
 
 import numpy as np
 
-CONFIDENCE = 0.95  # of every interval
+CONFIDENCE = 0.95  # level of every interval
 LEVEL = 0.05  # an adjusted p up to this level shows a difference
 
 
 def signs(low: object, high: object) -> Any:
     """Returns 1 where an interval lies above 0 ("shown to rise"), -1 below 0, and 0 elsewhere.
 
-    low, high: numbers or arrays, NaN if there is no interval; its sign is then 0.
+    low, high: numbers or arrays, NaN where there is no interval; the sign there is 0.
     """
     with np.errstate(invalid="ignore"):
         return (np.asarray(low) > 0).astype(int) - (np.asarray(high) < 0)
@@ -31,11 +31,11 @@ def interval_words(
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Returns adjusted p-values: all those up to 0.05 hold together at 95 %.
+    """Returns p-values adjusted for multiple tests: findings with p <= 0.05 hold jointly at 95 %.
 
     Holm's step-down: the i-th smallest of m is multiplied by m - i + 1, then raised to at least the
-    one before it and limited to 1. NaN stays NaN and is not counted. p-values may have any shape
-    and may be dependent. Reference: Holm (1979).
+    adjusted p before it, and limited to 1. NaN stays NaN and is not counted. p-values may have any
+    shape and may be dependent. Reference: Holm (1979).
     """
     flat = np.asarray(p, dtype=float).reshape(-1)
     adjusted = np.full(flat.shape, np.nan)
