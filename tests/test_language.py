@@ -287,7 +287,7 @@ def test_configs_that_cannot_be_used():
         lambda: ci.CrateConfig(family="crate-lm", pool="mean", **size),
     )
     refuses(
-        "rotary codes need an even d_head",
+        "rotary positions need an even d_head",
         lambda: ci.CrateConfig(family="nanochat-crate", d_head=3, **size),
     )
     refuses(
@@ -304,7 +304,7 @@ def test_configs_that_cannot_be_used():
         lambda: ci.CrateConfig(family="crate-lm", sparse_step="odl", **size),
     )
     refuses(
-        "variant='c': only crate and crate-alpha",
+        "variant='c': only the families crate and crate-alpha",
         lambda: ci.CrateConfig(family="crate-lm", variant="c", **size),
     )
     refuses(
