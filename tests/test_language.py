@@ -101,7 +101,7 @@ def test_stop_and_start(lm):
             rtol=0,
         )
     refuses(
-        "the stream is torch.float64, the model is torch.float32",
+        "the stream is torch.float64, but the model is torch.float32",
         lambda: lm(z.double(), start_at_layer=2),
     )
     refuses("return_type='loss' needs tokens", lambda: lm(z, "loss", start_at_layer=2))

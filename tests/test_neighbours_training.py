@@ -89,7 +89,7 @@ def test_what_cannot_be_a_label_is_refused():
     with pytest.raises(ValueError, match="labels need logits"):
         model(images, labels=LABELS, stop_at_layer=1)
     for given in (dict(), dict(images=images, pixel_values=images)):
-        with pytest.raises(ValueError, match="not both"):
+        with pytest.raises(ValueError, match="give the model one input"):
             model(**given)
 
 
