@@ -158,7 +158,7 @@ def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, i
 
 
 def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int, int, int]:
-    """Returns the centred box; halves are rounded to even as torchvision does."""
+    """Returns the centred box; half pixels are rounded to even numbers, as torchvision does."""
     height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
     if width > size[0] or height > size[1]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Sparse autoencoders of one hook point: CRATE-LM's published ones, and SAELens' kinds."""
+"""Sparse autoencoders of one hook point: the published CRATE-LM ones, and SAELens' kinds."""
 
 import dataclasses
 from dataclasses import dataclass

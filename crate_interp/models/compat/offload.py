@@ -39,7 +39,7 @@ def onloaded(part: nn.Module) -> Iterator[None]:
     try:
         for module, hook in away:
             hook.pre_forward(module)
-            hook.offload = False  # otherwise a forward would offload them again
+            hook.offload = False  # otherwise a forward would offload the weights again
             brought.append((module, hook))
         yield
     finally:

@@ -19,8 +19,8 @@ class CompiledMixin(HookedRootModule):
 
     `torch.compile(model)` compiles once without hooks, and again for each new set of hooks.
     `model.compile()` runs uncompiled while there are hooks. Only hooks that the model itself adds
-    and removes are noticed (add_hook, hooks, run_with_hooks, reset_hooks), not those of
-    `register_forward_hook` on a point.
+    and removes are noticed (add_hook, hooks, run_with_hooks, reset_hooks); hooks from
+    `register_forward_hook` on a point are not.
     """
 
     # Two texts: the state of the hooks, and the last state with hooks. The state is "" without

@@ -1,4 +1,4 @@
-"""One layer: compress (MSSA), then sparsify. Plain transformer layers have the same shape."""
+"""One layer: compress (MSSA), then sparsify. A plain transformer's layer has the same parts."""
 
 from typing import Any
 

@@ -123,7 +123,7 @@ HookedNorm = HookedLayerNorm | HookedRMSNorm | NoNorm
 
 
 def make_norm(cfg: CrateConfig, eps: float) -> HookedLayerNorm | HookedRMSNorm:
-    """Returns the norm of a family for the width of its stream."""
+    """Returns the kind of norm that the config's family uses, for the width of the stream."""
     if cfg.normalization_type == "RMS":
         return HookedRMSNorm(cfg.d_model, eps)
     return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.output_bias)

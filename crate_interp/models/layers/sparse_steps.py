@@ -206,8 +206,8 @@ class ThresholdODL(DecodedStep):
     """One step from zero with a learned threshold per atom, decoded with a second dictionary.
 
     `z = ReLU(D^T y - threshold)`, output `D1 z`, for y = rms(Z^{l+1/2}) as columns; D and D1 are
-    `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which calls it ODL: unlike
-    CRATE-alpha's step it has no second step, no eta and no lambd.
+    `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which calls this step ODL. Unlike
+    CRATE-alpha's step, it has no second step, no eta and no lambd.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:

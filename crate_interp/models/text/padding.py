@@ -41,7 +41,7 @@ def padding_of(
     if readable(mask):
         _check_values(mask, real, before, length)
         if before is None and bool(real.all()):
-            return None  # the same bits and the same cost as without a mask
+            return None  # so that bits and cost are the same as without a mask
     return Padding(real)
 
 

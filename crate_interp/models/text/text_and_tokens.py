@@ -166,7 +166,10 @@ class TextMixin:
         wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
         first = separator(tokenizer) if wanted else None
         if wanted and first is None:
-            raise ValueError("prepend_bos=True: the tokenizer has no separator token. Give False.")
+            raise ValueError(
+                "prepend_bos=True, but the tokenizer has no separator token: give "
+                "prepend_bos=False."
+            )
         ids = ([] if first is None else [first]) + encode(tokenizer, text)
         if not ids:
             raise ValueError("the text is empty: it has no tokens.")

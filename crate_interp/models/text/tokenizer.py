@@ -33,7 +33,7 @@ def encode(tokenizer: object, text: str) -> list[int]:
         raise ValueError(
             f"character {half.start()} of the text is half of a surrogate pair, "
             f"U+{ord(half.group()):04X}: no tokenizer has a token for it. To put a "
-            "replacement mark there: text.encode('utf-16', 'surrogatepass')"
+            "replacement mark there, use text.encode('utf-16', 'surrogatepass')"
             ".decode('utf-16', 'replace')."
         )
     options = {"add_special_tokens": False} if is_hugging_face(tokenizer) else {}
