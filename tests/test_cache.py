@@ -43,7 +43,7 @@ def test_at_refuses_what_was_not_cached(model, images):
     with pytest.raises(KeyError, match=r"fires only after model.set_use_attn_result\(True\)"):
         few.at("attn.hook_result", 0)
     _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
-    with pytest.raises(ValueError, match="no batch axis: run it without remove_batch_dim"):
+    with pytest.raises(ValueError, match="no batch axis: cache without remove_batch_dim"):
         flat.at("mlp.hook_post", 0)
 
 
@@ -108,7 +108,7 @@ def test_a_layer_that_there_is_not_is_told(model, images):
     with pytest.raises(KeyError, match="layer=-9: the model has layers 0 to 2. -1 is the last"):
         cache["pattern", -9]
     for key in (("pattern", 9), "blocks.3.attn.hook_pattern"):
-        with pytest.raises(KeyError, match="It is in the layers 0 to 2"):
+        with pytest.raises(KeyError, match="It exists in layers 0 to 2"):
             cache[key]
     with pytest.raises(KeyError, match="Did you mean blocks.1.attn.hook_pattern"):
         cache["patern", 1]

@@ -114,7 +114,7 @@ def test_frozen():
         ),
         (dict(variant="x"), "variant='x' is none of crate, c, n, t, fix, identity"),
         (dict(pool="max"), "pool='max' is none of cls, mean"),
-        (dict(n_heads=3), "n_heads=3 must divide d_model=32: change n_heads, or d_head"),
+        (dict(n_heads=3), "n_heads=3 must divide d_model=32: change n_heads, or give d_head"),
         (dict(n_layers=0), "n_layers=0: give a whole number of at least 1"),
         (dict(eta=-0.1), "eta=-0.1: give a finite number of at least 0"),
         (
@@ -123,14 +123,14 @@ def test_frozen():
             r" such as \(16, 16\)",
         ),
         (dict(patch_size="16"), "patch_size='16': give an int, or"),
-        (dict(d_mlp=64), "d_mlp=64 with family='crate': its dictionary is square"),
+        (dict(d_mlp=64), "d_mlp=64 with family='crate': the dictionary is square"),
         (dict(variant="t", d_head=5), "variant='t' needs n_heads"),
         (dict(mean=(0.1,)), "mean and std go together"),
-        (dict(mean=(0.1,), std=(0.1,)), "give one number per channel, 3, such as"),
-        (dict(mean=0.1, std=0.1), "give one number per channel, 3, such as"),
-        (dict(mean=[51.0] * 3, std=[9.0] * 3), r"of 0 to 255: mean=\[0.2, 0.2, 0.2\]"),
+        (dict(mean=(0.1,), std=(0.1,)), r"give one number per channel \(3\), such as"),
+        (dict(mean=0.1, std=0.1), r"give one number per channel \(3\), such as"),
+        (dict(mean=[51.0] * 3, std=[9.0] * 3), r"divide both by 255: mean=\[0.2, 0.2, 0.2\]"),
         (dict(labels=("a",)), "labels has 1 names for n_classes=1000"),
-        (dict(labels=[1] * 1000), "labels must be names: give strings"),
+        (dict(labels=[1] * 1000), "labels must be names, but number 0 is 1: give one string"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

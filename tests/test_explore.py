@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_said(model, images, cache):
         (ValueError, "the logit lens reads NaN", (
             edited("blocks.2.hook_resid_post", torch.nan, lm, tokens), tokens)),
         (ValueError, "inputs hold NaN", (cache, images * torch.nan)),
-        (ValueError, "tokens go from 99", (lm.run_with_cache(tokens)[1], tokens * 0 + 99)),
+        (ValueError, "tokens range from 99", (lm.run_with_cache(tokens)[1], tokens * 0 + 99)),
         (ValueError, "whole numbers", (lm.run_with_cache(tokens)[1], tokens / 2)),
         (ValueError, "does not belong to inputs", (lm.run_with_cache(tokens)[1], tokens[:, :4])),
     ):  # fmt: skip

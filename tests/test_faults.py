@@ -240,7 +240,9 @@ def test_a_compiled_model_is_refused_with_the_model_in_it(tmp_path):
             lambda one: ci.circuits.path_patch(one, images[:1], images[1:2], metric),
             lambda one: ci.circuits.attribution_patch(one, images[:1], images[1:2], metric),
         ):
-            with pytest.raises(ValueError, match=f"wraps a hooked model: give that one, {place}."):
+            with pytest.raises(
+                ValueError, match=f"wraps a hooked model: give the hooked model, {place}."
+            ):
                 measure(wrapped)
         with pytest.raises(ci.CheckpointError, match=f"wraps a hooked model: use that .*{place}."):
             ci.load(wrapped)

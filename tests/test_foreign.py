@@ -280,9 +280,9 @@ def test_tokens_and_masks_that_do_not_fit_are_refused_in_a_line():
     tokens = inputs("gpt2")
     longest = model.network.config.max_position_embeddings
     for bad, match in (
-        (torch.full((1, 3), VOCAB), f"tokens go from {VOCAB} to {VOCAB}"),
+        (torch.full((1, 3), VOCAB), f"tokens range from {VOCAB} to {VOCAB}"),
         (torch.zeros(1, longest + 1, dtype=torch.long), f"at most n_ctx={longest}"),
-        (tokens.double(), "the model takes whole numbers"),
+        (tokens.double(), ": give whole numbers"),
         ("text", "the bridge has no tokenizer"),
     ):
         for options in ({}, {"return_type": None}, {"stop_at_layer": 1}):

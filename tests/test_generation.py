@@ -183,7 +183,7 @@ def test_criteria_end_rows(chat):
         lambda: bare.generate(ids(), stop_strings="a", **GREEDY),
     )
     refuses(
-        "need a padding token",
+        "filled up with a padding token",
         lambda: bare.generate(ids(), stopping_criteria=AtLength(), **GREEDY),
     )
 
@@ -286,7 +286,7 @@ def test_bad_generation(lm):
         refuses(
             f"{name}={value}: give", lambda n=name, v=value: lm.generate(tokens, **DRAWN, **{n: v})
         )
-    refuses("top_k and top_p both", lambda: lm.generate(tokens, top_k=2, top_p=0.5, **DRAWN))
+    refuses("top_k and top_p were both", lambda: lm.generate(tokens, top_k=2, top_p=0.5, **DRAWN))
     refuses("there are no tokens", lambda: lm.generate(tokens[:, :0], 1, **DRAWN))
     refuses(
         "return_type='embeds': give", lambda: lm.generate(tokens, return_type="embeds", **DRAWN)

@@ -101,7 +101,7 @@ def test_stop_and_start(lm):
             rtol=0,
         )
     refuses(
-        "the stream is torch.float64, the model is torch.float32",
+        "the stream is torch.float64, but the model is torch.float32",
         lambda: lm(z.double(), start_at_layer=2),
     )
     refuses("return_type='loss' needs tokens", lambda: lm(z, "loss", start_at_layer=2))
@@ -131,18 +131,19 @@ def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
 @pytest.mark.usefixtures("unchecked")
 def test_bad_tokens(lm):
     refuses(
-        "tokens go from 0 to 47, the vocabulary from 0 to 46", lambda: lm(torch.tensor([[0, 47]]))
+        "tokens range from 0 to 47, but the vocabulary has ids from 0 to 46",
+        lambda: lm(torch.tensor([[0, 47]])),
     )
-    refuses("tokens go from -1 to 3", lambda: lm(torch.tensor([[3, -1]])))
-    refuses("takes whole numbers", lambda: lm(torch.rand(2, 3)))
-    refuses("takes whole numbers", lambda: lm(ids()[None]))
+    refuses("tokens range from -1 to 3", lambda: lm(torch.tensor([[3, -1]])))
+    refuses("give whole numbers", lambda: lm(torch.rand(2, 3)))
+    refuses("give whole numbers", lambda: lm(ids()[None]))
     with torch.no_grad():
         for dtype in (torch.uint8, torch.int32):
             assert torch.equal(lm(ids().to(dtype), "loss"), lm(ids(), "loss"))
         assert torch.equal(lm(ids()[0]), lm(ids()[:1]))  # one row is a batch of one
     refuses("there are no tokens", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
     refuses("there are 14 tokens, but the model takes at most n_ctx=13", lambda: lm(ids(pos=14)))
-    refuses("give a tensor of token ids or text, not int", lambda: lm(3))
+    refuses("the input is int: give a tensor of token ids or text", lambda: lm(3))
     refuses("return_type='x'", lambda: lm(ids(), "x"))
     refuses("the loss needs at least two tokens", lambda: lm(ids(pos=1), "loss"))
     refuses("the model has no tokenizer: .* tokenizer='gpt2'", lambda: lm("text"))
@@ -178,7 +179,7 @@ def test_text(chat):
         "the",
         "x",
     ]
-    refuses("is 3 tokens, .*: give one", lambda: chat.to_single_token("xyz"))
+    refuses("is 3 tokens, .*: give a text that is one", lambda: chat.to_single_token("xyz"))
     refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))
     refuses("the list is empty", lambda: chat.to_tokens([]))
     refuses("there is no token 999", lambda: chat.to_string([999]))
@@ -186,7 +187,7 @@ def test_text(chat):
 
 @pytest.mark.usefixtures("unchecked")
 def test_tokens_of_what_is_no_text(chat):
-    refuses("cannot make tokens of int", lambda: chat.to_tokens([3]))
+    refuses("cannot turn int into tokens", lambda: chat.to_tokens([3]))
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
@@ -287,7 +288,7 @@ def test_configs_that_cannot_be_used():
         lambda: ci.CrateConfig(family="crate-lm", pool="mean", **size),
     )
     refuses(
-        "rotary codes need an even d_head",
+        "rotary positions need an even d_head",
         lambda: ci.CrateConfig(family="nanochat-crate", d_head=3, **size),
     )
     refuses(
@@ -304,7 +305,7 @@ def test_configs_that_cannot_be_used():
         lambda: ci.CrateConfig(family="crate-lm", sparse_step="odl", **size),
     )
     refuses(
-        "variant='c': only crate and crate-alpha",
+        "variant='c': only the families crate and crate-alpha",
         lambda: ci.CrateConfig(family="crate-lm", variant="c", **size),
     )
     refuses(

@@ -311,7 +311,9 @@ def test_config_follows_the_model(images):
     assert other.cfg.dtype is torch.float64 and model.cfg.dtype is torch.float32
     assert other.blocks[0].attn.cfg is other.cfg
     assert other.cfg == model.cfg  # runtime state is not compared
-    with pytest.raises(ValueError, match=r"the input is torch.float32, the model is torch.float64"):
+    with pytest.raises(
+        ValueError, match=r"the input is torch.float32, but the model is torch.float64"
+    ):
         other(images)
 
 
@@ -335,7 +337,7 @@ def test_bad_images(model, images):
     ):
         model(images.to(torch.uint8))
     with pytest.raises(
-        ValueError, match=r"shape \(2, 1, 6, 20\), the model takes \[batch, 3, height, width\]"
+        ValueError, match=r"shape \(2, 1, 6, 20\), but the model takes \[batch, 3, height, width\]"
     ):
         model(images[:, :1])
     with pytest.raises(ValueError, match=r"shape \(3, 6, 20\)"):

@@ -10,7 +10,7 @@ from neighbours import ids, make_clip, pictures
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the type checks themselves cannot be traced
 POINT = "blocks.1.hook_attn_out"
-SAYS = "this model has been compiled with torch.compile"
+SAYS = "this model was compiled with torch.compile"
 
 
 def zero(tensor, hook):

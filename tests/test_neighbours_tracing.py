@@ -41,9 +41,11 @@ def test_values_are_readable_outside_of_tracing_only():
 @pytest.mark.parametrize("family", LMS)
 def test_bad_ids_are_refused_as_before(family):
     model = make_lm(family)
-    with pytest.raises(ValueError, match="tokens go from 3 to 47, the vocabulary from 0 to 46"):
+    with pytest.raises(
+        ValueError, match="tokens range from 3 to 47, but the vocabulary has ids from 0 to 46"
+    ):
         model(torch.tensor([[3, 47]]))
-    with pytest.raises(ValueError, match="tokens go from -1 to 3"):
+    with pytest.raises(ValueError, match="tokens range from -1 to 3"):
         model(torch.tensor([[-1, 3]]))
 
 

@@ -76,8 +76,11 @@ def test_labels_and_pixel_values_give_a_loss():
 def test_what_cannot_be_a_label_is_refused():
     model, images = make(), pictures(3)
     for labels, match in (
-        (torch.tensor([0, 1, 11]), "labels go from 0 to 11, the classes from 0 to 10"),
-        (torch.tensor([-1, 1, 1]), "labels go from -1 to 1"),
+        (
+            torch.tensor([0, 1, 11]),
+            "labels range from 0 to 11, but the model's classes range from 0 to 10",
+        ),
+        (torch.tensor([-1, 1, 1]), "labels range from -1 to 1"),
         (torch.tensor([0.0, 1.0, 1.0]), "give one class index for each image"),
         (torch.tensor([0, 1]), r"labels are torch.int64 of shape \[2\]"),
     ):
@@ -86,7 +89,7 @@ def test_what_cannot_be_a_label_is_refused():
     with pytest.raises(ValueError, match="labels need logits"):
         model(images, labels=LABELS, stop_at_layer=1)
     for given in (dict(), dict(images=images, pixel_values=images)):
-        with pytest.raises(ValueError, match="not both"):
+        with pytest.raises(ValueError, match="give the model one input"):
             model(**given)
 
 

@@ -106,7 +106,7 @@ def test_broken_pictures_are_one_clear_line(model, tmp_path):
             model.preprocess(image)
     with pytest.raises(ValueError, match="an image is 0 x 5: it has no pixel"):
         model.preprocess(Image.new("RGB", (5, 0)))
-    with pytest.raises(ValueError, match="an image has mode 'La': make it RGB"):
+    with pytest.raises(ValueError, match="an image has mode 'La': convert it to RGB"):
         model.preprocess(Image.new("La", (5, 5)))
 
 
@@ -135,7 +135,7 @@ def test_whole_patches(model, tmp_path):
         ValueError,
         match=r"images are 37 x 51: both sides must be multiples of the patch \(8, 8\). "
         r"The nearest sizes that fit: 32 x 48 below, 40 x 56 above. "
-        r"Pad them, model\(model.pad\(images\)\), or load the model with "
+        r"Pad the images: model\(model.pad\(images\)\). Or load the model with "
         r"resize=\(40, 56\), crop=None",
     ):
         model(images)

@@ -143,8 +143,8 @@ def test_bad_masks(lm):
     )
     refuses("attention_mask has shape", lambda: lm(tokens, attention_mask=real[:, None, None]))
     refuses("attention_mask is list", lambda: lm(tokens, attention_mask=real.tolist()))
-    refuses("other numbers than 0 and 1", lambda: lm(tokens, attention_mask=real * 2))
-    refuses("other numbers than 0 and 1", lambda: lm(tokens, attention_mask=real.float() - 1))
+    refuses("numbers other than 0 and 1", lambda: lm(tokens, attention_mask=real * 2))
+    refuses("numbers other than 0 and 1", lambda: lm(tokens, attention_mask=real.float() - 1))
     real[1] = False
     refuses("hides every token of row 1", lambda: lm(tokens, attention_mask=real))
     refuses("padding_side='top': give 'left' or 'right'", lambda: lm(tokens, padding_side="top"))
@@ -152,7 +152,7 @@ def test_bad_masks(lm):
     with torch.no_grad():
         lm(tokens, past=past)
     refuses(
-        "the 6 of the past first, .3, 8.",
+        "give shape .3, 8., .* .first the 6 of the past.",
         lambda: lm(tokens[:, :2], past=past, attention_mask=real[:, :2]),
     )
 
@@ -242,13 +242,15 @@ def test_what_hugging_face_gives_and_takes(lm):
         plain = lm(input_ids=tokens, labels=tokens).loss.item()
         assert plain == pytest.approx(lm(tokens, "loss").item(), rel=1e-9)
         assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
-    refuses("give the model either tokens or text, or token ids as input_ids", lambda: lm())
-    refuses("not both", lambda: lm(tokens, input_ids=tokens))
+    refuses("give the model one input: either tokens or text, or token ids as", lambda: lm())
+    refuses("give the model one input", lambda: lm(tokens, input_ids=tokens))
     refuses(
         "labels are torch.int64 of shape .3, 5.", lambda: lm(tokens, "loss", labels=labels[:, 1:])
     )
-    refuses("labels go from 0 to 99", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real))
-    refuses("the loss counts no token", lambda: lm(tokens, "loss", labels=tokens * 0 - 100))
+    refuses(
+        "labels range from 0 to 99", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real)
+    )
+    refuses("the loss has no token to count", lambda: lm(tokens, "loss", labels=tokens * 0 - 100))
     refuses(
         "labels need tokens",
         lambda: lm(torch.zeros(3, 6, lm.cfg.d_model).double(), labels=tokens, start_at_layer=2),

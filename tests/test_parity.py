@@ -143,7 +143,7 @@ def test_loss_with_a_mask(lm):
     torch.testing.assert_close(lm.loss_fn(logits, TOKENS, per_token=True), losses)
     kept = torch.cat([losses[0, 3:], losses[1]])
     torch.testing.assert_close(lm.loss_fn(logits, TOKENS, mask), kept.mean())
-    with pytest.raises(ValueError, match=r"shape \[2, 3\], the tokens \[2, 7\]"):
+    with pytest.raises(ValueError, match=r"shape \[2, 3\], but the tokens have shape \[2, 7\]"):
         lm.loss_fn(logits, TOKENS, mask[:, :3])
 
 

@@ -43,7 +43,7 @@ def captured(step, y, point):
 
 def test_the_lasso_is_what_the_layer_solves(step, y):
     if hasattr(step, "threshold"):
-        assert step.lasso() == "some learned thresholds are negative: no penalty has them"
+        assert step.lasso() == "some learned thresholds are negative, but no penalty is negative"
         step.threshold.data.abs_()
     lasso = step.lasso()
     if isinstance(lasso, str):

@@ -149,7 +149,9 @@ def test_where_a_token_stands(chat):
     assert (there, without) == (1, 0)
     for error in (ValueError, AssertionError):  # TransformerLens raises the latter
         refuses("token 9 does not occur", lambda: chat.get_token_position(9, ids), error)
-        refuses("is 3 tokens, .*: give one", lambda: chat.to_single_token("xyz"), error)
+        refuses(
+            "is 3 tokens, .*: give a text that is one", lambda: chat.to_single_token("xyz"), error
+        )
     refuses("input has 2 rows", lambda: chat.get_token_position(7, ids.repeat(2, 1)))
     refuses("mode='any': give 'first'", lambda: chat.get_token_position(7, ids, mode="any"))
 

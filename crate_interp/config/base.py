@@ -14,8 +14,8 @@ from crate_interp.config import families
 from crate_interp.config.families import FAMILIES, FIELD_ORDER, Facts
 from crate_interp.core import checks
 
-# Some fields accept more types than they store. Such a field accepts the second type below when a
-# config is made, and stores the first, which type checkers see.
+# Some fields accept more types than they store. Below, the first definition of a type is the stored
+# form, which type checkers see; the second also has the accepted forms.
 if TYPE_CHECKING:
     T = TypeVar("T")
     Filled = Annotated[T, "None is replaced by a default"]
@@ -26,10 +26,10 @@ else:
     Size = SideOrSize = int | tuple[int, int] | list[int]
 DEFAULT: Any = None  # the value of a Filled field that was not given
 
-# Takes the value of a field and its name, checks the value, and returns it as it is stored.
+# A check takes a field's name and value, and returns the value in its stored form, or raises.
 Check = Callable[[str, Any], Any]
 
-# CRATE's code for images has no output matrix if one head spans the whole stream.
+# In the official code of these families, MSSA has no output matrix if one head spans the stream.
 _NO_MATRIX_FOR_ONE_HEAD = ("crate", "crate-alpha", "crate-mae")
 
 
@@ -45,19 +45,19 @@ class CrateConfig:
     `CrateConfig(family=...)` makes a config of the family's kind: a VisionConfig, MAEConfig,
     TextConfig or CLIPConfig (crate_interp/config/). Each has the fields below and some of its own.
 
-    A field that is left at None takes the published default of its family: `sparse_step`, `lambd`,
+    These fields, if left at None, take the published default of the family: `sparse_step`, `lambd`,
     `ln_eps`, `ln_final_eps`, and the integers `d_head` and `d_mlp`. `variant` chooses the output
     map of MSSA (models/layers/attention.py), `sparse_step` the step that follows MSSA
     (models/layers/sparse_steps.py). `output_matrix` says whether MSSA has an output matrix. None
-    follows the official code for images: a matrix, unless one head spans the whole stream. `n_ctx`
-    and `d_vocab` are required for text; for images they follow from the other fields.
+    follows the official code for images: MSSA has a matrix unless one head spans the whole stream.
+    `n_ctx` and `d_vocab` are required for text; for images they follow from the other fields.
 
     Raises ValueError, naming the field, for a value that cannot be used and for a field that
     models of this family do not have.
     """
 
     kind: ClassVar[str]  # which forward the model has: "vision", "mae", "text" or "clip"
-    # kind (after "bridged " for a black box) -> class; filled in config/__init__.py
+    # kind ("bridged " + kind for other networks than CRATE) -> class; filled in config/__init__.py
     classes: ClassVar[dict[str, type["CrateConfig"]]]
     # fields that are computed from others and are not saved
     derived: ClassVar[tuple[str, ...]] = ()
@@ -96,18 +96,18 @@ class CrateConfig:
     model_name: str | None = None
 
     # TransformerLens reads these fields, and its tools change them after a model is made. A model
-    # owns a copy of its config and writes them with set_runtime (models/hook_points.py). They are
-    # neither saved nor compared.
+    # owns a copy of its config and writes these fields there with set_runtime
+    # (models/hook_points.py). The fields are neither saved nor compared.
     use_attn_result: bool = field(default=False, init=False, compare=False, repr=False)
     use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
     use_attn_in: bool = field(default=False, init=False, compare=False, repr=False)
     use_hook_mlp_in: bool = field(default=False, init=False, compare=False, repr=False)
 
-    # where a model's own config reads device and dtype: `follow` in models/hook_points.py
+    # where a model's config reads device and dtype; set by `follow` (models/hook_points.py)
     _runtime: ClassVar[Any] = None
 
     def __new__(cls, **values: Any) -> Any:
-        """Returns a config whose class is that of its family."""
+        """Returns a config of the class that belongs to its family."""
         if cls is CrateConfig:
             family = checks.one_of("family", values.get("family"), FAMILIES)
             cls = CrateConfig.classes[class_name(FAMILIES[family])]
@@ -155,7 +155,7 @@ class CrateConfig:
 
     @classmethod
     def checked_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns values of some of the fields in the form that a config stores.
+        """Returns the given values of fields in the form that a config stores.
 
         Counts become ints, sizes become (h, w), lists become tuples. None is kept if the field may
         be None. Raises ValueError, naming the field, for a value that cannot be used.
@@ -174,7 +174,7 @@ class CrateConfig:
             object.__setattr__(self, name, value)
 
     def set_model_name(self, name: str) -> None:
-        """Sets the name of a model that had none, in the frozen config that it owns."""
+        """Sets the name of a model without a name, in the model's own frozen config."""
         self._set(model_name=checks.one_line("model_name", name))
 
     def _fill_sizes(self) -> None:
@@ -191,13 +191,14 @@ class CrateConfig:
             self._set(output_matrix=self.variant in ("crate", "fix") and not left_out)
 
     def share(self, heads: str, width: str) -> int:
-        """Returns the width of one head, given the names of the two fields.
+        """Returns the width of one head.
 
-        Raises ValueError unless the number of heads divides the width.
+        heads, width: the names of two fields, such as "n_heads" and "d_model". Raises ValueError
+        unless the number of heads divides the width.
         """
         n, d = getattr(self, heads), getattr(self, width)
         if d % n:
-            other = ", or d_head" if heads == "n_heads" else ""
+            other = ", or give d_head" if heads == "n_heads" else ""
             raise ValueError(f"{heads}={n} must divide {width}={d}: change {heads}{other}.")
         return d // n
 
@@ -206,18 +207,23 @@ class CrateConfig:
         checks.one_of("sparse_step", self.sparse_step, steps)
         if self.sparse_step in families.SQUARE_STEPS and self.d_mlp != self.d_model:
             raise ValueError(
-                f"d_mlp={self.d_mlp} with family={self.family!r}: its dictionary is square, "
-                f"so d_mlp is d_model={self.d_model}."
+                f"d_mlp={self.d_mlp} with family={self.family!r}: the dictionary is square, "
+                f"so d_mlp must be d_model={self.d_model}. Leave d_mlp out."
             )
         if self.variant in ("t", "identity") and self.n_heads * self.d_head != self.d_model:
             raise ValueError(
                 f"variant={self.variant!r} needs n_heads * d_head = d_model, "
-                f"got {self.n_heads} * {self.d_head} != {self.d_model}."
+                f"got {self.n_heads} * {self.d_head} != {self.d_model}. Change n_heads or d_head."
             )
         if self.output_matrix and self.variant not in ("crate", "fix"):
-            raise ValueError(f"variant={self.variant!r} has no output matrix: leave it out.")
+            raise ValueError(
+                f"variant={self.variant!r} has no output matrix: leave output_matrix out."
+            )
         if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
-            raise ValueError(f"variant={self.variant!r}: only crate and crate-alpha have it.")
+            raise ValueError(
+                f"variant={self.variant!r}: only the families crate and crate-alpha have this "
+                "variant. Leave variant out."
+            )
 
     def _check_kind(self) -> None:
         """Checks fields that only one kind of config has."""
@@ -252,7 +258,7 @@ class CrateConfig:
 
     @property
     def residual(self) -> bool:
-        """Whether the sparse step's output is added to the stream; with ISTA it replaces it."""
+        """Whether the sparse step's output is added to the stream or (False) replaces it."""
         return self.facts["residual"] and self.sparse_step not in families.SQUARE_STEPS
 
     @property

@@ -14,9 +14,10 @@ from crate_interp.core import checks
 class BridgedConfig(CrateConfig):
     """The config of any network behind a bridge (crate_interp/bridge/bridge_to_hooked.py).
 
-    `architecture` is the name of its class. It has no U; `subspaces` chooses the map that is
-    measured in place of U: "value", "key" or "query". `value_heads`: how many heads its keys and
-    values have; None means as many as its queries. `rms_norm`: whether its norms are RMS norms.
+    `architecture` is the name of the network's class. The network has no U; `subspaces` chooses the
+    map that is measured in place of U: "value", "key" or "query". `value_heads`: how many heads the
+    keys and values have; None means as many as the queries. `rms_norm`: whether the norms are RMS
+    norms.
     """
 
     checked: ClassVar[dict[str, Check]] = {
@@ -43,16 +44,16 @@ class BridgedConfig(CrateConfig):
 
     @property
     def n_key_value_heads(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Returns the number of key and value heads if it differs from that of queries, or None."""
+        """The number of key and value heads, or None if it is the number of query heads."""
         return None if self.value_heads == self.n_heads else self.value_heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class BridgedImageConfig(BridgedConfig, VisionConfig):
-    """Config of an image network behind a bridge.
+    """The config of an image network behind a bridge.
 
     `special_tokens`: how many tokens come before the patches, CLS first. `n_classes` is the width
-    of its output.
+    of the network's output.
     """
 
     checked: ClassVar[dict[str, Check]] = (
@@ -69,7 +70,7 @@ class BridgedImageConfig(BridgedConfig, VisionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BridgedTextConfig(BridgedConfig, TextConfig):
-    """Config of a causal language model behind a bridge.
+    """The config of a causal language model behind a bridge.
 
     `rotations`: whether positions enter as rotations of queries and keys.
     """

@@ -11,24 +11,24 @@ SUBSPACES = ("value", "key", "query")
 
 
 class Facts(TypedDict):
-    """What holds for every model of one family."""
+    """The properties that all models of one family share."""
 
-    kind: str  # which forward and which class of configs it has
+    kind: str  # which forward pass and which class of config its models have
     sparse_step: str  # the step after attention (crate_interp/models/layers/sparse_steps.py)
-    d_mlp_ratio: int  # width of its code divided by d_model
+    d_mlp_ratio: int  # width of the sparse code divided by d_model
     residual: bool  # whether the output of the sparse step is added to the stream
     tied: bool  # whether query, key and value are one code
-    output_bias: bool | None  # of the output map of attention; None follows the config's `bias`
+    output_bias: bool | None  # whether attention's output map has one; None: cfg.bias decides
     norm: str  # "LN" or "RMS"
     ln_eps: float
     ln_final_eps: float
     lambd: float
-    conv_bias: NotRequired[bool]  # of the patch embedding, if it is a convolution
-    head_bias: NotRequired[bool]  # of the map to classes, if there is one
+    conv_bias: NotRequired[bool]  # whether a convolution that embeds patches has a bias
+    head_bias: NotRequired[bool]  # whether a map to classes has a bias
     causal: NotRequired[bool]
     prepend_bos: NotRequired[bool]
     softcap: NotRequired[float]
-    bridged: NotRequired[bool]  # whether the family is of other networks, behind a bridge
+    bridged: NotRequired[bool]  # whether its models are other networks than CRATE, behind a bridge
 
 
 FAMILIES: dict[str, Facts] = {
@@ -68,17 +68,17 @@ FAMILIES: dict[str, Facts] = {
         "tied": True, "output_bias": False, "norm": "LN",
         "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1, "prepend_bos": True,
     },
-    "clipa-visual": {  # its image tower
+    "clipa-visual": {  # the image tower of clipa
         "kind": "vision", "sparse_step": "odl", "d_mlp_ratio": 4, "residual": True,
         "tied": True, "output_bias": False, "conv_bias": False, "head_bias": False, "norm": "LN",
         "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1,
     },
-    "clipa-text": {  # its text tower: a plain transformer
+    "clipa-text": {  # the text tower of clipa: a plain transformer
         "kind": "text", "sparse_step": "mlp-gelu", "d_mlp_ratio": 4, "residual": True,
         "tied": False, "output_bias": None, "norm": "LN",
         "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1, "causal": False, "prepend_bos": True,
     },
-    "vit": {  # any network of images behind a bridge: crate_interp/bridge/bridge_to_hooked.py
+    "vit": {  # any image network behind a bridge: crate_interp/bridge/bridge_to_hooked.py
         "kind": "vision", "sparse_step": "mlp", "d_mlp_ratio": 4, "residual": True,
         "tied": False, "output_bias": True, "norm": "LN",
         "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.0, "bridged": True,

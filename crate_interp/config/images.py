@@ -23,7 +23,7 @@ def as_tuple(name: str, value: Any, such: str = "") -> tuple[Any, ...]:
     """Returns a list or another sequence as a tuple.
 
     Raises ValueError, with the field's `name` and an example (`such`), for a string and for
-    anything else.
+    anything that is not a sequence.
     """
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ValueError(f"{name}={checks.shown(value)}: give a list{such}, or None.")
@@ -37,7 +37,7 @@ def per_channel(name: str, value: Any) -> tuple[Any, ...]:
     return as_tuple(
         name,
         value,
-        " with a number for each channel, such as [0.5, 0.5, 0.5] or, of a grey model, [0.5]",
+        " with a number for each channel, such as [0.5, 0.5, 0.5] or, for a grey model, [0.5]",
     )
 
 
@@ -47,8 +47,8 @@ class ImageConfig(CrateConfig):
 
     `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `resize`, `crop`,
     `interpolation`, `mean` and `std` say what `model.preprocess` does: `resize` is the length of
-    the shorter side, or (h, w). `interpolate_pos` accepts images of other sizes. Raises ValueError
-    for sizes above 50,000,000 pixels or 65,536 patches.
+    the shorter side, or (h, w). With `interpolate_pos` the model also accepts images of other
+    sizes. Raises ValueError for sizes above 50,000,000 pixels or 65,536 patches.
     """
 
     checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
@@ -96,8 +96,8 @@ class ImageConfig(CrateConfig):
             if value is not None and len(value) != self.channels:
                 alike = list(value) * self.channels if len(value) == 1 else None
                 raise ValueError(
-                    f"{name}={checks.shown(value)}: give one number per channel, "
-                    f"{self.channels}" + (f", such as {name}={alike}." if alike else ".")
+                    f"{name}={checks.shown(value)}: give one number per channel "
+                    f"({self.channels})" + (f", such as {name}={alike}." if alike else ".")
                 )
             if value is not None and not all(
                 checks.is_number(x) and (x > 0 or not above) for x in value
@@ -106,21 +106,21 @@ class ImageConfig(CrateConfig):
         if self.mean is not None and max(self.mean) > 1:
             scaled = [round(value / 255, 4) for value in self.mean]
             raise ValueError(
-                f"mean={checks.shown(self.mean)}: pixels are scaled to 0 to 1. Divide mean and std "
-                "by "
-                f"255 if they are for pixels of 0 to 255: mean={scaled}."
+                f"mean={checks.shown(self.mean)}: pixels are scaled to the range 0 to 1. "
+                "If mean and std are for pixels from 0 to 255, divide both by 255: "
+                f"mean={scaled}."
             )
 
     def _derive(self, **values: int) -> None:
-        """Writes fields that are computed from others.
+        """Writes fields that are computed from other fields.
 
-        Raises ValueError if a different value was given for one.
+        Raises ValueError if such a field was given with another value.
         """
         for name, value in values.items():
             if getattr(self, name) not in (None, value):
                 raise ValueError(
                     f"{name}={getattr(self, name)} contradicts the other fields, "
-                    f"which make it {value}."
+                    f"which make it {value}. Leave {name} out."
                 )
         self._set(**values)
 
@@ -131,21 +131,21 @@ class ImageConfig(CrateConfig):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches down and across, (h, w)."""
+        """The number of patches down and across, (h, w)."""
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
         return height // patch_h, width // patch_w
 
     @property
     def n_special(self) -> int:
-        """Number of tokens before the patches: CLS, and with a bridge perhaps others."""
+        """The number of tokens before the patches: CLS, and possibly more in a bridged network."""
         return 1
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of an image, CLS included."""
+        """The number of tokens of an image, including CLS."""
         return self.grid[0] * self.grid[1] + self.n_special
 
     @property
     def patch_values(self) -> int:
-        """Numbers in one patch."""
+        """The number of values in one patch."""
         return self.patch_size[0] * self.patch_size[1] * self.channels

@@ -13,12 +13,13 @@ _MOST_AT_ONCE = 4096  # tokens
 def check_context(n_ctx: int) -> None:
     """Raises ValueError if a text tower, which sees its whole context at once, has too many tokens.
 
-    The memory of its attention patterns grows with their square. Published towers have at most 77.
+    The memory for its attention patterns grows with the square of the number of tokens. Published
+    towers have at most 77.
     """
     if n_ctx > _MOST_AT_ONCE:
         raise ValueError(
-            f"n_ctx={n_ctx}: a text tower sees its whole context at once, and {_MOST_AT_ONCE} "
-            "tokens are the most that it can take."
+            f"n_ctx={n_ctx}: a text tower sees its whole context at once, so it takes at "
+            f"most {_MOST_AT_ONCE} tokens. Give a smaller n_ctx."
         )
 
 
@@ -36,10 +37,10 @@ def window_letters(name: str, value: object) -> str:
 class TextConfig(CrateConfig):
     """The config of a language model, which needs `n_ctx` and `d_vocab`.
 
-    `bias` (gpt-baseline): whether its Linears and LayerNorms have one. `window`, `window_pattern`,
-    `softcap` and `rotary_base` belong to nanochat-crate. `tokenizer`: "gpt2", "bert", or "file" for
-    one saved beside the weights; `prepend_bos`: whether its separator is put before texts.
-    `d_embed` is the width of a text tower's output.
+    `bias` (gpt-baseline): whether linear maps and LayerNorms have a bias. `window`,
+    `window_pattern`, `softcap` and `rotary_base` belong to nanochat-crate. `tokenizer`: "gpt2",
+    "bert", or "file" for a tokenizer saved next to the weights; `prepend_bos`: whether the
+    tokenizer's separator is put before texts. `d_embed` is the width of a text tower's output.
     """
 
     kind: ClassVar[str] = "text"
@@ -68,7 +69,7 @@ class TextConfig(CrateConfig):
         if self.family == "clipa-text":
             check_context(self.n_ctx)
         if self.rotary and self.d_head % 2:
-            raise ValueError(f"d_head={self.d_head}: rotary codes need an even d_head.")
+            raise ValueError(f"d_head={self.d_head}: rotary positions need an even d_head.")
 
     @property
     def output_bias(self) -> bool:

@@ -22,9 +22,8 @@ def class_names(name: str, value: object) -> tuple[str, ...]:
     for place, label in enumerate(names := as_tuple(name, value, _NAMES)):
         if not isinstance(label, str) or len(label) > _LONGEST or not safe_text.is_harmless(label):
             raise ValueError(
-                f"{name} must be names: give strings, one per class, of at most {_LONGEST} "
-                "characters "
-                f"and without control characters; number {place} is {checks.shown(label)}."
+                f"{name} must be names, but number {place} is {checks.shown(label)}: give one "
+                f"string per class, of at most {_LONGEST} characters, without control characters."
             )
     return names
 
@@ -33,8 +32,8 @@ def class_names(name: str, value: object) -> tuple[str, ...]:
 class VisionConfig(ImageConfig):
     """The config of an image classifier.
 
-    `pool` says from what the classes are read: the CLS token, or the mean of all tokens.
-    `d_features` is the width of a linear map between the pooled token and the classes (the
+    `pool` says which token the classes are read from: the CLS token, or the mean of all tokens.
+    `d_features` is the output width of a linear map between the pooled token and the classes (the
     ImageNet-21k demo model). `labels` are the names of the classes.
     """
 
@@ -58,7 +57,7 @@ class VisionConfig(ImageConfig):
         if self.labels is not None and len(self.labels) != self.n_classes:
             raise ValueError(
                 f"labels has {len(self.labels)} names for n_classes={self.n_classes}: "
-                "give one per class."
+                "give one name per class."
             )
 
     @property
@@ -71,8 +70,8 @@ class VisionConfig(ImageConfig):
 class MAEConfig(ImageConfig):
     """The config of a masked autoencoder.
 
-    `decoder_n_layers` and `decoder_n_heads` default to those of the encoder. `norm_pix_loss`
-    normalises each patch of the target.
+    `decoder_n_layers` and `decoder_n_heads` default to the encoder's numbers. `norm_pix_loss`:
+    whether the loss normalises each patch of the target.
     """
 
     kind: ClassVar[str] = "mae"
@@ -98,11 +97,11 @@ class MAEConfig(ImageConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CLIPConfig(ImageConfig):
-    """Config of a CLIP; the fields that every family has describe its image tower.
+    """The config of a CLIP; the fields that all families share describe its image tower.
 
     `d_embed` is the width of both towers' outputs. `text_d_model`, `text_n_layers`, `text_n_heads`,
-    `n_ctx`, `d_vocab`, `tokenizer` and `prepend_bos` describe the text tower; all but the last two
-    are required.
+    `n_ctx`, `d_vocab`, `tokenizer` and `prepend_bos` describe the text tower. Of all these fields,
+    only `tokenizer` and `prepend_bos` are optional.
     """
 
     kind: ClassVar[str] = "clip"

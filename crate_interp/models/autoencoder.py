@@ -23,7 +23,7 @@ from crate_interp.models.layers.norm import HookedLayerNorm
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The output of a masked autoencoder. `mask`: 1 for patches that were removed, 0 for others.
+    """The output of a masked autoencoder. `mask`: 1 for patches that were removed, 0 for kept ones.
 
     pred: the pixels of every patch in the order (row, column, channel), normalised if
     `cfg.norm_pix_loss`. loss: mean squared error over removed patches; over all patches if none was
@@ -165,8 +165,8 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         self.watch_hooks()
         if start_at_layer is not None:
             raise ValueError(
-                "start_at_layer: a masked autoencoder needs its images for the loss; edit "
-                "hook_resid_pre instead."
+                "start_at_layer is impossible: a masked autoencoder needs its images for the loss. "
+                "Edit hook_resid_pre instead."
             )
         images = self._check_images(images)
         _, stop = layer_range(self.cfg.n_layers, None, stop_at_layer)
@@ -200,8 +200,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
     ) -> Float[Tensor, ""]:
         """Returns the mean squared error over removed patches.
 
-        With `cfg.norm_pix_loss` it is measured against patches of mean 0 and unbiased variance 1.
-        If no patch is removed it is the mean over all patches, where the code divides zero by zero.
+        With `cfg.norm_pix_loss` the target patches have mean 0 and unbiased variance 1. If no patch
+        was removed, the result is the mean over all patches; the official code divides zero by zero
+        there.
         """
         target = self.patchify(images)
         if self.cfg.norm_pix_loss:
@@ -225,7 +226,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
     ) -> Float[Tensor, "batch channels height width"]:
         """Returns a `pred` as pictures of `size` (default cfg.image_size).
 
-        It is the inverse of `patchify`.
+        This is the inverse of `patchify`.
         """
         (height, width), (p, q) = size or self.cfg.image_size, self.cfg.patch_size
         pattern = "b (h w) (p q c) -> b c (h p) (w q)"
@@ -280,8 +281,8 @@ def random_mask(
     if not right or (readable(noise) and not bool(noise.isfinite().all())):
         got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         raise ValueError(
-            f"noise is {got}: give finite numbers [batch, patch], here {list(shape)}, or a ratio, "
-            "mask_ratio=0.75."
+            f"noise is {got}: give finite numbers [batch, patch] of shape {list(shape)}, or leave "
+            "noise out and give a ratio, such as mask_ratio=0.75."
         )
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)
     return (ranks >= int(n_patches * (1 - mask_ratio))).to(images.dtype)

@@ -14,9 +14,10 @@ from crate_interp.models.layers.norm import NoNorm
 
 
 class CrateCache(ActivationCache):
-    """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token and not the last one.
+    """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token, not the last one.
 
-    Code of this library reads activations with `at`, which raises clear errors for what is missing.
+    Code of this library reads activations with `at`, which raises clear errors for activations that
+    are missing.
     """
 
     model: Any
@@ -31,7 +32,7 @@ class CrateCache(ActivationCache):
         """
         name = point if layer is None else full_name(point, self._layer(layer))
         if not self.has_batch_dim:
-            raise ValueError("the cache has no batch axis: run it without remove_batch_dim=True.")
+            raise ValueError("the cache has no batch axis: cache without remove_batch_dim=True.")
         if name not in self.cache_dict:
             raise KeyError(self._why_missing(name))
         return self.cache_dict[name]
@@ -73,7 +74,7 @@ class CrateCache(ActivationCache):
             layer = key[1] if isinstance(key, tuple) and len(key) > 1 else 0
             below = checks.is_int(layer) and layer < 0 and not self.model.towers
             if below and layer < -len(self.model.blocks):
-                raise KeyError(f"{self._no_layer(layer)} -1 is the last one.") from None
+                raise KeyError(f"{self._no_layer(layer)} -1 is the last layer.") from None
             raise KeyError(self._why_missing(error.args[0])) from None
 
     def __contains__(self, name: object) -> bool:
@@ -83,14 +84,14 @@ class CrateCache(ActivationCache):
     def logit_lens(self, **kwargs: Any) -> Any:
         """Returns TransformerLens' logit lens, with the same arguments.
 
-        Unlike there, the default of `positions` is `model.lens_positions`. At the CLS token
-        the last entry is the model's logits. A model that pools the mean reads no single token, so
-        the lens reads every token.
+        Unlike in TransformerLens, the default of `positions` is `model.lens_positions`. At the CLS
+        token the last entry is the model's logits. A model that pools the mean reads no single
+        token, so the lens reads every token.
         """
         if not hasattr(self.model, "lens_positions"):
             raise AttributeError(
                 f"{type(self.model).__name__} has no single stream to read out: take cache.visual "
-                "or cache.text of a CLIP, cache.decoder of a masked autoencoder."
+                "or cache.text of a CLIP, or cache.decoder of a masked autoencoder."
             )
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
 
@@ -152,10 +153,10 @@ class CrateCache(ActivationCache):
 
         The weight and bias of the norm are left out. For logits of a stream take
         `cache.logit_lens()`, or `cache.accumulated_resid(apply_ln=True) @ model.W_U + model.b_U`,
-        which have them.
+        which include both.
 
-        Unlike there, if the model has no final norm (CRATE-LM vanilla), the stack before the
-        unembedding is not centred, only sliced.
+        Unlike in TransformerLens, if the model has no final norm (CRATE-LM vanilla), the stack
+        before the unembedding is not centred, only sliced.
         """
         last = layer in (None, -1, self.model.cfg.n_layers)
         if last and isinstance(self.model.ln_final, NoNorm):

@@ -1,4 +1,4 @@
-"""HookedCrateCLIP: images and texts in one space, by a CRATE-alpha and a plain transformer."""
+"""HookedCrateCLIP: a CRATE-alpha for images and a plain transformer for texts, in one space."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.models.text.text_and_tokens import TextMixin, check_tokens
 from crate_interp.models.vision import HookedCrate
 
-# fields of a CLIP's config that its image tower and its text tower also have
+# fields of a CLIP's config that its image tower (_VISUAL) and its text tower (_TEXT) take over
 _VISUAL = (
     "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "eta", "lambd", "ln_eps", "ln_final_eps",
     "image_size", "patch_size", "channels", "interpolate_pos", "resize", "crop", "interpolation",
@@ -27,10 +27,11 @@ _TEXT = ("n_ctx", "d_vocab", "d_embed", "ln_eps", "ln_final_eps", "tokenizer", "
 
 
 class HookedTextTower(TextMixin, HookedModel):
-    """Tokens `[batch, n_ctx]` to features `[batch, d_embed]`.
+    """The text tower of a CLIP, from tokens `[batch, n_ctx]` to features `[batch, d_embed]`.
 
     The features are `LN(Z^L)` of the last position, times the projection. There is no mask: as in
-    the code, every token sees every other, including padding. A text is always n_ctx tokens long.
+    the official code, every token sees every other token, including padding. A text is always n_ctx
+    tokens long.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -96,7 +97,7 @@ class HookedTextTower(TextMixin, HookedModel):
         padding_side: str | None = None,
         truncate: bool = True,
     ) -> tuple[Int[Tensor, "batch pos"], None]:
-        """Returns [CLS] and wordpieces, cut to n_ctx and padded with zeros.
+        """Returns the ids of [CLS] and the wordpieces, cut to n_ctx and padded with zeros.
 
         There is no [SEP], as in the JAX training code. Raises ValueError if another padding is
         asked for.
@@ -112,7 +113,7 @@ class HookedTextTower(TextMixin, HookedModel):
         return torch.tensor(padded, dtype=torch.long), None
 
     def windows(self, texts: Iterable[str]) -> Int[Tensor, "text n_ctx"]:
-        """Returns each text as `to_tokens` does: this tower pads, and a text is a sample."""
+        """Returns each text as one sample of n_ctx tokens, as `to_tokens` does."""
         return self.to_tokens(list(texts))
 
     def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
@@ -153,8 +154,8 @@ class HookedCrateCLIP(HookedModel):
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
-        # the towers' points are also the CLIP's, so they share its count of open contexts and its
-        # state
+        # the towers' points are also points of the CLIP, so the towers share the CLIP's count of
+        # open contexts and its state of hooks
         for tower in (self.visual, self.text):
             tower.__dict__["_levels"] = self.__dict__["_levels"]
             tower._hook_state = self._hook_state

@@ -1,6 +1,6 @@
 """The hook points of a model: their names, and which fire with the current switches.
 
-It also sets what changes in the config of a living model: switches, device and dtype.
+This module also sets those fields of a model's config that can change: switches, device and dtype.
 """
 
 import re
@@ -44,8 +44,8 @@ def set_runtime(cfg: CrateConfig, **values: object) -> None:
 class Runtime:
     """The device and dtype of a model's first parameter, read from the model each time.
 
-    They stay correct after `.to()`, `load_state_dict(assign=True)`, `to_empty` and accelerate. None
-    once the model is gone.
+    They stay correct after `.to()`, `load_state_dict(assign=True)`, `to_empty` and accelerate. Both
+    are None once the model no longer exists.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -63,7 +63,7 @@ class Runtime:
 
     @property
     def device(self) -> torch.device | None:
-        """The device of the first parameter; if it is offloaded, the one on which it is used."""
+        """The device of the first parameter; if it is offloaded, the device on which it is used."""
         first, model = self._first(), self._model()
         if first is None or model is None or not first.is_meta:
             return None if first is None else first.device
@@ -79,7 +79,7 @@ def follow(model: nn.Module, *configs: CrateConfig) -> None:
 
 
 def without_batch(hook: Callable) -> Callable:
-    """Returns a hook that sees and returns an activation of one sample without its batch axis.
+    """Returns a hook that sees and returns the activation of one sample without its batch axis.
 
     An activation of several samples is left as it is.
     """
@@ -103,7 +103,7 @@ class PointsMixin:
         """Returns the hook points that a filter selects, in the model's order.
 
         None and functions select among the points that fire with the current switches. If a
-        function selects none of their names, it is applied to TransformerLens' aliases. Raises
+        function selects no name of these points, it is applied to TransformerLens' aliases. Raises
         KeyError if nothing is selected, and for a name that is not a point or cannot fire.
         """
         firing = [name for name in self.hook_dict if self._why_silent(name) is None]
@@ -126,7 +126,7 @@ class PointsMixin:
         return [name for name in self.hook_dict if name in meant]
 
     def check_point(self, name: str) -> None:
-        """Raises KeyError if no hook point has this name, or if it cannot fire as switched."""
+        """Raises KeyError if no point has this name, or if the point cannot fire as switched."""
         self._check_name(name)
         silent = self._why_silent(name)
         if silent:
@@ -150,7 +150,7 @@ class PointsMixin:
             return ""
         like = re.compile(rf"{found[1]}\.(\d+)\.{re.escape(found[2])}")
         layers = [int(one[1]) for key in self.hook_dict.keys() if (one := like.fullmatch(key))]
-        return f"It is in the layers {min(layers)} to {max(layers)}." if layers else ""
+        return f"It exists in layers {min(layers)} to {max(layers)}." if layers else ""
 
     def _why_silent(self, name: str) -> str | None:
         """Returns why a point does not fire with the current switches, or None if it fires."""
@@ -174,11 +174,11 @@ class PointsMixin:
     def hookable(self, name: str | Callable[[str], bool]) -> list[str]:
         """Returns the points that will get a hook.
 
-        A hook that is never called would look like one without effect, so naming a point that does
-        not fire raises ValueError. If a function selects the points, those that do not fire are
-        left out, because hooking all points is usual; if none is left, a warning says so. A tower
-        shares its points with the larger model; a point carries the name by which it was hooked
-        last. Raises KeyError for a name that is not a hook point.
+        A hook that is never called would look like a hook without effect, so naming a point that
+        does not fire raises ValueError. If a function selects the points, the points that do not
+        fire are left out without an error, because functions often select all points; if no point
+        is left, a warning says so. A CLIP's tower shares its points with the CLIP; a point carries
+        the name by which it was hooked last. Raises KeyError for a name that is not a hook point.
         """
         if isinstance(name, str):
             chosen = [hook_aliases.resolve(name, self.hook_dict)]
@@ -204,30 +204,31 @@ class PointsMixin:
     def set_use_attn_result(self, on: bool) -> None:
         """Sets whether `attn.hook_result` fires.
 
-        It holds the output of each head on its own, `[batch, pos, head, d_model]`.
+        This point holds the output of each head on its own, `[batch, pos, head, d_model]`.
         """
         self._switch("use_attn_result", on)
 
     def set_use_split_qkv_input(self, on: bool) -> None:
         """Sets whether `attn.hook_q_input`, `attn.hook_k_input` and `attn.hook_v_input` fire.
 
-        They hold the stream per role and head, `[batch, pos, head, d_model]`. Raises ValueError
-        while use_attn_in is on.
+        These points hold the stream for each role (query, key, value) and head, `[batch, pos, head,
+        d_model]`. Raises ValueError while use_attn_in is on.
         """
         self._switch("use_split_qkv_input", on, excludes="use_attn_in")
 
     def set_use_attn_in(self, on: bool) -> None:
         """Sets whether `attn.hook_attn_in` fires.
 
-        It holds the stream per head, `[batch, pos, head, d_model]`, as all three roles read it.
-        Raises ValueError while use_split_qkv_input is on.
+        This point holds the stream for each head, `[batch, pos, head, d_model]`, as queries, keys
+        and values all read it. Raises ValueError while use_split_qkv_input is on.
         """
         self._switch("use_attn_in", on, excludes="use_split_qkv_input")
 
     def set_use_hook_mlp_in(self, on: bool) -> None:
         """Sets whether `hook_mlp_in` fires.
 
-        It holds the stream that only the sparse step reads, before ln2, `[batch, pos, d_model]`.
+        This point holds a copy of the stream that only the sparse step reads, before ln2, `[batch,
+        pos, d_model]`.
         """
         self._switch("use_hook_mlp_in", on)
 
@@ -240,5 +241,5 @@ class PointsMixin:
             set_runtime(cfg, **{name: on})
 
     def runtime_configs(self) -> list[CrateConfig]:
-        """Returns the configs of the model and its parts, which have its switches and device."""
+        """Returns the configs of the model and its parts, which share its switches and device."""
         return [self.cfg]

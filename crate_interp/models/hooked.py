@@ -20,7 +20,7 @@ from crate_interp.models.weights import WeightsMixin
 
 # [batch, head, query, key]: pos_slice cuts the query axis
 _QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
-# [batch, width]; the patch points do not include CLS
+# points without a position axis, [batch, width], or with patches only, without CLS
 _NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
 
 
@@ -53,7 +53,7 @@ def own_config(
 def hooked_part(model: object) -> str | None:
     """Returns the path to the hooked model inside a wrapper, such as "model._orig_mod".
 
-    Returns "model" for a hooked model itself, and None if there is none.
+    Returns "model" for a hooked model itself, and None if there is no hooked model inside.
     """
     place, inner = "model", model
     while not isinstance(inner, HookedModel):
@@ -74,7 +74,7 @@ def check_hooked(model: object) -> None:
     advice = (
         ": give a hooked model, such as ci.load(...) returns."
         if place is None
-        else f", which wraps a hooked model: give that one, {place}."
+        else f", which wraps a hooked model: give the hooked model, {place}."
     )
     raise ValueError(f"cannot measure {type(model).__name__}{advice}")
 
@@ -82,7 +82,7 @@ def check_hooked(model: object) -> None:
 def layer_range(
     n_layers: int, start_at_layer: int | None, stop_at_layer: int | None
 ) -> tuple[int, int | None]:
-    """Returns the first layer and the layer before which to stop; None means the end.
+    """Returns the first layer to run and the layer before which to stop; None means the end.
 
     Negative layers count from the end. Raises ValueError for a layer that the model does not have,
     and for a stop before the start.
@@ -104,7 +104,7 @@ def _layer(n_layers: int, layer: int, name: str) -> int:
 
 
 def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
-    """Returns the stream given as `start_at_layer`'s input.
+    """Returns the stream with which a run begins at `start_at_layer`.
 
     Raises ValueError unless its shape is `[batch, pos, d_model]`.
     """
@@ -117,14 +117,17 @@ def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
 
 
 def check_backward(stop_at_layer: int | None) -> None:
-    """Raises ValueError if a run with `incl_bwd=True` has no possible backward pass."""
+    """Raises ValueError if the backward pass of a run with `incl_bwd=True` is impossible."""
     if stop_at_layer is not None:
         raise ValueError(
             "incl_bwd=True calls backward on the output, but stop_at_layer returns a stream: use "
             "model.hooks(bwd_hooks=...) around a loss of your own."
         )
     if not torch.is_grad_enabled():
-        raise ValueError("incl_bwd=True: gradient tracking is off: run outside torch.no_grad().")
+        raise ValueError(
+            "incl_bwd=True needs gradients, but gradient tracking is off: run outside "
+            "torch.no_grad()."
+        )
 
 
 def no_backward(error: RuntimeError) -> ValueError | None:
@@ -136,8 +139,8 @@ def no_backward(error: RuntimeError) -> ValueError | None:
         )
     if "does not require grad" in str(error):
         return ValueError(
-            "incl_bwd=True: the output has no grad_fn, since no parameter requires a gradient: "
-            "use model.requires_grad_(True)."
+            "incl_bwd=True: the output has no grad_fn, because no parameter requires a gradient. "
+            "Call model.requires_grad_(True)."
         )
     return None
 
@@ -164,13 +167,13 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The keyword arguments of a forward that runs every layer on every token, and no more."""
+        """The keyword arguments of a forward that only runs every layer on every token."""
         return {}
 
     def fresh(self) -> "HookedModel":
         """Returns a model of the same architecture with its official random initialisation.
 
-        It is drawn from torch's global generator.
+        The weights are drawn from torch's global generator.
         """
         return type(self)(self.cfg)
 
@@ -198,12 +201,13 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
     ) -> tuple[Any, CrateCache | dict[str, Tensor]]:
         """Returns `(output, CrateCache)` of one forward; the arguments are TransformerLens'.
 
-        With `return_cache_object=False` the second is a plain dict of tensors.
+        With `return_cache_object=False` the second value is a plain dict of tensors.
 
-        Unlike there, a `names_filter` that matches no point raises KeyError with the nearest names,
-        tuples of names are accepted, and `pos_slice` cuts the declared position axis of every
-        point. As in TransformerLens, `incl_bwd=True` calls backward on the output, which must be a
-        scalar: use hooks of direction "bwd" around a loss of your own.
+        Unlike in TransformerLens, a `names_filter` that matches no point raises KeyError with the
+        nearest names, tuples of names are accepted, and `pos_slice` cuts the declared position axis
+        of every point. As in TransformerLens, `incl_bwd=True` calls backward on the output, which
+        must be a scalar. For any other output, use hooks of direction "bwd" around a loss of your
+        own.
         """
         backward = bool(kwargs.get("incl_bwd"))
         if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs an object
@@ -266,7 +270,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
         names = self.matching_points(names_filter)
         self.is_caching = True
-        # under this model's name: in the larger model a tower's points have other names
+        # under this model's names: in a CLIP the points of a tower have other names
         forward = [(name, partial(save, name=name, suffix="")) for name in names]
         backward = (
             [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
@@ -315,7 +319,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
     def context_level(self) -> int:
         """The number of open contexts of hooks.
 
-        A tower shares the count of the larger model, because they share points.
+        A CLIP's tower shares the CLIP's count, because it shares the CLIP's points.
         """
         return self.__dict__.setdefault("_levels", [0])[0]
 

@@ -41,7 +41,7 @@ class ImageMixin:
             )
         if images.ndim != 4 or shape[1] != cfg.channels:
             raise ValueError(
-                f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, "
+                f"images have shape {shape}, but the model takes [batch, {cfg.channels}, height, "
                 f"width] ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
             )
         if shape[0] == 0:
@@ -52,9 +52,8 @@ class ImageMixin:
         if not self._allows_other_sizes():
             raise ValueError(
                 f"images are {size[0]} x {size[1]}, but the model was built for "
-                f"{cfg.image_size[0]} x "
-                f"{cfg.image_size[1]}: resize them (model.preprocess), or load the model with "
-                "interpolate_pos=True."
+                f"{cfg.image_size[0]} x {cfg.image_size[1]}: resize them with model.preprocess, or "
+                "load the model with interpolate_pos=True."
             )
         if any(
             side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)
@@ -65,7 +64,8 @@ class ImageMixin:
     def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if x.dtype != self.cfg.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(
-                f"the input is {x.dtype}, the model is {self.cfg.dtype}: use x.to(model.cfg.dtype)."
+                f"the input is {x.dtype}, but the model is {self.cfg.dtype}: use "
+                "x.to(model.cfg.dtype)."
             )
         return x
 
@@ -105,9 +105,9 @@ def pad_to_patch(
     """Returns images or masks, padded so that their sides are multiples of the patch.
 
     The last row and column are repeated below and at the right. Any dtype is accepted, and images
-    that already fit are returned unchanged. The model's maps mean nothing at added pixels: cut them
-    to the old height and width. Raises ValueError for images without pixels, and for a patch that
-    makes them larger than 50,000,000.
+    that already fit are returned unchanged. The model's maps mean nothing at the added pixels: cut
+    the maps back to the old height and width. Raises ValueError for images without pixels, and for
+    a patch with which the padded images have more than 50,000,000 pixels.
     """
     height, width = images.shape[-2:]
     if 0 in (height, width):
@@ -135,7 +135,7 @@ def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
     )
     return (
         f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {patch}. "
-        f"The nearest sizes that fit: {fits}. Pad them, model(model.pad(images)), or load the "
-        f"model with resize=({above[0]}, {above[1]}), crop=None, interpolate_pos=True and give "
-        "pictures to model.preprocess."
+        f"The nearest sizes that fit: {fits}. Pad the images: model(model.pad(images)). Or load "
+        f"the model with resize=({above[0]}, {above[1]}), crop=None, interpolate_pos=True, and "
+        "give pictures to model.preprocess."
     )

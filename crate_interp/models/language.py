@@ -23,7 +23,7 @@ from crate_interp.models.text.losses import check_labels, next_token_loss
 from crate_interp.models.text.padding import padding_of
 from crate_interp.models.text.text_and_tokens import check_tokens
 
-_ROWS = 64  # nanochat pads its tables to a multiple of this
+_ROWS = 64  # nanochat pads its tables to a multiple of this number of rows
 
 
 class Unembed(nn.Module):
@@ -131,13 +131,14 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         the unembedding. labels: token ids to predict in place of the tokens; they are shifted by
         the model, and -100 is ignored. With tokens given as `input_ids`, Hugging Face's name, the
         result is a transformers `CausalLMOutput` with `.loss` (if there are labels) and `.logits`,
-        unless return_type asks for another.
+        unless return_type asks for another result.
 
         `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
-        hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`:
-        earlier tokens that these continue; the new ones are added to it, and `attention_mask` then
-        covers both. Raises ValueError for ids that the vocabulary lacks, no tokens, more than n_ctx
-        of them, and a row whose tokens are all masked.
+        hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the
+        keys and values of earlier tokens, which the input continues. The keys and values of the new
+        tokens are added to `past`, and `attention_mask` then covers earlier and new tokens. Raises
+        ValueError for ids that the vocabulary lacks, for no tokens, for more than n_ctx tokens, and
+        for a row whose tokens are all masked.
         """
         self.watch_hooks()
         if return_type not in ("logits", "loss", "both", None):
@@ -195,7 +196,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         labels: Tensor | None,
         as_output: bool,
     ) -> Any:
-        x = self.ln_final(z)  # even if nothing is returned, so that a cache has it
+        x = self.ln_final(z)  # runs even if nothing is returned, so that a cache has its points
         if return_type is None:
             return None
         logits = self.unembed(x)
@@ -234,10 +235,10 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             )
         if return_type in ("loss", "both") or labels is not None:
             raise ValueError(
-                f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a "
+                f"return_type={return_type!r} needs tokens, but start_at_layer={start} takes a "
                 "stream."
                 if labels is None
-                else f"labels need tokens, and start_at_layer={start} takes a stream."
+                else f"labels need tokens, but start_at_layer={start} takes a stream."
             )
         later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
         if later is not None and torch_compile.readable(later) and bool(later.any()):
@@ -247,7 +248,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             )
         if z.dtype != self.cfg.dtype:
             raise ValueError(
-                f"the stream is {z.dtype}, the model is {self.cfg.dtype}: use "
+                f"the stream is {z.dtype}, but the model is {self.cfg.dtype}: use "
                 "z.to(model.cfg.dtype)."
             )
         check_stream(self, z)
@@ -264,7 +265,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """Returns the keyword arguments of a forward that runs every layer, and no more."""
+        """Returns the keyword arguments of a forward that only runs every layer."""
         return {"stop_at_layer": self.cfg.n_layers}
 
     @property
@@ -309,18 +310,18 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         attention_mask: Tensor | None = None,
         per_token: bool = False,
     ) -> Float[Tensor, "..."]:
-        """Returns the cross-entropy in nats of each token given those before it.
+        """Returns the cross-entropy in nats of each token given the tokens before it.
 
-        It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask `[batch, pos]`:
-        a pair of tokens is not counted if one of them is masked (0). It is TransformerLens'
-        function.
+        Returns the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask `[batch,
+        pos]`: a pair of tokens is not counted if one of them is masked (0). This is
+        TransformerLens' function.
         """
         tokens = tokens.to(logits.device)
         mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
         if mask is not None and mask.shape != tokens.shape:
             raise ValueError(
-                f"attention_mask has shape {list(mask.shape)}, the tokens {list(tokens.shape)}: "
-                "give one entry for each token."
+                f"attention_mask has shape {list(mask.shape)}, but the tokens have shape "
+                f"{list(tokens.shape)}: give one entry for each token."
             )
         return lm_cross_entropy_loss(logits, tokens, mask, per_token)
 
@@ -334,8 +335,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         """Returns `(stream before layer 0, tokens, None, attention_mask)` of tokens or text.
 
         `model(stream, start_at_layer=0)` continues the run. padding_side applies to texts. The
-        third value is always None: TransformerLens returns position embeddings there that are not
-        part of the stream, and no model here has any.
+        third value is always None: TransformerLens returns there position embeddings that are not
+        part of the stream, and no model here has such embeddings.
         """
         text = not isinstance(input, Tensor)
         tokens = self.to_tokens(input, prepend_bos, padding_side) if text else input

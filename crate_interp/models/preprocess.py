@@ -89,7 +89,7 @@ def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.
     """Returns the picture in the model's number of channels, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(
-            f"the model takes {cfg.channels} channels, pictures have 1 or 3: pass floats."
+            f"the model takes {cfg.channels} channels, but pictures have 1 or 3: give floats."
         )
     return _resize_and_crop(
         cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what
@@ -132,8 +132,10 @@ def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
             white = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(white, image.convert("RGBA"))
         return image.convert(mode)
-    except ValueError as error:  # a few modes convert only to some others, such as La
-        raise ValueError(f"{what} has mode {image.mode!r}: make it {mode} ({error}).") from None
+    except ValueError as error:  # a few modes, such as La, convert only to some other modes
+        raise ValueError(
+            f"{what} has mode {image.mode!r}: convert it to {mode} ({error})."
+        ) from None
 
 
 def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:
@@ -149,13 +151,14 @@ def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, i
         height, width = (longer, cfg.resize) if size[0] <= size[1] else (cfg.resize, longer)
         how = f"with its shorter side at resize={cfg.resize} it"
     checks.pixels(f"{what} is {size[1]} x {size[0]}: {how}", height, width)
-    # Pillow first makes every row as wide as the result, then the columns as high
+    # Pillow resizes in two steps: first all rows to the new width, then all columns to the new
+    # height
     checks.pixels(f"{what} is {size[1]} x {size[0]}: half-way {how}", size[1], width)
     return width, height
 
 
 def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int, int, int]:
-    """Returns the centred box; halves are rounded to even as torchvision does."""
+    """Returns the centred box; half pixels are rounded to even numbers, as torchvision does."""
     height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
     if width > size[0] or height > size[1]:
         raise ValueError(
@@ -212,10 +215,10 @@ def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels
             "std=[0.229, 0.224, 0.225]; for plain [0, 1]: zeros and ones"
         )
         raise ValueError(
-            "the model does not say how its pictures were normalised. Load it with mean and std, "
-            "those of its training, one number per channel ("
+            "the model does not say how its pictures were normalised. Load it with the mean and "
+            "std of its training, one number per channel ("
             + ("here 1; for plain [0, 1]: mean=[0], std=[1]" if cfg.channels == 1 else published)
-            + "), or pass float images as the model takes them."
+            + "), or give float images that are already normalised."
         )
     images = array.to(torch.float32) / 255
     mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)
@@ -227,8 +230,8 @@ def preprocess_masks(cfg: CrateConfig, masks: Pictures) -> UInt8[Tensor, "batch 
 
     masks: a PIL image, a path, a sequence of either, or a uint8 or bool array or tensor `[batch,
     height, width]`. They are resized and cropped as by `preprocess`, with nearest-neighbour
-    sampling. Values do not change: the grey level of 8-bit grey, the index of a palette ("P"), 0
-    and 1 of black and white ("1").
+    sampling. Values do not change: grey levels of 8-bit grey ("L"), palette indices ("P"), or 0 and
+    1 in black and white ("1").
 
     Raises ValueError for wrong modes, dtypes and shapes, unreadable files, no masks, and sizes that
     `preprocess` refuses.
@@ -253,7 +256,7 @@ def _fit_mask(cfg: CrateConfig, mask: Image.Image, what: str) -> UInt8[Tensor, "
             f"{what} has mode {mask.mode!r}: give one number per pixel, 8-bit grey or a palette "
             "(modes L and P), or black and white (mode 1)."
         )
-    # palette indices, which convert("L") would turn into the grey of their colours
+    # this keeps palette indices; convert("L") would turn them into the grey of their colours
     numbers = Image.fromarray(np.array(mask).astype(np.uint8))
     return torch.from_numpy(
         np.array(_resize_and_crop(cfg, numbers, Image.Resampling.NEAREST, what))

@@ -1,4 +1,4 @@
-"""Sparse autoencoders of one hook point: CRATE-LM's published ones, and SAELens' kinds."""
+"""Sparse autoencoders of one hook point: the published CRATE-LM ones, and SAELens' kinds."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ _LN_EPS = 1e-5  # SAELens adds this to the standard deviation
 class SAEConfig:
     """The config of a sparse autoencoder, and the point of the model that it reads.
 
-    hook_name: that point; d_in: its width; d_sae: number of features; l1_coeff, model_name:
-    settings of the training, as published. architecture, normalize_activations: see
+    hook_name: the name of that point; d_in: the point's width; d_sae: number of features; l1_coeff,
+    model_name: settings of the training, as published. architecture, normalize_activations: see
     `SparseAutoencoder`; k: for "topk", the most features a token may have. apply_b_dec_to_input:
-    whether b_dec is subtracted from the input. scaling_factor: the number that multiplies
-    activations first, and divides reconstructions last.
+    whether b_dec is subtracted from the input. scaling_factor: a number by which activations are
+    multiplied first of all, and reconstructions divided last of all.
 
     Raises ValueError, naming the field, for a value that cannot be used.
     """
@@ -100,7 +100,7 @@ class SparseAutoencoder(nn.Module, SharedModel):
         self.W_dec = nn.Parameter(directions / directions.norm(dim=-1, keepdim=True))
         for name, shape in bias_shapes(cfg).items():
             setattr(self, name, nn.Parameter(torch.zeros(shape)))
-        # what normalisation removed, for decode to restore
+        # the mean and scale that normalisation removed, which decode restores
         self._undo: tuple[Tensor, Tensor] | None = None
 
     def encode(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_sae"]:
@@ -108,8 +108,7 @@ class SparseAutoencoder(nn.Module, SharedModel):
         if x.shape[-1] != self.cfg.d_in:
             raise ValueError(
                 f"x has width {x.shape[-1]}, but this autoencoder reads {self.cfg.hook_name} of "
-                "width "
-                f"{self.cfg.d_in}."
+                f"width {self.cfg.d_in}."
             )
         x = self._normalised(x if self.cfg.scaling_factor == 1 else x * self.cfg.scaling_factor)
         x = x - self.b_dec if self.cfg.apply_b_dec_to_input else x
@@ -128,8 +127,8 @@ class SparseAutoencoder(nn.Module, SharedModel):
     def decode(self, acts: Float[Tensor, "*batch d_sae"]) -> Float[Tensor, "*batch d_in"]:
         """Returns the activations reconstructed from features.
 
-        With normalised activations it raises ValueError unless the features are of the tokens that
-        were encoded last.
+        With normalised activations, raises ValueError unless the features are those of the tokens
+        that were encoded last.
         """
         x = self._denormalised(acts @ self.W_dec + self.b_dec)
         return x if self.cfg.scaling_factor == 1 else x / self.cfg.scaling_factor

@@ -1,7 +1,7 @@
 """Our own format: a folder with model.safetensors, config.json and a model card.
 
-`save` writes it. SharedModel gives models save_pretrained, from_pretrained and push_to_hub, by
-huggingface_hub's mixin.
+`save` writes it. SharedModel gives models save_pretrained, from_pretrained and push_to_hub, which
+extend huggingface_hub's mixin.
 """
 
 import errno
@@ -67,10 +67,10 @@ def save(model: nn.Module, folder: Path) -> Path:
     ) != LIBRARY
     if other:
         raise ValueError(
-            f"{str(folder)!r} holds a {CONFIG} of another library, whose model would be lost: "
-            "give another folder."
+            f"{str(folder)!r} holds a {CONFIG} of another library, whose model would be "
+            "overwritten: give another folder."
         )
-    # made before anything is written
+    # all contents are made before anything is written
     cfg: Any = model.cfg
     values = cfg.to_dict()
     content = {"library": LIBRARY, "format": 1, "config": values} | _auto_class(model)
@@ -112,7 +112,7 @@ def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
 def _tokenizer(model: nn.Module) -> str | None:
     """Returns the tokenizer.json to save in the folder, or None.
 
-    A tokenizer that was saved beside the weights is saved again; one from the Hub is not.
+    A tokenizer that was saved next to the weights is saved again; a tokenizer from the Hub is not.
     """
     text: Any = getattr(model, "text", model)
     if getattr(text.cfg, "tokenizer", None) != "file":
@@ -120,7 +120,7 @@ def _tokenizer(model: nn.Module) -> str | None:
     try:
         held = text.tokenizer
         if held is None and text.fetch_tokenizer is not None:
-            held = text.fetch_tokenizer()  # raises with the reason if there is none
+            held = text.fetch_tokenizer()  # raises an error with the reason if there is none
         return None if held is None else to_json(held)
     except CheckpointError as error:
         warnings.warn(f"the tokenizer is not saved: {error}", stacklevel=4)
@@ -128,9 +128,9 @@ def _tokenizer(model: nn.Module) -> str | None:
 
 
 def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters on the CPU, none sharing memory with another.
+    """Returns the parameters on the CPU, in such a way that no two share memory.
 
-    safetensors does not write tensors that share memory.
+    safetensors refuses to write tensors that share memory.
     """
     seen: set[int] = set()
     kept = {}
@@ -143,7 +143,7 @@ def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_new(folder: Path) -> None:
-    """Raises ValueError unless the folder is empty or not there.
+    """Raises ValueError unless the folder is empty or does not exist.
 
     Unfinished files of a process that died do not count.
     """
@@ -167,8 +167,8 @@ class SharedModel(ModelHubMixin):
     ) -> Path:
         """Writes the model into a folder and returns the folder's path.
 
-        `ci.load(folder, dtype=model.cfg.dtype)` reads it back bit for bit. Different from
-        huggingface_hub's mixin: config.json is crate_interp's own, and an existing model card is
+        `ci.load(folder, dtype=model.cfg.dtype)` reads it back bit for bit. Unlike in
+        huggingface_hub's mixin, config.json is crate_interp's own, and an existing model card is
         left alone.
         """
         model: Any = self
@@ -182,7 +182,7 @@ class SharedModel(ModelHubMixin):
             self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
         return folder
 
-    # without huggingface_hub options that ci.load does not have
+    # without the options of huggingface_hub that ci.load does not have
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,
@@ -208,6 +208,6 @@ class SharedModel(ModelHubMixin):
             raise ValueError(
                 f"{pretrained_model_name_or_path} holds a {type(model).__name__}, "
                 f"not a {cls.__name__}: use {type(model).__name__}.from_pretrained, or ci.load, "
-                "which takes any."
+                "which loads any model."
             )
         return model

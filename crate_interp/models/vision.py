@@ -23,10 +23,10 @@ class HookedCrate(ImageMixin, HookedModel):
     """A CRATE or CRATE-alpha image classifier: `logits = LN(Z^L)_pooled W_U + b_U`.
 
     Random weights are drawn with the official initialisation from torch's global generator.
-    `pool="cls"`: LN on all tokens, then the CLS token (the same numbers as the official code, which
-    picks first); `pool="mean"`: LN of the mean over all tokens. With `cfg.d_features` a linear map
-    lies between pooling and classes (the ImageNet-21k demo model); W_U and b_U then combine both
-    maps. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
+    `pool="cls"`: LN on all tokens, then the CLS token (the official code takes CLS first, which
+    gives the same numbers); `pool="mean"`: LN of the mean over all tokens. With `cfg.d_features` a
+    linear map lies between pooling and classes (the ImageNet-21k demo model); W_U and b_U then
+    combine both maps. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
     `torch_inference/model/crate_alpha.py`. Hook points: hooks/README.md.
     """
 
@@ -79,10 +79,10 @@ class HookedCrate(ImageMixin, HookedModel):
             raise ValueError(f"no return_type={return_type!r} here: {REFUSALS['loss_fn']}.")
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if (images is None) == (pixel_values is None):
-            raise ValueError("give the model images, or images as pixel_values=, not both.")
+            raise ValueError("give the model one input: images, or images as pixel_values=.")
         given: Any = images if pixel_values is None else pixel_values
         if labels is not None and stop_at_layer is not None:
-            raise ValueError(f"labels need logits, and stop_at_layer={stop_at_layer} returns none.")
+            raise ValueError(f"labels need logits, but stop_at_layer={stop_at_layer} returns none.")
         if start_at_layer is None:
             z = self._tokens(self._check_images(given))
         else:

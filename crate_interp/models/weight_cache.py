@@ -32,9 +32,9 @@ def model_digest(model: HookedModel) -> str:
 def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
     """Returns make(), or its earlier result under this name if config and weights have not changed.
 
-    The weights are read each time, and summed as whole numbers by row and by column, because
-    torch's version counter misses edits through `.data`. The result of `make` must not refer to the
-    model.
+    To notice changes, each call reads the weights and sums their bits as whole numbers, by row and
+    by column, because torch's version counter misses edits through `.data`. The result of `make`
+    must not refer to the model.
     """
     marks = _marks(model)
     if model not in _KEPT or _KEPT[model][0] != marks:

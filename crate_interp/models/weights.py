@@ -21,7 +21,7 @@ _OF_BLOCK: dict[str, tuple[str, ...]] = {
     "ln2": ("w", "b"),
     "mlp": ("W_in", "b_in", "W_out", "b_out"),
 }
-# the same for parts of a model
+# part of a model -> TransformerLens' names of its weights
 _OF_MODEL: dict[str, tuple[str, ...]] = {
     "embed": ("W_E",),
     "ln_final": ("w", "b"),
@@ -89,12 +89,12 @@ class WeightsMixin:
 
     @property
     def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
-        """The dictionaries of every layer; AttributeError if the step is CRATE's ISTA."""
+        """The dictionaries of every layer; raises AttributeError for CRATE's ISTA step."""
         return self._stacked("W_in", "mlp")
 
     @property
     def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
-        """The decoders of every layer; AttributeError for CRATE's ISTA step, which has none."""
+        """The decoders of every layer; raises AttributeError for CRATE's ISTA step."""
         return self._stacked("W_out", "mlp")
 
     @property
@@ -104,7 +104,7 @@ class WeightsMixin:
 
     @property
     def b_out(self) -> Float[Tensor, "layer d_model"]:
-        """The output biases of the sparse steps; AttributeError for CRATE's ISTA step."""
+        """The output biases of the sparse steps; raises AttributeError for CRATE's ISTA step."""
         return self._stacked("b_out", "mlp")
 
     @property
@@ -153,7 +153,7 @@ class WeightsMixin:
             found["pos_embed.W_pos"] = cast(Any, self).W_pos
         for layer, block in enumerate(self.blocks):
             _collect(found, f"blocks.{layer}.", block, _OF_BLOCK)
-        # the model's own property: a head of two maps is multiplied out
+        # the model's own properties, which multiply out a class head of two maps
         for name in ("W_U", "b_U"):
             found[f"unembed.{name}"] = getattr(self, name)
         return found
@@ -176,7 +176,7 @@ class WeightsMixin:
 
     @property
     def n_params_total(self) -> int:
-        """The number of values in all parameters; shared ones count once."""
+        """The number of values in all parameters; shared parameters count once."""
         return sum(one.numel() for one in cast(nn.Module, self).parameters())
 
     @property
@@ -199,8 +199,8 @@ class WeightsMixin:
 
         `|W_OV W| / (|W_OV| |W|)` in Frobenius norms, where W is the later head's QK ("Q"), its
         transpose ("K") or its OV ("V"): `[layer, head, later layer, later head]`, zero unless the
-        second layer is later. It is TransformerLens' function, with its type of result;
-        `ci.circuits.composition` adds nulls. Raises ValueError for an unknown mode.
+        second layer is later. This is TransformerLens' function, with TransformerLens' type of
+        result; `ci.circuits.composition` adds nulls. Raises ValueError for an unknown mode.
         """
         from transformer_lens.model_bridge.composition_scores import CompositionScores
         from transformer_lens.utilities.matrix import composition_scores
@@ -221,7 +221,7 @@ class WeightsMixin:
 def _collect(
     found: dict[str, Tensor], prefix: str, whole: object, table: dict[str, tuple[str, ...]]
 ) -> None:
-    """Adds those weights of a table that the parts of `whole` have."""
+    """Adds to `found` the weights of a table that the parts of `whole` have."""
     for part, names in table.items():
         for name in names:
             value = getattr(getattr(whole, part, None), name, None)

@@ -1,4 +1,4 @@
-"""TransformerLens 4.3's names of hook points, besides the older ones that our models use.
+"""TransformerLens 4.3's names of hook points, as aliases of the older names that our models use.
 
 An alias is a second name of an existing point: nothing is computed or cached twice.
 """
@@ -31,7 +31,7 @@ IN_BLOCK: dict[str, str] = {
     "mlp.out.hook_out": "hook_mlp_out",
     "mlp.hook_out": "hook_mlp_out",
 }
-# outside the blocks: name -> our names; the first that a model has is taken
+# outside the blocks: name -> our names; the first name that a model has is taken
 IN_MODEL: dict[str, tuple[str, ...]] = {
     "embed.hook_out": ("hook_embed",),
     "pos_embed.hook_out": ("hook_pos_embed",),
@@ -43,7 +43,7 @@ _PARTS = re.compile(r"((?:visual\.|text\.)?)((?:decoder_)?blocks\.\d+\.)?(.+)", 
 
 
 def candidates(name: str) -> list[str]:
-    """Returns our names that an alias may stand for; none if the name is not an alias."""
+    """Returns our names that an alias may stand for; an empty list if the name is not an alias."""
     found = _PARTS.fullmatch(name)
     if found is None:
         return []
@@ -56,7 +56,7 @@ def candidates(name: str) -> list[str]:
 
 
 def resolve(name: str, names: Collection[str]) -> str:
-    """Returns the point in `names` for a name or an alias; a name without one is returned as is."""
+    """Returns the point in `names` that a name or alias means, or an unknown name as it is."""
     known = names.keys() if isinstance(names, dict) else names  # `in Named` would find aliases too
     if not isinstance(name, str) or name in known:
         return name
@@ -64,7 +64,7 @@ def resolve(name: str, names: Collection[str]) -> str:
 
 
 def aliases_of(names: Collection[str]) -> dict[str, str]:
-    """Returns `alias -> name` of every alias of these names."""
+    """Returns a dict `alias -> name` with every alias of these names."""
     found: dict[str, str] = {}
     for name in names:
         parts = _PARTS.fullmatch(name)
@@ -78,7 +78,7 @@ def aliases_of(names: Collection[str]) -> dict[str, str]:
 
 
 def matching(names: Collection[str], wanted: Callable[[str], bool]) -> list[str]:
-    """Returns the names that a function selects, by their aliases if it selects no name."""
+    """Returns the names that a function selects; if it selects none, by their aliases."""
     chosen = [name for name in names if wanted(name)]
     if chosen:
         return chosen
@@ -87,7 +87,7 @@ def matching(names: Collection[str], wanted: Callable[[str], bool]) -> list[str]
 
 
 class Named(dict[str, Value]):
-    """A dict by the names of hook points; `[alias]` finds the value of the point."""
+    """A dict whose keys are names of hook points; an alias finds the value of its point."""
 
     def __missing__(self, name: str) -> Value:
         meant = resolve(name, self)

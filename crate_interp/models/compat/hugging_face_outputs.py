@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def one_of(input: object, input_ids: Tensor | None) -> Any:
-    """Returns the model's input; raises ValueError unless exactly one of two arguments is given.
+    """Returns the model's input; raises ValueError unless exactly one argument is given.
 
-    input_ids: Hugging Face's name for tokens; text is not allowed there.
+    input_ids: token ids, under Hugging Face's name; text is not allowed there.
     """
     if (input is None) == (input_ids is None):
         raise ValueError(
-            "give the model either tokens or text, or token ids as input_ids=, not both."
+            "give the model one input: either tokens or text, or token ids as input_ids=."
         )
     if input_ids is not None and not isinstance(input_ids, Tensor):
         raise ValueError(
-            f"input_ids is a tensor of token ids, got {type(input_ids).__name__}: give text as the "
-            "first argument."
+            f"input_ids is {type(input_ids).__name__}: give a tensor of token ids, or give text as "
+            "the first argument."
         )
     return input if input_ids is None else input_ids
 
@@ -34,7 +34,7 @@ def one_of(input: object, input_ids: Tensor | None) -> Any:
 def causal_output(
     logits: Float[Tensor, "batch pos d_vocab"], loss: Float[Tensor, "..."] | None
 ) -> "CausalLMOutput":
-    """Returns a transformers `CausalLMOutput`; without labels it has no loss."""
+    """Returns a transformers `CausalLMOutput`, with the loss if there is one."""
     from transformers.modeling_outputs import CausalLMOutput  # slow to import
 
     fields: Any = {"logits": logits} if loss is None else {"loss": loss, "logits": logits}

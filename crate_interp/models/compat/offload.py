@@ -1,8 +1,8 @@
 """Weights that accelerate keeps on the CPU or on disk until a layer runs.
 
 Between the runs of a layer its parameters are on the meta device, which holds no numbers. Code that
-reads weights outside a layer's own forward brings them back first. Nothing here imports accelerate,
-because it leaves its hook on each module that it offloads.
+reads weights outside a layer's own forward brings them back first. This module need not import
+accelerate, because accelerate leaves its hook on each module that it offloads.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def align_hooks(module: nn.Module) -> list[Any]:
-    """Returns accelerate's hooks on a module that move its weights."""
+    """Returns the hooks with which accelerate moves a module's weights."""
     hook = module.__dict__.get("_hf_hook")
     return [one for one in getattr(hook, "hooks", (hook,)) if hasattr(one, "execution_device")]
 
@@ -39,7 +39,7 @@ def onloaded(part: nn.Module) -> Iterator[None]:
     try:
         for module, hook in away:
             hook.pre_forward(module)
-            hook.offload = False  # otherwise a forward would offload them again
+            hook.offload = False  # otherwise a forward would offload the weights again
             brought.append((module, hook))
         yield
     finally:

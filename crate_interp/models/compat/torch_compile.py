@@ -1,8 +1,8 @@
 """torch.compile and other tracers: compiled models that notice when hooks change.
 
 torch's compiler reads a model's hooks only once, when it compiles: a hook added later never fires,
-and a removed one keeps firing. But it checks plain attributes before each call, so a model keeps
-the state of its hooks in an attribute.
+and a removed one keeps firing. But the compiler checks plain attributes before each call, so a
+model keeps the state of its hooks in an attribute.
 """
 
 import warnings
@@ -19,13 +19,13 @@ class CompiledMixin(HookedRootModule):
 
     `torch.compile(model)` compiles once without hooks, and again for each new set of hooks.
     `model.compile()` runs uncompiled while there are hooks. Only hooks that the model itself adds
-    and removes are noticed (add_hook, hooks, run_with_hooks, reset_hooks), not those of
-    `register_forward_hook` on a point.
+    and removes are noticed (add_hook, hooks, run_with_hooks, reset_hooks); hooks from
+    `register_forward_hook` on a point are not.
     """
 
-    # The first text is "" without hooks; with hooks it differs from that of every earlier set of
-    # hooks. The second is the last one that was used. A tower shares the list with the larger
-    # model.
+    # Two texts: the state of the hooks, and the last state with hooks. The state is "" without
+    # hooks, and a new number for each new set of hooks. The towers of a CLIP share this list with
+    # the CLIP.
     _hook_state: list[str]
 
     def __init__(self, *args: object) -> None:
@@ -39,7 +39,7 @@ class CompiledMixin(HookedRootModule):
         state[0] = state[1] if hooked else ""
 
     def watch_hooks(self) -> None:
-        """Shows torch's compiler the state of the hooks; every forward begins with this."""
+        """Shows torch's compiler the state of the hooks; every forward begins with this call."""
         if torch.compiler.is_compiling() and self._note_compiled() and self._hook_state[0]:
             pass  # the compiler reads the state here, and compiles again if it changes
 
@@ -47,14 +47,14 @@ class CompiledMixin(HookedRootModule):
         self.__dict__.setdefault("_warned_of_compiling", False)
         return True
 
-    # what torch.compiler.assume_constant_result sets: the compiler calls the function once, outside
-    # the model. Importing the decorator would take two seconds
+    # the mark of torch.compiler.assume_constant_result, with which the compiler calls the function
+    # once, outside the model; importing that decorator would take two seconds
     _note_compiled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def compile(self, *args: object, **kwargs: object) -> None:
         """Compiles the model in place, with the arguments of torch.nn.Module.compile.
 
-        Unlike there, a model with hooks runs uncompiled, so that they fire.
+        Unlike in torch, a model with hooks runs uncompiled, so that the hooks fire.
         """
         super().compile(*args, **kwargs)  # pyright: ignore[reportArgumentType]
         fast: Any = self._compiled_call_impl
@@ -77,9 +77,9 @@ class CompiledMixin(HookedRootModule):
         if self.__dict__.get("_warned_of_compiling") is False:
             self.__dict__["_warned_of_compiling"] = True
             warnings.warn(
-                "this model has been compiled with torch.compile, which compiles it anew for this "
-                "hook, and for each set of hooks to come: that takes long. For a few runs use "
-                "run_with_hooks or run_with_cache, which run the model as it is.",
+                "this model was compiled with torch.compile, which compiles it again for this hook "
+                "and for each later set of hooks. This takes long. For a few runs, use "
+                "run_with_hooks or run_with_cache, which run the uncompiled model.",
                 stacklevel=3,
             )
 
@@ -96,9 +96,9 @@ class CompiledMixin(HookedRootModule):
 def readable(x: Tensor) -> bool:
     """Tells whether Python code may read the values of a tensor, for a check or a decision.
 
-    It may not under torch.compile, torch.export, jit tracing, torch.func.vmap or a gradient of
-    torch.func, on the meta device, or in a subclass without values such as FakeTensor. A forward
-    that read values there could not be traced, or only for one input.
+    The values may not be read under torch.compile, torch.export, jit tracing, torch.func.vmap or a
+    gradient of torch.func, on the meta device, or in a subclass without values such as FakeTensor.
+    A forward that read values there could not be traced, or would be traced for one input only.
     """
     return not (
         torch.compiler.is_compiling()

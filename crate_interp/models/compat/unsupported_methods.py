@@ -40,8 +40,7 @@ REFUSALS: dict[str, str] = {
     "predict_next_sentence": "no model reads pairs of sentences: use model(tokens)",
     "prepare_multimodal_inputs": "a model reads text or images: use model.preprocess(images)",
     "loss_fn": (
-        "a model of images has labels in place of next tokens: use "
-        "model(images, labels=numbers).loss"
+        "an image model has labels in place of next tokens: use model(images, labels=numbers).loss"
     ),
     "b_in": (
         "a sparse step has thresholds in place of a bias: read cfg.eta and cfg.lambd, or "
@@ -53,15 +52,16 @@ REFUSALS: dict[str, str] = {
     ),
 }
 
-# uses of a model that raise their own error; hooks/README.md lists them too
+# uses of a model that raise an error of their own; hooks/README.md lists these uses too
 ASSIGNED: dict[str, str] = {
     "cfg.field = value": (
-        "a config is frozen, since weights and hook points follow it: model.to(...) moves a model, "
-        "model.set_use_attn_result(True) and its like switch points, another shape is another model"
+        "a config is frozen, because weights and hook points follow from it: move a model with "
+        "model.to(...), switch hook points with model.set_use_attn_result(True) and the like, and "
+        "make a new model for another shape"
     ),
     "attention_mask [batch, 1, query, key]": (
-        "what a token sees of those before it is the model's: a mask says which tokens are "
-        "padding, [batch, pos], and positions follow from it"
+        "the model decides which earlier tokens a token sees: give a mask [batch, pos] that says "
+        "which tokens are padding; positions follow from it"
     ),
 }
 

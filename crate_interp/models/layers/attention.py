@@ -18,9 +18,9 @@ _INTO_HEADS = "batch pos head d_model, head d_model d_head -> batch pos head d_h
 
 
 class Attention(nn.Module):
-    """What CRATE's attention and that of a plain transformer have in common.
+    """The common part of CRATE's attention and the attention of a plain transformer.
 
-    A subclass adds the maps, `codes` and `split_codes`.
+    A subclass adds the weights, `codes` and `split_codes`.
     """
 
     out_proj: nn.Linear | None
@@ -83,16 +83,16 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Returns the attention of norm(z), or of z if it is already normalised.
 
-        The norm is an argument because each role's input is normalised separately if inputs are
-        split.
+        The norm is an argument because with split inputs the input of each role (query, key, value)
+        is normalised separately.
         """
         inputs = None if norm is None else self.split_inputs(z)
         if norm is None or inputs is None:
             roles: Iterable[Tensor] = self.codes(z if norm is None else norm(z), context)
         else:
             roles = self.split_codes(inputs, norm, context)
-        # a hooked role gets its own copy: the roles are the same tensor or views of one, so an edit
-        # in place would reach the others
+        # a hooked role gets its own copy: the roles are the same tensor or views of one tensor, so
+        # an edit in place would change the other roles too
         q, k, v = (
             point(role.clone() if is_hooked(point) else role)
             for point, role in zip((self.hook_q, self.hook_k, self.hook_v), roles, strict=True)
@@ -124,8 +124,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Returns the attention of norm(z).
 
-        The norm runs before the layer, so that tools that watch modules count it once. If each role
-        has its own input, the norm runs inside the layer.
+        The norm runs before the attention module, so that tools that watch modules count it once.
+        With split inputs, the norm runs inside the module.
         """
         if self.cfg.use_split_qkv_input or self.cfg.use_attn_in:
             return self(z, norm, context)
@@ -147,7 +147,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Returns the output as the sum of each head's own contribution, `hook_result`."""
         pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-        # hook_result holds the head's contribution, with this sign
+        # hook_result holds each head's contribution with this sign
         sign = self._result_contribution_scale
         results = self.hook_result(sign * einsum(heads, self.W_O, pattern))
         return sign * results.sum(dim=2) + self.b_O
@@ -163,7 +163,8 @@ class Attention(nn.Module):
         This is a separate function so that the scores are freed before the pattern is used.
         """
         scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
-        # a layer's largest tensor: scaled in place, before hooks see it
+        # the scores are a layer's largest tensor, so they are scaled in place, before hooks see
+        # them
         scores *= q.shape[-1] ** -0.5
         if context:
             scores.masked_fill_(~context.mask, -torch.inf)
@@ -189,7 +190,7 @@ class MSSA(Attention):
     official code.
 
     In language models a query sees the keys that its `Context` shows. nanochat-crate rotates and
-    normalises the codes first: hook_u comes before that, hook_q, hook_k and hook_v after it, so its
+    normalises the codes first: hook_u comes before this, hook_q, hook_k and hook_v after it, so the
     values are rotated too.
     """
 

@@ -1,4 +1,4 @@
-"""One layer: compress (MSSA), then sparsify. Plain transformer layers have the same shape."""
+"""One layer: compress (MSSA), then sparsify. A plain transformer's layer has the same parts."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from crate_interp.models.layers.sparse_steps import STEPS, SparseStep
 
 
 class Layer(nn.Module):
-    """The parts of a layer that measures read: norm, attention, norm, sparse step or MLP."""
+    """The parts of a layer that measures read: norm, attention, second norm, sparse step or MLP."""
 
     attn: Any
     mlp: Any
@@ -26,9 +26,10 @@ class CrateBlock(Layer):
     """One layer: `Z^{l+1/2} = Z^l + MSSA(LN(Z^l))`, then the sparse step.
 
     In crate, crate-mae and crate-lm the code, or its decoding, replaces the stream, `Z^{l+1} =
-    step(LN(Z^{l+1/2}))`; in the other families it is added, `Z^{l+1} = Z^{l+1/2} +
-    step(LN(Z^{l+1/2}))`. If it replaces the stream, `hook_mlp_out` is the difference to Z^{l+1/2},
-    so that TransformerLens' sums of contributions add up, and an edit of it reaches the stream.
+    step(LN(Z^{l+1/2}))`; in the other families the step's output is added, `Z^{l+1} = Z^{l+1/2} +
+    step(LN(Z^{l+1/2}))`. If the output replaces the stream, `hook_mlp_out` is the difference
+    `Z^{l+1} - Z^{l+1/2}`, so that TransformerLens' sums of contributions add up. An edit of this
+    difference reaches the stream.
     """
 
     hook_out_is_single_residual_stream = True  # read by TransformerLens' logit lens
@@ -69,7 +70,7 @@ class CrateBlock(Layer):
             return self.hook_resid_post(mid + self.hook_mlp_out(out))
         if is_hooked(self.hook_mlp_out):
             change = out - mid
-            # the difference between what the hook returned and what it saw is exactly 0 if it
-            # changed nothing, so the stream then stays the same to the bit
+            # if the hook changes nothing, the term in parentheses is exactly 0, and the stream
+            # stays the same to the bit
             out = out + (self.hook_mlp_out(change.clone()) - change)
         return self.hook_resid_post(out)

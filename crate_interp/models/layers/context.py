@@ -1,4 +1,4 @@
-"""What attention needs besides the stream: visible keys, rotations, and earlier tokens."""
+"""The inputs of attention besides the stream: visible keys, rotations, and earlier tokens."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,8 @@ from crate_interp.config import CrateConfig
 class Past:
     """Keys and values `[batch, pos, head, d_head]` of the tokens that a language model has seen.
 
-    They are stored layer by layer. mask: which of the tokens are real, `[batch, pos]`; None means
-    all.
+    They are stored layer by layer. mask: which of these tokens are real, `[batch, pos]`; None means
+    that all are.
     """
 
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -22,11 +22,11 @@ class Past:
 
     @property
     def length(self) -> int:
-        """The number of tokens it holds."""
+        """The number of tokens that are stored."""
         return next(iter(self.layers.values()))[0].shape[1] if self.layers else 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the keys and values of new tokens and returns those of all tokens."""
+        """Adds the keys and values of new tokens, and returns the keys and values of all tokens."""
         if layer in self.layers:
             before = self.layers[layer]
             k, v = torch.cat([before[0], k], dim=1), torch.cat([before[1], v], dim=1)
@@ -38,7 +38,7 @@ class Past:
 class Padding:
     """Which tokens of a batch are real, `[batch, key]`; tokens of the past come first.
 
-    The others are padding: no token sees them, and no position or loss counts them.
+    All other tokens are padding: no token sees them, and no position or loss counts them.
     """
 
     real: Bool[Tensor, "batch key"]
@@ -55,10 +55,11 @@ class Padding:
 
 @dataclass(frozen=True)
 class Context:
-    """What one layer needs: `mask`, True where a query sees a key; `rotation`, (cos, sin); `past`.
+    """The inputs of one layer's attention besides the stream.
 
-    The rotation is for the new tokens. blind: the queries that see no key at all, which are padding
-    before the first token; None without padding.
+    mask: True where a query sees a key. blind: the queries that see no key at all, because they are
+    padding before the first real token; None without padding. rotation: (cos, sin) for the new
+    tokens.
     """
 
     mask: Bool[Tensor, "*batch_one query key"]
@@ -104,7 +105,7 @@ def _seen(
 ) -> tuple[Bool[Tensor, "*batch_one query key"], Bool[Tensor, "batch one query one"] | None]:
     """Returns the mask of a layer and, with padding, the queries that see no key.
 
-    With padding a query sees only real keys, and a window counts only these.
+    With padding a query sees only real keys, and a window counts only real tokens.
     """
     if padding is None:
         return causal_mask(start, n_new, window, device), None
@@ -116,11 +117,11 @@ def _seen(
 
 
 def window_sizes(cfg: CrateConfig) -> list[int | None]:
-    """Returns how far back each layer sees: n_ctx // 2 for S, all the way for L.
+    """Returns how many tokens back each layer sees: n_ctx // 2 for S, None (no limit) for L.
 
-    The last layer always sees all the way. nanochat-crate: `nanochat/crate.py`. Its January code
-    applies the window; in its March code the mask has no effect without a cache, so `cfg.window` is
-    off by default.
+    The last layer always has no limit. Code: nanochat-crate `nanochat/crate.py`. The code of
+    January applies the window; in the code of March the mask has no effect without a cache, so
+    `cfg.window` is off by default.
     """
     pattern = cfg.window_pattern if cfg.window else "L"
     letters = [pattern[layer % len(pattern)] for layer in range(cfg.n_layers - 1)] + ["L"]
@@ -132,7 +133,7 @@ def rotary_table(
 ) -> tuple[Float[Tensor, "*batch pos one half"], Float[Tensor, "*batch pos one half"]]:
     """Returns cos and sin of `place / base^(2 i / d_head)`, i below d_head / 2.
 
-    They are rounded to bfloat16, as in the code.
+    They are rounded to bfloat16, as in nanochat's code.
     """
     steps = torch.arange(0, cfg.d_head, 2, dtype=torch.float32, device=places.device)
     angles = places.float()[..., None] * (1.0 / (cfg.rotary_base ** (steps / cfg.d_head)))
@@ -144,7 +145,7 @@ def rotate(
 ) -> Float[Tensor, "batch pos *rest d_head"]:
     """Returns codes rotated and then divided by their root mean square, head by head.
 
-    That is nanochat's order: the norm comes last.
+    This is nanochat's order: the norm comes last.
     """
     cos, sin = (table.to(codes.dtype) for table in rotation)
     left, right = codes.chunk(2, dim=-1)

@@ -13,7 +13,7 @@ from crate_interp.models.layers.norm import is_hooked
 
 
 class TokenEmbed(nn.Embedding):
-    """A table of token embeddings; rows past d_vocab only pad it."""
+    """A table of token embeddings; rows past d_vocab only pad the table."""
 
     def __init__(self, rows: int, cfg: CrateConfig) -> None:
         super().__init__(rows, cfg.d_model)
@@ -57,7 +57,7 @@ class CratePatchEmbed(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch patch d_model"]:
-        """Returns the patches of images as tokens, between two norms."""
+        """Returns the patches of images as tokens; the linear map is between two norms."""
         height, width = self.patch_size
         pattern = "batch channels (h p1) (w p2) -> batch (h w) (p1 p2 channels)"
         patches = rearrange(images, pattern, p1=height, p2=width)
@@ -102,11 +102,11 @@ def interpolate_positions(
 ) -> Float[Tensor, "1 new_pos d_model"]:
     """Returns position embeddings of a `grid` (h, w) of patches, resampled bicubically to `wanted`.
 
-    The CLS entry stays. The rule is DINO's, which CRATE's own scripts follow: the scale for the
-    resampler is (wanted + 0.1) / grid, not wanted / grid. The 0.1 prevents a size that is rounded
-    down one too far. It shifts every sampling point a little, so the result differs from a plain
-    resize to `wanted` (by a few per cent of the table's spread for small grids). A grid of the
-    right size is returned unchanged.
+    The entry of CLS is unchanged. The rule is DINO's, which CRATE's own scripts follow: the scale
+    for the resampler is (wanted + 0.1) / grid, not wanted / grid. The 0.1 prevents that a size is
+    rounded down to one patch too few. It shifts every sampling point a little, so the result
+    differs from a plain resize to `wanted` (by a few per cent of the table's spread for small
+    grids). If `grid` is already `wanted`, the table is returned unchanged.
     """
     if grid == wanted:
         return table
@@ -122,8 +122,8 @@ def hooked_positions(
 ) -> Float[Tensor, "..."]:
     """Returns the position embeddings after the point's hooks.
 
-    If the point is hooked they get a copy per sample `[batch, pos, d_model]`: an edit must reach
-    neither the weights nor another sample.
+    If the point is hooked, its hooks see one copy per sample, `[batch, pos, d_model]`, so that an
+    edit reaches neither the weights nor another sample.
     """
     return point(table.expand(batch, -1, -1).clone()) if is_hooked(point) else table
 

@@ -18,9 +18,9 @@ def is_hooked(point: HookPoint) -> bool:
 def hooked_scale(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
     """Returns a scale after the point's hooks, and whether torch's fused kernel may be used.
 
-    It may be used if the hooks changed neither values nor gradient. It may not if the scale was
-    detached (it is meant as a constant), if there is a backward hook (it needs the scale's own
-    gradient), or if the values cannot be compared (`readable`).
+    The kernel may be used if the hooks changed neither values nor gradient. It may not be used if a
+    hook detached the scale (to make it a constant), if there is a backward hook (which needs the
+    scale's own gradient), or if the values cannot be compared (`readable`).
     """
     edited = point(scale.clone())
     same = (
@@ -34,10 +34,10 @@ def hooked_scale(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
 class HookedLayerNorm(nn.LayerNorm):
     """`(x - mean) / scale * weight + bias` with scale = sqrt(var + eps), observed and editable.
 
-    `hook_scale` `[..., 1]` is computed only if it is hooked, and torch's fused kernel makes the
-    output unless the hook changed the scale, so reading it does not change a bit. A scale that
-    comes back detached, or from another run, is a constant for gradients. `hook_normalized` `[...,
-    d_model]` is after the affine map.
+    The scale at `hook_scale` `[..., 1]` is computed only if that point is hooked. torch's fused
+    kernel makes the output unless a hook changed the scale, so reading the scale leaves the output
+    the same to the bit. A scale that comes back detached, or from another run, is a constant for
+    gradients. `hook_normalized` `[..., d_model]` is after the affine map.
     """
 
     def __init__(self, width: int, eps: float, bias: bool = True) -> None:
@@ -123,7 +123,7 @@ HookedNorm = HookedLayerNorm | HookedRMSNorm | NoNorm
 
 
 def make_norm(cfg: CrateConfig, eps: float) -> HookedLayerNorm | HookedRMSNorm:
-    """Returns the norm of a family for the width of its stream."""
+    """Returns the kind of norm that the config's family uses, for the width of the stream."""
     if cfg.normalization_type == "RMS":
         return HookedRMSNorm(cfg.d_model, eps)
     return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.output_bias)

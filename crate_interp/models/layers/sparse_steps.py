@@ -15,11 +15,11 @@ from crate_interp.models.compat.offload import at_hand, bias_of
 
 @dataclass(frozen=True)
 class Lasso:
-    """A sparse step as proximal gradient steps on a lasso.
+    """A sparse step, seen as proximal gradient steps on a lasso.
 
     The lasso is the minimum over z >= 0 of `|y - D z|^2 / 2 + <lambd, z>`; lambd is one number, or
-    one for each atom. The step takes `count` steps of size `eta`, from its own input (`warm`) or
-    from zero.
+    one for each atom. The sparse step takes `count` gradient steps of size `eta`, starting at its
+    own input (`warm`) or at zero.
     """
 
     d: Float[Tensor, "d_model d_mlp"]
@@ -35,7 +35,7 @@ class Lasso:
     def run(
         self, y: Float[Tensor, "*batch pos d_model"], lambd: Float[Tensor, "*atoms"]
     ) -> Float[Tensor, "*batch pos d_mlp"]:
-        """Returns the code after the steps with a penalty; with `lambd` it is the layer's code."""
+        """Returns the code after the steps with penalty `lambd`; the layer's own is self.lambd."""
         code = y if self.warm else self.start(y)
         for _ in range(self.count):
             code = torch.relu(
@@ -48,8 +48,9 @@ class SparseStep(nn.Module):
     """The step that follows attention in a layer.
 
     A step is a subclass with `forward`, `lasso`, `linear`, and `W_out` or `written`. The forward
-    takes the normalised stream `[batch, pos, d_model]` and returns what the layer adds to the
-    stream, or what replaces it. `STEPS` below maps their names in a config to them.
+    takes the normalised stream `[batch, pos, d_model]` and returns the tensor that the layer adds
+    to the stream, or that replaces the stream. `STEPS` below maps the name of a step in a config to
+    its class.
     """
 
     def lasso(self) -> Lasso | str:
@@ -77,8 +78,8 @@ class ISTA(SparseStep):
 
     The code is the new stream: `ISTA(y) = ReLU(y - eta D^T (D y - y) - eta lambd)` for y =
     LN(Z^{l+1/2}) as columns; in rows D y is `y @ D.T`. Paper: arXiv 2306.01129 eq. 17; code: CRATE
-    `model/crate.py` `FeedForward`. Sums are added in the order of the code, so that outputs agree
-    bit for bit.
+    `model/crate.py` `FeedForward`. Terms are added in the order of the official code, so that
+    outputs agree bit for bit.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -134,7 +135,7 @@ class ISTA(SparseStep):
 
 
 class DecodedStep(SparseStep):
-    """A sparse step with two dictionaries, D to encode and another to decode, and no bias."""
+    """A sparse step with a dictionary D that encodes, a dictionary that decodes, and no bias."""
 
     D: nn.Parameter
     decoder = "D1"  # the name of the parameter that decodes
@@ -156,7 +157,7 @@ class DecodedStep(SparseStep):
 
 
 class OvercompleteODL(DecodedStep):
-    """Two ISTA steps from zero on an overcomplete dictionary, decoded with a second one.
+    """Two ISTA steps from zero on an overcomplete dictionary; a second dictionary decodes.
 
     `z1 = ReLU(eta D^T y - eta lambd)`, `z2 = ReLU(z1 - eta D^T (D z1 - y) - eta lambd)`, output
     `D1 z2`, for y = LN(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Paper: CRATE-alpha,
@@ -205,8 +206,8 @@ class ThresholdODL(DecodedStep):
     """One step from zero with a learned threshold per atom, decoded with a second dictionary.
 
     `z = ReLU(D^T y - threshold)`, output `D1 z`, for y = rms(Z^{l+1/2}) as columns; D and D1 are
-    `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which calls it ODL: unlike
-    CRATE-alpha's step it has no second step, no eta and no lambd.
+    `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which calls this step ODL. Unlike
+    CRATE-alpha's step, it has no second step, no eta and no lambd.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -227,7 +228,7 @@ class ThresholdODL(DecodedStep):
         The penalty of each atom is its threshold.
         """
         if bool((self.threshold < 0).any()):
-            return "some learned thresholds are negative: no penalty has them"
+            return "some learned thresholds are negative, but no penalty is negative"
         return Lasso(self.D.detach(), 1.0, self.threshold.detach(), warm=False, count=1)
 
     def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:

@@ -1,4 +1,4 @@
-"""Generation: a language model continues text or tokens, with TransformerLens' names."""
+"""Generation: continues text or tokens with a language model, under TransformerLens' names."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,17 +52,18 @@ class GenerateMixin(TextMixin):
     """`generate` and `generate_stream`, for causal models.
 
     Arguments and defaults are those of TransformerLens' bridge. Tokens are drawn from
-    softmax(logits / temperature), among the `top_k` likeliest or the likeliest that make up
-    `top_p`; `do_sample=False` takes the likeliest. `repetition_penalty` and `freq_penalty` weaken
-    tokens that occurred. Rows end at `eos_token_id`, by default the tokenizer's, or when
-    `stop_strings` or `stopping_criteria` say so, and are then filled up with that token.
+    softmax(logits / temperature), among the `top_k` likeliest tokens, or among the likeliest tokens
+    whose probabilities sum to `top_p`; `do_sample=False` takes the likeliest token.
+    `repetition_penalty` and `freq_penalty` make tokens that already occurred less likely. A row
+    ends at `eos_token_id` (by default the tokenizer's), or when `stop_strings` or
+    `stopping_criteria` say so. It is then filled up with the end token.
 
-    Texts of unequal length are padded on the left. Tokens with padding need `attention_mask`
-    `[batch, pos]`, or `padding_side="left"`, which infers it from the pad tokens. Keys and values
-    of earlier tokens are kept (`use_past_kv_cache`); beyond n_ctx the last n_ctx tokens are read
-    again at each step, as in nanoGPT. Hooks on the model fire. `generator` makes the random
-    numbers, which TransformerLens takes from torch's global state. Unlike there, penalties ignore
-    padding, and `top_k` with `top_p` raises ValueError.
+    Texts of unequal length are padded on the left. Token ids with padding need `attention_mask`
+    `[batch, pos]`, or `padding_side="left"`, which infers the mask from the pad tokens. Keys and
+    values of earlier tokens are kept (`use_past_kv_cache`); beyond n_ctx the last n_ctx tokens are
+    read again at each step, as in nanoGPT. Hooks on the model fire. `generator` makes the random
+    numbers, which TransformerLens takes from torch's global state. Unlike in TransformerLens,
+    penalties ignore padding, and giving both `top_k` and `top_p` raises ValueError.
     """
 
     @torch.no_grad()
@@ -99,10 +100,11 @@ class GenerateMixin(TextMixin):
         """Returns the input followed by up to `max_new_tokens` tokens: text for text, ids for ids.
 
         return_type: "str" (without special tokens) or "tokens"; "input" means the form of the
-        input. `output_logits`: a transformers output with `.sequences` and a `.logits` `[batch,
-        d_vocab]` per step. `return_cache` adds the cache of a run over the result, which must be
-        one row (`names_filter` and `device` as in run_with_cache); `return_input_tokens` the tokens
-        that were read. Raises an error for arguments that a text model does not have.
+        input. `output_logits` returns a transformers output instead, with `.sequences` and
+        `.logits`, one `[batch, d_vocab]` per step. `return_cache` also returns the cache of a run
+        over the result, which must be one row (`names_filter` and `device` as in run_with_cache).
+        `return_input_tokens` also returns the tokens of the prompt. Raises an error for arguments
+        that a text model does not have.
         """
         _check_possible(input, pixel_values, forced_bos_token_id)
         sampling = Sampling(
@@ -155,9 +157,9 @@ class GenerateMixin(TextMixin):
         """Yields the input and its continuation in parts, as they are generated.
 
         Every part but the last has at least `max_tokens_per_yield` tokens; the first begins with
-        the input. Parts are ids `[batch, part]`, or text, in which a character made of several
-        tokens is never split; for several texts each part is a list. The other arguments are as in
-        `generate`.
+        the input. A part is token ids `[batch, part]`, or text; for several texts it is a list of
+        texts. In text, a character made of several tokens is never split. The other arguments are
+        as in `generate`.
         """
         checks.count("max_tokens_per_yield", max_tokens_per_yield)
         _check_possible(input, None, forced_bos_token_id)
@@ -214,13 +216,12 @@ def _check_possible(input: object, pixel_values: object, forced_bos_token_id: ob
     """Raises an error for TransformerLens arguments without a meaning in a causal text model."""
     if isinstance(input, Tensor) and input.is_floating_point():
         raise NotImplementedError(
-            "generate reads token ids or text, but inputs_embeds holds neither: give tokens, or "
-            "run "
-            "model(stream, start_at_layer=0) step by step."
+            "the input holds floats (inputs_embeds), but generate reads token ids or text: give "
+            "tokens, or run model(stream, start_at_layer=0) step by step."
         )
     if pixel_values is not None:
         raise NotImplementedError(
-            "pixel_values belong to multimodal models, but this one reads text: leave them out."
+            "pixel_values belong to multimodal models, but this model reads text: leave them out."
         )
     if forced_bos_token_id is not None:
         raise ValueError(
@@ -259,8 +260,7 @@ def _prompt(
     if not bool((mask[:, -1] != 0).all()):
         raise ValueError(
             "a row of the prompt ends in padding, but generation continues from its last token: "
-            "pad "
-            "on the left."
+            "pad on the left."
         )
     return Prompt(tokens, None if bool(mask.all()) else mask.bool(), text)
 
@@ -268,11 +268,11 @@ def _prompt(
 def _request(
     model: TextMixin, prompt: Prompt, return_type: str, sampling: Sampling, ends: tuple[Any, ...]
 ) -> Request:
-    """Returns the checked arguments; raises ValueError for bad ones before work starts."""
+    """Returns the checked arguments; raises ValueError for a bad argument before work starts."""
     if return_type not in _RETURNS:
         raise ValueError(
-            f"return_type={return_type!r}: give 'input', 'str' or 'tokens'; the stream of the "
-            "tokens is model(tokens, stop_at_layer=0)."
+            f"return_type={return_type!r}: give 'input', 'str' or 'tokens'. For embeddings, use "
+            "model(tokens, stop_at_layer=0)."
         )
     stop_at_eos, eos_token_id, strings, criteria = ends
     ending = stops(model, stop_at_eos, eos_token_id, strings, criteria, len(prompt.tokens))
@@ -294,8 +294,8 @@ def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None
     count = prompt.tokens.shape[1] + max_new_tokens
     if count > model.cfg.n_ctx:
         raise ValueError(
-            f"return_cache=True runs the model on all of up to {count} tokens, but it takes "
-            f"n_ctx={model.cfg.n_ctx}: give fewer max_new_tokens."
+            f"return_cache=True runs the model once on the whole result, up to {count} tokens, but "
+            f"the model takes at most n_ctx={model.cfg.n_ctx}: lower max_new_tokens."
         )
 
 
@@ -335,7 +335,7 @@ class _Writer:
         return self._new(hold=True)
 
     def rest(self) -> str | list[str] | None:
-        """Returns the text of an incomplete character that still waits, or None."""
+        """Returns the text of a character that is still incomplete, or None."""
         new = self._new(hold=False)
         return new if any(new) else None
 

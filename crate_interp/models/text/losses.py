@@ -17,12 +17,13 @@ def next_token_loss(
     real: Bool[Tensor, "batch pos"] | None = None,
     labels: Int[Tensor, "batch pos"] | None = None,
 ) -> Float[Tensor, "..."]:
-    """Returns the cross-entropy in nats of each token given those before it.
+    """Returns the cross-entropy in nats of each token given the tokens before it.
 
-    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. real: which tokens are not padding;
-    a prediction counts if its own token and the predicted one are both real. labels: predicted in
-    place of the tokens, -100 for no prediction. With `per_token`, a prediction that is not counted
-    is 0. Raises ValueError if no prediction counts.
+    Returns the mean `[]`, or with `per_token` one loss per prediction `[batch, pos - 1]`. real:
+    which tokens are not padding; a prediction counts if the token that predicts and the predicted
+    token are both real. labels: token ids to predict in place of the tokens; -100 means no
+    prediction. With `per_token`, the loss of a prediction that does not count is 0. Raises
+    ValueError if no prediction counts.
     """
     if tokens.shape[1] < 2:
         raise ValueError("the loss needs at least two tokens: the first predicts the second.")
@@ -39,31 +40,35 @@ def next_token_loss(
     if per_token:
         return losses
     if readable(n) and not bool(n):
-        raise ValueError("the loss counts no tokens: all are padding, or labelled -100.")
+        raise ValueError(
+            "the loss has no token to count: every token is padding, or has the label -100."
+        )
     return losses.sum() / n
 
 
 def check_labels(labels: Tensor, tokens: Tensor, d_vocab: int) -> Int[Tensor, "batch pos"]:
-    """Returns labels, which are token ids or -100, on the device of the tokens.
+    """Returns the labels, which are token ids or -100, on the device of the tokens.
 
-    Raises ValueError if their shape or dtype is not that of the tokens, and for other numbers.
+    Raises ValueError for labels that are not whole numbers of the shape of the tokens, and for a
+    label that is neither a token id nor -100.
     """
     if labels.ndim == 1:
         labels = labels[None]
     if labels.shape != tokens.shape or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(
-            f"labels are {labels.dtype} of shape {list(labels.shape)}: give a token id, or -100, "
-            f"for each of the tokens {list(tokens.shape)}. The model shifts them."
+            f"labels are {labels.dtype} of shape {list(labels.shape)}: give whole numbers of shape "
+            f"{list(tokens.shape)}, a token id or -100 for each token. Do not shift them: the "
+            "model does."
         )
-    check_label_range(labels, d_vocab, "vocabulary")
+    check_label_range(labels, d_vocab, "token ids")
     return labels.to(tokens.device, torch.long)
 
 
 def check_label_range(labels: Int[Tensor, "..."], count: int, what: str) -> None:
-    """Raises ValueError for a label beyond the `count` entries of `what`."""
+    """Raises ValueError for a label that is neither -100 nor from 0 to `count` - 1."""
     given = labels[labels != IGNORED] if readable(labels) else labels[:0]
     if given.numel() and (int(given.min()) < 0 or int(given.max()) >= count):
         raise ValueError(
-            f"labels go from {int(given.min())} to {int(given.max())}, the {what} from 0 to "
-            f"{count - 1}: only -100 is ignored."
+            f"labels range from {int(given.min())} to {int(given.max())}, but the model's {what} "
+            f"range from 0 to {count - 1}. Give -100 for a label to ignore."
         )

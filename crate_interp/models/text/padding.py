@@ -17,10 +17,10 @@ def padding_of(
 ) -> Padding | None:
     """Returns the padding that an attention mask describes, or None if every token is real.
 
-    mask: `[batch, pos]` of 0 and 1, or False and True, over the tokens of the past and the new
-    ones. Without a mask, the past keeps its own and the new tokens are real. Zeros may stand
-    anywhere. Raises ValueError for a wrong shape, other values, a row without any real token, and a
-    mask that contradicts the mask of the past.
+    mask: `[batch, pos]` of 0 and 1, or False and True, over the past tokens followed by the new
+    tokens. Without a mask, the past keeps its own mask and the new tokens are real. Zeros may be at
+    any position. Raises ValueError for a wrong shape, values other than 0 and 1, a row without any
+    real token, and a mask that contradicts the mask of the past.
     """
     before, length = past.mask if past else None, past.length if past else 0
     if mask is None:
@@ -31,22 +31,22 @@ def padding_of(
         raise ValueError(f"attention_mask is {type(mask).__name__}: give a tensor of 0 and 1.")
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.shape != (batch, length + n_new):
-        whole = f", the {length} of the past first" if length else ""
+        whole = f" (first the {length} of the past)" if length else ""
         raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}: give one row per text and one number "
-            f"per token{whole}, [{batch}, {length + n_new}]. What a token sees of those before it "
-            "is the model's."
+            f"attention_mask has shape {list(mask.shape)}: give shape [{batch}, {length + n_new}], "
+            f"one row per text and one number per token{whole}. The mask says which tokens are "
+            "padding; which earlier tokens a token sees, the model decides."
         )
     real = mask.to(device).bool()
     if readable(mask):
         _check_values(mask, real, before, length)
         if before is None and bool(real.all()):
-            return None  # the same bits and the same cost as without a mask
+            return None  # so that bits and cost are the same as without a mask
     return Padding(real)
 
 
 def after_past(mask: Tensor, past: Past | None) -> Tensor:
-    """Returns the attention mask of new tokens, preceded by that of the past."""
+    """Returns the attention mask of the past, followed by the mask of the new tokens."""
     if past is None or not past.length:
         return mask
     before = past.mask if past.mask is not None else mask.new_ones(len(mask), past.length)
@@ -56,16 +56,16 @@ def after_past(mask: Tensor, past: Past | None) -> Tensor:
 def _check_values(mask: Tensor, real: Tensor, before: Tensor | None, length: int) -> None:
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(
-            "attention_mask holds other numbers than 0 and 1: give 1 for the tokens that are real."
+            "attention_mask has numbers other than 0 and 1: give 1 for real tokens, 0 for padding."
         )
     if not bool(real.any(dim=1).all()):
         row = int(real.any(dim=1).logical_not().nonzero()[0])
-        raise ValueError(f"attention_mask hides every token of row {row}: leave that row out.")
+        raise ValueError(f"attention_mask hides every token of row {row}: leave the row out.")
     known = torch.ones_like(real[:, :length]) if before is None else before
     if not torch.equal(real[:, :length], known):
         raise ValueError(
             f"attention_mask differs from the mask with which the {length} tokens of the past were "
-            "read: give that mask, followed by the new tokens, or none."
+            "read. Give the earlier mask followed by entries for the new tokens, or give no mask."
         )
 
 
@@ -93,10 +93,10 @@ def mask_from_pads(
 ) -> Int[Tensor, "batch pos"]:
     """Returns the attention mask of tokens that are already padded.
 
-    The pad tokens at the beginning of a row are padding (side "left"), or those at its end
-    ("right"). separator: the id with which texts begin, or None; if the separator is also the pad
-    token, the last leading pad is the separator. The rule is that of TransformerLens'
-    `get_attention_mask`.
+    Pad tokens at the beginning of a row (side "left") or at its end ("right") count as padding.
+    separator: the id with which texts begin, or None. If the pad token is also the separator, the
+    last pad token at the beginning counts as the separator, not as padding. This is the rule of
+    TransformerLens' `get_attention_mask`.
     """
     other = (tokens != pad).long()
     if side == "right":

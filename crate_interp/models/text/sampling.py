@@ -13,7 +13,7 @@ from crate_interp.core import checks
 class Sampling:
     """The options of `generate` for choosing tokens; names and rules are TransformerLens'.
 
-    Raises ValueError for numbers out of range, and for top_k and top_p at once.
+    Raises ValueError for numbers out of range, and if both top_k and top_p are given.
     """
 
     do_sample: bool = True
@@ -26,9 +26,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, value, least, words in (
-            ("temperature", self.temperature, 0, "a number of at least 0; 0 is greedy"),
+            ("temperature", self.temperature, 0, "a number of at least 0; 0 takes the likeliest"),
             ("freq_penalty", self.freq_penalty, 0, "a number of at least 0"),
-            ("repetition_penalty", self.repetition_penalty, 1e-6, "a number above 0; 1 is none"),
+            ("repetition_penalty", self.repetition_penalty, 1e-6, "a number above 0; 1 is neutral"),
         ):
             if not checks.is_number(value) or value < least:
                 raise ValueError(f"{name}={checks.shown(value)}: give {words}.")
@@ -37,7 +37,9 @@ class Sampling:
         if self.top_p is not None and (not checks.is_number(self.top_p) or not 0 < self.top_p <= 1):
             raise ValueError(f"top_p={checks.shown(self.top_p)}: give a share in (0, 1], or None.")
         if self.top_k is not None and self.top_p is not None:
-            raise ValueError("top_k and top_p both say from which tokens to draw: give one.")
+            raise ValueError(
+                "top_k and top_p were both given: give only one, because both limit the choice."
+            )
 
     def choose(
         self,
@@ -47,7 +49,7 @@ class Sampling:
     ) -> Int[Tensor, "batch"]:
         """Returns the next token of each row.
 
-        tokens: all tokens so far, for the penalties; real: which of them are not padding.
+        tokens: all tokens so far, for the penalties; real: which of these tokens are not padding.
         """
         penalties = self.repetition_penalty != 1 or self.freq_penalty > 0
         counts = None

@@ -1,10 +1,10 @@
-"""Which regular expressions of a downloaded tokenizer may split text: those of linear time.
+"""Checks that a downloaded tokenizer splits text by regular expressions of linear time.
 
 Oniguruma, the engine of the `tokenizers` library, backtracks: `(a+)+$` takes time exponential in
-the length of the text, and `a+b|a` quadratic time. So a pattern is parsed here before it is used.
-It is a list of alternatives. An alternative may repeat without bound only if nothing after the
-repetition can fail to match, so that no text is read twice. Public models break that rule at the
-end, for white space, in a few known ways.
+the length of the text, and `a+b|a` quadratic time. So a pattern is parsed here before it is used. A
+pattern is a list of alternatives. An alternative may repeat without bound only if nothing after the
+repetition can fail to match; then no text is read twice. The patterns of public models break this
+rule at their end, for white space, in a few known ways, which are allowed.
 """
 
 import re
@@ -12,25 +12,25 @@ import re
 from crate_interp.core.errors import CheckpointError
 
 _LONGEST = 1000
-# quantifiers are possessive, so that the pattern that reads patterns never backtracks itself
+# the quantifiers below are possessive, so that reading a pattern never backtracks
 _CLASS = r"\\[pP]\{\w{1,20}\}|\\[sSwWdDrnt]|\\[^\w\s]"
 _ATOM = rf"(?:{_CLASS}|\[\^?(?:{_CLASS}|[^\\\[\]&])++\]|[^\\\[\](){{}}|*+?.^$])"
 _PLAIN = rf"(?:{_ATOM}(?![?*+{{]))"  # an atom without a quantifier
 _GROUP = rf"\(\?i?:{_PLAIN}++(?:\|{_PLAIN}++)*+\)"
 _FIRM = rf"(?:{_PLAIN}|{_GROUP}(?![?*+{{]))"
-# `x{1,3}+` is not allowed: Oniguruma reads it as (x{1,3})+, others as a possessive x{1,3}
+# `x{1,3}+` is not allowed: Oniguruma reads (x{1,3})+, other engines read a possessive x{1,3}
 _SOME = rf"(?:{_ATOM}|{_GROUP})(?:\?\+?|\{{1,[1-9]\}})(?![?*+{{])"
 _ENDLESS = rf"{_ATOM}[+*]\+?(?![?*+{{])(?:{_ATOM}[*?]\+?(?![?*+{{]))*+"
 _ALTERNATIVE = rf"{_FIRM}*+(?:{_SOME}{_FIRM}*+){{0,2}}+(?:{_ENDLESS})?+"
 _ALTERNATIVES = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*+")
-# each ends with an alternative for the white space that the others only looked ahead at
+# the last alternative of each matches the white space that the others only looked ahead at
 _ENDS = (
     r"\s*[\r\n]|\s+(?!\S)|\s+",
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
     r"\s++$|\s*[\r\n]|\s+(?!\S)|\s",
     r"\s+(?!\S)|\s+",
 )
-# o200k: its second alternative matches what the first gave back
+# the pattern of o200k: its second alternative matches text that the first gave back
 _WHOLE = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -48,7 +48,6 @@ def check_pattern(pattern: str) -> None:
     rest = pattern if end is None else pattern.removesuffix(end).removesuffix("|")
     if len(pattern) > _LONGEST or not _ALTERNATIVES.fullmatch(rest):
         raise CheckpointError(
-            f"the tokenizer splits text by {pattern[:200]!r}, which may take for ever. Only "
-            "patterns are allowed with "
-            "alternatives like those of GPT-2 and nanochat. Give token ids instead."
+            f"the tokenizer splits text by {pattern[:200]!r}, which may take for ever. Patterns "
+            "must have alternatives like those of GPT-2 and nanochat. Give token ids instead."
         )

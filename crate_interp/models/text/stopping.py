@@ -1,4 +1,4 @@
-"""When generation ends: at a stop token, at a text, or when a criterion says so."""
+"""When generation ends: at a stop token, at a stop string, or when a criterion says so."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Stops:
         tokens: Int[Tensor, "batch pos"],
         logits: Float[Tensor, "batch d_vocab"],
     ) -> Bool[Tensor, "batch"]:
-        """Returns which rows end with the chosen tokens, the last ones of `tokens`."""
+        """Returns which rows end now. chosen: each row's newest token, which `tokens` includes."""
         ended = torch.isin(chosen, torch.tensor(self.ends, dtype=torch.long, device=chosen.device))
         if self.criteria is None:
             return ended
@@ -44,8 +44,7 @@ class Stops:
         if also.shape != ended.shape:
             raise ValueError(
                 f"a stopping criterion returned shape {list(also.shape)}: it must return one bool "
-                "per row, of "
-                f"shape {list(ended.shape)}."
+                f"per row, of shape {list(ended.shape)}."
             )
         return ended | also
 
@@ -60,8 +59,9 @@ def stops(
 ) -> Stops:
     """Returns the rules by which rows end.
 
-    Raises ValueError with stop_at_eos if no end token is known, for strings without a tokenizer,
-    and if rows of a batch may end before others and no token can fill them up.
+    Raises ValueError if stop_at_eos is set but no end token is known, for stop strings without a
+    Hugging Face tokenizer, and if a row may end before the other rows but no token is known that
+    can fill it up.
     """
     ends = _ends(model, eos_token_id) if stop_at_eos else ()
     criteria = _criteria(model, stop_strings, stopping_criteria)
@@ -74,8 +74,9 @@ def stops(
     filler = next((index for index in known if index is not None), None)
     if filler is None and batch > 1:
         raise ValueError(
-            "rows that end first need a padding token, and the model has no tokenizer that names "
-            "one: give stop_at_eos=True with eos_token_id=, or one row at a time."
+            "a row that ends before the others is filled up with a padding token, but the model "
+            "has no tokenizer that names one. Give stop_at_eos=True with eos_token_id=..., or "
+            "generate one row at a time."
         )
     return Stops((), filler or 0, criteria)
 
@@ -90,12 +91,12 @@ def _ends(model: "TextMixin", given: int | Sequence[int] | None) -> tuple[int, .
             reason = str(error).rstrip(".")
         if given is None:
             raise errors.TextError(
-                f"stop_at_eos=True needs an eos_token_id: {reason}. Give eos_token_id=, or "
+                f"stop_at_eos=True needs an eos_token_id: {reason}. Give eos_token_id=..., or "
                 "stop_at_eos=False."
             )
     ends: Any = given if isinstance(given, (list, tuple)) else [given]
     if not ends or not all(checks.is_int(index) for index in ends):
-        raise ValueError(f"eos_token_id={checks.shown(given)}: give a token id, or several.")
+        raise ValueError(f"eos_token_id={checks.shown(given)}: give a token id, or a list of ids.")
     return tuple(int(index) for index in ends)
 
 
@@ -112,7 +113,7 @@ def _criteria(model: "TextMixin", strings: Any, criteria: Any) -> Any:
         if not is_hugging_face(tokenizer):
             raise ValueError(
                 "stop_strings needs a Hugging Face tokenizer, which this model lacks: give "
-                "stopping_criteria= that reads token ids."
+                "stopping_criteria=..., which can read token ids."
             )
         found.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
     if criteria is not None:

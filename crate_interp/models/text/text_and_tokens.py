@@ -1,4 +1,4 @@
-"""Text in and out of a language model, under TransformerLens' names."""
+"""Turns text into tokens and back, with methods under TransformerLens' names."""
 
 import warnings
 from array import array
@@ -23,12 +23,12 @@ TOKENIZER_STATE = (_HELD, "fetch_tokenizer")
 
 
 class TextMixin:
-    """Text to tokens and back; a model has `cfg`, and may have a tokenizer.
+    """Turns text into tokens and back. The model must have `cfg`, and may have a tokenizer.
 
-    prepend_bos: whether the separator token comes first; None does as in training (nanochat-crate
-    and crate-tiny-lm yes, CRATE-LM and its baseline no). Text never becomes a special token:
-    "<|endoftext|>" in a text is a few tokens like any other. To put the token there, give token
-    ids.
+    prepend_bos: whether the separator token comes first; None follows the training (True for
+    nanochat-crate and crate-tiny-lm, False for CRATE-LM and its baseline). Text never becomes a
+    special token: "<|endoftext|>" in a text becomes a few ordinary tokens. To put the special token
+    there, give token ids.
     """
 
     cfg: CrateConfig
@@ -40,10 +40,11 @@ class TextMixin:
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer, a `PreTrainedTokenizerFast`; None if the model has none.
 
-        It is read, or fetched from the Hub, at its first use; if that fails, CheckpointError is
-        raised. `model.tokenizer = ...` sets another: one of Hugging Face's, or anything with
-        `encode`, `decode` and `bos`. Unlike Hugging Face's default, names of special tokens in a
-        text are ordinary text: `tokenizer(text, split_special_tokens=False)` makes tokens of them.
+        The tokenizer is read, or fetched from the Hub, at its first use; if this fails,
+        CheckpointError is raised. `model.tokenizer = ...` sets another tokenizer: a Hugging Face
+        tokenizer, or any object with `encode`, `decode` and `bos`. Unlike Hugging Face's default,
+        names of special tokens in a text are ordinary text; `tokenizer(text,
+        split_special_tokens=False)` turns them into special tokens.
         """
         try:
             return self._held()
@@ -67,14 +68,15 @@ class TextMixin:
         held = self._held()
         if held is None:
             raise TextError(
-                "the model has no tokenizer: give token ids, or load it with one: ci.load(..., "
-                "tokenizer='gpt2') (CRATE-LM and its baseline were trained with GPT-2's)."
+                "the model has no tokenizer: give token ids, or load the model with a tokenizer: "
+                "ci.load(..., tokenizer='gpt2'). CRATE-LM and its baseline were trained with "
+                "GPT-2's."
             )
         return held
 
     @property
     def tokenizer_prepends_bos(self) -> bool:
-        """Whether `tokenizer(text)` begins with the separator, as that of BERT does.
+        """Whether `tokenizer(text)` begins with the separator, as with BERT's tokenizer.
 
         `to_tokens` follows `prepend_bos`, whatever the tokenizer does.
         """
@@ -92,11 +94,11 @@ class TextMixin:
     ) -> Int[Tensor, "batch pos"]:
         """Returns token ids `[batch, pos]` of one text or several.
 
-        Shorter texts are padded on the `padding_side`; None takes the tokenizer's. Token ids do not
-        show which tokens are padding: give the model the texts themselves, or an attention mask.
-        truncate: whether a text is cut to n_ctx tokens, with a warning.
-        move_to_device: whether the ids go to the model's device. Raises ValueError for an empty
-        text without a separator, and for padding with a tokenizer that has no token for it.
+        Shorter texts are padded on the `padding_side`; None means the tokenizer's side. Token ids
+        do not show which tokens are padding: give the model the texts themselves, or an attention
+        mask. truncate: whether a text is cut to n_ctx tokens, with a warning. move_to_device:
+        whether the ids go to the model's device. Raises ValueError for an empty text without a
+        separator, and if padding is needed but the tokenizer has no padding token.
         """
         tokens, _ = self._rows(input, prepend_bos, padding_side, truncate)
         return tokens.to(self.cfg.device) if move_to_device else tokens
@@ -108,7 +110,7 @@ class TextMixin:
         padding_side: str | None = None,
         truncate: bool = True,
     ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"] | None]:
-        """Returns token ids of texts, and which are real (None if all are)."""
+        """Returns the token ids of texts, and which tokens are real (None if all are)."""
         check_side(padding_side)
         texts = [input] if isinstance(input, str) else list(input)
         if not texts:
@@ -118,7 +120,7 @@ class TextMixin:
         if truncate and longest > n_ctx:
             warnings.warn(
                 f"a text has {longest} tokens and is cut to n_ctx={n_ctx}, the most that the "
-                "model takes: cut it into parts, which ci.data.open_text does.",
+                "model takes. To read a whole text, cut it into parts with ci.data.open_text.",
                 stacklevel=3,
             )
             rows = [row[:n_ctx] for row in rows]
@@ -139,12 +141,12 @@ class TextMixin:
         return pad
 
     def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
-        """Returns texts, joined by the separator token, in windows of n_ctx tokens.
+        """Joins texts by the separator token, and returns them as windows of n_ctx tokens.
 
         The last window is dropped if it is short. If the model was trained with the separator
-        before each window (`cfg.prepend_bos`) a window is the separator and n_ctx - 1 tokens. There
-        is no padding. Raises ValueError if the texts do not fill one window, and for several texts
-        if the tokenizer has no separator.
+        before each window (`cfg.prepend_bos`), a window is the separator followed by n_ctx - 1
+        tokens. There is no padding. Raises ValueError if the texts do not fill one window, and for
+        several texts with a tokenizer that has no separator.
         """
         return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
 
@@ -157,13 +159,17 @@ class TextMixin:
     def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
         if not isinstance(text, str):
             raise ValueError(
-                f"cannot make tokens of {type(text).__name__}: give a string or a list of strings."
+                f"cannot turn {type(text).__name__} into tokens: give a string, or a list "
+                "of strings."
             )
         tokenizer = self._tokenizer()
         wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
         first = separator(tokenizer) if wanted else None
         if wanted and first is None:
-            raise ValueError("prepend_bos=True: this model's tokenizer has no separator token.")
+            raise ValueError(
+                "prepend_bos=True, but the tokenizer has no separator token: give "
+                "prepend_bos=False."
+            )
         ids = ([] if first is None else [first]) + encode(tokenizer, text)
         if not ids:
             raise ValueError("the text is empty: it has no tokens.")
@@ -177,7 +183,7 @@ class TextMixin:
         mask: Tensor | None,
         past: Past | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns token ids and their attention mask: given, or made from the padding."""
+        """Returns token ids and their attention mask, given or made from the padding."""
         check_side(padding_side)
         if isinstance(input, Tensor):
             tokens, real = _long(input), None
@@ -187,13 +193,15 @@ class TextMixin:
             tokens, real = self._rows(input, prepend_bos, padding_side)
             tokens = tokens.to(self.cfg.device)
         else:
-            raise ValueError(f"give a tensor of token ids or text, not {type(input).__name__}.")
+            raise ValueError(
+                f"the input is {type(input).__name__}: give a tensor of token ids or text."
+            )
         if mask is None and real is not None:
             mask = after_past(real, past)
         return tokens, mask
 
     def _padding_in(self, tokens: Tensor, side: str, prepend_bos: bool | None) -> Tensor:
-        """Returns the attention mask of tokens whose pad tokens on one side are padding."""
+        """Returns the attention mask of tokens; pad tokens on the given side count as padding."""
         wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
         first = separator(self._tokenizer()) if wanted else None
         return mask_from_pads(tokens, self._pad(), side, first)
@@ -214,10 +222,10 @@ class TextMixin:
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
     ) -> Any:
-        """Returns each token as text; for several texts or rows, a list for each.
+        """Returns each token as text; for several texts or rows, one list per text or row.
 
-        If a character is made of several tokens, each shows as a replacement mark. Texts of a list
-        are handled one by one and never padded.
+        If a character is made of several tokens, each of these shows as a replacement mark. Texts
+        of a list are handled one by one and never padded.
         """
         if isinstance(input, (list, tuple)) and not all(isinstance(one, int) for one in input):
             parts: Any = input
@@ -236,11 +244,12 @@ class TextMixin:
         return decode(self._tokenizer(), [int(int_token)])
 
     def to_single_token(self, string: str) -> int:
-        """Returns the id of a text that is one token; raises ValueError if it is several."""
+        """Returns the id of a text that is one token; raises ValueError for more tokens."""
         ids = self._encode(string, prepend_bos=False)
         if len(ids) != 1:
             raise TextError(
-                f"{string!r} is {len(ids)} tokens, {self.to_str_tokens(string, False)}: give one."
+                f"{string!r} is {len(ids)} tokens, {self.to_str_tokens(string, False)}: give a "
+                "text that is one token."
             )
         return ids[0]
 
@@ -254,8 +263,8 @@ class TextMixin:
     ) -> int:
         """Returns the position of a token in a text, or in a row of token ids.
 
-        mode: "first" or "last" of several positions. Raises ValueError if the token does not occur,
-        and for more than one row.
+        mode: which position to return if the token occurs several times, "first" or "last". Raises
+        ValueError if the token does not occur, and for more than one row.
         """
         if mode not in ("first", "last"):
             raise ValueError(f"mode={mode!r}: give 'first' or 'last'.")
@@ -263,7 +272,7 @@ class TextMixin:
         ids = _nested(self.to_tokens(input, prepend_bos, padding_side) if text else input)
         if ids and isinstance(ids[0], list):
             if len(ids) != 1:
-                raise TextError(f"input has {len(ids)} rows of tokens: give one.")
+                raise TextError(f"input has {len(ids)} rows of tokens: give one row.")
             ids = ids[0]
         wanted = self.to_single_token(single_token) if isinstance(single_token, str) else None
         wanted = int(single_token) if wanted is None else wanted
@@ -298,8 +307,9 @@ def _nested(tokens: Any) -> list[Any]:
 def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
     """Checks a batch of token ids.
 
-    Raises ValueError for a wrong dtype or shape, if `count` exceeds n_ctx, and for ids that are not
-    in the vocabulary. While a model is traced, ids cannot be read, and torch gets a bad one
+    count: the number of tokens, including earlier tokens that the model has already read. Raises
+    ValueError for a wrong dtype or shape, if `count` exceeds n_ctx, and for ids that are not in the
+    vocabulary. While a model is traced, the ids cannot be read, so a bad id reaches torch
     unchecked.
     """
     check_ids(tokens, cfg.d_vocab, count, cfg.n_ctx)
@@ -309,8 +319,8 @@ def check_ids(tokens: Tensor, d_vocab: int, count: int, n_ctx: int | None) -> No
     """Checks as `check_tokens` does, without a config; n_ctx=None means no limit."""
     if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
         raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}; the model takes whole "
-            "numbers [batch, pos]."
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers "
+            "[batch, pos]."
         )
     if 0 in tokens.shape:
         raise ValueError(f"tokens have shape {list(tokens.shape)}: there are no tokens.")
@@ -323,7 +333,10 @@ def check_ids(tokens: Tensor, d_vocab: int, count: int, n_ctx: int | None) -> No
         return
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= d_vocab:
-        raise ValueError(f"tokens go from {low} to {high}, the vocabulary from 0 to {d_vocab - 1}.")
+        raise ValueError(
+            f"tokens range from {low} to {high}, but the vocabulary has ids from 0 to "
+            f"{d_vocab - 1}: give ids of this vocabulary."
+        )
 
 
 def rows_of(
@@ -335,9 +348,9 @@ def rows_of(
 ) -> Iterator[list[int]]:
     """Yields windows of n_ctx tokens, as the token ids of the texts are read.
 
-    between: the separator. first: a token that begins each window. The last window is dropped if it
-    is short. Raises ValueError for a second text without a separator, and, with `advice` as its
-    last words, if no window is full.
+    between: the separator. first: a token that begins each window. advice: the end of the error
+    message if no window is full. The last window is dropped if it is short. Raises ValueError for a
+    second text if there is no separator, and if no window is full.
     """
     begin = [] if first is None else [first]
     length = n_ctx - len(begin)

@@ -10,7 +10,7 @@ from crate_interp.models.text.tokenizer_rules import check_added, check_content,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# role of a token, in Hugging Face's terms -> its names in published tokenizers; the first one that
+# role of a token, in Hugging Face's terms -> its names in published tokenizers; the first name that
 # a tokenizer has is used
 ROLES = {
     "bos_token": ("<|bos|>", "<|endoftext|>", "[CLS]"),
@@ -24,16 +24,16 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def encode(tokenizer: object, text: str) -> list[int]:
-    """Returns token ids of a text, with nothing added.
+    """Returns the token ids of a text, with no special token added.
 
-    tokenizer: one of Hugging Face's, or anything with `encode`. Raises ValueError for a text with
-    half of a surrogate pair, and CheckpointError if the library fails.
+    tokenizer: a Hugging Face tokenizer, or any object with `encode`. Raises ValueError for a text
+    with half of a surrogate pair, and CheckpointError if the library fails.
     """
     if half := lone_surrogate(text):
         raise ValueError(
             f"character {half.start()} of the text is half of a surrogate pair, "
             f"U+{ord(half.group()):04X}: no tokenizer has a token for it. To put a "
-            "replacement mark there: text.encode('utf-16', 'surrogatepass')"
+            "replacement mark there, use text.encode('utf-16', 'surrogatepass')"
             ".decode('utf-16', 'replace')."
         )
     options = {"add_special_tokens": False} if is_hugging_face(tokenizer) else {}
@@ -42,12 +42,12 @@ def encode(tokenizer: object, text: str) -> list[int]:
 
 
 def decode(tokenizer: object, ids: Sequence[int]) -> str:
-    """Returns the text of token ids, special tokens by their names.
+    """Returns the text of token ids; special tokens appear by their names.
 
     Raises ValueError for an id that no token has.
     """
     held: Any = tokenizer
-    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and it drops no ids
+    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and drops no ids
     if core is None:
         return held.decode(ids)
     for index in ids:
@@ -63,12 +63,12 @@ def separator(tokenizer: object) -> int | None:
 
 
 def is_hugging_face(tokenizer: object) -> bool:
-    """Tells whether a tokenizer is a Hugging Face one; others have only `encode` and `bos`."""
+    """Tells whether a tokenizer is Hugging Face's; others have only `encode` and `bos`."""
     return hasattr(tokenizer, "bos_token_id")
 
 
 def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Returns the content for a tokenizer.json, for `parse` and Hugging Face's libraries.
+    """Returns a tokenizer.json that `parse` and Hugging Face's libraries can read.
 
     Raises CheckpointError for a tokenizer that `parse` would not read back.
     """
@@ -79,10 +79,11 @@ def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def safely(call: Callable[[], Any]) -> Any:
-    """Returns the result of a call of the tokenizers library.
+    """Returns the result of a call to the tokenizers library.
 
-    Raises CheckpointError if the call fails, also for a panic of its Rust code, which is not an
-    Exception. A panic is also printed on stderr, which Python cannot prevent.
+    Raises CheckpointError if the call fails. This includes a panic of the library's Rust code,
+    which reaches Python as a BaseException. The library also prints a panic on stderr, which Python
+    cannot prevent.
     """
     try:
         return call()
@@ -107,7 +108,7 @@ def check(text: str) -> dict[str, Any]:
     added = content.pop("added_tokens", None) or []
     check_added(added)
     if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
-        raise ValueError("the ids of added tokens are not ids")
+        raise ValueError("the ids of added tokens are not whole numbers from 0 to 2**31 - 1")
     # no text is cut or padded
     complete = {"added_tokens": added, "truncation": None, "padding": None}
     return check_content(content) | complete
@@ -118,15 +119,15 @@ def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
 
     The name of a special token in a text is ordinary text and never becomes that token. Hugging
     Face's default is the opposite; `tokenizer(text, split_special_tokens=False)` restores it. The
-    tokenizer's separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. If it has
-    no padding token, the separator pads, as in TransformerLens.
+    tokenizer's separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. If a
+    tokenizer has no padding token, its separator is used as one, as in TransformerLens.
     """
     from tokenizers import Tokenizer as Core
     from transformers import PreTrainedTokenizerFast
 
     added = sorted(content["added_tokens"], key=lambda token: token["id"])
     specials = {token["content"]: token["id"] for token in added if token["special"]}
-    # a special token then matches no text
+    # with these flags off, a special token matches no text
     exact = [token | dict.fromkeys(_FLAGS, False) if token["special"] else token for token in added]
     content = content | {"added_tokens": exact}
     core = safely(lambda: Core.from_str(json.dumps(content)))

@@ -1,8 +1,8 @@
-"""Which parts a tokenizer.json may have, because the `tokenizers` library trusts its files.
+"""Checks the parts of a tokenizer.json, because the `tokenizers` library trusts the file.
 
 In that library a regular expression can take for ever, a chain of replacements can fill the memory,
-and odd numbers end in a panic. Only the parts of public BPE, WordPiece and word-level models are
-allowed. Together they lengthen a text by at most a fixed factor.
+and unexpected numbers end in a panic. Only the parts of public BPE, WordPiece and word-level models
+are allowed. Together these parts lengthen a text by at most a fixed factor.
 """
 
 import re
@@ -12,8 +12,8 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.text.split_patterns import check_pattern
 
 _BYTES = ("add_prefix_space", "trim_offsets", "use_regex")
-# section -> type -> its fields; a Sequence holds several parts of its section, under the name in
-# _MEMBERS
+# section -> type of a part -> the part's fields. A part of type Sequence lists several parts of its
+# section, under the key in _MEMBERS
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "normalizer": {
         "BertNormalizer": ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"),
@@ -88,13 +88,13 @@ def check_name(name: object) -> None:
     """Raises CheckpointError for a name that no token can have."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or lone_surrogate(name):
         raise CheckpointError(
-            f"the tokenizer adds a token {str(name)[:80]!r}: it must be a text of 1 to "
+            f"the tokenizer adds a token {str(name)[:80]!r}, whose name must be a text of 1 to "
             f"{_LONGEST_NAME} characters."
         )
 
 
 def lone_surrogate(text: str) -> re.Match[str] | None:
-    """Returns the place of half a surrogate pair in a text, or None."""
+    """Returns the first match of half a surrogate pair in a text, or None."""
     return re.search("[\ud800-\udfff]", text)
 
 
@@ -104,7 +104,7 @@ def _check_section(section: str, part: Any) -> None:
     members = part.get(_MEMBERS[section]) if part["type"] == "Sequence" else [part]
     if not isinstance(members, list) or len(members) > _MOST_PARTS:
         raise CheckpointError(
-            f"the tokenizer's {section} has no list of parts, or more than {_MOST_PARTS}."
+            f"the tokenizer's {section} is not a list of at most {_MOST_PARTS} parts."
         )
     for member in members:
         fields = PARTS[section].get(member["type"])
@@ -162,7 +162,7 @@ def _check_model(model: Any) -> None:
         )
     if not isinstance(merges, list) or len(merges) > _MOST_MERGES:
         raise CheckpointError(
-            f"the tokenizer has more than {_MOST_MERGES} merges, or they are not a list."
+            f"the tokenizer's merges are not a list of at most {_MOST_MERGES} merges."
         )
     if max(map(len, vocab)) > _LONGEST_TOKEN:
         raise CheckpointError(
@@ -173,7 +173,7 @@ def _check_model(model: Any) -> None:
 
 
 def _kind(model: dict[str, Any]) -> str:
-    """Returns the type that a model has by its fields; GPT-2's and BERT's files name none."""
+    """Returns the type of a model, judged by its fields; GPT-2's and BERT's files name no type."""
     if "merges" in model:
         return "BPE"
     return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
@@ -183,9 +183,9 @@ def _suits(kind: str, name: str, value: Any, vocab: Any) -> bool:
     """Tells whether a field of a model has a safe value."""
     if name == "dropout":  # with dropout a text would become different tokens each time
         return value is None or value == 0
-    if name == "unk_token":  # without it a model fails at the first unknown word
+    if name == "unk_token":  # without unk_token a model fails at the first unknown word
         return value is None if kind == "BPE" and value is None else value in vocab
-    if name == "continuing_subword_prefix":  # BPE removes it from merges, which may be shorter
+    if name == "continuing_subword_prefix":  # BPE cuts it off merges, even if they are shorter
         return value in (None, "") or (kind == "WordPiece" and _is_word(value, 16))
     if name == "end_of_word_suffix":
         return value is None or _is_word(value, 16)
@@ -201,9 +201,9 @@ def _is_word(value: Any, longest: int = _LONGEST_NAME) -> bool:
 def _refused(section: str, kind: Any, known: Any) -> CheckpointError:
     return CheckpointError(
         f"the tokenizer's {section} is {kind!r}, which is not read from files: "
-        f"wanted {', '.join(known)}. Give token ids."
+        f"only {', '.join(known)} are. Give token ids instead."
     )
 
 
 def _odd(part: str, name: str, value: Any) -> CheckpointError:
-    return CheckpointError(f"the tokenizer's {part} has {name}={str(value)[:80]!r}: not admitted.")
+    return CheckpointError(f"the tokenizer's {part} has {name}={str(value)[:80]!r}: not allowed.")
