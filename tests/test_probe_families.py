@@ -290,7 +290,7 @@ def test_bad_text():
     for match, data in (
         ("the texts have 3 tokens, but a window has 13", ["1 2 3"]),
         ("the data is empty: there is no text", []),
-        ("data holds more than strings", ["1", 2]),
+        ("entry 1 of the data is of type int: give only strings", ["1", 2]),
         ("give whole numbers", torch.zeros(3, 13)),
         ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
         (
