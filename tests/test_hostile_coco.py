@@ -83,7 +83,7 @@ def test_run_lengths_are_read_in_linear_time():
     for counts in ([2**62] * 4 + [whole], [2**63 - 1, 2**63 - 1, 2 + whole], [whole + 1, 0, -1]):
         fails("its run lengths do not fill", {"size": SIZE, "counts": counts})
     fails(r"its size is \['xxx.* \.\.\., but the", {"size": ["x" * 9999, 1], "counts": ""})
-    fails("its size is {}, the image is", {"size": {}, "counts": ""})
+    fails("its size is {}, but the image is", {"size": {}, "counts": ""})
 
 
 # polygons

@@ -89,14 +89,14 @@ def test_positions(tokens):
     for wrong, match in (
         ("cls", "tokens='cls'"),
         ([], "tokens="),
-        ([1, 1], "comes twice"),
+        ([1, 1], "give each position once"),
         ([True], "tokens="),
     ):
         with pytest.raises(ValueError, match=match):
             ci.probes.attention(tokens=wrong)
     for wrong, match in (
         ([13], "the position 13: there are 13 tokens"),
-        ([0, -13], "names a position twice"),
+        ([0, -13], "names a token twice"),
     ):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))

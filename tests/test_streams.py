@@ -207,7 +207,7 @@ def test_windows_of_a_stream_of_texts(family, texts):
     assert few.n == 5 and torch.equal(few.read(1, 4), open_text(texts, lm.windows).read(1, 4))
     with pytest.raises(ValueError, match="the texts have 3 tokens, but a window has 13"):
         ci.sweep(lm, table.select([2]).to_iterable_dataset(), **CHUNKS)
-    with pytest.raises(ValueError, match="the dataset is a stream, whose windows are made"):
+    with pytest.raises(ValueError, match="is a stream, whose windows of tokens are made"):
         open_text(table.to_iterable_dataset(), lm.windows)
 
 

@@ -107,7 +107,7 @@ def inside(folder: Path, name: str, where: Path) -> Path:
     if not name or parts.anchor or ".." in parts.parts or "\0" in name or not _can_be_asked(name):
         raise ValueError(
             f"{quoted(where)} names the file {quoted(name)}, which is not inside "
-            f"{quoted(folder)}, so it is not read."
+            f"{quoted(folder)}: it is not read."
         )
     return folder / name
 
