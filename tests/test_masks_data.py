@@ -256,7 +256,7 @@ def test_bad_voc(model, voc, tmp_path):
     (lists / "val.txt").write_text("\n")
     refused(model, "the data is empty: .*val.txt' holds no name", f"voc:{voc}:val")
     Image.new("L", (37, 12)).save(voc / "SegmentationClass" / "0.png")
-    refused(model, "the mask of '0' is 12 x 37, its image 11 x 37", f"voc:{voc}")
+    refused(model, "the mask of '0' is 12 x 37, but its image is 11 x 37", f"voc:{voc}")
     Image.new("RGB", (37, 11)).save(voc / "SegmentationClass" / "0.png")
     refused(model, "the mask of '0' has mode 'RGB'", f"voc:{voc}")
     (voc / "SegmentationClass" / "0.png").write_text("no image")
