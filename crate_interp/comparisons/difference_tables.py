@@ -245,7 +245,7 @@ def layer_pairs(a: int, b: int) -> list[tuple[int, int]]:
     The networks have a and b layers. If a = b, layers of the same number are compared. Otherwise
     let n be the smaller number and m the larger: layer l of the network of n layers is compared
     with layer l (m - 1) / (n - 1) of the other, rounded, halves upwards, so that first and last
-    layers match. The streams after the last layers, which count as layers n and m, are compared.
+    layers match. The streams after the last layers count as layers n and m, and are compared too.
     """
     few, many = min(a, b), max(a, b)
     steps = max(few - 1, 1)

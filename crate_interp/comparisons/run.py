@@ -43,10 +43,10 @@ def compare(
     Statistics per head are averaged over heads.
 
     If each side is one network, a - b is paired by sample, and the mean has a bootstrap-t interval
-    (crate_interp/stats/bootstrap.py). It holds for these two networks; other seeds may differ. If a
-    side is a list, networks are the unit, and their means are compared by Welch's t; a single
-    network is then compared with one further network of the other side. p is two-sided, adjusted
-    over the layers of a statistic (Holm).
+    (crate_interp/stats/bootstrap.py). This interval is for these two networks; other seeds may
+    differ. If a side is a list, networks are the unit, and their means are compared by Welch's t; a
+    single network is then compared with one further network of the other side. p is two-sided,
+    adjusted over the layers of a statistic (Holm).
 
     untrained: how many untrained twins of each side to measure. A twin has the same architecture,
     with the official random initialisation and seed 0, 1, ... None: 5 if there are models. For
@@ -147,7 +147,7 @@ def _check_results(sides: Sequence[list[Network]], twins: Any) -> None:
         if len({networks.architecture(config) for config in configs}) > 1:
             raise ValueError(
                 f"{name} is a list of networks of different architectures: a list stands for "
-                "networks that differ in their seeds or their training. Give one architecture."
+                "networks that differ in their seeds or their training. Compare them one by one."
             )
 
 

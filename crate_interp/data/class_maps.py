@@ -15,7 +15,7 @@ IGNORE = 255
 
 
 def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], what: str) -> None:
-    """Raises ValueError if a mask has colours, or not the size of its image.
+    """Raises ValueError if a mask has colours, or another size than its image.
 
     Sizes are (width, height). what: the image's name in errors.
     """

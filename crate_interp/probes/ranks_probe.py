@@ -14,12 +14,12 @@ _GAUSS = "a Gaussian m x n matrix has about m n / (sqrt m + sqrt n)^2"
 _rank = partial(Statistic, unit="directions", low=0.0, high=None)
 _STATISTICS: dict[str, Statistic] = {
     "stream": _rank(
-        "Directions that the tokens fill", "more are more spread out",
+        "Directions that the tokens fill", "higher is more spread out",
         how="Effective rank of Z^l: exp of the entropy of its singular values. At most min(N, d); "
         "1 if all tokens lie along one line.",
     ),
     "code": _rank(
-        "Directions that the codes fill", "more are more spread out",
+        "Directions that the codes fill", "higher is more spread out",
         how="Effective rank of the codes of an image's or text's tokens (mlp.hook_post); at most "
         "min(N, d_mlp).",
     ),

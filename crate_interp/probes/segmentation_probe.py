@@ -107,7 +107,7 @@ def _measure(
     block: Block, acts: Acts, mass: float, fraction: float, query: int, scaled: bool, cls_key: bool
 ) -> dict[str, Tensor]:
     if not has_cls(block):
-        raise ValueError("maps of attention are read from a model of images with a CLS token.")
+        raise ValueError("the model has no CLS token: give a model of images, which has one.")
     maps = _maps(acts, query, scaled, cls_key, n_special(block))  # [batch, head, patch]
     orders = torch.stack(
         [random_order(maps.shape[-1], int(sample)) for sample in acts["sample"]]

@@ -17,7 +17,7 @@ _STATISTICS: dict[str, Statistic] = {
         column="zeros",
     ),
     "l1": Statistic(
-        "Sum of the code's entries", "lower costs less of the penalty", "units of the code", 0.0,
+        "Sum of the code's entries", "lower means a smaller penalty", "units of the code", 0.0,
         None,
         "Sum of a token's code entries, mean over tokens; the threshold penalises this sum.",
     ),

@@ -81,7 +81,7 @@ def segment(
 def _check_model(model: HookedModel) -> None:
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
-        raise ValueError("segmentation is read from a model of images with a CLS token.")
+        raise ValueError("the model has no CLS token: give a model of images, which has one.")
 
 
 def _meta(

@@ -158,7 +158,7 @@ def _tables(result: Result) -> list[tuple[Any, Any]]:
 
 
 def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
-    """Returns the layer and head in `[n, 2]` if all samples have the same, else None twice."""
+    """Returns the layer and head in `[n, 2]` if all samples share them, else None, None."""
     same = (place == place[0]).all()
     return (int(place[0, 0]), int(place[0, 1])) if same else (None, None)
 
