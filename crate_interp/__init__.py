@@ -1,8 +1,8 @@
 """crate_interp: TransformerLens for white-box transformers (CRATE, CRATE-alpha).
 
 Load a checkpoint as a hooked model, cache or stream its activations, measure compression, sparsity,
-alignment and attention layer by layer, and look at it. Importing does nothing: every name below
-loads when it is first touched.
+alignment and attention layer by layer, and look at it. Importing the package loads nothing else:
+every name below loads when it is first used.
 """
 
 from importlib import import_module

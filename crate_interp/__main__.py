@@ -1,4 +1,4 @@
-"""python -m crate_interp is crate-interp."""
+"""Runs the command crate-interp as python -m crate_interp."""
 
 from crate_interp.cli import main
 

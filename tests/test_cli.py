@@ -270,7 +270,7 @@ def test_errors_are_one_line(tmp_path):
     fails("--batch-size 0: give a whole number of at least 1", *fashion, "--batch-size", 0)
     fails("--threads=0: give a whole number of at least 1", *fashion, "--threads", 0)
     fails("there is no probe ''", *fashion, "--probes", "")
-    fails("statistic of the probe attention: give that", *fashion, "--probes", "entropy")
+    fails("It is a statistic of attention: give this probe", *fashion, "--probes", "entropy")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("Did you mean imagefolder?", *report, "imagefoler:photos")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")

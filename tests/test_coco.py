@@ -117,13 +117,13 @@ def test_bad_coco(tmp_path):
     )
     fails(cannot + "a polygon has y far outside", note(1, [[0, 0, 3, float("nan"), 3, 3]]))
     fails(
-        cannot + r"a polygon is a list x, y, x, y, ..., not of shape \[7\]",
+        cannot + r"a polygon of shape \[7\] is not a list x, y, x, y",
         note(1, [[0, 0, 3, 0, 3, 3, 1]]),
     )
     fails(cannot + "could not convert", note(1, [["a", 0, 3, 0, 3, 3]]))
     fails(cannot + "it is str, not polygons", note(1, "square"))
     fails(
-        cannot + r"its size is \[13, 28\], the image is 13 x 29",
+        cannot + r"its size is \[13, 28\], but the image is 13 x 29",
         note(1, {"size": [13, 28], "counts": [364]}),
     )
     for counts in ([376], [378], [-1, 378], "6", "", "oooooooo"):
@@ -150,9 +150,9 @@ def test_coco_files_that_cannot_be_used(tmp_path, monkeypatch):
     def fails(match, *notes, **tables):
         refused(model, match, coco_file(tmp_path, list(notes), **tables))
 
-    fails("holds no COCO annotations: no list of annotations", "x")
+    fails("holds no COCO annotations: it has no list annotations", "x")
     fails(
-        "has 255 categories: class maps hold 254",
+        "has 255 categories: give at most 254",
         categories=[{"id": number} for number in range(255)],
     )
     for name in ("../../etc/passwd", "/etc/passwd"):
@@ -161,7 +161,7 @@ def test_coco_files_that_cannot_be_used(tmp_path, monkeypatch):
     Image.new("RGB", (28, 13)).save(tmp_path / "images" / "seven.png")
     refused(
         model,
-        "gives 'seven.png' as 13 x 29, the image is 13 x 28: masks would not lie on it",
+        "gives 'seven.png' as 13 x 29, but the image is 13 x 28: masks would not fit it",
         where,
     )
     (tmp_path / "images" / "seven.png").unlink()

@@ -214,7 +214,7 @@ def test_networks_of_different_depths():
     table = result.table()
     assert table[["layer", "layer_b"]].to_numpy().tolist() == [[0, 0], [1, 2], [2, 4]]
     np.testing.assert_allclose(table["difference"], (a - b[:, [0, 2, 4]]).mean(axis=0))
-    assert "3 layers stand beside 5 at the same relative depth" in result.caution()
+    assert "3 layers are compared with 5 at the same relative depth" in result.caution()
     assert result.meta["layers"] == [[0, 0], [1, 2], [2, 4], [3, 5]]
 
 
@@ -331,7 +331,7 @@ def test_misuse_is_told_in_a_line(unchecked):
             "no statistic in common. compression.rate_pre: b does",
         ),
         ((one, []), "b is an empty list"),
-        ((one, one, "embedded:fashion"), "data is for models, but these are results"),
+        ((one, one, "embedded:fashion"), "data is for models, but a and b are results"),
         ((one, "somewhere"), "b holds str: give models"),
         (
             (one, [one, made({R: values}, config={"family": "crate", "d_model": 3})]),

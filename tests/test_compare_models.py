@@ -160,7 +160,7 @@ def test_misuse_of_models_is_told_before_work_starts(data, monkeypatch, unchecke
     model, lm = make(), make_lm()
     swept = ci.sweep(model, data, probes="sparsity", controls=0, progress=False)
     monkeypatch.setattr(networks, "sweep", lambda *_, **__: pytest.fail("work has started"))
-    with pytest.raises(ValueError, match="data has 5 samples of tensor:.* a result is of others"):
+    with pytest.raises(ValueError, match="data has 5 samples of tensor:.* a result is of other"):
         ci.compare(model, swept, data[:5])
     with pytest.raises(ValueError, match="models are compared on data"):
         ci.compare(model, model)

@@ -106,10 +106,10 @@ def test_a_run_lists_its_folder_once(tmp_path, monkeypatch):
     pictures(1)[0].save(root / "a" / "late.png")  # it is no part of the run
     os.rename(root / "b" / "15.png", root / "b" / "away.png")  # sample 15, of chunk 2: done
     os.rename(root / "a" / "08.png", root / "a" / "away.png")  # sample 8, of chunk 1
-    with pytest.raises(ValueError, match=r"a/08\.png' is gone and had .* when the folder was list"):
+    with pytest.raises(ValueError, match=r"a/08\.png' is gone, but had .* when the folder was"):
         ci.sweep(model, source, out=out, shard="1/2", skip_bad=True, **CHUNKS)
     (root / "a" / "08.png").write_bytes(b"other")
-    with pytest.raises(ValueError, match=r"a/08\.png' has 5 bytes and had .* when the folder was"):
+    with pytest.raises(ValueError, match=r"a/08\.png' has 5 bytes, but had .* when the folder was"):
         ci.sweep(model, source, out=out, shard="1/2", skip_bad=True, **CHUNKS)
     os.replace(root / "a" / "away.png", root / "a" / "08.png")
     same(ci.sweep(model, source, out=out, **CHUNKS), wanted)

@@ -82,8 +82,8 @@ def test_run_lengths_are_read_in_linear_time():
     # sums that come out right where they wrap
     for counts in ([2**62] * 4 + [whole], [2**63 - 1, 2**63 - 1, 2 + whole], [whole + 1, 0, -1]):
         fails("its run lengths do not fill", {"size": SIZE, "counts": counts})
-    fails(r"its size is \['xxx.* \.\.\., the", {"size": ["x" * 9999, 1], "counts": ""})
-    fails("its size is {}, the image is", {"size": {}, "counts": ""})
+    fails(r"its size is \['xxx.* \.\.\., but the", {"size": ["x" * 9999, 1], "counts": ""})
+    fails("its size is {}, but the image is", {"size": {}, "counts": ""})
 
 
 # polygons
@@ -284,7 +284,7 @@ def test_annotations_lie_on_the_upright_image(model, tmp_path):
     assert samples.masks(0, 1)[0, 2:6, 3:7].all() and samples.masks(0, 1).sum() == 16
     assert samples.read(0, 1).shape == (1, 3, 13, 29)
     Image.new("RGB", SIZE[::-1]).save(tmp_path / "images" / "seven.jpg", exif=exif_of(6))
-    match = "gives 'seven.jpg' as 13 x 29, the image is 29 x 13: masks would not lie on it"
+    match = "gives 'seven.jpg' as 13 x 29, but the image is 29 x 13: masks would not fit it"
     refused(match, opened, model, where)
 
 

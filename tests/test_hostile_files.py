@@ -137,7 +137,7 @@ def test_names_that_cannot_be_told_apart(model, tmp_path):
         (tmp_path / name).mkdir()
         picture().save(tmp_path / name / "a.png")
     refused(
-        "two folders 'two blanks' differ in invisible signs",
+        "two folders 'two blanks' differ in invisible characters",
         opened,
         model,
         f"imagefolder:{tmp_path}",

@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_said(model, images, cache):
             lambda: ci.maps.attention(few, 1),
         ),
         (
-            r"12 patches, the grid is 3 x 5",
+            r"12 patches, but the grid is 3 x 5",
             ValueError,
             lambda: ci.maps.attention(cache, 0, grid=(3, 5)),
         ),
@@ -113,7 +113,7 @@ def test_what_does_not_fit_in_windows_and_grids_is_said(model, images, cache):
     unscaled = dict(layers=[0], scaled=False)
     for words, kind, call in (
         (
-            "need at least that",
+            "give at least a window",
             ValueError,
             lambda: ci.maps.windowed(model, images[..., :15], ci.maps.rollout),
         ),
@@ -147,7 +147,7 @@ def test_what_does_not_fit_in_windows_and_grids_is_said(model, images, cache):
             lambda: ci.maps.attention(cache, 0, query="cls"),
         ),
         (
-            r"maps of one window are \[batch, map, h, w\]",
+            r"return the maps of a window as \[batch, map, h, w\]",
             ValueError,
             lambda: ci.maps.windowed(model, images, ci.maps.rollout),
         ),

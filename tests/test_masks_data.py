@@ -157,7 +157,7 @@ def test_masks_that_do_not_fit(model):
 
     swapped = [*masks[:4], mask_of((41, 23), [0, 255])]
     fails(
-        "the mask of sample 4 is 41 x 23, its image 23 x 41: a mask has the size of its image",
+        "the mask of sample 4 is 41 x 23, but its image is 23 x 41: give both the same size",
         swapped,
         pictures(masks),
     )
@@ -241,7 +241,7 @@ def test_bad_voc(model, voc, tmp_path):
         "has no folder JPEGImages: give voc:DIR with JPEGImages/ and SegmentationClass/",
         f"voc:{tmp_path}",
     )
-    refused(model, "no split of .* is called 'test': there is train, val", f"voc:{voc}:test")
+    refused(model, "no split of .* is called 'test': give one of train, val", f"voc:{voc}:test")
     refused(model, "names the file '../../../etc/passwd', which is not inside", f"voc:{voc}:train")
     lists = voc / "ImageSets" / "Segmentation"
     for name in ("/etc/passwd", "C:\\\\x", "..\\\\x"):
@@ -256,7 +256,7 @@ def test_bad_voc(model, voc, tmp_path):
     (lists / "val.txt").write_text("\n")
     refused(model, "the data is empty: .*val.txt' holds no name", f"voc:{voc}:val")
     Image.new("L", (37, 12)).save(voc / "SegmentationClass" / "0.png")
-    refused(model, "the mask of '0' is 12 x 37, its image 11 x 37", f"voc:{voc}")
+    refused(model, "the mask of '0' is 12 x 37, but its image is 11 x 37", f"voc:{voc}")
     Image.new("RGB", (37, 11)).save(voc / "SegmentationClass" / "0.png")
     refused(model, "the mask of '0' has mode 'RGB'", f"voc:{voc}")
     (voc / "SegmentationClass" / "0.png").write_text("no image")
@@ -332,7 +332,7 @@ def test_what_is_no_object_is_skipped(model, stamps, tmp_path):
         "missing' is not a folder: give cutouts:DIR or cutouts:DIR:SEED",
         f"cutouts:{stamps}/missing",
     )
-    refused(model, "the seed 'x' is no whole number: give cutouts:DIR:3", f"cutouts:{stamps}:x")
+    refused(model, "the seed 'x' is not a whole number: give a seed such", f"cutouts:{stamps}:x")
     (tmp_path / "none").mkdir()
     refused(
         model,
@@ -349,7 +349,7 @@ def test_what_is_no_object_is_skipped(model, stamps, tmp_path):
     (stamps / "backgrounds").mkdir()
     refused(
         model,
-        "backgrounds' has no images: put backgrounds there, or remove it",
+        "backgrounds' has no images: put some there, or remove the folder",
         f"cutouts:{stamps}",
     )
     (stamps / "backgrounds" / "a.jpg").write_text("no image")

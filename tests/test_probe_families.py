@@ -89,14 +89,14 @@ def test_positions(tokens):
     for wrong, match in (
         ("cls", "tokens='cls'"),
         ([], "tokens="),
-        ([1, 1], "comes twice"),
+        ([1, 1], "give each position once"),
         ([True], "tokens="),
     ):
         with pytest.raises(ValueError, match=match):
             ci.probes.attention(tokens=wrong)
     for wrong, match in (
         ([13], "the position 13: there are 13 tokens"),
-        ([0, -13], "names a position twice"),
+        ([0, -13], "names a token twice"),
     ):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))
@@ -290,7 +290,7 @@ def test_bad_text():
     for match, data in (
         ("the texts have 3 tokens, but a window has 13", ["1 2 3"]),
         ("the data is empty: there is no text", []),
-        ("data holds more than strings", ["1", 2]),
+        ("entry 1 of the data is of type int: give only strings", ["1", 2]),
         ("give whole numbers", torch.zeros(3, 13)),
         ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
         (

@@ -12,7 +12,7 @@ from crate_interp.data.streams import image_stream, is_stream
 from crate_interp.sweeps.runs.batches import samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
 
-MORE = "give limit=n, which keeps the first n in memory, or a map-style"
+MORE = "give limit=n, which keeps the first n samples in memory, or a map-style"
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_stream_that_is_another_one(model, data, tmp_path):
     cut = datasets.IterableDataset.from_generator(
         broken, features=data.features, gen_kwargs={"rows": 17}
     )
-    with pytest.raises(ValueError, match=r"failed after 17 rows \(the line is cut\). What is done"):
+    with pytest.raises(ValueError, match=r"failed after 17 rows \(the line is cut\). Finished"):
         ci.sweep(model, cut, out=tmp_path / "two", **CHUNKS)
     assert len(list((tmp_path / "two" / "chunks").iterdir())) == 2
 
@@ -142,7 +142,7 @@ def test_what_a_stream_must_have(model, data):
     for words, given in (
         ("the data is empty: there is no image in the stream", empty),
         ("the data is empty: there is no row in the stream", nothing),
-        ("does not say which columns it has: give it features", untold),
+        ("does not state its columns: set them with", untold),
         ("has no image column; its columns are label", stream.select_columns(["label"])),
         ("has a step, such as map or filter, for which datasets would decode 'picture'",
          stream.map(lambda row: row)),
@@ -207,7 +207,7 @@ def test_windows_of_a_stream_of_texts(family, texts):
     assert few.n == 5 and torch.equal(few.read(1, 4), open_text(texts, lm.windows).read(1, 4))
     with pytest.raises(ValueError, match="the texts have 3 tokens, but a window has 13"):
         ci.sweep(lm, table.select([2]).to_iterable_dataset(), **CHUNKS)
-    with pytest.raises(ValueError, match="the dataset is a stream, whose windows are made"):
+    with pytest.raises(ValueError, match="is a stream, whose windows of tokens are made"):
         open_text(table.to_iterable_dataset(), lm.windows)
 
 

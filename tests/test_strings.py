@@ -261,7 +261,7 @@ def test_errors_of_the_command_line_are_plain():
     ("texts", "words"),
     [
         (["fine", "a\ud800b"], "text 1 holds half of a surrogate pair, at character 1"),
-        (["fine", 5], "data holds more than strings: entry 1 is of type int"),
+        (["fine", 5], "entry 1 of the data is of type int: give only strings"),
         (torch.zeros(2, 3, dtype=torch.complex64), "give whole numbers"),
     ],
 )

@@ -57,7 +57,7 @@ def test_masks_lie_on_turned_pictures(tmp_path):
     stored.save(mask, exif=exif_of(6))  # a mask that is turned with its picture
     assert torch.equal(opened(model, f"voc:{tmp_path}").masks(0, 1), samples.masks(0, 1))
     stored.save(mask)
-    refused("the mask of 'a' is 23 x 31, its image 31 x 23", opened, model, f"voc:{tmp_path}")
+    refused("'a' is 23 x 31, but its image is 31 x 23", opened, model, f"voc:{tmp_path}")
 
 
 def test_cutouts_are_turned_once(tmp_path):

@@ -1,4 +1,4 @@
-"""The tables of a comparison, and what they compare: statistics and layers that both sides have."""
+"""The tables of a comparison, and the choice of statistics and layers that both sides have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import TOGETHER, with_std
 
 NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
-_CHOSEN = "subspaces"  # what stands for U: a choice that each side makes for itself
+_CHOSEN = "subspaces"  # the setting of the map measured in place of U; sides may differ in it
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class Statistic:
 
     numbers: a row per layer with mean, error and n, over samples; error is the standard error, 0
     for statistics of the weights and NaN for a single sample. values: a row per sample and a column
-    per layer, or None if the sweep has no values by sample: for weights, and for heads of which
-    only means were saved. per_head: whether it is a mean over heads.
+    per layer, or None if the sweep has no values by sample, as for weights, and for heads of which
+    only means were saved. per_head: whether the numbers are means over heads. of_weights: whether
+    they are of weights, not of samples.
     """
 
     numbers: pd.DataFrame
@@ -40,7 +41,7 @@ class Statistic:
 def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     """Returns "probe.statistic" -> its numbers, in the order in which they were measured.
 
-    A statistic per head is the mean over heads: for each sample if the sweep has every sample's
+    A statistic per head is averaged over heads: for each sample if the sweep has every sample's
     numbers, else for all samples together. If a result was saved without the variance of this mean,
     the mean of the heads' errors, an upper bound, is its standard error.
     """
@@ -95,7 +96,7 @@ Statistics = Mapping[str, Statistic]
 
 @dataclass(frozen=True)
 class Side:
-    """The measurements of one side: of each network, and of each untrained one."""
+    """The measurements of one side: of each network, and of each untrained twin."""
 
     networks: Sequence[Statistics]
     twins: Sequence[Statistics]
@@ -191,10 +192,10 @@ def _over_samples(
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:
-    """Returns the uncertainty of a difference over networks: their spreads, and samples.
+    """Returns the uncertainty of a difference over networks: spreads, variance and samples.
 
-    They are the spreads, variance and samples of `contrast`. A single network is compared with one
-    more network of the other side, as `against_networks` does.
+    They are arguments of `contrast`. A single network is compared with one further network of the
+    other side, as in `against_networks`.
     """
     spreads, variance, samples = [], np.zeros(one.means.shape[1]), np.inf
     for own, other in ((one, two), (two, one)):
@@ -216,7 +217,7 @@ def _numbers(difference: Difference) -> dict[str, np.ndarray]:
 def _beside(
     one: Group, two: Group, trained: Difference, n: np.ndarray, same_twins: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of the untrained networks, and the difference of the differences."""
+    """Returns the columns of the untrained networks, and of the excess over their difference."""
     blank = np.full(len(trained.value), np.nan)
     means = [centre(group.twins) if len(group.twins) else blank for group in (one, two)]
     untrained = means[0] - means[1]
@@ -225,7 +226,7 @@ def _beside(
     spreads = [Spread(group.twins, share) for group, share in zip((one, two), shares, strict=True)]
     beside = contrast(untrained, spreads)
     if one.single and two.single:
-        # single networks do not show how such networks scatter: their twins' spread is used instead
+        # single networks do not show how trainings scatter, so the spread of their twins is used
         scatter, of_samples = [Spread(group.twins, 1.0) for group in (one, two)], trained.error**2
     else:
         scatter, of_samples, n = _over_networks(one, two)
@@ -239,12 +240,12 @@ def _beside(
 
 
 def layer_pairs(a: int, b: int) -> list[tuple[int, int]]:
-    """Returns which layers of two networks are compared.
+    """Returns the pairs of layers in which two networks are compared.
 
     The networks have a and b layers. If a = b, layers of the same number are compared. Otherwise
-    let n be the smaller number and m the larger: layer l of n is compared with layer l (m - 1) / (n
-    - 1) of m, rounded, halves upwards, so that first and last layers match. The stream after the
-    last layer, layer n, is compared with layer m.
+    let n be the smaller number and m the larger: layer l of the network of n layers is compared
+    with layer l (m - 1) / (n - 1) of the other, rounded, halves upwards, so that first and last
+    layers match. The streams after the last layers count as layers n and m, and are compared too.
     """
     few, many = min(a, b), max(a, b)
     steps = max(few - 1, 1)
@@ -261,10 +262,10 @@ def shared(
     metas: tuple[Mapping[str, Any], Mapping[str, Any]],
     paired: bool,
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the statistics to compare, and for others why not, "probe.statistic" -> reason.
+    """Returns the statistics to compare, and {"probe.statistic": reason} for those left out.
 
     a, b: the statistics of each network of a side. metas: the meta of the first network of each
-    side. paired: whether numbers of single samples are needed.
+    side. paired: whether the values of every sample are needed.
     """
     chosen: list[str] = []
     left: dict[str, str] = {}
@@ -300,7 +301,7 @@ def _why_not(
             return f"the settings of its probe differ: {key} = {value} and {other}"
     every = [one[name] for one in (*a, *b)]
     if len({one.of_weights for one in every}) > 1:
-        return "it is of the weights in one and of samples in the other"
+        return "it is measured on weights in one and on samples in the other"
     if paired and not every[0].of_weights and any(one.values is None for one in every):
         return (
             "it is per head, and the sweep kept only the means of heads: compare the models, "
@@ -312,7 +313,7 @@ def _why_not(
 def noted(metas: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, str]:
     """Returns harmless differences in the settings of probes: "probe.setting" -> how they differ.
 
-    These are the choice of what is measured in place of U, and settings that only one side has.
+    These are the choice of the map measured in place of U, and settings that only one side has.
     """
     found: dict[str, str] = {}
     chosen = [str(meta["config"].get(_CHOSEN) or "its own U") for meta in metas]

@@ -40,7 +40,7 @@ def sign(row: Mapping[str, Any]) -> int | None:
 
 
 def overview(result: Result) -> str:
-    """Returns a text: a row of signs per statistic, with its lowest and highest difference."""
+    """Returns a table as text: each statistic's signs, and lowest and highest difference."""
     table: Any = result.table("differences")
     beside = {"untrained": "untrained", "excess": "training adds"}
     if not (table["untrained"].fillna(0) != 0).any():
@@ -69,10 +69,10 @@ def signed(value: float) -> str:
 
 
 def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> list[str]:
-    """Returns the finding as sentences: how many differences hold, then the largest."""
+    """Returns the findings as sentences: how many differences hold, then the largest of them."""
     table: Any = result.table("differences")
     one, two = (result.meta[side]["name"] for side in "ab")
-    # not statistics that are equal in every sample, such as the log of the number of tokens
+    # statistics that are equal in every sample, such as ln of the number of tokens, do not count
     constant = (table[["difference", "low", "high"]] == 0).all(axis=1)
     tested = table["p"].notna() & ~constant
     count, held = int(tested.sum()), int(table["holds"].sum())
@@ -90,9 +90,9 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
         # if both sides have the same twins, these show how much trainings scatter
         same = not (table["untrained"].fillna(0) != 0).any()
         words += (
-            f"; {changed} of them are more than untrained networks scatter"
+            f"; {changed} of them exceed the scatter of untrained networks"
             if same
-            else f"; in {changed} of them training has changed what untrained networks differ by"
+            else f"; in {changed} of them training has changed the difference of untrained networks"
         )
     most = "; ".join(list_of_largest(result, named, shown))
     return [f"{words}.", f"The largest, as shares of the larger mean: {most}."]
@@ -101,7 +101,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
 def list_of_largest(
     result: Result, named: Callable[[str], str] = str, shown: int = SHOWN
 ) -> list[str]:
-    """Returns a text of the largest differences that hold, with direction and interval."""
+    """Returns the largest differences that hold as texts, with direction and interval."""
     return [_said(row, named) for row in largest(result, shown)]
 
 

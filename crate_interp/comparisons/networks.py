@@ -64,7 +64,7 @@ def listed(name: str, given: object) -> list[Network]:
 def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
     """Raises ValueError, before work starts, if the models cannot be swept on the same samples.
 
-    The results they are compared with must be of the same samples.
+    Also raises it if a result on either side is of other samples than the models will be.
     """
     results = [one for side in sides for one in side if isinstance(one, SweepResult)]
     prints: dict[str, Samples] = {}
@@ -82,13 +82,13 @@ def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
     given = sample_ranges.of(own.fingerprint, own.start, own.start + own.n)
     if any(one.meta["data"] != given for one in results):
         raise ValueError(
-            f"data has {own.n} samples of {own.fingerprint}, but a result is of others: give the "
-            "data and the limit that it was swept with, or the model in its place."
+            f"data has {own.n} samples of {own.fingerprint}, but a result is of other samples: "
+            "give the data and the limit of its sweep, or its model instead of the result."
         )
 
 
 def swept(sides: Sequence[list[Network]], how: Measuring) -> list[list[SweepResult]]:
-    """Returns the results of both sides: the given ones, and sweeps of the models."""
+    """Returns the results of both sides: given results, and a sweep of each model."""
     count = sum(isinstance(one, HookedModel) for side in sides for one in side)
     results: list[list[SweepResult]] = []
     with tqdm(total=count, desc="networks", disable=not how.options.progress or count < 2) as bar:
@@ -107,8 +107,8 @@ def twins_of(
 ) -> tuple[list[SweepResult], list[SweepResult]]:
     """Returns the results of the untrained twins of both sides, seeds 0 to count - 1.
 
-    A side of results has none, because their models are unknown. Sides of the same architecture
-    share twins.
+    A side without models has no twins, because the models of results are unknown. Sides of the same
+    architecture share twins.
     """
     models = [next((one for one in side if isinstance(one, HookedModel)), None) for side in sides]
     kinds = ["" if model is None else architecture(model.cfg.to_dict()) for model in models]
@@ -126,14 +126,14 @@ def twins_of(
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """Returns a config's fields without the name of the model."""
+    """Returns a config's fields, without the name of the model, as one text."""
     return repr(sorted((key, value) for key, value in config.items() if key != "model_name"))
 
 
 def _measured(model: HookedModel, how: Measuring, name: str) -> SweepResult:
-    """Returns a model's sweep with heads averaged for each sample, or an earlier one if saved.
+    """Sweeps a model with heads averaged for each sample, or loads this sweep if it is saved.
 
-    So there is one number per sample, and samples can be paired.
+    Averaging gives one number per sample, so that samples can be paired.
     """
     samples = how.samples(model)
     chosen = fitting(how.probes, model, "blocks")
@@ -141,7 +141,7 @@ def _measured(model: HookedModel, how: Measuring, name: str) -> SweepResult:
     probes = [_averaging(probe, seen) for probe in chosen]
     options = how.options
     place = None if options.out is None else options.out / "sweeps" / name
-    # a caller's own probe cannot be checked against the folder
+    # nothing in the folder tells whether a saved sweep used the caller's own probe as it is now
     own = any(isinstance(one, Probe) for one in _listed(how.probes))
     kept = None if place is None or own else _kept(place, model, samples, probes, options)
     if kept is not None:
@@ -160,7 +160,7 @@ def _listed(probes: Probes) -> list[Any]:
 def _kept(
     place: Path, model: HookedModel, samples: Samples, probes: list[Probe], options: RunOptions
 ) -> SweepResult | None:
-    """Returns the sweep saved in a folder, if it is of this model, data and probes."""
+    """Returns the sweep saved in a folder if it is of this model, data and probes, else None."""
     if not (place / META).is_file():
         return None
     found = SweepResult.load(place)
@@ -171,9 +171,9 @@ def _kept(
 
 
 def _averaging(probe: Probe, seen: dict[str, None]) -> Probe:
-    """Returns a probe that averages numbers per head over heads; `seen` collects their names.
+    """Returns a probe that averages statistics per head over heads.
 
-    A sample without a value in some head has none.
+    seen: collects the names of these statistics. A sample without a value in some head gets none.
     """
 
     def averaged(measure: Callable[..., Any], axes: int, *args: Any) -> Any:

@@ -27,9 +27,9 @@ class Comparison(Result):
     of single networks, which has neither interval nor p. untrained_a, untrained_b, untrained: the
     means of the untrained twins and their difference, with untrained_low, untrained_high. excess:
     difference - untrained, with excess_low, excess_high and excess_p, adjusted like p. `ci.compare`
-    says what the intervals are over.
+    describes the intervals.
 
-    Stored tables: `differences` and `networks`, a row per network (side, number, trained),
+    Stored tables: `differences`; and `networks`, with a row per network (side, number, trained),
     statistic and layer: mean, error (standard error over samples), n. meta: a and b with names and
     digests, `layers` (the pairs), `not_compared` (with reasons), `noted` (settings that differ),
     `heads_averaged` (statistics that are means over heads), `of_weights`.
@@ -42,12 +42,12 @@ class Comparison(Result):
     }  # fmt: skip
     MAIN = "differences"
     STORED = {"differences": first, "networks": first}
-    ALONE = "a comparison is of all its samples: merge the sweeps, then compare them."
+    ALONE = "a comparison needs all samples at once: merge the sweeps, then compare them."
     INTERVALS = True
 
     @property
     def single(self) -> bool:
-        """Whether one network is compared with one, so that intervals are over samples."""
+        """Whether each side is a single network, so that intervals are over samples."""
         return len(self.meta["a"]["networks"]) == len(self.meta["b"]["networks"]) == 1
 
     def networks(self) -> pd.DataFrame:
@@ -62,7 +62,8 @@ class Comparison(Result):
     ) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
         """Returns the ends of the 95 % interval of a side's mean, by Student's t.
 
-        It is over networks if the side has several, else over samples; NaN if nothing varies.
+        The interval is over networks if the side has several, else over samples. Its ends are NaN
+        if nothing varies.
         """
         table: Any = self._table("networks")
         names = table["probe"] + "." + table["statistic"]
@@ -93,7 +94,7 @@ class Comparison(Result):
         return headline(self)
 
     def caution(self) -> str:
-        """Returns a warning: what the intervals do not cover, and if layers are paired by depth."""
+        """Returns a warning: what intervals leave out, and whether layers are paired by depth."""
         said = []
         sides = [self.meta[side] for side in "ab"]
         if self.single:
@@ -106,16 +107,16 @@ class Comparison(Result):
             numbers = " and ".join(counted(len(side["networks"]), "networks") for side in sides)
             said.append(f"Intervals over {numbers} are wide and rest on Student's t.")
         if not all(side["untrained"] for side in sides):
-            said.append("No untrained networks stand beside both.")
+            said.append("At least one side has no untrained networks to compare with.")
         elif self.single and min(len(side["untrained"]) for side in sides) < 2:
             said.append(
-                "Whether trainings scatter by as much is not told: that takes at least two "
-                "untrained networks."
+                "Whether trainings scatter by as much is unknown: that takes at least two "
+                "untrained networks of each side."
             )
         if sides[0]["n_layers"] != sides[1]["n_layers"]:
             said.append(
-                f"{sides[0]['n_layers']} layers stand beside {sides[1]['n_layers']} at the same "
-                "relative depth."
+                f"{sides[0]['n_layers']} layers are compared with {sides[1]['n_layers']} at the "
+                "same relative depth."
             )
         return " ".join(words for words in said if words)
 

@@ -39,31 +39,30 @@ def compare(
     """Returns how two networks, or two groups of networks, differ in each statistic and layer.
 
     a, b: a hooked model, a SweepResult, or a list of them, such as the seeds of one training.
-    Models are swept on `data` (probes, run: as in `ci.sweep`); results must be of the
-    same samples. Statistics per head are averaged over heads.
+    Models are swept on `data` (probes, run: as in `ci.sweep`); results must be of the same samples.
+    Statistics per head are averaged over heads.
 
-    One against one: a - b is paired by sample, with the bootstrap-t interval of its mean
-    (crate_interp/stats/bootstrap.py): it is of these two networks, other seeds may differ. With a
-    list on either side networks are the unit: Welch's t of their means; a single network is
-    compared with one network more of the other side. p is two-sided, adjusted over the layers of a
-    statistic (Holm).
+    If each side is one network, a - b is paired by sample, and the mean has a bootstrap-t interval
+    (crate_interp/stats/bootstrap.py). This interval is for these two networks; other seeds may
+    differ. If a side is a list, networks are the unit, and their means are compared by Welch's t; a
+    single network is then compared with one further network of the other side. p is two-sided,
+    adjusted over the layers of a statistic (Holm).
 
-    untrained: how many untrained twins to measure of each side, the same architecture with the
-    official random initialisation, seeds 0, 1, ...; None: 5 where there are models. For results
-    give those of the twins, `([...], [...])`. `excess` is the trained difference minus the
-    untrained one, with an interval over networks; a single network is taken to scatter as its twins
-    do.
+    untrained: how many untrained twins of each side to measure. A twin has the same architecture,
+    with the official random initialisation and seed 0, 1, ... None: 5 if there are models. For
+    sides that are results, give the results of their twins, `([...], [...])`. `excess` is the
+    trained difference minus the untrained difference, with an interval over networks; a single
+    network is taken to scatter as its twins do.
 
     Networks of different depths are compared at the same relative depth (`layer_pairs` in
-    crate_interp/comparisons/difference_tables.py). What one side alone has is in
-    meta["not_compared"], with the reason. names: what to call the sides. out: a folder for the
-    result and, under `sweeps`, for each sweep as soon as it is done; the same call again takes
-    those that are there, unless there
-    are probes of your own.
+    crate_interp/comparisons/difference_tables.py). Statistics that only one side has are in
+    meta["not_compared"], with the reason. names: names of the two sides. out: a folder for the
+    result and, under `sweeps`, for each sweep as soon as it is done. Repeating the call reuses
+    these sweeps, unless you give probes of your own.
 
-    Raises ValueError, before work starts, for other things than models and results, models without
-    data, results with data or of different samples, and a list of different architectures; and if
-    the sides have no statistic in common.
+    Raises ValueError, before work starts, for anything but models and results, models without data,
+    results with data or of different samples, and a list of different architectures. Also raises it
+    if the sides have no statistic in common.
     """
     options = run_options(compare, run, Pass, out=out)
     sides = [networks.listed("a", a), networks.listed("b", b)]
@@ -87,7 +86,7 @@ def compare(
 def _measured(
     sides: Sequence[list[Network]], how: Measuring, count: int, given: Any, names: Names
 ) -> Comparison:
-    """Returns the comparison of what is now swept, with `count` new twins or the given ones."""
+    """Sweeps the models, and returns the comparison, with `count` new twins or given ones."""
     started = time.perf_counter()
     results = networks.swept(sides, how)
     _check_samples([one for side in results for one in side])
@@ -102,13 +101,13 @@ def _check_asked(models: bool, names: Names, **asked: object) -> None:
         raise ValueError(f"names={names!r}: give two texts, for a and for b.")
     if models and asked["data"] is None:
         raise ValueError(
-            "models are compared on data: ci.compare(a, b, data), such as "
-            '"embedded:fashion" or "imagefolder:DIR".'
+            "models are compared on data, but none is given: call ci.compare(a, b, data) with "
+            'data such as "embedded:fashion" or "imagefolder:DIR".'
         )
     idle = [name for name, value in asked.items() if value is not None]
     if not models and idle:
         raise ValueError(
-            f"{idle[0]} is for models, but these are results, already measured: leave it "
+            f"{idle[0]} is for models, but a and b are results, already measured: leave it "
             "out, or give the models."
         )
 
@@ -129,8 +128,8 @@ def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
     right = all(isinstance(one, SweepResult) for group in groups for one in group)
     if len(groups) != 2 or not right:
         raise ValueError(
-            "untrained: give a number, or two lists of SweepResult, those of a's and of b's "
-            "untrained twins."
+            "untrained is neither a number nor two lists of SweepResult: give a number, or the "
+            "results of a's untrained twins and of b's."
         )
     return 0, (groups[0], groups[1])
 
@@ -148,7 +147,7 @@ def _check_results(sides: Sequence[list[Network]], twins: Any) -> None:
         if len({networks.architecture(config) for config in configs}) > 1:
             raise ValueError(
                 f"{name} is a list of networks of different architectures: a list stands for "
-                "networks that differ in their seeds or their training. Compare others one by one."
+                "networks that differ in their seeds or their training. Compare them one by one."
             )
 
 
@@ -196,7 +195,7 @@ def _compared(
     chosen, left = difference_tables.shared(a.networks, b.networks, metas, single)
     if not chosen:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:4])
-        raise ValueError(f"the two have no statistic in common. {reasons}.")
+        raise ValueError(f"a and b have no statistic in common. {reasons}.")
     pairs = difference_tables.layer_pairs(metas[0]["n_layers"], metas[1]["n_layers"])
     digests = [[one.meta["model_digest"] for one in random] for random in twins]
     same = bool(digests[0]) and digests[0] == digests[1]
@@ -249,7 +248,7 @@ def _meta(
 
 
 def _names(metas: Sequence[dict[str, Any]], names: Names) -> list[str]:
-    """Returns the names of the sides; if they are equal, with an a and a b added."""
+    """Returns the names of the sides; if they are equal, (a) and (b) are added."""
     models = [meta["model"] or f"{meta['config'].get('family', 'a')} model" for meta in metas]
     called = [plain(name, _NAME) for name in (models if names is None else names)]
     if called[0] == called[1]:

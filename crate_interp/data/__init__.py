@@ -1,7 +1,7 @@
 """Data sets as samples in a fixed order, with a fingerprint, and labels and masks if there are any.
 
-Nothing here knows models or probes: functions that turn pictures, masks and texts into tensors are
-arguments.
+Nothing here depends on models or probes: the functions that turn pictures, masks and texts into
+tensors are passed as arguments.
 """
 
 from collections.abc import Sequence

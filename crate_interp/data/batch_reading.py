@@ -1,4 +1,4 @@
-"""Samples read for one batch: contiguous runs between those that cannot be decoded."""
+"""Reads one batch: the runs of samples between the samples that cannot be decoded."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of some samples. bad: number of each other sample -> why it cannot be decoded."""
+    """The runs of samples that were decoded. bad: number of each other sample -> the reason."""
 
     runs: list[Run]
     bad: dict[int, str]
 
 
 def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> Found:
-    """Returns the samples start to stop - 1 in contiguous runs of those that can be decoded.
+    """Reads the samples start to stop - 1, in contiguous runs of samples that can be decoded.
 
     masks: whether to read masks; a sample whose mask cannot be decoded is bad too. Raises
-    ValueError if samples can be decoded but not used.
+    ValueError if a sample can be decoded but not used.
     """
     try:
         return Found([_run(samples, start, stop, masks)], {})
@@ -52,10 +52,11 @@ def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, 
 
 
 def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: bool) -> Tensor:
-    """Reads the sample after sample `number` of `of` samples; after the last comes the first.
+    """Reads the sample that follows sample `number`; the first sample follows the last.
 
-    read: takes start and stop. skip_bad: whether samples that cannot be decoded are passed over.
-    Raises Undecodable if the sample cannot be decoded, or, with skip_bad, if none can.
+    read: reads samples from start to stop - 1. of: the number of samples. skip_bad: whether to skip
+    samples that cannot be decoded. Raises Undecodable if the following sample cannot be decoded or,
+    with skip_bad, if no sample can be decoded.
     """
     for step in range(1, of + 1):
         following = (number + step) % of

@@ -1,4 +1,4 @@
-"""Class maps from masks as data sets store them."""
+"""Turns the masks that data sets store into class maps."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,9 +15,9 @@ IGNORE = 255
 
 
 def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], what: str) -> None:
-    """Raises ValueError for a mask of colours, or one that differs from its image in size.
+    """Raises ValueError if a mask has colours, or another size than its image.
 
-    Sizes are (width, height). `what`: the image's name in errors.
+    Sizes are (width, height). what: the image's name in errors.
     """
     if mode not in MODES:
         raise ValueError(
@@ -27,7 +27,7 @@ def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], wh
     if size != image_size:
         raise ValueError(
             f"the mask of {what} is {size[1]} x {size[0]}, "
-            f"its image {image_size[1]} x {image_size[0]}: a mask has the size of its image."
+            f"but its image is {image_size[1]} x {image_size[0]}: give both the same size."
         )
 
 
@@ -47,9 +47,9 @@ def is_binary(masks: Iterable[Image.Image]) -> bool:
 def class_maps(
     preprocess_masks: Preprocess, masks: Sequence[Picture], binary: bool
 ) -> UInt8[Tensor, "batch height width"]:
-    """Returns class maps of pictures or paths, after the model's resize and crop.
+    """Returns the class maps of masks (pictures or paths), after the model's resize and crop.
 
-    In binary masks 255 becomes class 1.
+    binary: whether the masks hold only 0 and 255; 255 then becomes class 1.
     """
     maps = preprocess_masks(list(masks))
     return maps.where(maps != IGNORE, 1) if binary else maps
@@ -60,9 +60,10 @@ def mask_reader(
     masks_of: Callable[[int, int], Sequence[Picture]],
     binary: bool = False,
 ) -> Callable[[int, int], UInt8[Tensor, "batch height width"]] | None:
-    """Returns a function of start and stop that reads the class maps of these samples.
+    """Returns a function (start, stop) that reads the class maps of samples start to stop - 1.
 
-    masks_of: returns their masks. Returns None without `preprocess_masks`.
+    masks_of(start, stop) returns the masks of these samples. If `preprocess_masks` is None, returns
+    None instead of a function.
     """
     if preprocess_masks is None:
         return None

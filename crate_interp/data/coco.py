@@ -32,7 +32,7 @@ _USABLE = {  # field -> whether its value can be used; other fields are ids
     "width": lambda value: checks.is_int(value) and 0 < value < 2**31,
     "height": lambda value: checks.is_int(value) and 0 < value < 2**31,
 }
-MOST_COVERED = 10_000_000_000  # pixels painted over one another in one class map: some seconds
+MOST_COVERED = 10_000_000_000  # painted pixels of one class map, with overlaps: some seconds
 
 
 def coco_samples(
@@ -40,16 +40,16 @@ def coco_samples(
 ) -> Samples:
     """Returns the images of "ANNOTATIONS.json:IMAGEDIR", in the order of the annotations.
 
-    "ANNOTATIONS.json" alone takes the images beside it. Classes are the categories, numbered from 1
-    in the order of their ids. Where objects overlap, the smaller one is on top; crowds are 255,
-    below the objects. There are no labels. Images are turned upright by their EXIF orientation;
-    width, height and annotations are those of the upright image.
+    For "ANNOTATIONS.json" alone, the images are in the folder of this file. Classes are the
+    categories, numbered from 1 in the order of their ids. Where objects overlap, the smaller object
+    is on top; crowds are 255, below the objects. There are no labels. Images are turned upright by
+    their EXIF orientation; width, height and annotations are those of the upright image.
 
     Raises ValueError if pycocotools is missing, for files that are not in COCO's format,
     for more than 254 categories, for names that lead out of the folder, and for images that are
-    missing or have another size. What is too large is refused before it is drawn: images of more
-    than 50,000,000 pixels, and annotations of one image that cover more than MOST_COVERED pixels
-    or whose edges are longer than MOST_EDGE.
+    missing or have another size. Also refuses, before drawing anything, images of more than
+    50,000,000 pixels, and annotations of one image that cover more than MOST_COVERED pixels or have
+    edges longer than MOST_EDGE.
     """
     _pycocotools()
     path, option = path_and_option(where)
@@ -79,7 +79,7 @@ def coco_samples(
 def coco_image_ids(where: str) -> list[int]:
     """Returns the ids of the images of "ANNOTATIONS.json" or "ANNOTATIONS.json:IMAGEDIR".
 
-    They have the order of the samples.
+    The ids are in the order of the samples.
     """
     return [row["id"] for row in _read(path_and_option(where)[0])["images"]]
 
@@ -91,12 +91,11 @@ def coco_results(
 ) -> list[dict[str, Any]]:
     """Returns masks of one image in COCO's format for results, which pycocotools' loadRes reads.
 
-    Masks have the size of the image in the annotations. Empty masks are left out. The category
-    is 1 for all, because the masks show objects, not classes. Run COCOeval with
-    `params.useCats = 0`; it ignores these masks where `params.catIds` lacks 1 (COCO has it).
+    Masks must have the size of the image in the annotations. Empty masks are left out. Every mask
+    gets the category 1, because the masks show objects, not classes. Run COCOeval with
+    `params.useCats = 0`; it ignores these masks if `params.catIds` lacks 1 (COCO's own has 1).
 
-    Raises ValueError for scores that are not finite or not one per mask, and where pycocotools
-    is missing.
+    Raises ValueError if scores are not finite or not one per mask, or if pycocotools is missing.
     """
     encode = _pycocotools().encode
     masks = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
@@ -133,7 +132,7 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     for table, fields in _NEEDED.items():
         rows = content.get(table) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError(f"{quoted(path)} holds no COCO annotations: no list of {table}.")
+            raise ValueError(f"{quoted(path)} holds no COCO annotations: it has no list {table}.")
         for number, row in enumerate(rows):
             for field in fields:
                 if field not in row or not _USABLE.get(field, _is_id)(row[field]):
@@ -146,7 +145,7 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _is_id(value: Any) -> bool:
-    # larger numbers can be chosen so that all of them collide in a dict
+    # a file could choose larger ids such that all of them collide in a dict
     return checks.is_int(value) and -(2**53) < value < 2**53
 
 
@@ -159,15 +158,15 @@ def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list
         if (row["width"], row["height"]) != (width, height):
             raise ValueError(
                 f"{quoted(path)} gives {quoted(row['file_name'])} as {row['height']} x "
-                f"{row['width']}, the image is {height} x {width}: masks would not lie on it."
+                f"{row['width']}, but the image is {height} x {width}: masks would not fit it."
             )
     return paths
 
 
 def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
-    """Returns the class of each id of a category."""
+    """Returns the class of each category, by the category's id."""
     if len(categories) >= IGNORE:
-        raise ValueError(f"{quoted(path)} has {len(categories)} categories: class maps hold 254.")
+        raise ValueError(f"{quoted(path)} has {len(categories)} categories: give at most 254.")
     return {
         identity: number
         for number, identity in enumerate(sorted(row["id"] for row in categories), 1)
@@ -177,7 +176,7 @@ def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
 def _by_image(
     path: Path, tables: dict[str, Any], classes: dict[int, int]
 ) -> dict[int, list[dict[str, Any]]]:
-    """Returns the annotations of each image id; all of them can be drawn."""
+    """Returns the annotations of each image id; raises ValueError if one cannot be drawn."""
     images = {row["id"]: row for row in tables["images"]}
     found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
     work: dict[int, tuple[int, int]] = {}
@@ -193,8 +192,8 @@ def _by_image(
         if covered > MOST_COVERED or edge > MOST_EDGE:
             raise ValueError(
                 f"the annotations of image {image['id']} in {quoted(path)} cover {covered:,} "
-                f"pixels or more, with edges of {edge:,}: {MOST_COVERED:,} and {MOST_EDGE:,} are "
-                "the most that is drawn. Leave some out."
+                f"pixels or more, with edges of {edge:,}: at most {MOST_COVERED:,} pixels and "
+                f"edges of {MOST_EDGE:,} are drawn. Leave some annotations out."
             )
         work[image["id"]] = covered, edge
         found[image["id"]].append(row)
@@ -204,7 +203,7 @@ def _by_image(
 def _class_map(
     size: tuple[int, int], rows: list[dict[str, Any]], classes: dict[int, int]
 ) -> Image.Image:
-    """Returns the class map of an image; memory holds only one map, and run lengths."""
+    """Draws the class map of an image; memory holds only this map, and run lengths."""
     drawn = np.zeros(size[::-1], np.uint8)  # column by column, in the order of run lengths
     crowds = [(runs_of(row["segmentation"], size), IGNORE) for row in rows if row.get("iscrowd")]
     objects = [

@@ -1,7 +1,7 @@
 """The region of one COCO annotation as run lengths, from polygons or (compressed) run lengths.
 
-Everything is checked before it is drawn: pycocotools takes all memory for a polygon with NaN or
-a long outline, and shows whatever lies in memory for runs that are too short.
+A region is checked before it is drawn: for a polygon with NaN or a long outline pycocotools takes
+all memory, and for run lengths that are too short it returns unrelated bytes from memory.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from crate_interp.core.safe_text import plain
 # polygons [x, y, x, y, ...], or run lengths {"size": [height, width], "counts": ...}
 Segmentation = list[list[int | float]] | dict[str, Any]
 MOST_EDGE = 4_000_000  # run lengths, and pixels along outlines; pycocotools needs 80 bytes for each
-_LONGEST = 7  # characters of one number: 35 bits hold more than the pixels of any picture
+_LONGEST = 7  # characters of one number; its 35 bits suffice for the pixels of any picture
 
 
 def runs_of(segmentation: Segmentation, size: tuple[int, int]) -> Int64[np.ndarray, "run"]:
-    """Returns run lengths: pixels outside and inside by turns, column by column.
+    """Returns run lengths: numbers of pixels outside and inside in turn, column by column.
 
     size is (height, width). The segmentation must have passed `check_region`.
     """
@@ -37,12 +37,13 @@ def runs_of(segmentation: Segmentation, size: tuple[int, int]) -> Int64[np.ndarr
 def paint(pixels: UInt8[np.ndarray, "pixel"], runs: Int64[np.ndarray, "run"], value: int) -> None:
     """Writes a value into the pixels of a region, which are stored column by column."""
     ends = np.cumsum(runs)
-    for start, stop in zip(ends[0::2], ends[1::2], strict=False):  # the last run may be one outside
+    # strict=False, because the last run may be outside the region and so have no partner
+    for start, stop in zip(ends[0::2], ends[1::2], strict=False):
         pixels[start:stop] = value
 
 
 def check_region(segmentation: Segmentation, size: tuple[int, int], what: str) -> tuple[int, int]:
-    """Returns at most how many pixels a segmentation covers, and the length of its edge.
+    """Returns an upper bound on the pixels that a segmentation covers, and its edge length.
 
     size is (height, width) of the image; `what`: the annotation's name in errors. Polygons of fewer
     than three points have no area and are left out.
@@ -63,7 +64,7 @@ def check_region(segmentation: Segmentation, size: tuple[int, int], what: str) -
 def _check_polygon(polygon: Any, size: tuple[int, int]) -> tuple[int, int]:
     points = np.asarray(polygon, dtype=np.float64)
     if points.ndim != 1 or len(points) % 2:
-        raise ValueError(f"a polygon is a list x, y, x, y, ..., not of shape {list(points.shape)}")
+        raise ValueError(f"a polygon of shape {list(points.shape)} is not a list x, y, x, y, ...")
     if not len(points):
         return 0, 0
     x, y = points[0::2], points[1::2]
@@ -81,20 +82,20 @@ def _check_polygon(polygon: Any, size: tuple[int, int]) -> tuple[int, int]:
 def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> tuple[int, int]:
     if list(segmentation["size"]) != list(size):
         raise ValueError(
-            f"its size is {plain(segmentation['size'], 60)}, the image is {size[0]} x {size[1]}"
+            f"its size is {plain(segmentation['size'], 60)}, but the image is {size[0]} x {size[1]}"
         )
     counts = segmentation["counts"]
     if isinstance(counts, (list, str)) and len(counts) > MOST_EDGE:
         raise ValueError(f"its counts are longer than {MOST_EDGE:,}")
     runs, pixels = _runs(counts), size[0] * size[1]
-    # each number by itself first, because sums of huge numbers may overflow in NumPy
+    # each number is checked by itself first, because sums of huge numbers may overflow in NumPy
     if ((runs < 0) | (runs > pixels)).any() or runs.sum() != pixels:
         raise ValueError(f"its run lengths do not fill the image of {size[0]} x {size[1]} pixels")
     return int(runs[1::2].sum()), len(runs)
 
 
 def _runs(counts: Any) -> Int64[np.ndarray, "run"]:
-    """Returns run lengths from plain or compressed ones."""
+    """Returns the run lengths in counts: a list, or a string of compressed run lengths."""
     if isinstance(counts, list):
         if not all(checks.is_int(run) for run in counts):
             raise ValueError("its run lengths are not all whole numbers")
@@ -107,12 +108,13 @@ def _runs(counts: Any) -> Int64[np.ndarray, "run"]:
 def _compressed(counts: str) -> Int64[np.ndarray, "run"]:
     """Returns the run lengths in a string, in time and memory proportional to its length.
 
-    Each character has 5 bits of a number, the lowest first, and a sixth that says that more follow.
-    From the fourth on, numbers are differences to the number two places before.
+    Each character holds 5 bits of a number, lowest bits first, and a sixth bit that says whether
+    more characters of the number follow. From the fourth number on, the difference to the number
+    two places before is stored.
     """
     bits = np.frombuffer(counts.encode("utf-8", "surrogatepass"), np.uint8).astype(np.int64) - 48
     if ((bits < 0) | (bits > 63)).any():
-        raise ValueError("its counts hold characters that are none of a compressed run length")
+        raise ValueError("its counts hold characters that no compressed run length has")
     ends = np.flatnonzero(bits < 32)
     if not len(ends):
         return np.zeros(0, np.int64)
@@ -125,7 +127,7 @@ def _compressed(counts: str) -> Int64[np.ndarray, "run"]:
     numbers = np.add.reduceat((bits & 31) << (5 * place), starts)
     negative = bits[ends] & 16  # the fifth bit of a number's last character
     numbers -= np.where(negative > 0, 1 << (5 * lengths), 0)
-    # the first three are plain; then odd and even places are separate running sums
+    # the first three are stored as they are; then odd and even places are separate running sums
     numbers[1::2] = np.cumsum(numbers[1::2])
     numbers[2::2] = np.cumsum(numbers[2::2])
     return numbers

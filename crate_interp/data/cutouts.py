@@ -14,7 +14,7 @@ from crate_interp.data.class_maps import mask_reader
 from crate_interp.data.samples import Preprocess, Samples
 
 SIDE = 224  # pixels of a composite's side, before the model's own resize
-COVER = (0.03, 0.97)  # the allowed share of its canvas that an object covers
+COVER = (0.03, 0.97)  # the allowed share of the canvas that an object covers
 BACKGROUNDS = "backgrounds"
 SHARE = (0.45, 0.8)  # the longer side of an object, as a share of the picture's side
 
@@ -22,23 +22,23 @@ SHARE = (0.45, 0.8)  # the longer side of an object, as a share of the picture's
 def cutout_samples(
     where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
 ) -> Samples:
-    """Returns one composite for each object in "DIR" or "DIR:SEED" (default 0).
+    """Returns one composite for each object in "DIR" or "DIR:SEED" (SEED is 0 by default).
 
     Composites are 224 x 224 before the model's resize. Objects are PNG and WebP files anywhere
-    under DIR whose alpha (> 127) covers 3 to 97 % of the canvas; other files are skipped, also
-    unreadable ones. Backgrounds are squares cut from the pictures in DIR/backgrounds, or smooth
-    colour noise if there is no such folder. Labels are the first folder below DIR; masks have one
-    class. The same seed and files give the same composites.
+    under DIR whose alpha (> 127) covers 3 to 97 % of the canvas; other files, and files that cannot
+    be read, are skipped. Backgrounds are squares cut from the pictures in DIR/backgrounds, or
+    smooth colour noise if there is no such folder. An object's label is the first folder on its
+    path below DIR; masks have one class. The same seed and files give the same composites.
 
-    Raises ValueError for missing folders, no objects, and backgrounds that cannot be read.
+    Raises ValueError if DIR is not a folder or has no objects, or if a background cannot be read.
     """
     folder, option = picture_files.path_and_option(where)
     if not isdir(folder):
         raise ValueError(f"{quoted(folder)} is not a folder: give cutouts:DIR or cutouts:DIR:SEED.")
     if option is not None and not (option.isascii() and option.isdecimal() and len(option) < 20):
         raise ValueError(
-            f"cutouts:{plain(where, 1000)}: the seed {quoted(option)} is no whole number: "
-            "give cutouts:DIR:3 or the like."
+            f"cutouts:{plain(where, 1000)}: the seed {quoted(option)} is not a whole number: "
+            "give a seed such as 3, as in cutouts:DIR:3."
         )
     seed = int(option or 0)
     backgrounds, objects = _backgrounds(folder / BACKGROUNDS), _objects(folder)
@@ -100,7 +100,7 @@ def _backgrounds(folder: Path) -> list[Path]:
         return []
     paths = picture_files.pictures_under(folder)
     if not paths:
-        raise ValueError(f"{quoted(folder)} has no images: put backgrounds there, or remove it.")
+        raise ValueError(f"{quoted(folder)} has no images: put some there, or remove the folder.")
     for path in paths:
         check_image(path)
     return paths

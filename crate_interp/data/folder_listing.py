@@ -15,8 +15,8 @@ from crate_interp.data.picture_files import bytes_of, fingerprint_of, inside, na
 if TYPE_CHECKING:
     import pyarrow
 
-_UNREAD = -1  # stands for the size of a broken link and the like; reading it raises an error
-_ROWS_PER_BYTE = 64  # a file that claims more was not written by this library
+_UNREAD = -1  # stands for a size that cannot be read, such as that of a broken link
+_ROWS_PER_BYTE = 64  # a listing with more rows per byte was not written by this library
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Listing:
 
     @classmethod
     def of(cls, folder: Path) -> "Listing":
-        """Returns the current content of a folder, without opening files."""
+        """Lists the pictures that a folder holds now, without opening them."""
         import pyarrow as pa
 
         text, ends, sizes = bytearray(), array("q", [0]), array("q")
@@ -48,7 +48,7 @@ class Listing:
 
     @classmethod
     def kept(cls, path: Path, folder: Path) -> "Listing | None":
-        """Returns the listing of a folder that `keep` wrote into a file, or None without one."""
+        """Returns the listing of a folder from a file that `keep` wrote, or None if it has none."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
@@ -96,7 +96,7 @@ class Listing:
     def paths(self, numbers: Iterable[int]) -> list[Path]:
         """Returns the paths of files by their numbers.
 
-        Raises ValueError if one has vanished, or has another size, since the folder was listed.
+        Raises ValueError if a file has vanished or changed its size since the folder was listed.
         """
         found = []
         for number in numbers:
@@ -105,9 +105,9 @@ class Listing:
             if was != now:
                 what = "is gone" if now == _UNREAD else f"has {now:,} bytes"
                 raise ValueError(
-                    f"{quoted(path)} {what} and had {was:,} bytes when the folder was listed: this "
-                    "is other data. Put the file back, or give another folder for the result, or "
-                    "resume=False (--restart), to start over."
+                    f"{quoted(path)} {what}, but had {was:,} bytes when the folder was listed: the "
+                    "data has changed. Put the file back; or, to start over, give another folder "
+                    "for the result, or resume=False (--restart)."
                 )
             found.append(path)
         return found

@@ -55,18 +55,18 @@ def folder_samples(
 ) -> Samples:
     """Returns the pictures under a folder. There are no masks.
 
-    Labels are the sub-folders, if every picture is in one; the pictures of each are then spread
-    evenly over the samples (`spread`), so that the first samples represent all. Otherwise pictures
-    are ordered by name.
+    If every picture is in a sub-folder, the sub-folders are the labels, and the pictures of each
+    label are spread evenly over the samples (`spread`), so that the first samples represent all.
+    Otherwise there are no labels, and pictures are ordered by name.
 
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
-    crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped. They
-    are turned upright as their EXIF orientation says. kept: a file that `Listing.keep` wrote; if
-    it lists this folder, the folder is not listed again.
+    crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped.
+    Pictures are turned upright by their EXIF orientation. kept: a file that `Listing.keep` wrote;
+    if it lists this folder, the folder is not listed again.
 
-    Raises ValueError if there is no such folder, and where it has no pictures. A picture is opened
-    when it is read; that raises ValueError for one that cannot be decoded, and for a file that has
-    vanished, or has another size, since the folder was listed.
+    Raises ValueError if there is no such folder, or if it has no pictures. A picture is opened when
+    its sample is read. This raises ValueError if the picture cannot be decoded, or if its file has
+    vanished or changed its size since the folder was listed.
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
@@ -87,11 +87,11 @@ def folder_samples(
 
 
 def spread(labels: Sequence[str]) -> Int[np.ndarray, "sample"]:
-    """Returns an order of samples in which those of each label are spread evenly.
+    """Returns an order in which the samples of each label are spread evenly.
 
-    Sample i (from 0) of the n samples of a label is placed at (i + 1/2) / n; of two at the same
-    place, the label that comes first in the data goes first. So every part of the order has about
-    the same shares of labels as the whole.
+    Sample i (from 0) of the n samples of a label is placed at (i + 1/2) / n. If samples of two
+    labels have the same place, the label that occurs first in the data goes first. So every part of
+    the order has about the same shares of labels as the whole.
     """
     known: dict[str, int] = {}
     codes = np.array([known.setdefault(label, len(known)) for label in labels])

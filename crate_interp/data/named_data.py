@@ -1,4 +1,4 @@
-"""Data sets given by name: the embedded ones and those on the Hub."""
+"""Data sets given by name: those embedded in the package, and those on the Hub."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from crate_interp.core import checks, safe_text
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, table_samples
 
-if TYPE_CHECKING:  # importing it takes a second, so only if a data set is opened
+if TYPE_CHECKING:  # the import takes a second, so it waits until a data set is opened
     import datasets
 
 EMBEDDED = {  # name -> file in assets/
@@ -22,7 +22,7 @@ _ASSETS = Path(__file__).parent.parent / "assets"
 def embedded(name: str) -> "datasets.Dataset":
     """Returns the embedded data set `name`: images with labels (and masks), or texts.
 
-    Raises ValueError, with the nearest names, if there is none of that name.
+    Raises ValueError, which suggests the nearest names, if there is no data set of that name.
     """
     import datasets
     import pyarrow.parquet
@@ -45,7 +45,7 @@ def _embedded_file(name: str) -> Path:
     if name not in EMBEDDED:
         hint = checks.did_you_mean(name, EMBEDDED)
         raise ValueError(
-            f"no embedded data is called {name!r}: there is {', '.join(EMBEDDED)}. {hint}".rstrip()
+            f"no embedded data is called {name!r}: give {', '.join(EMBEDDED)}. {hint}".rstrip()
         )
     path = _ASSETS / EMBEDDED[name]
     if not path.is_file():
@@ -56,7 +56,7 @@ def _embedded_file(name: str) -> Path:
 def from_hub(name: str) -> Table:
     """Returns the data set "owner/name:split", fetched from the Hub by datasets.
 
-    Raises ValueError for another form of name, and for a data set that cannot be loaded.
+    Raises ValueError if the name has another form, or if the data set cannot be loaded.
     """
     repo, _, split = name.partition(":")
     if repo.count("/") != 1 or not split:
@@ -72,6 +72,7 @@ def from_hub(name: str) -> Table:
 def hub_samples(name: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:
     """Returns the images of the data set "owner/name:split" on the Hub.
 
-    Its tables must hold the bytes of the pictures (data/tables.py says what else to type).
+    Its tables must hold the bytes of the pictures. If they hold only file names, an error of
+    data/tables.py says what to type instead.
     """
     return table_samples(from_hub(name), preprocess, preprocess_masks)

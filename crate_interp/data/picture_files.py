@@ -13,9 +13,9 @@ from crate_interp.results.result_reading import META
 
 
 def path_and_option(text: str) -> tuple[Path, str | None]:
-    """Returns a path, and the text after its last colon.
+    """Splits a text at its last colon into a path and an option.
 
-    If the whole text is an existing path, the second is None.
+    The option is None if the text has no colon, or if the whole text is an existing path.
     """
     text = expanduser(text)  # Path.expanduser raises for an unknown user
     before, colon, after = text.rpartition(":")
@@ -23,20 +23,20 @@ def path_and_option(text: str) -> tuple[Path, str | None]:
 
 
 def pictures_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """Returns the paths of `names_under`."""
+    """Returns the paths of the files that `names_under` yields."""
     return [folder / name for name in names_under(folder, suffixes)]
 
 
 def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[str]:
-    """Yields the names under a folder that have one of these endings, in their order.
+    """Yields the names of the files under a folder that have one of these endings, in order.
 
-    Names are paths below the folder, with /. One folder's names are in memory at a time.
+    A name is the path below the folder, written with /. Folders are read one at a time.
 
-    Folders are left out, whatever their names, and so are names that begin with a dot and what
-    lies in folders with such names. Links to files and folders are followed wherever they lead,
-    because the user unpacked the folder; but not those that lead back to a folder around them.
-    Pipes, broken links and the like are listed; `check_file` refuses them by name.
-    Pictures that belong to a result which was saved there are left out.
+    Folders themselves are not yielded, whatever their names. Files and folders whose names begin
+    with a dot are left out. Links are followed wherever they lead, because the user unpacked the
+    folder, except links that lead back to a folder around them. Pipes, broken links and the like
+    are yielded; `check_file` refuses them later, by name. Pictures that belong to a result which
+    was saved under the folder are left out.
 
     Raises ValueError if a folder is reached twice, because its pictures would count twice.
     """
@@ -52,12 +52,12 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
         if _leads_back(folder, name, seen):
             continue
         inner = _entries(folder, name, suffixes, ours)
-        # sorted by name, so that names come in the order of their parts; the first is popped first
+        # sorted without the /, so that paths are in order part by part; reversed for pop()
         left += [name + own for own in sorted(inner, key=lambda own: own.removesuffix("/"))[::-1]]
 
 
 def _leads_back(folder: Path, below: str, seen: dict[tuple[int, int], str]) -> bool:
-    """Tells whether a folder links back to one of its parents. seen: folders so far, by inode."""
+    """Tells whether a folder is a link to one of its parents. seen: earlier folders by inode."""
     try:
         found = os.stat(folder / below)
     except OSError:  # `_entries` then lists nothing
@@ -85,13 +85,13 @@ def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) 
                     ours |= {below + own for own in listed(Path(entry.path))}
                 if name.startswith("."):
                     continue
-                # not is_dir() of an entry, which raises for a link to itself
+                # entry.is_dir() would raise for a link to itself
                 linked = entry.is_symlink() and os.path.isdir(entry.path)
                 if linked or entry.is_dir(follow_symlinks=False):
                     found.append(f"{name}/")
                 elif os.path.splitext(name)[1].lower() in suffixes:
                     found.append(name)
-    except OSError:  # it may not be entered, or its path is too long
+    except OSError:  # the folder may not be entered, or its path is too long
         return []
     return found
 
@@ -99,8 +99,9 @@ def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) 
 def inside(folder: Path, name: str, where: Path) -> Path:
     """Returns the path of the file `name` in a folder.
 
-    Links in the folder are the user's own and are followed. Raises ValueError for a name that leads
-    out of the folder or that no file can have; `where`: the list of names, for the error.
+    Links in the folder are the user's own and are followed. where: the path of the list that has
+    the name, for the error. Raises ValueError if the name leads out of the folder, or if no file
+    can have it.
     """
     parts = PureWindowsPath(name)  # takes both / and \ as separators
     if not name or parts.anchor or ".." in parts.parts or "\0" in name or not _can_be_asked(name):
@@ -120,7 +121,7 @@ def _can_be_asked(name: str) -> bool:
 
 
 def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
-    """Returns a fingerprint of files, made of names and sizes; their content is not read."""
+    """Returns a fingerprint of files, made of their names and sizes; no content is read."""
     sizes = (path.stat().st_size for path in paths)
     return fingerprint_of(zip(map(bytes_of, names), sizes, strict=True))
 
@@ -142,8 +143,8 @@ def fingerprint_of(files: Iterable[tuple[bytes, int]]) -> str:
 def first_folders(names: Iterable[str]) -> list[str] | None:
     """Returns the first folder of every name as labels, or None if a file is in no folder.
 
-    Labels are shown in tables and files: signs that would harm those are written as escapes. Raises
-    ValueError if two folders would get the same label.
+    Labels are written into tables and files, so characters that would harm them become escapes.
+    Raises ValueError if two folders would get the same label.
     """
     found: list[str] = []
     labels: dict[str, str] = {}
@@ -157,5 +158,7 @@ def first_folders(names: Iterable[str]) -> list[str] | None:
     shown: dict[str, str] = {}
     for folder, label in labels.items():
         if shown.setdefault(label, folder) != folder:
-            raise ValueError(f"two folders {quoted(folder)} differ in invisible signs: rename one.")
+            raise ValueError(
+                f"two folders {quoted(folder)} differ in invisible characters: rename one."
+            )
     return found

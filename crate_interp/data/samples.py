@@ -15,9 +15,9 @@ from crate_interp.core.pictures import Picture
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import Listing
 
-# Turn pictures, or an array of uint8 images, into a batch: `model.preprocess`,
-# `model.preprocess_masks`.
 Pictures = Sequence[Picture] | Tensor | np.ndarray
+# a function that turns pictures, or an array of uint8 images, into a batch, such as
+# `model.preprocess` and `model.preprocess_masks`
 Preprocess = Callable[[Pictures], Tensor]
 
 
@@ -27,16 +27,16 @@ class Samples:
 
     `read(start, stop)` gives preprocessed floats `[batch, channels, height, width]` or token ids
     `[batch, pos]`. `masks(start, stop)` gives the class of every pixel after the same resize and
-    crop: 0 is background, 1 to 254 are classes, 255 is ignored. It is None if the data has no
-    masks. Both take numbers of samples in the whole data set, from `start` to `start + n`, also
-    where these samples are a part of it.
+    crop: 0 is background, 1 to 254 are classes, 255 is ignored. `masks` is None if the data has no
+    masks. Both functions take numbers of samples in the whole data set, from `start` to
+    `start + n`, even if these samples are only a part of it.
 
-    labels: one for each of the n samples, or None. names: the names of numeric labels, if the data
-    gives them. fingerprint: a digest of order and content (tensors, embedded data), of names and
-    sizes (folders), or the fingerprint of `datasets`; a part keeps it. start: the number of the
-    first sample in the whole data set. of: how many samples the whole data set has; 0 means n.
-    name_of: returns the name of a sample's file, if it has one. listing: the files of a folder, for
-    data that was listed.
+    labels: one label for each of the n samples, or None. names: the names of numeric labels, if the
+    data gives them. fingerprint: a digest of order and content (tensors, embedded data), of names
+    and sizes (folders), or the fingerprint of `datasets`; a part has the fingerprint of the whole.
+    start: the number of the first sample in the whole data set. of: how many samples the whole data
+    set has; 0 means n. name_of: returns the file name of a sample, if samples have files. listing:
+    the listed files, if the data is a folder.
     """
 
     n: int
@@ -69,11 +69,11 @@ class Samples:
 def part(samples: Samples, start: int, stop: int) -> Samples:
     """Returns the samples with the numbers start to stop - 1 in the whole data set.
 
-    The fingerprint stays that of the whole. Raises ValueError unless the numbers are whole,
-    start < stop, and `samples` has all of them.
+    The part keeps the fingerprint of the whole. Raises ValueError unless start and stop are whole
+    numbers, start < stop, and `samples` has all samples between them.
     """
     if not isinstance(samples, Samples):
-        raise ValueError(f"part takes ci.data.open_data(...), got {type(samples).__name__}.")
+        raise ValueError(f"part takes samples of ci.data.open_data, got {type(samples).__name__}.")
     begin, end = samples.start, samples.start + samples.n
     whole = checks.is_int(start) and checks.is_int(stop)
     if not whole or not begin <= start < stop <= end:
@@ -88,7 +88,8 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
 def first(samples: Samples, limit: int | None) -> Samples:
     """Returns the first `limit` of the samples, or all of them if limit is None.
 
-    The first ones of a whole data set count as a whole data set again. The fingerprint stays.
+    The first samples of a whole data set count as a whole data set again. The fingerprint does not
+    change.
     """
     if limit is None or limit >= samples.n:
         return samples
@@ -102,7 +103,7 @@ def picture_samples(
     preprocess: Preprocess,
     masks: Callable[[int, int], Tensor] | None,
 ) -> Samples:
-    """Returns files of pictures as samples. Each file is read when its sample is read."""
+    """Returns picture files as samples. Each file is read when its sample is read."""
     read = lambda start, stop: preprocess(pictures[start:stop])  # noqa: E731
     name_of = lambda number: plain(pictures[number].name, 1000)  # noqa: E731
     return Samples(len(pictures), None, fingerprint, read, masks, name_of=name_of)

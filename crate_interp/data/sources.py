@@ -1,4 +1,4 @@
-"""What `data` may be: sources named by a string, open_data for images, open_text for text."""
+"""Opens `data`: sources named by a string, open_data for images, open_text for text."""
 
 import hashlib
 import os
@@ -20,10 +20,10 @@ from crate_interp.data.tables import Table, checked, table_samples, texts_of
 class Source:
     """A source of data that "SCHEME:WHERE" names.
 
-    form: what to type. images: makes samples of WHERE, with two functions that turn pictures and
-    masks into tensors (without the second the masks are left out). masks: whether its data can have
-    masks. table: opens WHERE as a datasets.Dataset, for sources that can hold text. listed: whether
-    its files are listed, so that `images` takes the file of a listing.
+    form: the text to type. images: returns the samples of WHERE; takes WHERE and two functions,
+    which turn pictures and masks into tensors (if the second is None, masks are left out). masks:
+    whether the data can have masks. table: opens WHERE as a datasets.Dataset, for sources that can
+    hold text. listed: whether files are listed, so that `images` also takes the file of a listing.
     """
 
     form: str
@@ -44,9 +44,9 @@ SOURCES = (
 
 
 def forms(*, masks: bool = False, text: bool = False) -> str:
-    """Returns what to type for data, as text for an error: '"embedded:NAME", ... or "hf:..."'.
+    """Returns the forms of all sources as text for an error: '"embedded:NAME", ... or "hf:..."'.
 
-    masks: only the sources that can have masks. text: only those that can hold text.
+    masks: only sources that can have masks. text: only sources that can hold text.
     """
     shown = [
         f'"{source.form}"'
@@ -59,7 +59,8 @@ def forms(*, masks: bool = False, text: bool = False) -> str:
 def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
     """Returns the source that a string names, and the text after its scheme.
 
-    Raises ValueError, offering `kinds`, if there is none or nothing follows.
+    Raises ValueError, which suggests `kinds`, if no source has this scheme, or if no text follows
+    it.
     """
     scheme, _, where = data.partition(":")
     for source in SOURCES:
@@ -82,28 +83,28 @@ def open_data(
     skip_bad: bool = False,
     kept: Path | None = None,
 ) -> Samples:
-    """Returns the samples of images in `data`, the first `limit` of them.
+    """Opens images, and returns the first `limit` of them as samples.
 
     data: a float tensor or array (taken as preprocessed) or a uint8 one
     `[n, channels, height, width]`; a datasets.Dataset (its first image column and its label
     column); "embedded:fashion"; "imagefolder:DIR" (labels are the sub-folders, spread evenly);
-    "hf:owner/name:split", which datasets fetches from the Hub. Samples are returned as they
-    came. `preprocess` turns pictures and uint8 images into floats.
+    "hf:owner/name:split", which datasets fetches from the Hub. Data that is already a Samples is
+    only cut to the limit. `preprocess` turns pictures and uint8 images into floats.
 
-    These have masks too, which `preprocess_masks` turns into class maps (where it is None the
-    masks are left out): a datasets.Dataset with a mask column (crate_interp/data/tables.py);
+    Some data has masks too: a datasets.Dataset with a mask column (crate_interp/data/tables.py);
     "embedded:cutouts"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
     "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
-    objects with alpha (data/cutouts.py).
+    objects with alpha (data/cutouts.py). `preprocess_masks` turns masks into class maps; if it is
+    None, masks are left out.
 
-    Of a datasets.IterableDataset the first `limit` rows are kept in memory, as they are in the
-    stream. kept: the file of a folder's listing, which is used instead of listing it again.
+    The first `limit` rows of a datasets.IterableDataset are kept in memory, undecoded. kept: a file
+    with the listing of a folder, which is used instead of listing the folder again.
 
-    Files are opened only where they are files and within limits, and pictures are turned upright
+    Only regular files of limited size are opened, and pictures are turned upright
     (crate_interp/core/pictures.py).
 
-    Raises ValueError, before any work starts, for anything else, for no images, for a first
-    image that cannot be read (unless skip_bad leaves it out later), for NaN or Inf in a float
+    Raises ValueError, before any work starts, for anything else, for data without images, for a
+    first image that cannot be read (unless skip_bad leaves it out later), for NaN or Inf in a float
     tensor, and for a stream without a limit.
     """
     checks.limit(limit)
@@ -142,9 +143,10 @@ def open_text(
 
     data: token ids `[n, pos]` (whole numbers), a list of strings, a datasets.Dataset (its first
     text column), "embedded:held-out-text" or "hf:owner/name:split". `windows` turns texts into
-    token ids `[n, pos]`. Data that is a Samples already is only cut to the limit.
+    token ids `[n, pos]`. Data that is already a Samples is only cut to the limit.
 
-    Raises ValueError for anything else, for no tokens, and for texts shorter than one window.
+    Raises ValueError for anything else, for data without tokens, and for texts shorter than one
+    window.
     """
     checks.limit(limit)
     kinds = (
@@ -161,8 +163,8 @@ def open_text(
         texts = texts_of(source.table(where))
     elif streams.is_stream(data):
         raise ValueError(
-            "the dataset is a stream, whose windows are made as it is read: give it to ci.sweep or "
-            "ci.atoms, or a map-style datasets.Dataset here."
+            "the dataset is a stream, whose windows of tokens are made while it is read: give it "
+            "to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
         )
     elif isinstance(data, Table):
         texts = texts_of(data)

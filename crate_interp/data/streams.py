@@ -1,4 +1,4 @@
-"""A datasets.IterableDataset as samples: rows that arrive one by one, of unknown number."""
+"""A datasets.IterableDataset as samples: rows arrive one by one, and their number is unknown."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from crate_interp.core.safe_text import plain
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, checked, columns_of, row_samples, text_column
 
-# a row of a table by its columns, or the tokens of a window
+# a row of a table, as {column: value}, or the tokens of a window
 Row = dict[str, Any] | list[int]
 
 
@@ -21,9 +21,9 @@ Row = dict[str, Any] | list[int]
 class Stream:
     """Samples that arrive in chunks; their number is known only at the end.
 
-    rows(): begins to read from the start: all rows, or the first `limit`. held(rows, start): makes
-    samples of some rows; the first one gets the number start. fingerprint: names and columns of the
-    data, without its content.
+    rows() reads from the start of the stream, and yields all rows or the first `limit`. held(rows,
+    start) turns rows into samples; the first sample gets the number `start`. fingerprint: made from
+    the names and columns of the data, not from its content.
     """
 
     rows: Callable[[], Iterator[Row]]
@@ -35,21 +35,21 @@ class Stream:
     listing: None = None
 
     def chunks(self, size: int) -> Iterator[tuple[int, list[Row]]]:
-        """Yields the number of the first row of each chunk, and its rows; the last may be short."""
+        """Yields each chunk's first row number, and its rows; the last chunk may be short."""
         rows, start = self.rows(), 0
         while held := list(islice(rows, size)):
             yield start, held
             start += len(held)
 
     def kept(self) -> Samples:
-        """Returns the first `limit` samples; their rows stay in memory undecoded.
+        """Returns the first `limit` samples, whose rows stay in memory, undecoded.
 
         Raises ValueError if there is no limit.
         """
         if self.limit is None:
             raise ValueError(
-                "the dataset is a stream, and this looks at samples more than once: give limit=n, "
-                "which keeps the first n in memory, or a map-style datasets.Dataset."
+                "the dataset is a stream, but its samples are needed more than once: give limit=n, "
+                "which keeps the first n samples in memory, or a map-style datasets.Dataset."
             )
         return self.held(list(self.rows()), 0)
 
@@ -65,10 +65,10 @@ def image_stream(
     limit: int | None = None,
     preprocess_masks: Preprocess | None = None,
 ) -> Stream:
-    """Returns the images of a stream; its columns count as in `data/tables.py`.
+    """Returns the images of a stream; columns are chosen as in `data/tables.py`.
 
-    Raises ValueError if there is no image column, if the stream is empty, and for a step of the
-    stream for which datasets would decode pictures.
+    Raises ValueError if there is no image column, if the stream is empty, or if datasets would
+    decode pictures for a step of the stream.
     """
     checks.limit(limit)
     dataset = _resolved(data)
@@ -85,9 +85,10 @@ def image_stream(
 def text_stream(
     data: Table, window_rows: Callable[[Iterable[str]], Iterator[list[int]]], limit: int | None
 ) -> Stream:
-    """Returns windows of tokens of a stream's texts; window_rows: makes them as texts arrive.
+    """Returns the texts of a stream as windows of tokens.
 
-    Raises ValueError if there is no text column, and if the stream is empty.
+    window_rows: turns texts into windows as the texts arrive. Raises ValueError if there is no text
+    column, or if the stream is empty.
     """
     checks.limit(limit)
     dataset = _resolved(data)
@@ -108,7 +109,7 @@ def text_stream(
 
 
 def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a data set; raises ValueError if reading fails on the way."""
+    """Yields the rows of a data set; raises ValueError if a row cannot be read."""
     rows, number = iter(dataset), 0
     while True:
         try:
@@ -117,8 +118,8 @@ def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
             return
         except Exception as error:  # errors of many libraries: network, damaged files
             raise ValueError(
-                f"the stream failed after {number} rows ({plain(error, 300)}). What is done stays: "
-                "the same call with out=DIR continues from there."
+                f"the stream failed after {number} rows ({plain(error, 300)}). Finished work "
+                "is kept: the same call with out=DIR continues from there."
             ) from error
         yield row
         number += 1
@@ -131,7 +132,7 @@ def _not_empty(stream: Stream, what: str) -> Stream:
 
 
 def _resolved(data: Table) -> Any:
-    """Returns a stream with known columns: those it names, or those of its first rows.
+    """Returns a stream with known columns: the columns it states, or those of its first rows.
 
     Raises ValueError if it has no row, or if its columns stay unknown.
     """
@@ -146,7 +147,7 @@ def _resolved(data: Table) -> Any:
         if next(iter(dataset), None) is None:
             raise ValueError("the data is empty: there is no row in the stream.")
         raise ValueError(
-            "the stream does not say which columns it has: give it features, "
+            "the stream does not state its columns: set them with "
             "data = data.cast(datasets.Features(...))."
         )
     return dataset
@@ -155,7 +156,8 @@ def _resolved(data: Table) -> Any:
 def _check_steps(dataset: Any) -> None:
     """Raises ValueError if a step of a stream, such as a map, gets pictures that datasets decodes.
 
-    datasets would open any file that a row names. It has no public list of the steps of a stream.
+    To decode a picture, datasets opens any file that a row names. The steps are found in private
+    attributes, because datasets has no public list of them.
     """
     import datasets
 
@@ -173,7 +175,7 @@ def _check_steps(dataset: Any) -> None:
         if names and type(step).__name__ == "FormattedExamplesIterable":
             raise ValueError(
                 f"the stream has a step, such as map or filter, for which datasets would decode "
-                f"{plain(names[0])!r} from any file: before it, put data = data.cast_column("
+                f"{plain(names[0])!r} from any file. Before this step, put data = data.cast_column("
                 f"{plain(names[0])!r}, datasets.Image(decode=False))."
             )
 

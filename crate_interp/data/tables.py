@@ -20,7 +20,7 @@ from crate_interp.data.class_maps import check_mask, class_maps, is_binary
 from crate_interp.data.samples import Preprocess, Samples
 
 MASK_COLUMNS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
-# Code that copies the files that a table names into the table; to run it is to trust the table.
+# Code for users who trust a table: it copies the files that the table names into the table.
 EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
@@ -29,16 +29,16 @@ EMBED = (
 
 @runtime_checkable
 class Table(Protocol):
-    """A datasets.Dataset, recognised without the import of datasets, which takes a second."""
+    """A datasets.Dataset, recognised without importing datasets, which takes a second."""
 
     @property
     def features(self) -> Mapping[str, Any] | None:
-        """What the columns hold, by name, or None where it is not known."""
+        """The type of each column by its name, or None if the types are unknown."""
         ...
 
     @property
     def column_names(self) -> list[str] | None:
-        """The names of the columns, or None where they are not known."""
+        """The names of the columns, or None if they are unknown."""
         ...
 
 
@@ -48,25 +48,26 @@ def table_samples(
     preprocess_masks: Preprocess | None = None,
     fingerprint: str | None = None,
 ) -> Samples:
-    """Returns the first image column that holds no masks, with labels and masks if there are any.
+    """Returns the images of a table as samples, with labels and masks if there are any.
 
-    Labels are the ClassLabel column. If there is none, they are the column called label or labels,
-    unless it holds pictures or the like. If there are several image columns, masks are the one
-    called mask, masks, segmentation, label_mask, annotation or seg (the first of these names that
-    occurs). Values of masks are classes, and 255 is ignored; but if the masks of the whole data set
-    hold only 0 and 255, 255 is class 1. Errors in masks are raised when the masks are read, since
-    not every use reads them. Pictures are read only from bytes in the table, and turned upright. A
-    format of the table, such as "torch", is ignored.
+    Images are the first image column that does not hold masks. Labels are the ClassLabel column. If
+    there is none, they are the column called label or labels, unless it holds pictures or the like.
+    If there are several image columns, masks are the column called mask, masks, segmentation,
+    label_mask, annotation or seg (the first of these names that occurs). Values of masks are
+    classes, and 255 is ignored; but if the masks of the whole data set hold only 0 and 255, 255 is
+    class 1. Errors in masks are raised when the masks are read, since not every use reads them.
+    Pictures are read only from bytes in the table, and turned upright. A format of the table, such
+    as "torch", is ignored.
 
-    Raises ValueError if there is no image column, or if the table has a transform. Reading a row
-    raises it if the row names a file instead of holding its bytes.
+    Raises ValueError if there is no image column, or if the table has a transform. Reading a sample
+    raises ValueError if its row names a file instead of holding the bytes of the file.
     """
     dataset: Any = table
     columns = columns_of(dataset)
     if dataset.format["type"] == "custom":
         raise ValueError(
-            "the dataset has a transform, for which datasets would decode any file: "
-            "give data.with_format(None), or the pictures that the transform makes."
+            "the dataset has a transform, for which datasets would decode any file that a row "
+            "names: give data.with_format(None), or a dataset of the pictures that it makes."
         )
     rows, label = columns.undecoded(dataset), columns.label
     alone = lambda name: rows.select_columns([name])  # noqa: E731
@@ -85,7 +86,7 @@ def row_samples(
 ) -> Samples:
     """Returns rows with undecoded pictures as samples, numbered from start on.
 
-    Whether 255 is a class in masks follows from the masks of these rows alone.
+    The masks of these rows alone decide whether 255 is a class.
     """
     held, label = _Held(rows, start), columns.label
     labels = [row[label] for row in rows] if label else None
@@ -96,7 +97,7 @@ def row_samples(
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that are used, and the modes of its pictures; see `table_samples`."""
+    """The columns of a table that samples use, and the modes of pictures; see `table_samples`."""
 
     image: str
     mask: str | None
@@ -105,7 +106,7 @@ class Columns:
     names: tuple[str, ...] | None
 
     def undecoded(self, table: Table) -> Any:
-        """Returns a data set of these columns, in which no picture is decoded."""
+        """Returns the table with only these columns, and with pictures that are not decoded."""
         import datasets
 
         dataset: Any = table
@@ -142,7 +143,7 @@ def _samples(
     preprocess: Preprocess,
     preprocess_masks: Preprocess | None,
 ) -> Samples:
-    """Returns the samples with these numbers; alone(name): the rows of one column."""
+    """Returns samples with these numbers. alone(name): returns the rows of one column."""
     files = {name: _Column(alone(name), name, mode) for name, mode in columns.modes.items()}
     images, masks = files[columns.image], None
     if columns.mask is not None and preprocess_masks is not None:
@@ -181,17 +182,17 @@ def text_column(table: Table) -> str:
 
 
 def checked(texts: Iterable[object]) -> Iterator[str]:
-    """Yields texts; raises ValueError for an entry that is not text, or that UTF-8 cannot hold."""
+    """Yields texts; raises ValueError if one is not a string, or if UTF-8 cannot encode it."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             kind = type(text).__name__
-            raise ValueError(f"data holds more than strings: entry {place} is of type {kind}.")
+            raise ValueError(f"entry {place} of the data is of type {kind}: give only strings.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"text {place} holds half of a surrogate pair, at character {error.start}: put a "
-                "mark there: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+                f"text {place} holds half of a surrogate pair, at character {error.start}: give "
+                "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace') instead."
             ) from None
         yield text
 
@@ -210,14 +211,14 @@ def _is_plain(feature: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of pictures as files in memory; mode: what the table converts them to, or None."""
+    """A column of pictures as files in memory. mode: the mode they are converted to, or None."""
 
     rows: Any
     name: str
     mode: str | None
 
     def files(self, start: int, stop: int) -> list[tuple[bytes, str]]:
-        """Returns the bytes of the files, and how errors call them."""
+        """Returns the bytes of each file, and its name in errors."""
         cells = self.rows[start:stop][self.name]
         return [
             (self._bytes(cell, number), self._what(number))
@@ -248,7 +249,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Held:
-    """Rows in memory, sliced like a datasets.Dataset; the first has the number `start`."""
+    """Rows in memory, sliced like a datasets.Dataset; the first row has the number `start`."""
 
     rows: Sequence[Mapping[str, Any]]
     start: int
@@ -267,7 +268,7 @@ def _decoded(data: bytes, what: str, mode: str | None) -> Image.Image:
 
 
 def _readable(column: _Column, numbers: range) -> Iterator[Image.Image]:
-    """Yields the pictures that can be decoded; the others are refused when they are read."""
+    """Yields the pictures that can be decoded; reading the others raises errors later."""
     for number in numbers:
         with suppress(Undecodable):
             yield column.pictures(number, number + 1)[0].make()
@@ -278,7 +279,7 @@ def _masks(
 ) -> Callable[[int, int], Tensor]:
     @cache
     def binary() -> bool:
-        """Looks at the whole data set, which is slow, so only when the first mask is read."""
+        """Looks at all masks of the data set: slow, so only when the first mask is read."""
         return is_binary(_readable(drawn, numbers))
 
     def masks(start: int, stop: int) -> Tensor:

@@ -17,13 +17,14 @@ IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentati
 
 
 def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:
-    """Returns the images of "DIR:SPLIT" in the order of that list, or all of "DIR" with a mask.
+    """Returns the images in the list of "DIR:SPLIT", or all images of "DIR" that have a mask.
 
-    Without a split they are ordered by name. Masks hold classes as palette indices or grey
-    levels; 255 is ignored in every data set of this kind. They fit the images as turned
-    upright by their EXIF orientation. There are no labels, because an image has several classes.
+    The images of a split have the order of its list; without a split they are ordered by name.
+    Masks hold classes as palette indices or grey levels; 255 is ignored in every data set of this
+    kind. Masks must fit the images after these are turned upright by their EXIF orientation. There
+    are no labels, because an image has several classes.
 
-    Raises ValueError for missing folders, an unknown split, names without image or mask, and
+    Raises ValueError for missing folders, an unknown split, names without an image or a mask, and
     masks whose size is not that of their image.
     """
     folder, split = path_and_option(where)
@@ -67,7 +68,7 @@ def _split(folder: Path, split: str) -> list[str]:
     if split not in known:
         there = f"there are no lists in {SPLITS}/"
         if known:
-            there = f"there is {plain(', '.join(known), 1000)}"
+            there = f"give one of {plain(', '.join(known), 1000)}"
         raise ValueError(
             f"no split of {quoted(folder)} is called {quoted(split)}: {there}. voc:DIR takes all."
         )

@@ -1,4 +1,4 @@
-"""Probes: what a measure means on a model. Built-in probes are functions that return a Probe."""
+"""Probes, which apply measures to a model. A built-in probe is a function that returns a Probe."""
 
 from collections.abc import Sequence
 
@@ -54,7 +54,7 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
     names = [probe.name for probe in resolved]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"two probes share a name ({', '.join(names)}): give each its own, "
+            f"two probes share a name ({', '.join(names)}): give each its own name, with "
             "dataclasses.replace(probe, name=...)."
         )
     return resolved
@@ -64,6 +64,6 @@ def _named(name: str) -> Probe:
     if name not in BUILT_IN:
         of = [probe for probe, made in BUILT_IN.items() if name in made().statistics]
         hint = checks.did_you_mean(name, BUILT_IN, f"The probes are {', '.join(BUILT_IN)}.")
-        hint = f"It is a statistic of the probe {' and of '.join(of)}: give that." if of else hint
+        hint = f"It is a statistic of {' and of '.join(of)}: give this probe." if of else hint
         raise ValueError(f"there is no probe {name!r}. {hint}")
     return BUILT_IN[name]()

@@ -1,4 +1,4 @@
-"""Activity of sparse codes and attention if nothing is exactly zero, as in a GELU network."""
+"""Activity of codes and attention in networks without exact zeros, such as GELU networks."""
 
 from functools import partial
 
@@ -15,24 +15,24 @@ _share = partial(Statistic, unit="share of entries", low=0.0, high=1.0)
 _STATISTICS: dict[str, Statistic] = {
     "gini": Statistic(
         "Gini index of the code", "higher is sparser", "", 0.0, 1.0,
-        "Gini index of |a|, mean over tokens: 0 for equal entries, near 1 for a single one. "
-        "Gaussian noise has 0.41, its ReLU 0.71.",
+        "Gini index of |a|, mean over tokens: 0 for equal entries, near 1 for a single one that is "
+        "not 0. Gaussian noise has 0.41, its ReLU 0.71.",
     ),
     "near_zero": _share(
         "Entries of the code near zero", "higher is sparser",
-        how="Entries below 1 % of the token's largest, mean over tokens. Gaussian noise of a few "
-        "hundred entries has about 0.03, its ReLU 0.51.",
+        how="Share of entries with |a| below 1 % of the token's largest, mean over tokens. "
+        "Gaussian noise of a few hundred entries has about 0.03, its ReLU 0.51.",
     ),
     "energy_support": _share(
         "Entries that hold 90 % of the energy", "lower is sparser",
-        how="The fewest entries with 90 % of the token's squares, mean over tokens. Gaussian "
-        "noise has 0.44, its ReLU half of that.",
+        how="Smallest share of entries that holds 90 % of the token's sum of squares, mean over "
+        "tokens. Gaussian noise has 0.44, its ReLU half of that.",
     ),
     "attention_support": Statistic(
         "Share of the visible tokens that a head attends to", "lower singles out fewer tokens",
         "share of tokens", 0.0, 1.0,
-        "Effective support 1 / sum p^2 over the number of tokens that a query sees, mean over "
-        "queries: 1 is even attention, 1 / N a single token.",
+        "Effective support 1 / sum p^2, divided by the number of tokens that a query sees, mean "
+        "over queries: 1 is even attention, 1 / N a single token.",
     ),
 }  # fmt: skip
 
@@ -40,12 +40,12 @@ _STATISTICS: dict[str, Statistic] = {
 def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:
     """Returns a probe of sparsity that needs no exact zeros and does not depend on scale.
 
-    It measures, of `mlp.hook_post`: the Gini index, the share of entries with |a| below 1 % of the
-    token's largest, and the share of entries that hold 90 % of its squares. Of attention: the share
-    of the visible tokens over which it is spread. So networks with ReLU and GELU can be compared,
-    and codes of different width. tokens: "all", "patches" (without CLS) or positions; for
-    attention, the queries. The levels in the statistics' descriptions are those of noise; measure
-    an untrained twin for the level of the architecture.
+    For the code `mlp.hook_post` it measures the Gini index, the share of entries with |a| below 1 %
+    of the token's largest, and the share of entries that hold 90 % of the token's sum of squares.
+    For attention it measures the share of the visible tokens over which a head spreads. So networks
+    with ReLU and GELU can be compared, and codes of different width. tokens: "all", "patches"
+    (without CLS) or positions; for attention, these are the queries. The levels in the statistics'
+    descriptions are those of noise; measure an untrained twin for the level of the architecture.
     """
     tokens = check_tokens(tokens)
     return Probe(

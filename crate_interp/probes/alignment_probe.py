@@ -15,32 +15,32 @@ _defect = partial(Statistic, unit="", low=0.0, high=None)
 _STATISTICS: dict[str, Statistic] = {
     "orthonormality": _defect(
         "How far U is from orthonormal", "0 is what the theory assumes",
-        how="|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory "
+        how="|U_k^T U_k - I| / sqrt(p): 0 if a head's basis is orthonormal, as the theory "
         "assumes. Scale counts: at the start of training U_k^T U_k is about I/3, which alone "
         "gives 0.67.",
         column="U defect",
     ),
     "completeness": _defect(
         "How far the subspaces are from covering the space", "0 is what the theory assumes",
-        how="|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly, "
-        "and at scale one; even cover at the scale of the start of training, I/3, has 0.67.",
+        how="|sum U_k U_k^T - I| / sqrt(d): 0 if the heads together cover the space evenly at "
+        "scale one. Even cover at the scale of the start of training, I/3, gives 0.67.",
     ),
     "head_overlap": Statistic(
         "Overlap of the heads' subspaces", "lower is more incoherent", "", 0.0, 1.0,
-        "Mean squared cosine between a head's subspace and the others': p/d is chance, 0 is "
-        "disjoint.",
+        "Mean squared cosine between a head's subspace and those of the other heads: p/d is "
+        "chance, 0 is disjoint.",
     ),
     "dictionary_defect": _defect(
         "How far D is from orthonormal", "0 is what the theory assumes",
-        how="|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
-        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. "
-        "Scale counts, since c is not divided out: see dictionary_shape.",
+        how="|G - c I| / sqrt(n), where G is the smaller of D^T D and D D^T, n its width, and "
+        "c = tr(G) / n: 0 if D is a scaled orthonormal dictionary or, if it is wide, a scaled "
+        "tight frame. Scale counts; dictionary_shape divides it out.",
     ),
     "dictionary_shape": _defect(
         "How far D is from orthonormal, whatever its scale", "0 is what the theory assumes",
-        how="dictionary_defect over c, whatever the scale: 0 where D is a scaled orthonormal "
-        "dictionary, or a scaled tight frame. A random D has about sqrt(short side / long side): "
-        "1 if it is square.",
+        how="dictionary_defect divided by c, so that scale does not count: 0 if D is a scaled "
+        "orthonormal dictionary, or a scaled tight frame. A random D has about "
+        "sqrt(short side / long side): 1 if it is square.",
     ),
     "energy_head": Statistic(
         "Share of a token in each head's subspace", "p/d is chance", "share of energy", 0.0, 1.0,
@@ -60,7 +60,7 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
     return Probe(
         name=name,
         heading="Geometry: are the weights what the theory assumes",
-        # the second value is not needed: a layer without it has no U
+        # attn.hook_u is not read: it leaves out layers without this point, which have no U
         points=("hook_resid_mid", "attn.hook_u"),
         measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,

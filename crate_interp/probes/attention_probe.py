@@ -17,26 +17,26 @@ _mass = partial(Statistic, unit="share of attention", low=0.0, high=1.0)
 _STATISTICS: dict[str, Statistic] = {
     "entropy": _entropy(
         "Entropy of attention", "lower singles out fewer tokens",
-        how="Entropy of attention, mean over queries; 0 is one token, entropy_uniform is even "
-        "attention, the most.",
+        how="Entropy of attention, mean over queries: 0 for attention to one token, and at most "
+        "entropy_uniform, for even attention.",
     ),
     "entropy_uniform": _entropy(
         "Entropy of even attention", "the most that entropy can be",
-        how="What uniform attention over the keys a query sees would have: ln N, less where "
-        "causal.",
+        how="Entropy of uniform attention over the keys that a query sees: ln N, or less in a "
+        "causal model.",
     ),
     "entropy_cls": _entropy(
         "Entropy of the CLS token's attention", "lower singles out fewer tokens",
-        how="Entropy of the CLS token's attention, CLS itself among its keys, at most "
-        "entropy_uniform; low where the head singles out a few tokens.",
+        how="Entropy of the CLS token's attention over all tokens, CLS included: at most "
+        "entropy_uniform, and low if the head singles out a few tokens.",
     ),
     "top1_cls": _mass(
         "CLS attention on the token it attends to most", "higher singles out one token",
-        how="Mass on the token the CLS token attends to most, which may be CLS itself.",
+        how="Mass on the token that the CLS token attends to most, which can be CLS itself.",
     ),
     "top5_cls": _mass(
         "CLS attention on the five tokens it attends to most", "higher singles out few tokens",
-        how="Mass on the five tokens the CLS token attends to most.",
+        how="Mass on the five tokens that the CLS token attends to most.",
     ),
     "support_cls": Statistic(
         "Tokens that the CLS token attends to", "lower singles out fewer tokens", "tokens", 1.0,
@@ -44,12 +44,12 @@ _STATISTICS: dict[str, Statistic] = {
     ),
     "entropy_patches": _entropy(
         "Entropy of CLS attention over patches alone", "lower singles out fewer tokens",
-        how="Entropy of how the CLS token divides among the patches what it gives to them; 0 is "
-        "one patch, ln of their number is even. It tells whether a head is sharp on the picture.",
+        how="Entropy of the CLS token's attention to patches, scaled to sum to 1: 0 for one patch, "
+        "ln of their number if even. It tells whether a head is sharp on the picture.",
     ),
     "self_cls": _mass(
         "CLS attention on CLS itself", "the rest goes to patches",
-        how="Mass that the CLS token gives to itself; a head may be sharp for that reason only.",
+        how="Mass that the CLS token gives to itself; this alone can make a head look sharp.",
     ),
 }  # fmt: skip
 
@@ -57,11 +57,11 @@ _STATISTICS: dict[str, Statistic] = {
 def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
     """Returns a probe of how sharply each head attends.
 
-    It measures the entropy over the queries of `tokens`, the entropy that uniform attention would
-    have, and for the CLS query the entropy over all keys and over only the patches, the mass on the
-    top one and the top five tokens, the effective support, and the mass on CLS itself. tokens: the
-    queries, "all", "patches" (without CLS) or positions; the keys are all tokens. Models of text
-    have no CLS statistics.
+    It measures the entropy, averaged over the queries in `tokens`, and the entropy that uniform
+    attention would have. For the CLS query it also measures the entropy over all keys and over the
+    patches alone, the mass on the top one and the top five tokens, the effective support, and the
+    mass on CLS itself. tokens: the queries, "all", "patches" (without CLS) or positions; the keys
+    are all tokens. Models of text have no CLS statistics.
     """
     tokens = layer_reading.check_tokens(tokens)
     return Probe(
@@ -78,7 +78,7 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     pattern = acts["attn.hook_pattern"]  # [batch, head, query, key]
     queries = layer_reading.picked(pattern, tokens, block, axis=2)
     entropy = attention_entropy(queries)  # [batch, head, query]
-    even = math.log(queries.shape[-1])  # the mean over queries of ln(number of keys it sees)
+    even = math.log(queries.shape[-1])  # mean over queries of ln(keys that a query sees)
     if block.attn.cfg.causal:
         even = float(torch.log(layer_reading.visible_keys(queries).double()).mean())
     uniform = pattern.new_full((len(pattern),), even)
@@ -97,7 +97,7 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _among(shares: Tensor) -> Tensor:
-    """Returns the entropy of shares `[..., patch]` of a whole; 0 if the whole is 0.
+    """Returns the entropy of shares `[..., patch]`, scaled to sum to 1; 0 if all shares are 0.
 
     It is computed in float64, because CLS may leave only a millionth to the patches.
     """

@@ -28,7 +28,7 @@ BUILT_IN: dict[str, Callable[..., Probe]] = {
     "activity": activity,
 }
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
-# those of `ci.linear_probe`, which fits classifiers and so is no Probe
+# statistics of `ci.linear_probe`, which fits classifiers and so is not a Probe
 LINEAR, LINEAR_HEADING = "linear", "What a linear classifier reads off"
 _share = partial(Statistic, unit="share right", low=0.0, high=1.0)
 LINEAR_STATISTICS: dict[str, Statistic] = {
@@ -38,11 +38,11 @@ LINEAR_STATISTICS: dict[str, Statistic] = {
     ),
     "permuted": _share(
         "Accuracy with permuted labels", "chance, with its noise",
-        how="The same with labels permuted among samples, so that there is nothing to learn.",
+        how="Held-out accuracy with labels permuted among samples: there is nothing to learn.",
     ),
     "chance": _share(
         "Share of the commonest class", "chance",
-        how="Held-out accuracy of always naming the commonest class of the training part.",
+        how="Held-out accuracy of always predicting the commonest class of the training part.",
     ),
 }  # fmt: skip
 
@@ -50,9 +50,9 @@ LINEAR_STATISTICS: dict[str, Statistic] = {
 def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
     """Returns the record of a "probe.statistic" of a result.
 
-    Unit, bounds and how to read it come from the result's meta. So do title, direction and column
-    if they differ from those of the built-in probe of this name; otherwise they come from that
-    probe. A statistic that neither knows gets a title made from its name.
+    Unit, bounds and how to read it come from the result's meta. Title, direction and column come
+    from the meta if it holds them, else from the built-in probe of this name. A statistic in
+    neither gets a title made from its name.
     """
     facts = meta["statistics"].get(name, ("", None, None, ""))
     title, direction, column = meta.get("titles", {}).get(name) or _known(name, facts).labels
@@ -67,9 +67,9 @@ def heading(meta: Mapping[str, Any], probe: str) -> str:
 
 
 def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
-    """Returns the texts of probes that a result must store, because names alone do not give them.
+    """Returns the texts of probes that a result must store, since they do not follow from names.
 
-    "titles": title, direction and column of statistics; "headings": those of probes.
+    "titles": title, direction and column of statistics; "headings": the headings of probes.
     """
     records = {f"{one.name}.{own}": each for one in probes for own, each in one.records.items()}
     titles = {

@@ -15,18 +15,18 @@ _rate = partial(Statistic, unit="nats per token", low=0.0, high=None)
 _OFFICIAL: dict[str, Statistic] = {
     "official_rate": _rate(
         "R^c as the authors' script counts it", "lower is more compressed",
-        how="The number the authors' script plots as R^c: of the codes LN(Z^l) U_k, each head's "
-        "code of each token at length one; at most K p/2 ln(1 + 1/0.01).",
+        how="The number that the authors' script plots as R^c: the rate of the codes LN(Z^l) U_k, "
+        "with each token's code in each head scaled to length one; at most K p/2 ln(1 + 1/0.01).",
         column="official R^c",
     ),
     "official_rate_head": _rate(
         "The authors' script's rate of each head", "lower is more compressed",
-        how="The authors' number for one head.",
+        how="The part of one head in official_rate.",
     ),
     "zero_codes": Statistic(
         "Codes that are all zero", "0 is usual", "tokens x heads", 0.0, None,
-        "How many codes are all zero: they add nothing here, the authors' script returns NaN. "
-        "Summed in result.meta['counts'], without a row in a table.",
+        "How many codes are all zero. They add nothing here, but the authors' script returns NaN "
+        "for them. The sum is in result.meta['counts'], not in a table.",
     ),
 }  # fmt: skip
 # place: (its hook point, its symbol, its name, its name in a title)
@@ -55,16 +55,16 @@ def compression(
 
     It also measures the number that the authors plot. eps: as in the paper. at: "pre" (Z^l), "mid"
     (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: measure LN(Z) instead of
-    Z, at every place by the same LayerNorm, the one before the layer's own attention (ln1; in a MAE
-    decoder ln2), so that rates can be compared. The model itself reads Z^{l+1/2} through ln2 and
-    Z^{l+1} through the next layer's ln1. Hooks on the norm have no effect here. tokens: "all",
+    Z. So that rates can be compared, every place then uses the same LayerNorm, the one before the
+    layer's own attention (ln1; in a MAE decoder ln2). The model itself reads Z^{l+1/2} through ln2
+    and Z^{l+1} through the next layer's ln1. Hooks on the norm have no effect here. tokens: "all",
     "patches" (without CLS) or positions. basis: the U for R^c, "stored" or "orthonormal" (Q of U_k
     = Q_k R_k); the official number always uses the stored U.
 
-    With "pre" and without norm Z^L is measured too, as layer n_layers, with rate_pre only. Layers
-    whose queries, keys and values are different codes have no U, so only R is measured.
-    `zero_codes` is summed into the result's meta. Raises ValueError for eps <= 0, unknown places or
-    basis.
+    If `at` has "pre" and norm is False, Z^L is measured too, as layer n_layers, but only rate_pre.
+    Layers whose queries, keys and values are different codes have no U, so only R is measured.
+    `zero_codes` is summed into the result's meta. Raises ValueError for eps <= 0, and for an
+    unknown place or basis.
     """
     if not eps > 0:
         raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
@@ -97,12 +97,12 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
     for place in at:
         _, symbol, what, where = PLACES[place]
         z = f"LN({symbol})" if norm else symbol
-        what += ", normalised as the layer's attention does" if norm else ""
+        what += ", normalised by the LayerNorm before attention" if norm else ""
         found |= {
             f"rate_{place}": _rate(
                 f"Coding rate R of all tokens {where}", "higher is more spread out",
-                how=f"R of {z}, {what}: its cost as one Gaussian; theory wants it high while R^c "
-                "falls.",
+                how=f"R of {z}, {what}: the cost of coding it as one Gaussian; the theory wants R "
+                "high while R^c falls.",
             ),
             f"subspace_rate_{place}": _rate(
                 f"Coding rate R^c in the subspaces {where}", "lower is more compressed",
@@ -116,9 +116,9 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
             f"reduction_{place}": Statistic(
                 f"Rate reduction R - R^c {where}", "higher is better by the theory",
                 "nats per token", None, None,
-                f"R - R^c of {z}: theory wants it large; at most d/2 ln K for complete "
-                "orthonormal U. With other U its sign is mostly that of their scale: compare it "
-                "with random subspaces, which have the same, and not with 0.",
+                f"R - R^c of {z}: the theory wants it large; at most d/2 ln K for complete "
+                "orthonormal U. For other U its sign mostly reflects their scale: compare it with "
+                "random subspaces of the same scale, not with 0.",
             ),
         }  # fmt: skip
     return found | _OFFICIAL
@@ -163,7 +163,7 @@ def _codes(block: Block, acts: Acts, point: str, basis: str) -> Tensor:
         return layer_reading.orthonormal_codes(block, acts, point)
     if point != "hook_resid_mid":
         return layer_reading.stored_codes(block, acts, point)
-    # Z U_k = Z Q_k R_k; the alignment probe can share Z Q_k
+    # Z U_k = Z Q_k R_k, where Z Q_k is shared with the alignment probe
     return rates.in_other_basis(
         layer_reading.orthonormal_codes(block, acts, point),
         layer_reading.orthonormal_basis(block, acts)[1],

@@ -18,8 +18,8 @@ _STATISTICS: dict[str, Statistic] = {
         "nats per token",
         None,
         None,
-        "R^c after attention less R^c before it, of "
-        f"{frame.tokens.format(z='Z')}; the theory says below 0.",
+        "R^c after attention minus R^c before it, for "
+        f"{frame.tokens.format(z='Z')}; below 0 by the theory.",
     )
     for name, frame in layer_reading.FRAMES.items()
 }
@@ -31,7 +31,7 @@ def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Pr
     Both rates use the stored U of layer l. A rate depends on the length of Z, so a layer may lower
     it in one frame and raise it in another. "stream": Z as it is. "read": LN(Z) by the norm before
     the layer's own attention. "unit": Z scaled to |Z|_F = sqrt(pos d_model). `ci.audit` uses the
-    same frames and also compares with nulls; this probe has only the number.
+    same frames and also compares with nulls; this probe measures only the change.
 
     eps: as in the paper. tokens: "all", "patches" (without CLS) or positions. Layers whose queries,
     keys and values are different codes have no U and are left out. Raises ValueError for eps <= 0.

@@ -15,7 +15,7 @@ from crate_interp.models.layers.block import Layer
 
 
 class StandIn:
-    """A module with some attributes replaced; a user's own probe may read any other attribute."""
+    """A module with some attributes replaced; it keeps all others, which any probe may read."""
 
     def __init__(self, real: "nn.Module | StandIn", **replaced: "Tensor | StandIn") -> None:
         self.__dict__ |= {"_real": real, **replaced}
@@ -33,8 +33,8 @@ Store = dict[str, Tensor | tuple[Tensor, ...]]
 class LayerActs(dict[str, Tensor]):
     """One layer's activations on one batch, and values already computed from them.
 
-    `made` lives as long as the batch, `of_weights` as long as the sweep: weights do not change
-    while it runs.
+    `made` holds values of the batch. `of_weights` holds values of the weights for the whole sweep,
+    during which weights do not change.
     """
 
     def __init__(self, acts: Mapping[str, Tensor], of_weights: Store, made: Store | None = None):
@@ -43,7 +43,7 @@ class LayerActs(dict[str, Tensor]):
         self.made: Store = {} if made is None else made
 
     def only(self, points: Iterable[str]) -> "LayerActs":
-        """Returns the activations of some points; what has been computed is shared."""
+        """Returns the activations of some points; both objects share the computed values."""
         return LayerActs(
             {point: self[point] for point in points if point in self}, self.of_weights, self.made
         )
@@ -62,7 +62,7 @@ def n_special(block: Block) -> int:
 def subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
     """Returns U, or None if queries, keys and values are different codes.
 
-    For a black box it is the map chosen to be measured in place of U
+    For a black box, returns the map that was chosen to be measured in place of U
     (crate_interp/bridge/bridged_layers.py).
     """
     return getattr(block.attn, "U", None)
@@ -89,17 +89,17 @@ def around_attention(block: Block) -> tuple[str, str, str]:
 def as_attention_reads(
     block: Block, z: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Returns LN(z) by the norm before the layer's attention, ignoring its hooks."""
+    """Returns LN(z) by the norm before the layer's attention; hooks on this norm do not run."""
     norm = getattr(block, around_attention(block)[1].split(".")[0])
     return norm.plain(z)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame in words: a form in which tokens are measured.
+    """The words for a frame, which is a form in which tokens are measured.
 
-    title: its name in the title of a statistic. tokens: what is measured; {z} stands for the
-    tokens. sides: what an audit does to the tokens before and after a step.
+    title: the frame in the title of a statistic. tokens: the measured tokens; {z} stands for the
+    tokens themselves. sides: how an audit treats the tokens before and after a step.
     """
 
     title: str
@@ -111,7 +111,7 @@ FRAMES = {
     "stream": Frame("stream as it is", "{z} as it is", "both sides as they are"),
     "read": Frame(
         "stream as attention reads it",
-        "LN({z}), normalised as the layer's attention does",
+        "LN({z}), by the LayerNorm before the layer's attention",
         "both sides through the LayerNorm that the step reads through",
     ),
     "unit": Frame(
@@ -155,7 +155,7 @@ def orthonormal_codes(
 
 
 def check_tokens(tokens: Tokens) -> Tokens:
-    """Returns the tokens to measure: "all", "patches", or a list of positions.
+    """Checks and returns the tokens to measure: "all", "patches", or a list of positions.
 
     Raises ValueError for anything else, and for repeated positions.
     """
@@ -168,12 +168,12 @@ def check_tokens(tokens: Tokens) -> Tokens:
             "-1]."
         )
     if len(set(places)) < len(places):
-        raise ValueError(f"tokens={tokens!r}: a position comes twice.")
+        raise ValueError(f"tokens={tokens!r}: give each position once.")
     return places
 
 
 def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tensor:
-    """Returns the tokens to measure along an axis; a view for all of them, or all but CLS.
+    """Returns the tokens to measure along an axis; "all" and "patches" give a view.
 
     Raises ValueError for positions that do not exist, repeated positions, and "patches" in a model
     without CLS.
@@ -183,7 +183,7 @@ def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tenso
     if tokens == "patches":
         if not has_cls(block):
             raise ValueError(
-                "tokens='patches' leaves out CLS, and this model has none: give 'all' or positions."
+                "tokens='patches' leaves out CLS, but this model has none: give 'all' or positions."
             )
         first = n_special(block)
         return tensor.narrow(axis, first, tensor.shape[axis] - first)
@@ -195,7 +195,7 @@ def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tenso
         )
     places = [int(place) % count for place in tokens]
     if len(set(places)) < len(places):
-        raise ValueError(f"tokens={list(tokens)} names a position twice, of {count}.")
+        raise ValueError(f"tokens={list(tokens)} names a token twice, as there are {count}.")
     return tensor.index_select(axis, tensor.new_tensor(places).long())
 
 

@@ -40,11 +40,12 @@ def attention(
 ) -> Float[Tensor, "batch head h w"]:
     """Returns the attention of one query of a layer, per head, over the grid of patches.
 
-    The weights are those of `ci.measures.attention_map`. cache: of `model.run_with_cache(images)`,
-    with attn.hook_pattern of the layer; if scaled or cls_key is False, with attn.hook_q and
-    attn.hook_k. query: 0 for CLS, or (row, column) of a patch. grid: rows and columns of patches,
-    needed if the images do not have the model's own size. Raises KeyError for points that were not
-    cached, ValueError for a layer, query or grid that does not fit.
+    The weights are those of `ci.measures.attention_map`. cache: from
+    `model.run_with_cache(images)`, with attn.hook_pattern of the layer or, if scaled or cls_key is
+    False, with attn.hook_q and attn.hook_k. query: 0 for CLS, or (row, column) of a patch. grid:
+    rows and columns of patches, needed if the images do not have the model's own size. Raises
+    KeyError for points that were not cached, and ValueError for a layer, query or grid that does
+    not fit.
     """
     if scaled and cls_key:  # the pattern that the model computed, with the edits of hooks
         pattern = _whole_pattern(cache, layer)
@@ -68,9 +69,9 @@ def codes(
 ) -> Float[Tensor, "batch atom h w"]:
     """Returns how strongly each patch uses some atoms of a layer, over the grid of patches.
 
-    The numbers are entries of the sparse code. atoms: their numbers, 0 to d_mlp - 1. point: another
-    code, such as "mlp.hook_pre" before the ReLU. grid and errors: as in `attention`; also
-    ValueError for atoms that the layer does not have.
+    The values are entries of the sparse code. atoms: numbers from 0 to d_mlp - 1. point: the hook
+    point of the code, such as "mlp.hook_pre" for the code before the ReLU. grid and errors: as in
+    `attention`; also ValueError for atoms that the layer does not have.
     """
     values = _point(cache, layer, point)  # [batch, pos, d_mlp]
     listed: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
@@ -93,7 +94,7 @@ def components(
 ) -> Float[Tensor, "batch component h w"]:
     """Returns the patches' codes on their first principal components, over the grid of patches.
 
-    The components are those of all images of the cache (`ci.measures.pca_map`). point:
+    The components are computed over all images of the cache (`ci.measures.pca_map`). point:
     "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or a point of the stream,
     such as "hook_resid_post". grid and errors: as in `attention`.
     """
@@ -105,10 +106,10 @@ def components(
 def rollout(
     cache: CrateCache, *, query: Query = 0, grid: Size | None = None
 ) -> Float[Tensor, "batch h w"]:
-    """Returns each patch's share in one query, through the attention of all layers, over the grid.
+    """Returns each patch's share in one query through all layers' attention, over the grid.
 
-    It is `ci.measures.attention_rollout`. In CRATE the sparse step rewrites the stream between
-    layers, which roll-out ignores. query, grid and errors: as in `attention`.
+    The shares are those of `ci.measures.attention_rollout`. In CRATE the sparse step rewrites the
+    stream between layers, which roll-out ignores. query, grid and errors: as in `attention`.
     """
     count = len(cache.model.blocks)
     patterns = torch.stack([_whole_pattern(cache, layer) for layer in range(count)], dim=1)
@@ -131,11 +132,11 @@ def windowed(
 
     Where windows overlap, their maps are averaged. read: takes the cache of one window and returns
     maps `[batch, map, h, w]`, such as `lambda cache: ci.maps.attention(cache, 4)`. stride: pixels
-    between windows, or (rows, columns), multiples of the patch; None is half a window. The last
-    window of a row ends at the edge. names: the names_filter of the caches; one cache is held at a
-    time. Attention is a share within its window, so a window without the object attends elsewhere.
-    Raises ValueError for images smaller than a window, sides that are not multiples of the patch,
-    and a stride that leaves gaps.
+    between windows, one number or (rows, columns), in multiples of the patch; None is half a
+    window. The last window of a row ends at the edge. names: the names_filter of the caches, of
+    which one is held at a time. Attention sums to 1 within each window, so in a window without the
+    object it goes elsewhere. Raises ValueError for images smaller than a window, sides that are not
+    multiples of the patch, and a stride that leaves gaps.
     """
     corners = _corners(model, images, stride)
     (height, width), patch = model.cfg.image_size, model.cfg.patch_size
@@ -150,8 +151,8 @@ def windowed(
         maps = read(cache)
         if maps.ndim != 4:
             raise ValueError(
-                f"read(cache) returned shape {list(maps.shape)}: maps of one window are [batch, "
-                "map, h, w]."
+                f"read(cache) returned shape {list(maps.shape)}: return the maps of a window as "
+                "[batch, map, h, w]."
             )
         rows = slice(top // patch[0], top // patch[0] + maps.shape[-2])
         columns = slice(left // patch[1], left // patch[1] + maps.shape[-1])
@@ -170,8 +171,8 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
     sides, window, patch = images.shape[2:], model.cfg.image_size, model.cfg.patch_size
     if any(side < w or side % p for side, w, p in zip(sides, window, patch, strict=True)):
         raise ValueError(
-            f"images are {sides[0]} x {sides[1]}: windows of {window[0]} x {window[1]} need at "
-            f"least that, in multiples of the patch {patch}; model.pad(images) makes multiples."
+            f"images are {sides[0]} x {sides[1]}: give at least a window, {window[0]} x "
+            f"{window[1]}, in multiples of the patch {patch}; model.pad(images) makes multiples."
         )
     half = [max(w // 2 // p, 1) * p for w, p in zip(window, patch, strict=True)]
     steps = half if stride is None else checks.size("stride", stride)
@@ -195,8 +196,8 @@ def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
         )
     if not cache.model.has_cls:
         raise ValueError(
-            "maps over patches are read from the cache of a model of images; of a CLIP give "
-            "cache.visual."
+            "maps over patches are read from the cache of a model of images: give one, or, for a "
+            "CLIP, cache.visual."
         )
     return cache.at(point, layer)
 
@@ -204,13 +205,13 @@ def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
 def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
     """Returns the attention of all queries `[batch, head, query, key]`.
 
-    Raises ValueError for a slice of them, in which positions are shifted.
+    Raises ValueError if the cache holds a slice of the queries, because it shifts their positions.
     """
     pattern = _point(cache, layer, "attn.hook_pattern")
     if pattern.shape[-2] != pattern.shape[-1]:
         raise ValueError(
-            f"the cache holds {pattern.shape[-2]} of {pattern.shape[-1]} tokens: run_with_cache "
-            "without pos_slice."
+            f"the cache holds {pattern.shape[-2]} of {pattern.shape[-1]} tokens: call "
+            "run_with_cache without pos_slice."
         )
     return pattern
 
@@ -219,7 +220,7 @@ def _grid(cache: CrateCache, patches: int, grid: Size | None) -> Grid:
     rows, columns = cache.model.cfg.grid if grid is None else checks.size("grid", grid)
     if rows * columns != patches:
         raise ValueError(
-            f"there are {patches} patches, the grid is {rows} x {columns}: give grid=(rows, "
+            f"there are {patches} patches, but the grid is {rows} x {columns}: give grid=(rows, "
             f"columns), the image's sides divided by the patch {cache.model.cfg.patch_size}."
         )
     return rows, columns

@@ -1,4 +1,4 @@
-"""The objective: the cost of a layer's output minus the saving by its subspaces."""
+"""The objective: the cost of a layer's output minus what its subspaces save."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ _STATISTICS: dict[str, Statistic] = {
         "nats",
         None,
         None,
-        f"lambda {symbol} + R^c - R of {frame.tokens.format(z='Z^{l+1}')}, against U of layer l; "
+        f"lambda {symbol} + R^c - R of {frame.tokens.format(z='Z^{l+1}')}, with U of layer l; "
         "lower is better.",
     )
     for size, (symbol, words) in _SIZES.items()
@@ -39,7 +39,7 @@ def objective(
     models. The paper does not say whether its count is a fraction.
 
     The rates depend on the length of Z, so there are three frames. "stream": Z as it is, which is
-    what the paper measures (its App. C takes LayerNorm out). "read": LN(Z) by the LayerNorm before
+    what the paper measures (its App. C leaves out LayerNorm). "read": LN(Z) by the LayerNorm before
     the layer's own attention, ln1. "unit": Z scaled to |Z|_F = sqrt(pos d_model). LayerNorm leaves
     no zeros, so in every frame the sparsity is measured on Z itself, scaled to the Frobenius norm
     of the frame; the count is therefore the same in all three.

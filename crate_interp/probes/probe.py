@@ -1,4 +1,4 @@
-"""What a probe is, and checks of what it returns."""
+"""The class Probe, and checks of the numbers that a probe returns."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,29 +18,29 @@ MASKS = ("masks", "other_masks", "sample")  # further activations of a probe tha
 class Probe:
     """A measure applied to a model: what it reads, what it returns, and how to read the numbers.
 
-    name: the first half of "probe.statistic". points: hook points inside a block. All points of a
-    layer are passed together when the last has fired. They may be read but not edited, and are
-    released afterwards. `measure(block, acts)` returns {statistic: `[batch]` or `[batch, head]`};
-    with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}. statistics:
-    {statistic: `ci.probes.Statistic`}, from which titles, captions, axes and tables are made; or
-    {statistic: (unit, lowest, highest, how to read it)}, with None instead of a bound if there is
-    none, whose title is the name.
+    name: the first half of "probe.statistic". points: hook points inside a block. The activations
+    at all points of a layer are passed together when the last point has fired. They may be read but
+    not edited, and are released afterwards. `measure(block, acts)` returns {statistic: `[batch]` or
+    `[batch, head]`}; with points=() it measures weights alone and returns {statistic: `[]` or
+    `[head]`}. statistics: {statistic: record}, from which titles, captions, axes and tables are
+    made. A record is a `ci.probes.Statistic`, or a tuple (unit, lowest, highest, how to read it),
+    with None for a bound that does not exist; the title of a tuple is the statistic's name.
 
-    The rest is optional. optional: points that are read if the model has them. `final(z)` returns
-    {statistic: `[batch]`} for Z^L `[batch, pos, d_model]`, reported as layer n_layers; with
+    The other fields are optional. optional: points to read if the model has them. `final(z)`
+    returns {statistic: `[batch]`} for Z^L `[batch, pos, d_model]`, reported as layer n_layers; with
     `final_block` it is `final(z, block)` and gets the last block too. `weights(block)` returns
     {statistic: `[]` or `[head]`} and runs once. counts: statistics `[batch]` that are summed over
-    samples and layers into the result's meta and get no table. settings: written into the result,
-    with JSON values. per_head: statistics `[batch, head]` that are kept for every sample
-    (`result.head_samples()`), not only as mean and variance.
+    samples and layers into the result's meta and get no table. settings: names with JSON values,
+    which are written into the result. per_head: statistics `[batch, head]` that are kept for every
+    sample (`result.head_samples()`), not only as mean and variance.
 
     masks: the probe needs data with masks, and `measure` also gets acts["masks"], uint8 `[batch,
     height, width]` as `Samples.masks` returns them; acts["other_masks"], for each sample the mask
-    of the next one (for the last the mask of the first); and acts["sample"] `[batch]`, their
-    numbers. partial: a sample may lack a number (NaN), in any head, and is then left out of the
-    statistic's means. subspaces: the probe uses U; for a black box the result's settings say what
-    was used in its place. heading: the heading above the probe's statistics on pages; "" means its
-    name.
+    of the next sample (for the last sample, of the first); and acts["sample"] `[batch]`, the
+    numbers of the samples. partial: a sample may lack a value (NaN), in any head, and is then left
+    out of the statistic's means. subspaces: the probe uses U; for a black box the result's settings
+    say what was used in its place. heading: the heading above the probe's statistics on pages; ""
+    means its name.
     """
 
     name: str
@@ -109,7 +109,7 @@ def _check_name(name: Any, what: str) -> None:
 
 
 def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
-    """Returns the numbers of a block's weights, `[]` or `[head]` each.
+    """Returns a probe's statistics of a block's weights, `[]` or `[head]` each.
 
     Most probes measure no weights.
     """
@@ -120,7 +120,7 @@ def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
 
 
 def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Tensor]:
-    """Returns the numbers of a layer's activations, `[batch]` or `[batch, head]` each.
+    """Returns a probe's statistics of a layer's activations, `[batch]` or `[batch, head]` each.
 
     The probe sees only its own points. Raises ValueError if it edits activations in place, or
     returns a shape or name that it did not declare.
@@ -131,8 +131,8 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
     answer = probe.measure(block, seen)
     if [_edits(tensor) for tensor in seen.values()] != before:
         raise ValueError(
-            f"the probe {probe.name!r} edits activations in place: they are the model's own, "
-            "clone them."
+            f"the probe {probe.name!r} edits activations in place, but they are the model's own: "
+            "edit a clone."
         )
     answer = _checked_answer(probe, answer, (1, 2), batch)
     _check_heads(probe, answer, block, {size for act in seen.values() for size in act.shape[1:]})
@@ -140,7 +140,7 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
 
 
 def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block, axes: set[int]) -> None:
-    """Raises ValueError for "heads" that are really tokens or atoms, since a mean was forgotten.
+    """Raises ValueError if "heads" are really tokens or atoms, because a mean was forgotten.
 
     axes: the sizes of all axes of the activations except the first.
     """
@@ -156,7 +156,7 @@ def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block, axes:
 
 
 def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:
-    """Returns the numbers of Z^L, `[batch]` each; most probes have none."""
+    """Returns a probe's statistics of Z^L, `[batch]` each; most probes have none."""
     if probe.final is None:
         return {}
     answer = probe.final(z, block) if probe.final_block else probe.final(z)

@@ -1,4 +1,4 @@
-"""Effective number of directions of tokens, codes, attention and weights, without a threshold."""
+"""Effective numbers of directions in tokens, codes, attention and weights, without thresholds."""
 
 from functools import partial
 
@@ -14,35 +14,35 @@ _GAUSS = "a Gaussian m x n matrix has about m n / (sqrt m + sqrt n)^2"
 _rank = partial(Statistic, unit="directions", low=0.0, high=None)
 _STATISTICS: dict[str, Statistic] = {
     "stream": _rank(
-        "Directions that the tokens fill", "more are more spread out",
-        how="Effective rank of Z^l, exp of the entropy of its singular values; at most min(N, d). "
-        "1 is all tokens along one line.",
+        "Directions that the tokens fill", "higher is more spread out",
+        how="Effective rank of Z^l: exp of the entropy of its singular values. At most min(N, d); "
+        "1 if all tokens lie along one line.",
     ),
     "code": _rank(
-        "Directions that the codes fill", "more are more spread out",
+        "Directions that the codes fill", "higher is more spread out",
         how="Effective rank of the codes of an image's or text's tokens (mlp.hook_post); at most "
         "min(N, d_mlp).",
     ),
     "pattern": _rank(
-        "Stable rank of a head's attention", "1 is the same look from everywhere",
-        how="Stable rank |A|_F^2 / |A|_2^2 of a head's attention: 1 where all queries look alike, "
-        "N if each attends only to itself.",
+        "Stable rank of a head's attention", "1 if all queries attend alike",
+        how="Stable rank |A|_F^2 / |A|_2^2 of a head's attention: 1 if all queries attend alike, N "
+        "if each token attends only to itself.",
     ),
     "stable_u": _rank(
-        "Stable rank of each head's subspace map", "as wide as the head is even",
-        how=f"Stable rank of each U_k: at most d_head, where all directions count alike; {_GAUSS}.",
+        "Stable rank of each head's subspace map", "higher is more even",
+        how=f"Stable rank of each U_k: at most d_head, if all directions count alike; {_GAUSS}.",
     ),
     "stable_out": _rank(
-        "Stable rank of each head's output map", "as wide as the head is even",
+        "Stable rank of each head's output map", "higher is more even",
         how=f"Stable rank of each head's output map W_O: at most d_head; {_GAUSS}.",
     ),
     "stable_in_mlp": _rank(
         "Stable rank of the dictionary, or of W_in", "higher is more even",
-        how=f"Stable rank of the dictionary D, in an MLP of W_in; {_GAUSS}.",
+        how=f"Stable rank of the dictionary D, or of W_in in an MLP; {_GAUSS}.",
     ),
     "stable_out_mlp": _rank(
         "Stable rank of the decoder, W_out", "higher is more even",
-        how=f"Stable rank of the decoder W_out, where there is one; {_GAUSS}.",
+        how=f"Stable rank of the decoder W_out, if there is one; {_GAUSS}.",
     ),
 }  # fmt: skip
 
@@ -50,15 +50,15 @@ _STATISTICS: dict[str, Statistic] = {
 def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
     """Returns a probe of effective and stable ranks of the stream, codes, attention and weights.
 
-    They do not depend on scale, so a CRATE and a black box can be compared. The effective rank
+    Ranks do not depend on scale, so a CRATE and a black box can be compared. The effective rank
     (`ci.measures.effective_rank`) is measured on the tokens of one sample, without centring; the
     stable rank (`ci.measures.stable_rank`) on an attention pattern or a weight. Compare with the
     level of a random network: measure an untrained twin. tokens: the tokens of stream and code,
     "all", "patches" (without CLS) or positions.
 
     Z^L is measured too, as layer n_layers. A MAE decoder, whose layers have no sparse step, has no
-    `code`; a layer without some map lacks its rank. This is not a default probe, because a singular
-    value decomposition costs as much as a layer.
+    `code`; a layer that lacks one of the maps lacks the rank of that map. This is not a default
+    probe, because a singular value decomposition costs as much as a layer.
     """
     tokens = layer_reading.check_tokens(tokens)
     return Probe(

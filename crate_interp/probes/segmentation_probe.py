@@ -24,12 +24,12 @@ _RULE = {
 CHANCE = {
     "": ("with the mask of an object", "", "higher finds the object better"),
     "_random": (
-        "in random order, with the mask of an object: what a map without places scores",
+        "put in random order, with the mask of an object: the score of a map without places",
         ", patches in random order",
         "chance",
     ),
     "_other": (
-        "with the mask of the next image: what a map of where objects tend to be scores",
+        "with the mask of the next image: the score of a map of where objects tend to be",
         ", on the mask of the next image",
         "chance",
     ),
@@ -45,7 +45,7 @@ def _statistics() -> dict[str, Statistic]:
         title = f"Jaccard index, {rule} rule, in {resolution}s{where}"
         how = f"Overlap, in {resolution}s, {_RULE[rule]}, {what}."
         mean = f"{how} Mean over the classes of an image."
-        best = f"{how} Of the best head for each class, chosen by the mask itself."
+        best = f"{how} Score of the best head for each class, which the mask itself chooses."
         answer[name] = Statistic(title, way, "", 0.0, 1.0, mean)
         chosen = f"{title}, best head for each class"
         answer[f"{name}_best"] = Statistic(chosen, way, "", 0.0, 1.0, best)
@@ -67,21 +67,22 @@ def segmentation(
 
     The data's masks are uint8 class maps, in which 255 is ignored. `{rule}_{resolution}` `[batch,
     head]` is the mean over the classes in the image. Rule: "mass" (`mass_mask` with the share
-    `mass`) or "top" (`top_mask` with `fraction`). Resolution: "token", where a patch belongs to the
-    class that covers more than half of it, and a class without such a patch gets the patch that it
-    covers most; or "pixel". `..._best` `[batch]` is the best head for each class, which the mask
-    itself chooses (arXiv 2308.16271 eq. 13): it is biased upward with the number of heads.
+    `mass`) or "top" (`top_mask` with `fraction`). Resolution: "pixel" or "token". For "token" a
+    patch belongs to the class that covers more than half of it; a class without such a patch gets
+    the patch that it covers most. `..._best` `[batch]` is the score of the best head for each
+    class. The mask itself chooses this head (arXiv 2308.16271 eq. 13), so the score is biased
+    upward, more so with more heads.
 
-    Both have two chance levels: `..._random`, with the patches of an image's maps in a random order
-    (one for all heads, drawn from the number of the sample), and `..._other`, with the maps of an
-    image judged by the mask of the next one. An image without any class has no score; if its next
-    image has none, it has no `..._other`. Patches with more than half 255 are ignored on both
-    sides, unless they belong to the class.
+    Each score has two chance levels. For `..._random`, the patches of an image's maps are put in a
+    random order (the same for all heads, drawn from the number of the sample). For `..._other`, an
+    image's maps are judged by the mask of the next image. An image without any class has no score;
+    if the next image has no class, there is no `..._other`. Patches of which more than half is 255
+    are ignored in both masks, unless they belong to the class.
 
-    query, scaled, cls_key: as in `attention_map`. If both switches are True the probe reads the
-    pattern that the model computed, with the edits of hooks. Eq. 10 is scaled=False, cls_key=False,
-    here on codes of the model's LayerNorm. The probe needs masks and so is not one of the default
-    probes. Raises ValueError for shares outside (0, 1] and a query that is not an integer.
+    query, scaled, cls_key: as in `attention_map`. If scaled and cls_key are True, the probe reads
+    the pattern that the model computed, with the edits of hooks. scaled=False, cls_key=False is
+    eq. 10, here on codes that follow the model's LayerNorm. The probe needs masks and so is not a
+    default probe. Raises ValueError for shares outside (0, 1] and a query that is not an integer.
     """
     settings = dict(mass=mass, fraction=fraction, query=query, scaled=scaled, cls_key=cls_key)
     for rule, share in ((mass_mask, mass), (top_mask, fraction)):
@@ -106,7 +107,7 @@ def _measure(
     block: Block, acts: Acts, mass: float, fraction: float, query: int, scaled: bool, cls_key: bool
 ) -> dict[str, Tensor]:
     if not has_cls(block):
-        raise ValueError("maps of attention are read from a model of images with a CLS token.")
+        raise ValueError("the model has no CLS token: give a model of images, which has one.")
     maps = _maps(acts, query, scaled, cls_key, n_special(block))  # [batch, head, patch]
     orders = torch.stack(
         [random_order(maps.shape[-1], int(sample)) for sample in acts["sample"]]
@@ -128,7 +129,7 @@ def _measure(
         answer[name] = targets.mean(scores)
         answer[f"{name}_best"] = targets.mean(scores.amax(dim=1, keepdim=True))[:, 0]
     for value in answer.values():
-        value[~own.any()] = torch.nan  # without an object of its own, whatever the next image has
+        value[~own.any()] = torch.nan  # images without an object of their own have no score
     return answer
 
 
@@ -146,7 +147,7 @@ def _maps(acts: Acts, query: int, scaled: bool, cls_key: bool, special: int) -> 
 def random_order(count: int, sample: int) -> Tensor:
     """Returns the random order of `count` patches for the chance level of a sample.
 
-    It is the same in every layer and model.
+    The order is the same in every layer and model.
     """
     return torch.randperm(count, generator=torch.Generator().manual_seed(sample))
 
@@ -163,18 +164,18 @@ class Targets:
         ]
         self.n, self.size = len(masks), patch_size[0] * patch_size[1]
         images, which = [i for i, _ in classes], [c for _, c in classes]
-        self.image = torch.tensor(images, dtype=torch.long, device=masks.device)  # of each pair
+        self.image = torch.tensor(images, dtype=torch.long, device=masks.device)  # [pair]
         ids = torch.tensor(which, dtype=masks.dtype, device=masks.device)
         own = masks[self.image] == ids[:, None, None]
-        self.pixels = _per_patch(own, patch_size)  # of the class [pair, patch]
-        self.judged = _per_patch(masks != IGNORED, patch_size)  # [batch, patch]
+        self.pixels = _per_patch(own, patch_size)  # covered by the class, [pair, patch]
+        self.judged = _per_patch(masks != IGNORED, patch_size)  # not ignored, [batch, patch]
 
     def any(self) -> Tensor:
         """Returns which images have a class, bool `[batch]`."""
         return torch.bincount(self.image, minlength=self.n) > 0
 
     def tokens(self) -> Tensor:
-        """Returns the patches of each pair's class, at least one, bool `[pair, patch]`."""
+        """Returns which patches belong to each pair's class, at least one, bool `[pair, patch]`."""
         tokens = 2 * self.pixels > self.size
         if not len(tokens):
             return tokens
@@ -197,7 +198,7 @@ class Targets:
         return both / (size + self.pixels.sum(dim=1, keepdim=True) - both)
 
     def mean(self, scores: Tensor) -> Tensor:
-        """Returns means `[batch, head]` over the classes of each image; NaN if it has none."""
+        """Returns means `[batch, head]` over the classes of each image; NaN without a class."""
         total = scores.new_zeros(self.n, scores.shape[1]).index_add_(0, self.image, scores)
         count = torch.bincount(self.image, minlength=self.n).to(scores)
         return total / count[:, None]

@@ -13,18 +13,18 @@ from crate_interp.results.statistic import Statistic
 _STATISTICS: dict[str, Statistic] = {
     "zero_fraction": Statistic(
         "Zeros in the code", "higher is sparser", "share of entries", 0.0, 1.0,
-        "Exact zeros in the code, mean over tokens; half is what a ReLU of noise leaves.",
+        "Share of exact zeros in the code, mean over tokens; a ReLU of noise leaves half.",
         column="zeros",
     ),
     "l1": Statistic(
-        "Sum of the code's entries", "lower costs less of the penalty", "units of the code", 0.0,
+        "Sum of the code's entries", "lower means a smaller penalty", "units of the code", 0.0,
         None,
-        "The sum of a token's code entries, mean over tokens: what the threshold penalises.",
+        "Sum of a token's code entries, mean over tokens; the threshold penalises this sum.",
     ),
     "hoyer": Statistic(
         "Hoyer sparsity of the code", "higher is sparser", "", 0.0, 1.0,
-        "0 for equal entries, 1 for a single one, mean over tokens; blind to the scale of the "
-        "code.",
+        "0 for equal entries, 1 for a single one that is not 0, mean over tokens; does not "
+        "depend on the scale of the code.",
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Example images on which the fixed head scores highest, in the middle and lowest, with maps."""
+"""Example images with the highest, middle and lowest scores of the fixed head, with maps."""
 
 import io
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.probes.segmentation_probe import IGNORED
 
-SHOWN, MEDIAN = 3, 2  # images with the highest scores, as many with the lowest, and in the middle
+SHOWN, MEDIAN = 3, 2  # images with the highest, and with the lowest, scores; and in the middle
 _LONGEST = 224  # pixels of the longer side of a stored picture
 COLUMNS = [
     "group", "sample", "label", "layer", "head", "score", "picture", "mask", "map", "rows",
@@ -25,7 +25,7 @@ COLUMNS = [
 
 
 def no_examples() -> pd.DataFrame:
-    """Returns the table without rows."""
+    """Returns the table of examples without rows."""
     return pd.DataFrame(columns=COLUMNS, dtype=object)
 
 
@@ -59,8 +59,8 @@ def merged_examples(
 ) -> pd.DataFrame:
     """Returns the best, median and worst among the examples of both results.
 
-    They keep the heads and scores of their own result. The median ones are two of the four median
-    examples of both.
+    Each example keeps the head and score of its own result. The median examples are two of the four
+    median examples of both results.
     """
     both: Any = pd.concat([table for table in (mine, theirs) if len(table)] or [mine])
     ranked = both.sort_values(["score", "sample"], ascending=[False, True], ignore_index=True)
@@ -72,7 +72,7 @@ def merged_examples(
 
 
 def _middle(ranked: Any) -> Any:
-    """Returns the rows of the median group."""
+    """Returns the MEDIAN rows in the middle of ranked rows."""
     start = max((len(ranked) - MEDIAN) // 2, 0)
     return ranked.iloc[start : start + MEDIAN]
 
@@ -97,7 +97,7 @@ def _pictures(
     return {
         "picture": _png(Image.fromarray(picture), Image.Resampling.LANCZOS),
         "mask": _png(Image.fromarray(judged), Image.Resampling.NEAREST),
-        "map": values.double().cpu().flatten().numpy(),  # in the form that loading gives
+        "map": values.double().cpu().flatten().numpy(),  # an array, as in a loaded result
         "rows": height,
         "columns": width,
     }

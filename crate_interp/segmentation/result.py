@@ -16,17 +16,17 @@ CELL = {"other_image": "mask of another image", "random": "random order", "untra
 class SegmentResult(Result):
     """How well attention maps segment.
 
-    `table("scores")`, the main table: a row per rule, resolution, way and layer (empty if the head
-    is fixed over all layers; `head_layer` and `head` name it if both halves agree), with 95 %
-    bootstrap intervals over images. Further columns compare it with the scores of the same maps on
-    the mask of the next image, of the maps with patches in random order, of the untrained network,
-    of the whole image as foreground and of a centred map. `table("heads")`: a row per rule,
-    resolution, layer and head. `table("images")`: a row per image with an object: its score by the
-    fixed head, mass rule, tokens. `table("examples")`: the images with the highest and lowest
-    scores.
+    `table("scores")`, the main table, has a row per rule, resolution, way and layer, with 95 %
+    bootstrap intervals over images. layer is empty in the row of the head that is fixed over all
+    layers; head_layer and head name this head if both halves of the images agree on it. Further
+    columns hold the scores to compare with: of the same maps on the mask of the next image, of the
+    maps with patches in random order, of untrained networks, of the whole image as foreground, and
+    of a centred map. `table("heads")` has a row per rule, resolution, layer and head.
+    `table("images")` has a row per image with an object, with its score by the fixed head, the mass
+    rule and tokens. `table("examples")` has the images with the highest and lowest scores.
 
-    Stored tables: `samples` and `head_samples` as a sweep has them, the same for the untrained
-    twins with their seed, `constants` (scores that need no network, per image) and `examples`.
+    Stored tables: `samples` and `head_samples` as a sweep has them, both also for the untrained
+    twins with their seeds, `constants` (scores that need no network, per image) and `examples`.
     """
 
     KIND = "segmentation"
@@ -52,8 +52,8 @@ class SegmentResult(Result):
         rows = table[(table["rule"] == rule) & (table["resolution"] == resolution)]
         if not len(rows):
             raise ValueError(
-                f"rule={rule!r}, resolution={resolution!r}: give 'mass' or 'top', "
-                "'token' or 'pixel'."
+                f"rule={rule!r}, resolution={resolution!r}: give the rule 'mass' or 'top', and "
+                "the resolution 'token' or 'pixel'."
             )
         return rows.reset_index(drop=True)
 
@@ -85,10 +85,10 @@ class SegmentResult(Result):
         return (
             f"mass rule: the patches with most attention that hold {settings['mass']:.0%} of a "
             f"map. top rule: the {settings['fraction']:.0%} of the patches with most attention.\n"
-            "best head for each image: the mask itself chooses, as papers do, so that chance is "
-            "high as well.\n"
-            "fixed head: one for all images, chosen on the other half of them; its number where "
-            "both halves agree.\n"
+            "best head for each image: the mask itself chooses the head, as in papers, so that "
+            "chance is high as well.\n"
+            "fixed head: for each half of the images, the head that is best on the other half; its "
+            "number is shown if both halves agree.\n"
             "Jaccard index: overlap over union, 1 is best."
         )
 

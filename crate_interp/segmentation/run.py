@@ -44,23 +44,23 @@ def segment(
 
     The score is the Jaccard index. data: images with masks, such as "embedded:cutouts",
     "cutouts:DIR", "voc:DIR", "coco:FILE" or a datasets.Dataset with an image and a mask column.
-    Maps become masks by two rules, "mass" and "top" (`ci.measures.mass_mask`, `top_mask`), and
-    judged at two resolutions (`ci.probes.segmentation`).
+    Maps become masks by two rules, "mass" and "top" (`ci.measures.mass_mask`, `top_mask`), and the
+    masks are judged at two resolutions (`ci.probes.segmentation`).
 
     A layer is scored in three ways. "best head for each image" is the published mIoU (arXiv
     2308.16271 eq. 13-14): the mask itself chooses the head. "fixed head" takes the head that is
-    best on the other half of the images. "mean over heads" takes all.
+    best on the other half of the images. "mean over heads" averages over all heads.
 
-    Chance levels: the same maps judged by the mask of the next image, which keeps their knowledge
-    of where objects usually are; the same maps with their patches in random order. Both choose the
-    head in the same way. Further levels: `untrained` networks with random weights (seeds 0, 1, ...,
-    their mean), the whole image as foreground, and a centred map. Intervals are over images, with
-    the chosen heads fixed. The data is read once for each network; maps are not kept. run: as in
-    `ci.sweep`.
+    There are two chance levels, which choose heads in the same three ways: the same maps judged by
+    the mask of the next image, which keeps their knowledge of where objects usually are; and the
+    same maps with their patches in random order. Further levels: the mean of `untrained` networks
+    with random weights (seeds 0, 1, ...), the whole image as foreground, and a centred map.
+    Intervals are over images, with the chosen heads fixed. The data is read once for each network;
+    maps are not kept. run: as in `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
-    object (with several shards, the last one checks this), if the model has no CLS token, or if a
-    setting is refused by the measures.
+    object (with several shards, the last shard checks this), if the model has no CLS token, or if a
+    measure refuses a setting.
     """
     options = run_options(segment, run)
     untrained = checks.count("untrained", untrained, least=0)
@@ -81,7 +81,7 @@ def segment(
 def _check_model(model: HookedModel) -> None:
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
-        raise ValueError("segmentation is read from a model of images with a CLS token.")
+        raise ValueError("the model has no CLS token: give a model of images, which has one.")
 
 
 def _meta(
@@ -101,7 +101,7 @@ def _measured(job: Job, own: Stage, twins: list[Stage], of_masks: Callable[[Chun
     constants = replace(own, name="constants", of_chunk=of_masks, once={})
     job.run(constants)
     masks = job.tables("constants")
-    if masks is not None:  # otherwise other shards have yet to measure some of them
+    if masks is not None:  # None while other shards still measure some of the masks
         check_objects(masks["constants"])
     for stage in (own, *twins):
         job.run(stage)
@@ -122,7 +122,7 @@ def _examples(chunk: Chunk, images: pd.DataFrame, settings: Mapping[str, Any]) -
 
 
 def segment_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SegmentResult:
-    """Returns the result of the stages, without examples if that stage is missing.
+    """Makes the result from the tables of the stages; examples may be missing.
 
     Raises ValueError if fewer than 4 images have an object.
     """
@@ -130,7 +130,7 @@ def segment_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Segment
     twins = [tables for name, tables in found.items() if name.startswith("untrained-")]
     check_objects(constants["constants"])
     meta = with_facts(own, meta)[1]
-    for name in ("counts", "seconds"):  # so that two runs write the same bytes
+    for name in ("counts", "seconds"):  # left out so that two runs write the same bytes
         meta.pop(name, None)
     tables = {"constants": constants["constants"]}
     for name in ("samples", "head_samples"):

@@ -46,10 +46,11 @@ def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> S
 
 
 def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores `[n]` by a head that other samples chose, and that head's place `[n, 2]`.
+    """Returns scores `[n]` by a head that other samples chose, and its layer and head `[n, 2]`.
 
     Samples with even and with odd numbers are two halves; each half is scored by the head that is
-    best on the other half. heads: `[n, layer, head]`. Of equal heads the lower layer and head wins.
+    best on the other half. heads: `[n, layer, head]`. If heads are equally good, the first one is
+    taken.
     """
     score, place = np.empty(len(heads)), np.empty((len(heads), 2), dtype=int)
     for half in (0, 1):
@@ -79,7 +80,7 @@ def head_table(result: Result) -> pd.DataFrame:
 
 
 def image_table(result: Result) -> pd.DataFrame:
-    """Returns a row per image with an object: its score by the fixed head, mass rule, tokens."""
+    """Returns a row per image with an object: its score by fixed head, mass rule and tokens."""
     kept, constants = _with_object(result), result.table("constants")
     own = scores_of(result.table("samples"), result.table("head_samples"), "mass_token")
     score, place = fixed(own.heads[kept])
@@ -147,7 +148,7 @@ def _with_object(result: Result) -> np.ndarray:
 
 
 def _tables(result: Result) -> list[tuple[Any, Any]]:
-    """Yields samples and head_samples of the model, then of each twin."""
+    """Returns the tables samples and head_samples of the model, then of each twin."""
     samples, heads = (result.table(f"untrained_{name}") for name in ("samples", "head_samples"))
     twins: list[tuple[Any, Any]] = [
         (samples[samples["seed"] == seed], heads[heads["seed"] == seed])
@@ -157,7 +158,7 @@ def _tables(result: Result) -> list[tuple[Any, Any]]:
 
 
 def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
-    """Returns the layer and head in `[n, 2]` if they are the same for all samples."""
+    """Returns the layer and head in `[n, 2]` if all samples share them, else None, None."""
     same = (place == place[0]).all()
     return (int(place[0, 0]), int(place[0, 1])) if same else (None, None)
 
@@ -200,8 +201,8 @@ def check_objects(constants: pd.DataFrame) -> None:
     kept = int(constants["all_token"].notna().to_numpy().sum())
     if kept < LEAST:
         raise ValueError(
-            f"{kept} of {len(constants)} images have an object: give at least {LEAST}, two in each "
-            "half."
+            f"{kept} of {len(constants)} images have an object: give at least {LEAST} such images, "
+            "two in each half."
         )
 
 
@@ -218,6 +219,6 @@ def centred_map(grid: tuple[int, int]) -> Tensor:
 
     Its standard deviation is a quarter of each side.
     """
-    # integers first, so that mirrored patches get the same bits and only the tie rule decides
+    # made from integers, so that mirrored patches are exactly equal and only the tie rule decides
     rows, columns = ((2 * torch.arange(side) + 1 - side) / side * 2 for side in grid)
     return torch.exp(-(rows[:, None] ** 2 + columns**2) / 2).flatten()

@@ -1,4 +1,4 @@
-"""Names of CRATE's hook points, and functions for use at them.
+"""Names of CRATE's hook points, and functions that read and edit the activations there.
 
 The package needs only torch and knows no model by name. It works on any TransformerLens-style
 model, whose hook points are modules called `blocks.{layer}.{point}`.

@@ -6,11 +6,11 @@
 An edit returns a new tensor, never writes into its input, and lets gradients through. `heads`,
 `atoms` and `positions` limit it to a part of the tensor; each is a number, several numbers, or None
 for all. heads: along the head axis of codes, patterns and results. atoms: along the last axis of
-codes such as mlp.hook_post. positions: among the tokens, CLS and prompts included (of a pattern or
-of scores: the queries); `patch_positions` returns those of an image's patches.
+codes such as mlp.hook_post. positions: numbers of tokens, CLS and prompts included (at a pattern or
+at scores: of queries); `patch_positions` returns the positions of an image's patches.
 
-When its hook is called, an edit raises ValueError, with the name of the point, if the point lacks
-the axis or the numbers.
+When its hook is called, an edit raises ValueError, with the name of the point, if the tensor there
+lacks the axis, or if the axis is too short for a number.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,9 +45,9 @@ def mean(
 ) -> Edit:
     """Returns an edit that replaces a part by its mean over the samples of another run.
 
-    That removes from the part what differs between samples. source: what the same point held, batch
-    first; each position keeps a mean of its own. Raises ValueError if the source is not a
-    tensor with the batch first, or if a selection is not of whole numbers.
+    This removes the differences between samples from the part. source: the activations at the same
+    point in that run, batch first; each position has a mean of its own. Raises ValueError if the
+    source is not a tensor with the batch first, or if a selection is not of whole numbers.
     """
     arguments.require_source(source)
     average = source.detach().mean(dim=0, keepdim=True)
@@ -64,11 +64,11 @@ def resample(
 ) -> Edit:
     """Returns an edit that replaces a part by the activations of another sample.
 
-    source: what the same point held for samples that represent the data, batch first. One of them
-    is drawn for each sample of a batch; the same seed draws the same ones. If the source has as
-    many samples as the batch, no sample gets its own, so that the run's own cache can be shuffled.
-    Raises ValueError if the source has fewer than two samples, or if the seed or a selection is not
-    of whole numbers.
+    source: the activations at the same point for samples that represent the data, batch first. One
+    of these samples is drawn for each sample of a batch; the same seed gives the same draw. If the
+    source has as many samples as the batch, sample i of the batch never gets sample i of the
+    source, so that the run's own cache can be shuffled. Raises ValueError if the source has fewer
+    than two samples, or if the seed or a selection is not of whole numbers.
     """
     arguments.require_source(source)
     if len(source) < 2:
@@ -80,7 +80,7 @@ def resample(
         generator = torch.Generator().manual_seed(int(seed))
         if (
             count == batch and batch > 1
-        ):  # samples are put in a random circle, and each gets the next one
+        ):  # samples are put in a random circle, and each gets the next sample
             order = torch.randperm(batch, generator=generator)
             drawn = torch.empty_like(order)
             drawn[order] = order.roll(1)
@@ -96,9 +96,9 @@ def patch(
 ) -> Edit:
     """Returns an edit that replaces a part by the activations of another run.
 
-    source: what the same point held there, sample by sample, or one sample for all. Raises
-    ValueError if the source is not a tensor with the batch first, or if a selection is not of whole
-    numbers.
+    source: the activations at the same point in that run, as many samples as the batch has, or one
+    sample for all. Raises ValueError if the source is not a tensor with the batch first, or if a
+    selection is not of whole numbers.
     """
     arguments.require_source(source)
     return edited(lambda tensor, hook: _like(source, tensor, hook), heads, atoms, positions)
@@ -123,7 +123,7 @@ def clamp(
     atoms: Chosen = None,
     positions: Chosen = None,
 ) -> Edit:
-    """Returns an edit that raises values below `low` to it, and lowers values above `high` to it.
+    """Returns an edit that replaces values below `low` by `low`, and above `high` by `high`.
 
     low = high sets a value. Raises ValueError if neither bound is given, if a bound is not finite,
     if low is above high, or if a selection is not of whole numbers.
@@ -182,10 +182,11 @@ def steer(
 ) -> Edit:
     """Returns an edit that adds `strength` times a direction of the stream.
 
-    direction `[d_model]`, such as an atom `mlp.D[:, j]` or a column of `attn.U[k]`. unit: whether
-    it is scaled to length 1 first, so that strength is in the unit of the stream. For points whose
-    last axis is d_model. Raises ValueError if the direction is not a finite vector or, with `unit`,
-    is zero, if strength is not finite, or if the positions are not whole numbers.
+    direction: `[d_model]`, such as an atom `mlp.D[:, j]` or a column of `attn.U[k]`. unit: whether
+    the direction is scaled to length 1 first, so that strength is in the unit of the stream. The
+    edit fits points whose last axis is d_model. Raises ValueError if the direction is not a finite
+    vector or, with `unit`, is zero, if strength is not finite, or if the positions are not whole
+    numbers.
     """
     arguments.require_number("strength", strength)
     right = isinstance(direction, Tensor) and direction.ndim == 1 and direction.is_floating_point()
@@ -196,7 +197,7 @@ def steer(
         )
     length = torch.linalg.vector_norm(direction.detach())
     if unit and not length > 0:
-        raise ValueError("direction is zero: give another.")
+        raise ValueError("direction is zero: give a nonzero direction.")
     step = direction / length * strength if unit else direction * strength
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
@@ -239,7 +240,7 @@ def project_onto(
 ) -> Edit:
     """Returns an edit that keeps only a subspace of each token, `Q Q^T x`.
 
-    Arguments and errors are those of `project_out`: it raises ValueError in the same cases.
+    Arguments are those of `project_out`. Raises ValueError in the same cases as `project_out`.
     """
     return edited(_projection(subspace, orthonormal), None, None, positions)
 
@@ -272,8 +273,8 @@ def sparse_step(
             logits = model(images)
 
     Raises ValueError if neither is given, if a value is negative or not finite, or if the layer has
-    no such number: an MLP has none, and nanochat-crate learned a threshold for each atom, to which
-    `edit.threshold` adds.
+    no such number. An MLP has none; nanochat-crate has learned a threshold for each atom instead,
+    to which `edit.threshold` adds.
     """
     step: Any = getattr(block, "mlp", None)
     wanted = {name: value for name, value in (("lambd", lambd), ("eta", eta)) if value is not None}
@@ -331,7 +332,7 @@ def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
 
 
 def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: bool) -> Edit:
-    """Returns the edit that projects on a subspace, `Q Q^T x`."""
+    """Returns the edit that projects onto a subspace, `Q Q^T x`."""
     basis = _basis(subspace, orthonormal)
 
     def projected(tensor: Tensor, hook: Any) -> Tensor:
@@ -345,7 +346,7 @@ def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: boo
 def _basis(
     subspace: Float[Tensor, "*head d_model width"], orthonormal: bool
 ) -> Float[Tensor, "d_model rank"]:
-    """Returns an orthonormal basis of the span, as wide as its rank, or the columns as stored."""
+    """Returns an orthonormal basis of the subspace; if not orthonormal, its columns as stored."""
     right = isinstance(subspace, Tensor) and subspace.ndim in (2, 3) and 0 not in subspace.shape
     if not right or not arguments.is_finite(subspace) or not subspace.is_floating_point():
         raise ValueError(
@@ -361,5 +362,5 @@ def _basis(
     # smaller singular values come from rounding of linearly dependent columns
     rank = int((values > values[0] * 4 * torch.finfo(columns.dtype).eps).sum())
     if not rank:
-        raise ValueError("subspace is zero: give another.")
+        raise ValueError("subspace is zero: give a nonzero subspace.")
     return left[:, :rank].to(columns.dtype)

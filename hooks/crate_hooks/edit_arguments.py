@@ -36,7 +36,7 @@ def edited(
 
 
 def _axis(name: str, tensor: Tensor, hook: Any) -> int:
-    """Returns the axis of the tensor at a point that holds heads, atoms or positions."""
+    """Returns which axis of the tensor at a point holds the heads, atoms or positions."""
     queries = str(getattr(hook, "name", "")).endswith(_QUERIES)
     if name == "heads" and tensor.ndim == 4:
         return 1 if queries else 2
@@ -57,7 +57,7 @@ def _axis(name: str, tensor: Tensor, hook: Any) -> int:
 
 def _numbers(name: str, which: Chosen) -> list[int]:
     """Returns a number or several numbers as a list."""
-    values: Any = getattr(which, "tolist", lambda: which)()  # of a tensor or an array
+    values: Any = getattr(which, "tolist", lambda: which)()  # for a tensor or an array
     values = [values] if isinstance(values, Integral) else values
     integers = isinstance(values, (list, tuple, range, set)) and all(
         isinstance(value, Integral) and not isinstance(value, bool) for value in values
@@ -71,7 +71,7 @@ def _inside(name: str, numbers: Sequence[int], count: int, hook: Any) -> list[in
     wrong = [number for number in numbers if not -count <= number < count]
     if wrong:
         raise ValueError(
-            f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}: give some of these."
+            f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}. Give such numbers."
         )
     return list(numbers)
 
@@ -86,12 +86,12 @@ class Point(Protocol):
 def require_width(tensor: Tensor, hook: Point | None, width: int, what: str) -> None:
     """Raises ValueError unless the last axis of a tensor at a point is `width` long.
 
-    what: the name in the error for the thing of this width.
+    what: the name of the argument of this width, for the error.
     """
     if tensor.shape[-1] != width:
         raise ValueError(
             f"{at(hook)} is {list(tensor.shape)}, but the {what} has {width} dimensions: put the "
-            "edit where d_model comes last."
+            "edit on a point whose last axis is d_model."
         )
 
 
@@ -99,9 +99,9 @@ def require_source(source: Tensor) -> None:
     """Raises ValueError unless the source of an edit is a tensor with at least one sample."""
     if not isinstance(source, Tensor) or source.ndim < 2 or not len(source):
         raise ValueError(
-            f"source is {described(source)}: give the activations of the point in another run, "
-            "cache[...], "
-            "batch first."
+            f"source is {described(source)}: give the activations at the point in another run, "
+            "such as cache[...], "
+            "with the batch first."
         )
 
 
@@ -125,7 +125,7 @@ def is_finite(tensor: Tensor) -> bool:
 def at(hook: Point | None) -> str:
     """Returns the name of a point for an error."""
     name = getattr(hook, "name", None)
-    return f"what is at {name!r}" if name else "the tensor"
+    return f"the tensor at {name!r}" if name else "the tensor"
 
 
 def described(value: object) -> str:

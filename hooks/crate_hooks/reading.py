@@ -1,4 +1,4 @@
-"""Reading activations while the model runs, and keeping only a function's results for them."""
+"""Reads activations while the model runs, and keeps only the results of a function on them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,9 +37,9 @@ def read(
     The hooks only read. They are removed when the context closes, also after an exception; other
     hooks on the model stay. Forwards of other threads are not read.
 
-    Raises ValueError if there are no points, and KeyError if the model lacks one. When the context
-    closes without an exception, raises RuntimeError if a layer fired some of its points but not
-    all.
+    Raises ValueError if there are no points, and KeyError if the model lacks a point. When the
+    context closes without an exception, raises RuntimeError if a layer fired some of its points but
+    not all.
     """
     wanted = (points,) if isinstance(points, str) else tuple(dict.fromkeys(points))
     if not wanted:
