@@ -242,7 +242,7 @@ def test_a_compiled_model_is_refused_with_the_model_in_it(tmp_path):
         ):
             with pytest.raises(ValueError, match=f"wraps a hooked model: give that one, {place}."):
                 measure(wrapped)
-        with pytest.raises(ci.CheckpointError, match=f"wraps a hooked model: use that .*{place}."):
+        with pytest.raises(ci.CheckpointError, match=f"wraps a hooked model: use the .*{place}."):
             ci.load(wrapped)
     inside = compiled._orig_mod
     assert len(ci.sweep(inside, images, probes=["sparsity"], **quiet).samples()) == 4 * 3
