@@ -188,7 +188,7 @@ def archive(path, **members):
 
 def test_files_made_to_harm(tmp_path):
     path, ran = tmp_path / "w.npz", tmp_path / "ran"
-    refused("cls holds object, weights are", archive(path, **{"params/cls": object_array(ran)}))
+    refused("cls holds object; expected", archive(path, **{"params/cls": object_array(ran)}))
     assert not ran.exists()
     refused(
         "weights do not compress so",
@@ -203,11 +203,9 @@ def test_files_made_to_harm(tmp_path):
         archive(path, **{"params/cls": header((-2, -1)) + bytes(8)}),
     )
     refused(
-        "holds int64, weights are", archive(path, **{"params/cls": header((1,), "<i8") + bytes(8)})
+        "holds int64; expected", archive(path, **{"params/cls": header((1,), "<i8") + bytes(8)})
     )
-    refused(
-        "holds >f4, weights are", archive(path, **{"params/cls": header((2,), ">f4") + bytes(8)})
-    )
+    refused("holds >f4; expected", archive(path, **{"params/cls": header((2,), ">f4") + bytes(8)}))
     refused("is not a readable checkpoint", archive(path, **{"params/cls": b"no array"}))
     refused(
         "is not a readable checkpoint",
