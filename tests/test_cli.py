@@ -313,8 +313,8 @@ def test_all_that_is_missing_is_said_at_once(tmp_path):
 def test_errors_are_in_the_words_of_the_command_line(tmp_path):
     torch.save(published_layout(make()), tmp_path / "w.pth")
     asked = ("report", tmp_path / "w.pth", "--data", "embedded:fashion", "--out", tmp_path / "o")
-    fails("looks like family 'crate', and n_heads cannot be inferred", *asked)
-    fails("It divides 35, so it is one of 1, 5, 7, 35. Give it: --config n_heads=5", *asked)
+    fails("looks like family 'crate', but n_heads cannot be inferred", *asked)
+    fails("n_heads divides 35, so it is one of 1, 5, 7, 35. Give --config n_heads=5", *asked)
     fashion = ("sweep", "crate-tiny-fashion", *asked[2:])
     fails("--limit 0: give a whole number", *fashion, "--limit", 0)
     fails("--engine 'rey' is none of local, ray", *fashion, "--engine", "rey")
@@ -391,7 +391,7 @@ def test_what_a_new_user_meets_first(tmp_path):
     asked = ("sweep", tmp_path / "w.pth", "--out", tmp_path / "o", "--config", "n_heads=4")
     folder = tmp_path / "photos"
     here = (*asked, "--data", f"imagefolder:{folder}")
-    fails("Give --config channels=1, if images are grey in patches of 4 x 4", *here)
+    fails("Give --config channels=1, if images are grey and patches are 4 x 4", *here)
     grey = ("--config", "channels=1")
     fails(f"Did you mean 'imagefolder:{folder}'?", *asked, "--data", folder, *grey)
     fails('Give --config "mean=[...]" and --config "std=[...]"', *here, *grey)

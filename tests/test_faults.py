@@ -161,10 +161,10 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 def test_a_folder_whose_name_cannot_be_written_is_refused_before_work_starts(tmp_path):
     for args in ((*REPORT, "--out"), ("convert", "crate-tiny-fashion", "--out")):
         done = run(*args, tmp_path / "o\udcff")
-        says("its name holds bytes that are no text here. Give another folder", 2, done)
+        says("its name holds bytes that are not valid text. Give another folder", 2, done)
         assert "sweep" not in done.stderr
     done = started("convert", "crate-tiny-fashion", "--out", tmp_path / "ñ", env=ASCII)
-    says("bytes that are no text here", 2, done)
+    says("bytes that are not valid text", 2, done)
     assert not list(tmp_path.iterdir())
 
 
@@ -244,7 +244,7 @@ def test_a_compiled_model_is_refused_with_the_model_in_it(tmp_path):
                 ValueError, match=f"wraps a hooked model: give the hooked model, {place}."
             ):
                 measure(wrapped)
-        with pytest.raises(ci.CheckpointError, match=f"wraps a hooked model: use that .*{place}."):
+        with pytest.raises(ci.CheckpointError, match=f"wraps a hooked model: use the .*{place}."):
             ci.load(wrapped)
     inside = compiled._orig_mod
     assert len(ci.sweep(inside, images, probes=["sparsity"], **quiet).samples()) == 4 * 3

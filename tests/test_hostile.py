@@ -128,7 +128,7 @@ def test_a_tokenizer_that_calls_the_system(tmp_path):
     for protocol in range(6):
         content = pickle.dumps(Touch(tmp_path / "ran"), protocol=protocol)
         refuses_tokenizer(
-            "asks for posix.system: only tiktoken.core.Encoding is admitted"
+            "asks for posix.system, but only tiktoken.core.Encoding is admitted"
             "|asks for the operation .* nothing was run|is not of protocol",
             chat(tmp_path, tokenizer__pkl=content),
         )
@@ -176,7 +176,7 @@ def test_archives_that_lie(tmp_path):
     ):
         for info in source.infolist():
             target.writestr(info.filename, source.read(info))
-    fails("has compressed entries, and torch writes none", packed, **given)
+    fails("has compressed entries, but torch writes none", packed, **given)
     slip = tmp_path / "slip.npz"
     arrays = {"params/../../../../tmp/evil": np.ones(3, np.float32)}
     np.savez(slip, **arrays)
@@ -187,7 +187,7 @@ def test_archives_that_lie(tmp_path):
 def test_objects_in_an_archive_of_arrays(tmp_path):
     touched = tmp_path / "ran"
     np.savez(tmp_path / "a.npz", **{"params/cls": np.array([Touch(touched)], dtype=object)})
-    fails("weights are float16", tmp_path / "a.npz", n_heads=4)
+    fails("expected float16", tmp_path / "a.npz", n_heads=4)
     assert not touched.exists()
 
 
@@ -221,7 +221,7 @@ def test_headers_of_safetensors_that_lie(tmp_path):
     )
     integers = header | {first: header[first] | {"dtype": "I32"}}
     fails(
-        f"{re.escape(first)} is torch.int32, weights are dense floating point",
+        f"{re.escape(first)} is torch.int32; expected a dense floating point",
         written(integers),
         **given,
     )
@@ -258,7 +258,7 @@ def test_finite_weights_with_an_infinite_output():
     weights, given = LAYOUTS["crate-alpha"]
     key = "mlp_head.1.weight"
     fails(
-        "the output on a fixed input is not",
+        "the output for a fixed input is not",
         weights | {key: torch.full_like(weights[key], 3e38)},
         **given,
     )

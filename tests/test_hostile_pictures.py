@@ -90,7 +90,7 @@ def test_other_formats_are_refused_whatever_the_name(model, tmp_path, form):
     (tmp_path / "a.png").write_bytes(file_of(Image.new("RGB", (20, 16)), form))
     refused("'.*a.png': it is not a picture in one", model.preprocess, tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
-        refused(f"file of format {form}, and only PNG, JPEG", model.preprocess, image)
+        refused(f"file of format {form}, but only PNG, JPEG", model.preprocess, image)
         assert model.preprocess(image.convert("RGB")).shape == (1, 3, 6, 7)
 
 
@@ -122,7 +122,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(
     monkeypatch.setattr(checks, "MOST_PIXELS", 599)
     path = tmp_path / NAMES[form]
     path.write_bytes(file_of(Image.new("RGB", (30, 20)), form))
-    match = "is 20 x 30, which is too large: a picture may have 599 pixels"
+    match = "is 20 x 30, which is too large: a picture may have at most 599 pixels"
     refused(match, model.preprocess, path)
     refused(match, opened, model, f"imagefolder:{tmp_path}")
     refused(match, opened, model, table([cell(path.read_bytes())]))

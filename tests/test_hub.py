@@ -181,7 +181,7 @@ def test_401_403_and_gated(table, hub, tmp_path):
     fails("is gated: accept its terms", REPO, file=FILE, cache_dir=tmp_path, token=False)
     fails("is gated: accept its terms", REPO, file=FILE, cache_dir=tmp_path, token="hf_wrong")
     hub.fault("resolve", status=403)
-    fails("the token has no access to it", REPO, file=FILE, cache_dir=tmp_path, token="hf_x")
+    fails("the token has no access to the file", REPO, file=FILE, cache_dir=tmp_path, token="hf_x")
     hub.faults[:] = []
     hub.fault("resolve", status=401)
     fails("the Hub does not accept the token", REPO, file=FILE, cache_dir=tmp_path, token="hf_x")

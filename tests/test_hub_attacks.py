@@ -77,7 +77,7 @@ def test_digests_that_are_paths(repo, hub, tmp_path):
         hub.fault("w.pth", method="HEAD", told={"ETag": value, "X-Linked-Etag": "", header: value})
         if set(value.strip()) <= HEX and len(value.strip()) in (40, 64):
             continue  # white space at the end of a header is no part of it
-        refused("ETag .* wanted 40 or 64|cannot reach the Hub|is no Hub", tmp_path)
+        refused("ETag .* wanted 40 or 64|cannot reach the Hub|is not a Hub", tmp_path)
     assert not hub.sent()
 
 
@@ -112,7 +112,7 @@ def test_sizes_and_addresses(repo, hub, tmp_path):
     ):  # fmt: skip
         hub.faults[:] = []
         hub.fault("w.pth", method="HEAD", told={"Location": place})
-        refused("the address|has no file|cannot|is no Hub|is gated", tmp_path)
+        refused("the address|has no file|cannot|is not a Hub|is gated", tmp_path)
     hub.faults[:] = []
     hub.fault("config.json", method="HEAD", told={"Content-Length": str(2**40)})
     refused("1099511627776 bytes; expected at most", tmp_path, file="config.json")
@@ -167,7 +167,7 @@ def test_more_than_was_promised(hub, tmp_path):
         hub.faults[:] = []
         hub.fault("w.pth", method="GET", body=endless, told=told)
         said = fails(
-            "more than the 10 bytes it had promised|packed bytes",
+            "more than the 10 bytes it had promised|compressed bytes",
             "some/one",
             file="w.pth",
             cache_dir=tmp_path,
@@ -189,7 +189,7 @@ def test_lengths_and_parts_that_do_not_fit(repo, hub, tmp_path):
     hub.faults[:] = []
     hub.fault("/lfs/", method="GET", truncate=20_000, times=1)
     hub.fault("/lfs/", method="GET", told={"Content-Range": "bytes 7-9/10"}, times=1)
-    fails("the part 'bytes 7-9/10'; expected what follows byte 20000", "some/one", file="w.pth",
+    fails("the part 'bytes 7-9/10'; expected the part from byte 20000", "some/one", file="w.pth",
           n_heads=4, cache_dir=tmp_path)  # fmt: skip
     assert not left(tmp_path)
 

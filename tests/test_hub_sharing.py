@@ -59,7 +59,7 @@ def test_a_published_layout_in_a_repo_nobody_listed(hub, tmp_path):
         == "blocks.0.mlp.hook_post"
     )
     hub.repo("some/bare").commit({"7.pt": sae})
-    fails("nothing says which point it reads", "some/bare", file="7.pt", cache_dir=tmp_path)
+    fails("nothing says which hook point", "some/bare", file="7.pt", cache_dir=tmp_path)
 
 
 def test_the_tokenizers_of_the_hub(hub, tmp_path):

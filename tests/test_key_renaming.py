@@ -36,7 +36,7 @@ def test_it_is_strict(fork):
     _, weights = fork
     with pytest.raises(ci.CheckpointError, match="left over|extra|not used|unknown|no place"):
         ci.load(weights, rename=lambda key: key.removeprefix("net."), **GIVEN)
-    with pytest.raises(ci.CheckpointError, match=r"gives '.*' and '.*' one name, 'x'"):
+    with pytest.raises(ci.CheckpointError, match=r"gives '.*' and '.*' the same name, 'x'"):
         ci.load(weights, rename=lambda key: "x", **GIVEN)
     with pytest.raises(ci.CheckpointError, match=r"is 3: return a name, or None"):
         ci.load(weights, rename=lambda key: 3, **GIVEN)

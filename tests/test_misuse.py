@@ -251,18 +251,18 @@ def test_files_that_claim_more_than_they_hold(tmp_path, model):
         refuses(match, lambda: ci.load(source, **given | over), ci.CheckpointError)
 
     deep = weights | {"transformer.layers.900000.0.norm.weight": torch.zeros(31)}
-    fails("900001 layers are claimed, and there are tensors of 4", deep)
+    fails("900001 layers are claimed, but there are tensors of 4", deep)
     folder = model.save_pretrained(tmp_path / "m")
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace('"n_layers": 3', '"n_layers": 1000000000'))
     refuses("1000000000 layers are claimed", lambda: ci.load(folder), ci.CheckpointError)
     wide = torch.ones(1, 1).expand(11, 31)
     torch.save(weights | {"mlp_head.1.weight": wide}, tmp_path / "wide.pth")
-    fails("mlp_head.1.weight claims 341 numbers and stores fewer", tmp_path / "wide.pth")
+    fails("mlp_head.1.weight claims 341 numbers, but stores fewer", tmp_path / "wide.pth")
     loud = weights | {"mlp_head.1.bias": torch.full((11,), 7e4)}
     fails("too large for torch.float16", loud, dtype=torch.float16)
-    fails("those of a hooked model", model.state_dict())
-    fails("Give all of it: ci.load", model.state_dict(), family="crate", n_heads=2)
+    fails("has the names of a hooked model", model.state_dict())
+    fails("Give the whole config: ci.load", model.state_dict(), family="crate", n_heads=2)
     fails("channels=0: give a whole number", weights, channels=0)
     fails("n_heads='5': give a whole number", weights, n_heads="5")
     fails("device='gpu' is not a device that torch can compute on", weights, device="gpu")

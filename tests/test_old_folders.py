@@ -152,7 +152,7 @@ def test_a_place_that_cannot_be_written_costs_nothing(sweeps, tmp_path):
     (tmp_path / "figures").write_text("a file in the place of a folder")
     before = files_of(tmp_path)
     with (
-        pytest.raises(ValueError, match="figures' is no folder: remove it, or give another"),
+        pytest.raises(ValueError, match="figures' is not a folder: remove it, or give another"),
         sweeps[1].saved_with_pages(tmp_path) as stage,
     ):
         (stage / "figures").mkdir()

@@ -66,7 +66,7 @@ REFUSED = [
 def test_only_the_listed_functions_are_called(body, tmp_path):
     path = zipped(b"\x80\x02" + body, tmp_path / "a.pth")
     fails(
-        "its pickle asks for .*, and only tensors and plain values are admitted; "
+        "its pickle asks for .*, but only tensors and plain values are admitted; "
         "nothing was run. Save only the state dict",
         path,
     )
@@ -119,7 +119,7 @@ def shared(depth, between=b"", marked=False):
     [
         (b"}" + TEXT + b"a", b"s.", "'a' is a tuple, not a tensor"),
         (b"}", b"K\x01s.", "has a tuple as the key of a dict"),
-        (b"ctorch\nSize\n", b"\x85R.", "whose shape is no tuple of counts"),
+        (b"ctorch\nSize\n", b"\x85R.", "whose shape is not a tuple of counts"),
         (b"ccollections\nOrderedDict\n", b"\x85R.", "made of something other than pairs"),
         (b"}(" + TEXT + b"a" + tensor_of(1, shape=(1,), strides=(1,))
          + b"X\x0a\x00\x00\x00model_args}X\x07\x00\x00\x00n_layer", b"su.",

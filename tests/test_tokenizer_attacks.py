@@ -294,13 +294,13 @@ def test_pickles_that_cost_more_than_they_say(monkeypatch):
         (packed(bytes_and(), specials={"x": 2**31}), "holds no byte-level BPE"),
         (b"\x80\x04" + b"N" * (2001) + b".", "is damaged: it has more than 2000 values"),
         (b"\x80\x04)" + b"\x94" * (2001) + b".", "is damaged: it has more than 2000 values"),
-        (b"\x80\x04(" + b"(" * 100 + b"t.", "asks for the operation TUPLE: only"),
+        (b"\x80\x04(" + b"(" * 100 + b"t.", "asks for the operation TUPLE, but only"),
         (b"\x80\x04B" + struct.pack("<I", 2**32 - 1) + b"x.", "is damaged"),
     ):
         with pytest.raises(ci.CheckpointError, match=match):
             tiktoken_pickle.read_tokenizer(content)
     long = [b"%07d" % number + b"x" * 200 for number in range(4)]
-    with pytest.raises(ci.CheckpointError, match="256 bytes, 1000 in all"):
+    with pytest.raises(ci.CheckpointError, match="256 bytes, with at most 1000 bytes in all"):
         tiktoken_pickle.read_tokenizer(packed(bytes_and(*long)))
 
 

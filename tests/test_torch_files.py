@@ -99,20 +99,20 @@ def test_what_nobody_wants_is_not_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (dict(numel=5), "wants 20 bytes as storage 0, the zip has 16"),
-        (dict(kind="Half"), "wants 8 bytes as storage 0, the zip has 16"),
+        (dict(numel=5), "wants 20 bytes as storage 0, but the zip has 16"),
+        (dict(kind="Half"), "wants 8 bytes as storage 0, but the zip has 16"),
         (dict(numel=-1), "where a count of numbers belongs"),
-        (dict(numel=2**62), "wants .* bytes as storage 0, the zip has 16"),
+        (dict(numel=2**62), "wants .* bytes as storage 0, but the zip has 16"),
         (dict(shape=(2, 3)), "goes beyond its storage 0"),
         (dict(first=1), "goes beyond its storage 0"),
         (dict(first=-1), "where a count of numbers belongs"),
         (dict(strides=(-2, 1)), "where a count of numbers belongs"),
         (dict(shape=(-2, -2)), "where a count of numbers belongs"),
-        (dict(strides=(2,)), "whose shape is none"),
-        (dict(shape=(2**40, 2**40), strides=(0, 0)), "whose shape is none"),
-        (dict(shape=(0, 2**40, 2**40), strides=(0, 0, 0)), "whose shape is none"),
-        (dict(shape=(2**40,), strides=(0,)), "stores fewer .an expanded view"),
-        (dict(shape=(1,) * 65, strides=(1,) * 65), "whose shape is no tuple"),
+        (dict(strides=(2,)), "with an impossible shape"),
+        (dict(shape=(2**40, 2**40), strides=(0, 0)), "with an impossible shape"),
+        (dict(shape=(0, 2**40, 2**40), strides=(0, 0, 0)), "with an impossible shape"),
+        (dict(shape=(2**40,), strides=(0,)), "stores fewer .it is an expanded view"),
+        (dict(shape=(1,) * 65, strides=(1,) * 65), "whose shape is not a tuple"),
         (dict(flags=b"K\x01"), "requires a gradient but cannot have one"),
         (dict(kind="Int", flags=b"\x88"), "requires a gradient but cannot have one"),
         (dict(more=b"}X\x03\x00\x00\x00neg\x88s"), "must be negated or conjugated"),
@@ -186,11 +186,11 @@ def test_an_older_file_is_checked_before_anything_is_allocated(tmp_path):
     place = content.index(b"M" + struct.pack("<H", 600))
     claimed = content[:place] + b"J\x00\x00\x00\x7f" + content[place + 3 :]  # 8 GB
     path.write_bytes(claimed)
-    fails("wants 8522825728 bytes as storage .*, the file has others", path)
+    fails("wants 8522825728 bytes as storage .*, but the file has another", path)
     path.write_bytes(content[:-4])
-    fails("wants 2400 bytes as storage .*, the file has others", path)
+    fails("wants 2400 bytes as storage .*, but the file has another", path)
     path.write_bytes(content + b"\0")
-    fails("continues after its last storage: 1 bytes belong to nothing", path)
+    fails("continues after its last storage, with 1 bytes that belong to nothing", path)
     for old, new in (
         (b"little_endianq\x02\x88", b"little_endianq\x02\x89"),
         (struct.pack("<H", 1001), struct.pack("<H", 1002)),

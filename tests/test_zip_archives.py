@@ -168,8 +168,8 @@ def directory_changed(content, index, change):
     [
         ({8: b"\x01\x00"}, "encrypted"),
         ({8: b"\x20\x00"}, "encrypted"),
-        ({10: b"\x0c\x00"}, "packed as no checkpoint is"),
-        ({24: b"\x05\x00\x00\x00"}, "contradicts itself"),
+        ({10: b"\x0c\x00"}, "has options no checkpoint uses"),
+        ({24: b"\x05\x00\x00\x00"}, "has two sizes"),
         ({38: b"\x10\x00\x00\x00"}, "entries for folders"),
         ({34: b"\x01\x00"}, "encrypted"),
         ({32: b"\x01\x00"}, "encrypted|damaged"),
@@ -211,7 +211,7 @@ def test_end_records_that_lie(tmp_path):
     for place in (4, 6, 8, 10, 20):
         changed = bytearray(content)
         changed[place - END.size] ^= 1
-        refused(bytes(changed), "whose end record no checkpoint has", tmp_path)
+        refused(bytes(changed), "with an end record that no checkpoint has", tmp_path)
     refused(with_end(content, start + 1, size, count), "does not follow", tmp_path)
     refused(with_end(content, start, size, count - 1), "longer than its entries", tmp_path)
     refused(with_end(content, start, size, count + 1), "is damaged", tmp_path)
@@ -282,13 +282,13 @@ def changed_members(path, change):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda held: held[:-2] + held[-1:], "its entry version is not one of torch's"),
+        (lambda held: held[:-2] + held[-1:], "its entry version is not as torch writes it"),
         (lambda held: [*held, ("w/constants.pkl", b"")], "is a TorchScript archive"),
-        (lambda held: [*held, ("other/x", b"")], "whose entries are not those of torch"),
-        (lambda held: [(name.upper(), body) for name, body in held], "not those of torch"),
-        (lambda held: [(name[2:], body) for name, body in held], "not those of torch"),
-        (lambda held: held[1:], "without one data.pkl"),
-        (lambda held: [*held[:4], *held[5:]], "storage 0, the zip has nothing"),
+        (lambda held: [*held, ("other/x", b"")], "not named as torch"),
+        (lambda held: [(name.upper(), body) for name, body in held], "not named as torch"),
+        (lambda held: [(name[2:], body) for name, body in held], "not named as torch"),
+        (lambda held: held[1:], "without a data.pkl"),
+        (lambda held: [*held[:4], *held[5:]], "storage 0, but the zip has nothing"),
         (lambda held: [(n, b"big" if "order" in n else b) for n, b in held], "big-endian machine"),
         (lambda held: [(n, b"odd" if "order" in n else b) for n, b in held], "entry byteorder"),
         (lambda held: [(n, b"11" if "version" in n else b) for n, b in held], "entry version"),

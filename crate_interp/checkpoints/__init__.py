@@ -1,1 +1,1 @@
-"""From bytes to a model: the table of public files, published layouts, our own format."""
+"""Loads models: the table of public files, the published layouts, and our own format."""

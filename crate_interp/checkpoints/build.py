@@ -31,17 +31,17 @@ _TOWERS = {  # prefix of a tower's parameters -> the field with its number of la
     "text": {"": "n_layers"},
     "clip": {"visual.": "n_layers", "text.": "text_n_layers"},
 }
-# the config, tensors in the shapes of parameters, and the parameter that each key fills
+# the config, the tensors in the shapes of parameters, and the parameter that each key fills
 Parameters = tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]
 _SHOWN = 12  # most keys to list on each side of a mismatch
-_SMALL = 2**16  # most numbers in a key that a tolerant layout leaves out
+_SMALL = 2**16  # most numbers in a tensor that a tolerant layout leaves out
 
 
 def build(contents: Contents, dtype: torch.dtype) -> Any:
-    """Returns the model of contents in eval mode, in a dtype, and empties `contents`.
+    """Returns the model of `contents`, in eval mode and in `dtype`; empties `contents`.
 
     No random number is drawn. Raises CheckpointError unless every key is used once, every parameter
-    filled, and shapes are equal.
+    is filled, and each tensor has the shape of its parameter.
     """
     cfg, tensors, target_of = _parameters(contents)
     contents.tensors.clear()  # so that each tensor is released as soon as it is copied
@@ -60,7 +60,7 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
 
 
 def _parameters(contents: Contents) -> Parameters:
-    """Returns the parameters of the model.
+    """Returns the config, the tensors, and the parameter that each key fills.
 
     Raises CheckpointError if the tensors belong to no known model, or contradict the config.
     """
@@ -71,7 +71,10 @@ def _parameters(contents: Contents) -> Parameters:
     elif cfg is None:
         alone = [name for name in sae_formats.GIVEN_FIELDS if name in contents.given]
         if alone:
-            raise CheckpointError(f"{alone[0]} belongs to family 'sae', a sparse autoencoder.")
+            raise CheckpointError(
+                f"{alone[0]} is an option of sparse autoencoders only: leave it out, or give "
+                "family='sae' if the file holds an autoencoder."
+            )
         if not trainer_files.is_hooked(tensors):
             return _published_parameters(contents)
         cfg, tensors = trainer_files.hooked_weights(contents)
@@ -79,7 +82,7 @@ def _parameters(contents: Contents) -> Parameters:
 
 
 def _published_parameters(contents: Contents) -> Parameters:
-    """Returns the parameters of a model whose file has a published layout."""
+    """Returns the same as `_parameters`, for a file in a published layout."""
     where = contents.where
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
@@ -103,9 +106,9 @@ def _published_parameters(contents: Contents) -> Parameters:
 def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
     """Returns the config of a file in a published layout.
 
-    The value of a field is the first of these: the given one, the registry's, the file's own
-    config's, the one that the tensors imply, the default. Raises CheckpointError if a field that
-    decides the shapes of tensors has two values.
+    A field has the value of the first source that gives one: the caller, the registry, the file's
+    own config, the shapes of the tensors, the default. Raises CheckpointError if the file's config
+    contradicts the caller or the registry in a field that decides the shapes of tensors.
     """
     checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values
     row, where = contents.row, contents.where
@@ -119,7 +122,8 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
             )
         if name not in given and row.get(name, value) != value:
             raise CheckpointError(
-                f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}."
+                f"the config in {where} says {name}={value!r}, but the table of models says "
+                f"{row[name]!r}."
             )
     known = {**in_file, **checked(row), **given}
     inferred = layout.infer_config(shapes, known, where)
@@ -130,9 +134,10 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
 
 
 def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -> Fields:
-    """Returns the field output_matrix if the tensors show more than its default.
+    """Returns output_matrix=True if the tensors have an output matrix that the default lacks.
 
-    With one head over the whole stream the torch code has no output matrix; the JAX code has.
+    Otherwise returns no field. With one head as wide as the residual stream, the torch code has no
+    output matrix, and the JAX code has one.
     """
     outputs = [
         layout.source_of("attn.out_proj.weight", layer) for layer in range(values["n_layers"])
@@ -142,8 +147,9 @@ def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -
     open_variant = layout.family in ("crate", "crate-alpha") and "variant" not in values
     if open_variant and not has_output and not whole_stream:
         raise CheckpointError(
-            f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), "
-            "so it is one of c, n, t, identity. Give it: ci.load(..., variant='c')."
+            f"variant cannot be inferred from {where}: the file has no output matrix "
+            f"({outputs[0]}), so its variant is one of c, n, t, identity. "
+            "Give the variant: ci.load(..., variant='c')."
         )
     own = values.get("variant", "crate") in ("crate", "fix")
     told = whole_stream and has_output and own and "output_matrix" not in values
@@ -174,9 +180,9 @@ def _check_keys(
     wanted: dict[str, tuple[int, ...]],
     what: str,
 ) -> None:
-    """Raises one CheckpointError that lists missing and surplus keys, if there are any.
+    """Raises one CheckpointError for all surplus keys, missing keys and wrong shapes.
 
-    wanted: the shape of each parameter. what: the beginning of the error.
+    wanted: the shape of each parameter. what: the beginning of the error's text.
     """
     key_of = {target: key for key, target in target_of.items()}
     filled = {target_of[key]: key for key in tensors if key in target_of}
@@ -209,18 +215,18 @@ def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:
             if isinstance(cfg, SAEConfig):
                 return SparseAutoencoder(cfg)
             return HookedTextTower(cfg) if cfg.family == "clipa-text" else _MODELS[cfg.kind](cfg)
-    except (RuntimeError, TypeError, OverflowError):  # sizes with a product that no tensor can have
+    except (RuntimeError, TypeError, OverflowError):  # the product of some sizes is too large
         raise CheckpointError(
-            f"the config of {where} describes no model that fits in memory."
+            f"the config of {where} describes a model that is too large for any memory."
         ) from None
 
 
 def _take(
     tensors: dict[str, Tensor], named: dict[str, str], dtype: torch.dtype, owned: bool
 ) -> dict[str, Tensor]:
-    """Returns the parameters, each copied into its own memory.
+    """Returns the parameters by name, each in memory of its own.
 
-    Every source tensor is released before the next is copied.
+    Releases every source tensor before it takes the next one.
     """
     weights, places = {}, set()
     for name, key in named.items():

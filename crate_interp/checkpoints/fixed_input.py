@@ -1,6 +1,6 @@
 """A fixed input for every kind of model.
 
-It is small, the same on every machine, and drawn from no generator.
+It is small, the same on every machine, and made without random numbers.
 """
 
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from crate_interp.models.vision import HookedCrate
 Model = TypeVar("Model", HookedModel, SparseAutoencoder)
 
 _TOKENS = 5
-_MOST_SCORES = 2**28  # numbers in the attention of one layer, 1 GiB
+_MOST_SCORES = 2**28  # most numbers in the attention patterns of one layer: 1 GiB
 
 
 def wave(*shape: int, model: nn.Module) -> Tensor:
@@ -30,7 +30,7 @@ def wave(*shape: int, model: nn.Module) -> Tensor:
 
 
 def token_ids(cfg: CrateConfig, count: int, device: torch.device) -> Tensor:
-    """Returns token ids from all over the vocabulary, `[1, count]`."""
+    """Returns token ids that are spread over the whole vocabulary, `[1, count]`."""
     return (torch.arange(count, device=device)[None] * 7919 + 13) % cfg.d_vocab
 
 
@@ -58,16 +58,17 @@ def output(model: HookedModel | SparseAutoencoder) -> Tensor:
 
 
 def whole_is_small(model: HookedModel) -> bool:
-    """Tells whether the attention of `whole` fits in memory on any machine."""
+    """Tells whether the attention patterns of `whole` fit into the memory of any machine."""
     cfg: Any = getattr(model, "visual", model).cfg
     return cfg.kind != "vision" or cfg.n_heads * cfg.n_tokens**2 <= _MOST_SCORES
 
 
 @torch.no_grad()
 def whole(model: HookedModel) -> Tensor:
-    """Returns `output`, or the output for an input of full size if `output` is not of full size.
+    """Returns the output of a vision model, or of CLIP's image tower, for one image of full size.
 
-    `output` leaves out the part of a vision model that turns images into tokens.
+    The image passes the part that turns images into tokens, which `output` leaves out. For any
+    other model the result is that of `output`.
     """
     part: Any = getattr(model, "visual", model)
     return part(full_input(part)) if part.cfg.kind == "vision" else output(model)
@@ -101,7 +102,7 @@ def check_output(model: Model, where: str) -> Model:
     """
     if not bool(output(model).isfinite().all()):
         raise CheckpointError(
-            f"{where}: the weights are finite, but the output on a fixed input is not: "
-            "they are damaged, or too large for this dtype."
+            f"{where}: the weights are finite, but the output for a fixed input is not: "
+            "the weights are damaged, or too large for this dtype."
         )
     return model

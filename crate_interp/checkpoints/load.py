@@ -1,7 +1,8 @@
 """ci.load: a hooked model from a file, a folder, a name, a repo on the Hub or a state dict.
 
-Loading takes three steps. sources.py finds out what the caller gave and reads it: a Source becomes
-Contents. build.py makes the model of them, in the wanted dtype. It is then moved to the device.
+Loading takes three steps. sources.py reads the source that the caller gave: a Source becomes
+Contents. build.py makes a model of the Contents, in the wanted dtype. Then the model is moved to
+the device.
 """
 
 from collections.abc import Mapping
@@ -42,25 +43,28 @@ def load(
 ) -> Any:
     """Loads a hooked model in eval mode from any source of its weights.
 
-    source, the first that fits: an existing file in a published layout (torch, safetensors or
-    npz), or a folder made by save_pretrained; a name of ci.list_models(); "owner/repo" on the
-    Hub, with `file` where it has several; a state dict or module in a published layout.
+    source: the first of these that fits: an existing file in a published layout (torch,
+    safetensors or npz), or a folder made by save_pretrained; a name in ci.list_models();
+    "owner/repo" on the Hub, with `file` if the repo has several; a state dict or module in a
+    published layout.
     family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate",
-    "clipa", or "sae" for a sparse autoencoder. None: the keys decide.
+    "clipa", or "sae" for a sparse autoencoder. None: the keys of the tensors decide.
     revision: a branch, tag or commit on the Hub (None: the one in the table of models), or
-    "step-N" of an embedded model, or of a folder that has steps/step-N.safetensors.
+    "step-N" for an embedded model, or for a folder that has steps/step-N.safetensors.
     dtype: None is float32. cache_dir, local_files_only, token: as in huggingface_hub.
     fields: any field of a CrateConfig. It takes precedence over the table of models, the file's
-    own config and the shapes of the tensors. Shapes do not reveal `n_heads` (but in npz files),
-    nor `variant` where there is no output matrix. config: all fields at once, as a CrateConfig, a
-    dict or the path of a config.json. Files with a hooked model's own names need it: the state
-    dict of one, a Lightning checkpoint (under any attribute), and the folder of a Hugging Face
-    Trainer, of which the last checkpoint-N is taken, unless a config.json of ours lies there.
-    rename: for a file or state dict of a fork, a function from key to published key, or None.
+    own config and the shapes of the tensors. Shapes do not reveal `n_heads` (except in npz files),
+    nor `variant` if there is no output matrix.
+    config: all fields at once, as a CrateConfig, a dict or the path of a config.json. It is needed
+    for tensors with a hooked model's own names and no config.json of ours next to them: the state
+    dict of a hooked model, a Lightning checkpoint (under any attribute), or the folder of a Hugging
+    Face Trainer, from which the last checkpoint-N is loaded.
+    rename: for a file or state dict of a fork, a function from a key to the published key. A tensor
+    for which it returns None is left out.
 
     Loading is strict: every source key is used once, every parameter is filled, shapes are
-    equal, and a file of the table must have its digest. Nothing in a file is executed.
-    Raises CheckpointError for everything that can be wrong with a source or an argument.
+    equal, and a file in the table of models must have the digest listed there. Nothing in a file
+    is executed. Raises CheckpointError for anything that is wrong with a source or an argument.
     """
     dtype = _checked_dtype(dtype)
     _check_source(source)
@@ -125,10 +129,10 @@ def _checked_device(device: str | torch.device) -> torch.device:
 def convert(source: Given, folder: str | Path, **options: Any) -> Any:
     """Loads a checkpoint, writes it as a new folder that `ci.load` reads, and returns the model.
 
-    options: of `ci.load`. The folder holds model.safetensors, config.json and a model card; an
-    interrupt leaves nothing of it. A model without a `model_name` gets the name of the folder,
-    which pages and tables show. Raises ValueError, before work starts, if the folder already
-    exists or cannot be written, and CheckpointError as `ci.load` does.
+    options: those of `ci.load`. The folder holds model.safetensors, config.json and a model card;
+    after an interrupt there is no folder. If the model has no `model_name`, the folder's name
+    becomes its name, which pages and tables show. Raises ValueError, before work starts, if the
+    folder already exists or cannot be written, and CheckpointError as `ci.load` does.
     """
     folder = Path(folder)
     check_new(folder)

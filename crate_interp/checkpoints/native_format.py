@@ -10,10 +10,10 @@ from crate_interp.core.folders import differs, listed
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, WEIGHTS
 
-STEPS = "steps"  # in a folder: the weights during a training, steps/step-N.safetensors
+STEPS = "steps"  # subfolder with the weights after steps of a training, step-N.safetensors
 
-# Fields that decide which tensors exist and what they mean, so that a given one may not contradict
-# the folder's.
+# Fields that decide which tensors exist and what the tensors mean. A given field must not
+# contradict the folder's.
 STRUCTURE = (
     "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step",
     "n_classes", "d_features", "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers",
@@ -23,10 +23,10 @@ STRUCTURE = (
 
 
 def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
-    """Returns the config of a folder, in which given fields replace its own.
+    """Returns the config of a folder, with the given fields in place of the folder's.
 
-    Raises CheckpointError if the folder is not ours, and where a given field that decides
-    the shapes of tensors contradicts it.
+    Raises CheckpointError if the folder was not written by save_pretrained, or if a given field
+    that decides the shapes of tensors contradicts the folder's config.
     """
     path = folder / CONFIG
     if not path.exists():
@@ -52,7 +52,7 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     try:
         asked = CrateConfig.from_dict(content["config"] | given)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{error} The rest of the config is that of {path}.") from None
+        raise CheckpointError(f"{error} The other fields come from {path}.") from None
     for name in STRUCTURE:
         if name in given and getattr(asked, name) != getattr(stored, name):
             raise CheckpointError(
@@ -62,7 +62,10 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
 
 
 def file_states(*paths: Path) -> list[tuple[int, int, int] | None]:
-    """Returns inode, time and size of files, which change with a file; None for a missing one."""
+    """Returns the inode, time and size of each file, or None for a missing file.
+
+    They change if the file changes.
+    """
     found = [path.stat() if path.exists() else None for path in paths]
     return [one and (one.st_ino, one.st_mtime_ns, one.st_size) for one in found]
 
@@ -70,8 +73,8 @@ def file_states(*paths: Path) -> list[tuple[int, int, int] | None]:
 def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
     """Returns the path of a folder's weights, or of the weights after a step of training.
 
-    elsewhere: the error's text if the folder has no steps. Raises CheckpointError, with a list of
-    the folder's steps, for a revision that is not one of them.
+    elsewhere: the end of the error's text if the folder has no steps. Raises CheckpointError, with
+    a list of the folder's steps, for a revision that is none of these steps.
     """
     found = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
     known = ", ".join(sorted(found, key=lambda name: (len(name), name)))
@@ -93,7 +96,7 @@ def check_files(folder: Path) -> None:
     wrong = differs(folder, listed(folder / CONFIG))
     if wrong:
         raise CheckpointError(
-            f"{folder / wrong[0]} does not belong to {folder / CONFIG}: its digest is another. "
-            "Save or download the folder again; or remove `files` from the config to take the "
-            "file as it is."
+            f"{folder / wrong[0]} does not belong to {folder / CONFIG}, which lists another "
+            "digest for it. Save or download the folder again; or remove `files` from the config "
+            "to load the file as it is."
         )

@@ -1,8 +1,8 @@
 """Formats of sparse autoencoders: ours, SAELens', and the published N.pt with N_cfg.json.
 
-SAELens' format is a folder with cfg.json and sae_weights.safetensors, as decoderesearch/SAELens 6
-writes it (`sae_lens/saes/sae.py`, `save_model`), or as earlier versions do, whose cfg.json is
-flat. SAELens itself is not needed.
+SAELens' format is a folder with cfg.json and sae_weights.safetensors. Folders of
+decoderesearch/SAELens 6 (`sae_lens/saes/sae.py`, `save_model`) are read, and folders of earlier
+versions, whose cfg.json is flat. SAELens itself is not needed.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.sae import NORMALIZATIONS, SAEConfig, bias_shapes
 
 KEYS = ("W_enc", "b_enc", "W_dec", "b_dec")
-# options that a caller may give, only for an autoencoder
+# options of ci.load that only autoencoders have
 GIVEN_FIELDS = ("hook_name", "scaling_factor")
 SAELENS_CONFIG, SAELENS_WEIGHTS = "cfg.json", "sae_weights.safetensors"
 # name in cfg.json -> our name
@@ -29,7 +29,7 @@ _ARCHITECTURES = {
     "topk": "topk",
     "jumprelu": "jumprelu",
     "gated": "gated",
-    "batchtopk": "jumprelu",  # after training a threshold replaces the batch
+    "batchtopk": "jumprelu",  # after training, a threshold replaces the top k of a batch
     "matryoshka_batchtopk": "jumprelu",
 }
 _BATCHES = ("batchtopk", "matryoshka_batchtopk")
@@ -44,8 +44,8 @@ def is_sae(contents: Contents) -> bool:
 def config_of(contents: Contents) -> SAEConfig:
     """Returns the config of a sparse autoencoder.
 
-    Raises CheckpointError for a tensor that is missing, too many or of another shape, for a config
-    that contradicts the tensors, and if its hook point is unknown.
+    Raises CheckpointError for a tensor that is missing, unexpected or of another shape, for a
+    config that contradicts the tensors, and if nothing says which hook point is read.
     """
     tensors, where, cfg = contents.tensors, contents.where, contents.cfg
     cfg = _saved(contents, cfg) if isinstance(cfg, SAEConfig) else _published(contents)
@@ -88,7 +88,7 @@ def _published(contents: Contents) -> SAEConfig:
 
 
 def _saved(contents: Contents, cfg: SAEConfig) -> SAEConfig:
-    """Returns the config of a folder that save_pretrained wrote, with the given fields."""
+    """Returns the config of a folder that save_pretrained wrote, updated with the given fields."""
     given, where, fields = contents.given, contents.where, cfg.to_dict()
     _hook_name(given, cfg.hook_name, where)
     _checked_sizes(contents.tensors, fields, ("d_in", "d_sae"), where)
@@ -96,9 +96,9 @@ def _saved(contents: Contents, cfg: SAEConfig) -> SAEConfig:
 
 
 def _hook_name(given: Mapping[str, Any], said: object, where: str) -> str:
-    """Returns the point that an autoencoder reads: a given one, or the one its config names.
+    """Returns the hook point that an autoencoder reads: the given one, or else its config's.
 
-    Raises CheckpointError if there is neither, and if something else is given.
+    Raises CheckpointError if there is neither, and if any field but hook_name is given.
     """
     if unknown := set(given) - {"hook_name"}:
         raise CheckpointError(
@@ -108,8 +108,8 @@ def _hook_name(given: Mapping[str, Any], said: object, where: str) -> str:
     hook_name = given.get("hook_name", said)
     if not isinstance(hook_name, str):
         raise CheckpointError(
-            f"{where}: nothing says which point it reads (no _cfg.json is beside it). Give it: "
-            "ci.load(..., hook_name='blocks.0.mlp.hook_post')."
+            f"{where}: nothing says which hook point the autoencoder reads (no _cfg.json lies "
+            "next to the file). Give the point: ci.load(..., hook_name='blocks.0.mlp.hook_post')."
         )
     return hook_name
 
@@ -117,9 +117,10 @@ def _hook_name(given: Mapping[str, Any], said: object, where: str) -> str:
 def _checked_sizes(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: tuple[str, str], where: str
 ) -> tuple[int, int]:
-    """Returns d_in and d_sae, under these names in the config.
+    """Returns d_in and d_sae.
 
-    Raises CheckpointError unless W_enc is `[d_in, d_sae]`, and if the config has another size.
+    names: the names of these two sizes in the config. Raises CheckpointError unless W_enc is
+    `[d_in, d_sae]`, and if the config has another size.
     """
     shape = tuple(tensors["W_enc"].shape) if "W_enc" in tensors else ()
     if len(shape) != 2 or not all(shape):
@@ -128,7 +129,7 @@ def _checked_sizes(
         if config.get(name, value) != value:
             raise CheckpointError(
                 f"{where}: its config says {name}={checks.shown(config[name])}, "
-                f"the tensors make it {value}."
+                f"but the tensors make it {value}."
             )
     return shape
 
@@ -142,7 +143,7 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
     """Returns config and weights of a folder in SAELens' format.
 
     given: hook_name, scaling_factor. Raises CheckpointError for an unknown architecture or option,
-    for tensors that do not fit, and if its hook point is unknown.
+    for tensors that do not fit, and if nothing says which hook point is read.
     """
     if unknown := set(given) - set(GIVEN_FIELDS):
         raise CheckpointError(
@@ -172,7 +173,7 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
 
 
 def _flat(content: dict[str, Any], config: Path) -> dict[str, Any]:
-    """Returns the options of a flat config, under the names of SAELens 6."""
+    """Returns the options of a config as one flat dict, under the names of SAELens 6."""
     metadata = content.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise CheckpointError(f"{config}: metadata={checks.shown(metadata)}; expected a dict.")
@@ -210,13 +211,13 @@ def _fields(values: dict[str, Any], config: Path) -> dict[str, Any]:
     factor = values.get("scaling_factor")
     if normalize == _AVERAGE and factor is None:
         raise CheckpointError(
-            f"{config}: normalize_activations is {_AVERAGE!r}, and nothing says by which factor: "
-            "give scaling_factor=..., sqrt(d_in) over the mean length of an activation, or "
-            "scaling_factor=1 if it was folded into the weights."
+            f"{config}: normalize_activations is {_AVERAGE!r}, but the factor is missing: "
+            "give scaling_factor=F, where F is sqrt(d_in) divided by the mean length of an "
+            "activation, or scaling_factor=1 if the factor was folded into the weights."
         )
     if not isinstance(values.get("hook_name"), str):
         raise CheckpointError(
-            f"{config}: nothing says which point it reads. Give it: "
+            f"{config}: nothing says which hook point the autoencoder reads. Give the point: "
             "ci.saes.load(..., hook_name='blocks.0.hook_resid_post')."
         )
     model_name = values.get("model_name")
@@ -234,7 +235,7 @@ def _fields(values: dict[str, Any], config: Path) -> dict[str, Any]:
 def _folded(
     tensors: dict[str, Tensor], values: dict[str, Any], kind: str, where: str
 ) -> dict[str, Tensor]:
-    """Returns tensors in which factors and norms of features are part of the weights."""
+    """Returns the tensors with the factors and norms of features folded into the weights."""
     d_in, d_sae = tensors["W_enc"].shape
     scale = tensors.pop("scaling_factor", None)  # scales of features, from fine-tuning
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
@@ -243,8 +244,8 @@ def _folded(
     if scale is not None and not bool((scale == 1).all()):
         if not values.get("finetuning_scaling_factor") or tuple(scale.shape) != (d_sae,):
             raise CheckpointError(
-                f"{where}: it holds a scaling_factor {list(scale.shape)}, and its config does not "
-                "say that features are scaled (finetuning_scaling_factor)."
+                f"{where} holds a scaling_factor {list(scale.shape)}, but its config does not say "
+                "that features are scaled (finetuning_scaling_factor)."
             )
         tensors["W_dec"] = tensors["W_dec"] * scale[:, None]
     if kind in ("topk", *_BATCHES) and values.get("rescale_acts_by_decoder_norm", False):
@@ -264,5 +265,5 @@ def _folded(
 
 def _refuse(config: Path, name: str, value: object, known: tuple[str, ...]) -> None:
     raise CheckpointError(
-        f"{config}: {name}={checks.shown(value)} is not known here: wanted {', '.join(known)}."
+        f"{config}: {name}={checks.shown(value)} is not supported; expected {', '.join(known)}."
     )

@@ -1,4 +1,4 @@
-"""From the source given to ci.load to a model's weights and all that is known of them."""
+"""Turns the source given to ci.load into a model's weights and all that is known about them."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """How errors call the source."""
+        """The source's name in errors."""
         return str(self.given) if isinstance(self.given, (str, Path)) else "the state dict"
 
     def refuse_options(self, where: str, *names: str) -> None:
@@ -85,7 +85,7 @@ def contents_of(source: Source) -> Contents:
     name, path = source.name, Path(source.given).expanduser()
     if source.rename is not None and not os.path.isfile(path):
         raise CheckpointError(
-            f"rename= is for a weight file or a state dict, and {name!r} is neither."
+            f"rename= is for a weight file or a state dict, but {name!r} is neither."
         )
     if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
         source.refuse_options(str(path), "file")
@@ -110,7 +110,7 @@ def _state_dict(source: Source, given: Mapping[str, Any] | torch.nn.Module) -> C
     source.refuse_options("a state dict", "revision", "file")
     inside = hooked_part(given)
     if inside not in (None, "model"):
-        raise CheckpointError(f"the source wraps a hooked model: use that one, {inside}.")
+        raise CheckpointError(f"the source wraps a hooked model: use the wrapped model, {inside}.")
     tensors, config = tensor_files.state_dict_of(given, source.name), tensor_files.model_args(given)
     contents = Contents(tensors, source.name, config)
     return replace(_renamed(contents, source.rename), family=source.family, given=source.fields)
@@ -121,7 +121,7 @@ def _unknown(name: str) -> str:
     shown = name if len(name) <= 200 else name[:200] + "..."
     text = (
         f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. "
-        f"{hint} ci.list_models() lists the known ones."
+        f"{hint} ci.list_models() lists the known models."
     )
     return text.replace("  ", " ")
 
@@ -135,7 +135,7 @@ def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Cont
 
 
 def _directory(source: Source, path: Path) -> Contents:
-    """Reads a local folder: one of ours, of SAELens, or of a trainer."""
+    """Reads a local folder that save_pretrained, SAELens or a trainer wrote."""
     weights, config = path / WEIGHTS, path / CONFIG
     if (path / native_format.STEPS).is_dir() and config.exists():
         return _saved_folder(source, path, native_format.weights_of(path, source.revision))
@@ -161,7 +161,10 @@ def _directory(source: Source, path: Path) -> Contents:
 
 
 def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
-    """Reads a folder that save_pretrained wrote, with the weights of it or of a step."""
+    """Reads a folder that save_pretrained wrote.
+
+    weights: the path of the folder's weights, or of the weights after a step of training.
+    """
     family, config = source.family, folder / CONFIG
     states = native_format.file_states(config, weights)
     cfg = native_format.read_config(folder, source.fields | ({"family": family} if family else {}))
@@ -178,14 +181,14 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
 
 
 def _row(source: Source, row: dict[str, Any]) -> Contents:
-    """Reads a file of the table from the Hub.
+    """Reads the file of a row in the table of models from the Hub.
 
-    If the file is elsewhere, the error says how to get it.
+    If the file is not on the Hub, the error says how to get it.
     """
     repo, file = row["repo"], row["file"]
     if file is None and row["link"] is None:
         raise CheckpointError(
-            f"{row['name']}: {row['note']}. Give a file of it: ci.load({repo!r}, file='...')."
+            f"{row['name']}: {row['note']}. Give a file of the repo: ci.load({repo!r}, file='...')."
         )
     if file is None:
         fields = ", ".join(f"{name}={value!r}" for name, value in row["config"].items())
@@ -229,27 +232,27 @@ def _pushed_repo(source: Source, repo: str) -> Contents:
     except fetch.MissingFile:
         raise CheckpointError(
             f"{repo} has no {CONFIG}, so it was not made by push_to_hub: "
-            f"name a weight file of it, ci.load({repo!r}, file='...')."
+            f"name a weight file of the repo, ci.load({repo!r}, file='...')."
         ) from None
     weights = source.fetch(repo, WEIGHTS, source.revision)
-    foreign = bool(tensor_files.read_config(config))  # it is empty where the config is ours
+    foreign = bool(tensor_files.read_config(config))  # read_config returns {} if the config is ours
     for name in TOKENIZER_FILES if foreign else (TOKENIZER,):
         source.fetch_beside(repo, name, source.revision)
     return _file(source, weights) if foreign else _saved_folder(source, config.parent, weights)
 
 
 def _renamed(contents: Contents, rename: Rename | None) -> Contents:
-    """Returns contents under the keys that `rename` returns; None leaves a tensor out.
+    """Returns the contents with the keys that `rename` returns.
 
-    Raises CheckpointError if it is not a function or returns something other than a name, and if
-    two keys get the same name.
+    A tensor for which it returns None is left out. Raises CheckpointError if `rename` is not a
+    function, returns something other than a name or None, or gives two keys the same name.
     """
     if rename is None:
         return contents
     if not callable(rename):
         raise CheckpointError(
-            f"rename={checks.shown(rename)}: give a function from a key to its name here, such as "
-            "lambda key: key.replace('encoder.', 'transformer.')."
+            f"rename={checks.shown(rename)}: give a function from a key to the published key, such "
+            "as lambda key: key.replace('encoder.', 'transformer.')."
         )
     tensors: dict[str, torch.Tensor] = {}
     key_of: dict[str, str] = {}
@@ -259,9 +262,11 @@ def _renamed(contents: Contents, rename: Rename | None) -> Contents:
             continue
         if not isinstance(name, str) or not name:
             raise CheckpointError(
-                f"rename({key!r}) is {checks.shown(name)}: return a name, or None."
+                f"rename({key!r}) is {checks.shown(name)}: return a name, or None to leave it out."
             )
         if name in tensors:
-            raise CheckpointError(f"rename gives {key_of[name]!r} and {key!r} one name, {name!r}.")
+            raise CheckpointError(
+                f"rename gives {key_of[name]!r} and {key!r} the same name, {name!r}."
+            )
         tensors[name], key_of[name] = tensor, key
     return replace(contents, tensors=tensors)

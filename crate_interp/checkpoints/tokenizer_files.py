@@ -24,7 +24,7 @@ def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
     """Returns the model after recording where its tokenizer is.
 
     The tokenizer is read when `model.tokenizer` or text is first used. folder: the folder of the
-    weights, or None. net: options of fetch.fetch.
+    weights, or None. net: the options of fetch.fetch.
     """
     part: Any = getattr(model, "text", model)
     if getattr(getattr(part, "cfg", None), "tokenizer", None):
@@ -37,9 +37,10 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTo
     beside = [folder / name for name in TOKENIZER_FILES] if folder and kind == "file" else []
     found = next((path for path in beside if path.exists()), None)
     if found is None and kind == "file":
-        where = f"in {folder}" if folder else "where a state dict comes from"
+        where = f"in {folder}" if folder else "for a model loaded from a state dict"
         raise NoTokenizerError(
-            f"there is no {_JSON} and no {_PICKLE} {where}: give token ids, or put the file there."
+            f"there is no {_JSON} and no {_PICKLE} {where}: give token ids instead of text, or "
+            "load the model from a folder with one of these files."
         )
     return _read(found or fetch.fetch(_ON_THE_HUB[kind], _JSON, **net))
 
@@ -57,5 +58,5 @@ def _read(path: Path) -> "PreTrainedTokenizerFast":
         raise CheckpointError(f"{path}: {error}") from None
     except Exception:  # the tokenizers library raises bare exceptions
         raise CheckpointError(
-            f"{path} is not a tokenizer.json that the tokenizers library reads."
+            f"{path} is not a tokenizer.json that the tokenizers library can read."
         ) from None

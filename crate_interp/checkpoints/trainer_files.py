@@ -1,7 +1,8 @@
-"""Reads a hooked model's weights without a config beside them, as trainers write them.
+"""Reads a hooked model's weights that have no config next to them, as trainers write them.
 
-In a Lightning checkpoint the name of an attribute precedes the model's names, "model.blocks.0...";
-a folder of Hugging Face's Trainer has model.safetensors, or subfolders checkpoint-N with one.
+In a Lightning checkpoint the name of an attribute comes before the model's own names, as in
+"model.blocks.0...". A folder of Hugging Face's Trainer holds model.safetensors, or has subfolders
+checkpoint-N that hold it.
 """
 
 import re
@@ -23,10 +24,11 @@ _STEP = re.compile(r"checkpoint-(\d{1,12})")
 
 
 def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> dict[str, Any]:
-    """Returns the fields of the config given as `config=`, with single fields in place of its own.
+    """Returns the fields of the config given as `config=`, together with the fields in `given`.
 
-    config: a CrateConfig, its fields, or the path of a config.json or of the folder with one.
-    Raises CheckpointError if it is none of these, and where the same field was given in two ways.
+    config: a CrateConfig, a dict of its fields, the path of a config.json or of the folder with
+    one, or None. Raises CheckpointError if it is none of these, or if it contradicts `given` or
+    `family`.
     """
     if config is None:
         return dict(given) | ({} if family is None else {"family": family})
@@ -52,12 +54,12 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
 
 
 def _own_fields(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the fields in a dict of them, or in the content of a config.json of ours."""
+    """Returns the fields in `content`, a dict of fields or the content of a config.json of ours."""
     fields = content.get("config") if content.get("library") == LIBRARY else content
     if not isinstance(fields, Mapping) or not isinstance(fields.get("family"), str):
         raise CheckpointError(
-            f"{where} holds no config of a hooked model: a `family` and its fields are wanted, as "
-            "model.cfg.to_dict() and the config.json of save_pretrained have them."
+            f"{where} holds no config of a hooked model; expected a `family` and its fields, as in "
+            "model.cfg.to_dict() and in the config.json of save_pretrained."
         )
     check_names(fields)
     return dict(fields)
@@ -74,23 +76,23 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def is_hooked(tensors: Mapping[str, Any]) -> bool:
-    """Tells whether keys end as the parameters of hooked models do."""
+    """Tells whether some key ends with the name of a parameter that only hooked models have."""
     return any(key.endswith(_ANCHORS) for key in tensors)
 
 
 def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
-    """Returns config and parameters of tensors that have a hooked model's names, after any prefix.
+    """Returns config and parameters of a hooked model, whose names may all begin with one prefix.
 
-    What lies beside the model, such as the weights of a loss, is left out with a warning. Raises
-    CheckpointError without a family among the fields, and if there are several models.
+    Other tensors, such as the weights of a loss, are left out with a warning. Raises
+    CheckpointError if the given fields lack family, d_model or n_layers, and if there are several
+    models.
     """
     where, fields = contents.where, fields_of(None, contents.given, contents.family)
     if not {"family", "d_model", "n_layers"} <= set(fields):
         raise CheckpointError(
-            f"{where} has no config.json beside it, and its names, those of a hooked model, do "
-            "not say the config. Give all of it: ci.load(..., config=model.cfg), or "
-            "config='path/to/config.json'; or write "
-            "model.save_pretrained(folder) and load the folder."
+            f"{where} has the names of a hooked model, but no config.json next to it. Give the "
+            "whole config: ci.load(..., config=model.cfg), or config='path/to/config.json'. Or "
+            "call model.save_pretrained(folder) and load the folder."
         )
     cfg = CrateConfig.from_dict(fields)
     prefix = _prefix(contents.tensors, cfg, where)
@@ -102,15 +104,18 @@ def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
             outside.append(name)
     if outside:
         warnings.warn(
-            f"{where}: {len(outside)} tensors lie beside the model {prefix.rstrip('.')!r} and are "
-            f"left out: {', '.join(outside[:8])}.",
+            f"{where}: {len(outside)} tensors lie outside the model {prefix.rstrip('.')!r} and "
+            f"are left out: {', '.join(outside[:8])}.",
             stacklevel=2,
         )
     return cfg, inside
 
 
 def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:
-    """Returns the prefix of the tensors' names of the single hooked model among them."""
+    """Returns the prefix of the names of the only hooked model among the tensors.
+
+    Raises CheckpointError if there are several models.
+    """
     tower = "visual." if cfg.kind == "clip" else ""
     projection = "u_proj" if cfg.tied or cfg.kind == "clip" else "qkv_proj"
     anchor = f"{tower}blocks.0.attn.{projection}.weight"
@@ -118,17 +123,18 @@ def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:
     if len(found) > 1:
         named = " and ".join(repr(prefix.rstrip(".")) for prefix in found[:4])
         raise CheckpointError(
-            f"{where} holds several models, {named}: give the state dict of one, "
+            f"{where} holds several models, {named}: give the state dict of one model, "
             "ci.load({name.removeprefix('...'): value, ...}, config=...)."
         )
-    return found[0] if found else ""  # without it a later error lists the missing keys
+    return found[0] if found else ""  # if nothing was found, a later error lists the missing keys
 
 
 def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
-    """Returns the weights that a Trainer wrote into a folder, and a config of ours beside them.
+    """Returns the path of the weights that a Trainer wrote into a folder, and that of our config.
 
-    They are in the folder itself, or else in its last checkpoint-N; the config may be in either.
-    None for any other folder.
+    The weights are in the folder itself, or else in its last checkpoint-N. The config may lie next
+    to the weights, in the folder, or in the folder's parent; without a config its path is None.
+    Returns None for any other folder.
     """
     steps = {
         int(match[1]): part

@@ -41,23 +41,23 @@ _UNKNOWABLE = {
     "text": (
         "eta and lambd, where the step has them",
         "eps of each norm",
-        "whether the tokenizer is the one it was trained with",
+        "whether the tokenizer is the one that the model was trained with",
     ),
     "clip": (
         "eta and lambd: no tensor holds them",
         "eps of each LayerNorm",
-        "whether the tokenizer is the one it was trained with",
+        "whether the tokenizer is the one that the model was trained with",
     ),
 }
 
 
 def verify(source: Given, *, progress: bool = True, **options: Any) -> dict[str, Any]:
-    """Loads a checkpoint and returns a report of plain JSON values. Options are as in `ci.load`.
+    """Loads a checkpoint and returns a report of plain JSON values; options are those of `ci.load`.
 
     Keys: source, ok, config, params, digests (sha256 of the file or files, and of config and
     weights together), known (the row of the table of models, or None), fingerprint (the first
     numbers of the output on a fixed input), checks (name, ok and detail of each), cannot_check.
-    A checkpoint that does not load has ok False and the words of the error as its only check.
+    If the checkpoint does not load, ok is False, and the only check holds the text of the error.
     """
     name = str(source) if isinstance(source, (str, Path)) else "a state dict"
     try:
@@ -100,24 +100,24 @@ def _limits(
     row: dict[str, Any] | None,
     options: Mapping[str, Any],
 ) -> list[str]:
-    """Returns what cannot be checked, as text."""
+    """Returns a text for each property that cannot be checked."""
     if isinstance(model, HookedModel):
         limits = list(_UNKNOWABLE[model.cfg.kind])
     else:
-        limits = ["which language model it was trained on"]
+        limits = ["which language model the autoencoder was trained on"]
     if model.cfg.family == "gpt-baseline":
         limits.append(
             "whether it is CRATE-LM's baseline (ReLU): "
-            "nanoGPT's own checkpoints have the same keys, and a GELU"
+            "nanoGPT's own checkpoints have the same keys, but use GELU"
         )
-    # A saved folder has the parameter count of its writer.
+    # a saved folder has the n_heads that its writer gave
     saved = isinstance(source, (str, Path)) and Path(source).expanduser().is_dir()
     told = options.get("n_heads") is not None or (row is None and saved)
     if isinstance(model, HookedModel) and told:
-        limits.append(f"n_heads={model.cfg.n_heads}: no tensor's shape tells it")
+        limits.append(f"n_heads={model.cfg.n_heads}: no tensor's shape reveals it")
     if row is None or not row["sha256"]:
         limits.append(
-            "whether these are the bytes its authors published: no digest of them is known"
+            "whether the authors published these bytes: no digest of the published file is known"
         )
     return limits
 
@@ -127,9 +127,10 @@ def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:
 
 
 def _row(source: Given, options: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the row of the registry for these bytes, or None.
+    """Returns the row of the registry for the loaded bytes, or None.
 
-    They are recognised by digest, or the loader has compared them.
+    A local file is recognised by its digest. For other sources, the loader has compared the bytes
+    with the row.
     """
     if not isinstance(source, (str, Path)):
         return None
@@ -181,7 +182,7 @@ def _patterns(model: HookedModel) -> dict[str, Any]:
 def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
     """Checks that an edit at every hook point changes the output.
 
-    Points that do not fire for the small input are edited on an input of full size.
+    Points that do not fire for the small input are edited in a run on an input of full size.
     """
     every = model.matching_points(None)
     left, without, tried = _some_layers(every), [], 0
@@ -209,7 +210,7 @@ def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
 
 
 def _some_layers(names: list[str]) -> list[str]:
-    """Returns the hook points of a model; only those of a few layers if it has many.
+    """Returns the hook points of a model; if it has many layers, only the points of a few layers.
 
     Each point needs a run of the model, so all points would take time quadratic in its depth.
     """

@@ -28,7 +28,7 @@ def shown(value: object) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Tells whether a value is a finite real number, NumPy's included. True and False are not."""
+    """Tells whether a value is a finite real number, NumPy's included; True and False are none."""
     number: Any = value
     return isinstance(value, Real) and not isinstance(value, bool) and -1e38 < number < 1e38
 
@@ -80,7 +80,7 @@ def pixels(what: str, height: int, width: int) -> None:
     if height * width > MOST_PIXELS:
         raise ValueError(
             f"{what} is {height:,} x {width:,}, which is too large: "
-            f"a picture may have {MOST_PIXELS:,} pixels. Make it smaller, or leave it out."
+            f"a picture may have at most {MOST_PIXELS:,} pixels. Make it smaller, or leave it out."
         )
 
 
@@ -90,7 +90,7 @@ def patches(what: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
     if count > MOST_PATCHES:
         raise ValueError(
             f"{what} is {size[0]:,} x {size[1]:,}, which is {count:,} patches: "
-            f"a model takes {MOST_PATCHES:,}. Make it smaller."
+            f"a model takes at most {MOST_PATCHES:,}. Make it smaller."
         )
 
 

@@ -15,9 +15,9 @@ _MODE = 0o644  # readable by all; safetensors and tempfile make files that only 
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Calls `writer` with a unique name, then moves the file it wrote to `path`.
+    """Calls `writer` with a unique path, then moves the file that `writer` wrote to `path`.
 
-    Unfinished files that a dead process left beside `path` are removed after a week.
+    Unfinished files that a dead process left next to `path` are removed after a week.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)

@@ -73,7 +73,7 @@ def _acquire(out: Path) -> tuple[BaseFileLock, bool, bool]:
     except (OSError, ValueError) as error:
         # ValueError: a name with a NUL, or one that is not valid text
         odd = isinstance(error, UnicodeEncodeError)
-        reason = "its name holds bytes that are no text here" if odd else ""
+        reason = "its name holds bytes that are not valid text" if odd else ""
         reason = reason or getattr(error, "strerror", None) or error
         raise ValueError(
             f"cannot write into {str(out)!r}: {reason}. Give another folder."
@@ -92,9 +92,9 @@ def replacing(
 
     At the end the index holds `content`, and under "files" the digest of every new file and of
     every file in `kept`, which must be in the old index. All other files of the old index are
-    removed, and so are those in `owned`; but if every new file is there already, nothing is
-    removed. Files that no index names stay. Nothing in `folder` changes before the block ends, or
-    if it raises. Unfinished files of a writer that died are removed.
+    removed, unless every new file is there already. Files in `owned` that are not new are removed
+    in either case. Files that no index names stay. Nothing in `folder` changes before the block
+    ends, and nothing if the block raises. Only unfinished files of a dead writer are removed first.
 
     Raises ValueError if the folder cannot be written, is being written by another process, or has a
     link or a folder in the place of a file.
@@ -109,7 +109,7 @@ def replacing(
             try:
                 _commit(stage, out, index, change)
             except KeyboardInterrupt:
-                _commit(stage, out, index, change)  # finishes what a writer that died had begun
+                _commit(stage, out, index, change)  # finishes the commit that was interrupted
                 raise
         finally:
             shutil.rmtree(stage, ignore_errors=True)
@@ -148,7 +148,7 @@ def _stages(out: Path) -> list[Path]:
 
 
 def listed(path: Path) -> dict[str, str]:
-    """Returns the digests in an index by the names of their files; empty if it has none."""
+    """Returns the digests in an index by the names of their files; the dict may be empty."""
     return named(read_index(path).get("files"))
 
 
@@ -241,7 +241,7 @@ def _prepare(
     kept: Collection[str],
     owned: Collection[str],
 ) -> _Change:
-    """Writes the index into the stage and returns what has to be moved and removed."""
+    """Writes the index into the stage, and returns which files to move and which to remove."""
     new = sorted(path for path in stage.rglob("*") if path.is_file())
     digests = {path.relative_to(stage).as_posix(): digest(path) for path in new}
     old = listed(out / index)
@@ -252,7 +252,7 @@ def _prepare(
     if not moved:  # all new files are there already: other listed files stay
         kept = [*kept, *(name for name in old if name not in (*owned, *digests))]
     others = {name for name in before if name not in digests and name not in kept}
-    # a file with another digest belongs to the user
+    # a file with a digest that is not listed belongs to the user
     gone = [name for name in others if _is(out / name, before[name])]
     gone += [name for name in owned if name not in digests and name not in gone]
     for name in (*moved, *gone, index):
@@ -295,12 +295,12 @@ def _remove(out: Path, names: Collection[str]) -> None:
 
 
 def _check_place(out: Path, name: str) -> None:
-    """Raises ValueError for a name that must not be written: behind a link, or a folder's name."""
+    """Raises ValueError for a name that must not be written: one behind a link, or a folder's."""
     path = out / name
     above = [up for up in path.parents if out in up.parents and os.path.lexists(up)]
     for up in above:
         if up.is_symlink() or not up.is_dir():
-            kind = "a link" if up.is_symlink() else "no folder"
+            kind = "a link" if up.is_symlink() else "not a folder"
             raise ValueError(f"{str(up)!r} is {kind}: remove it, or give another folder.")
     if not os.access((*above, out)[0], os.W_OK | os.X_OK):
         raise ValueError(f"cannot write into {str((*above, out)[0])!r}: give another folder.")

@@ -28,9 +28,9 @@ SUFFIXES = (
     ".ppm", ".pgm", ".pbm", ".pnm",
 )  # fmt: skip
 MOST_BYTES = 2**30  # size of one file
-# in one JPEG file: libjpeg goes through all pixels for each scan, which costs a file 75 bytes
+# in one JPEG file: libjpeg goes through all pixels for each scan, and a scan can have 75 bytes
 MOST_SCANS = 100
-_LOADED_AS = (*FORMATS, "MPO")  # Pillow's name for a JPEG file of several pictures
+_LOADED_AS = (*FORMATS, "MPO")  # MPO is Pillow's name for a JPEG file of several pictures
 _TURNS = {  # EXIF orientation -> the operation that turns the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -44,7 +44,7 @@ _SIDEWAYS = (5, 6, 7, 8)
 # system errors that are about the file; others, such as EIO, are about the machine
 _OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _SCAN = b"\xff\xda"
-# markers, except those that occur inside compressed data
+# a JPEG marker, except the markers that occur inside compressed data
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _WHERE_EXIF_IS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
@@ -97,9 +97,10 @@ def check_file(path: Path, what: str) -> None:
 def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
     """Returns an upright picture with its pixels in memory, and its name in errors.
 
-    It is turned by its EXIF orientation, also if it is a PIL image that still has one. Raises
-    Undecodable, a ValueError, if it cannot be read, its format is not in FORMATS, or it has more
-    than 50,000,000 pixels, and ValueError if it is neither a picture nor a path.
+    The picture is turned by its EXIF orientation, also if it is a PIL image that still has one.
+    Raises Undecodable, a ValueError, if the picture cannot be read, if its format is not in
+    FORMATS, or if it has more than 50,000,000 pixels. Raises ValueError if `image` is neither a
+    picture nor a path.
     """
     what = "an image" if kind == "image" else f"a {kind}"
     if isinstance(image, Later):
@@ -188,8 +189,8 @@ def _check_opened(image: Image.Image, what: str) -> None:
     """Raises Undecodable for a picture that must not be decoded."""
     if image.format is not None and image.format not in _LOADED_AS:
         raise Undecodable(
-            f"{what} was opened from a file of format {plain(image.format)}, and only "
-            f"{', '.join(FORMATS)} are decoded: if you trust it, give image.convert('RGB')."
+            f"{what} was opened from a file of format {plain(image.format)}, but only "
+            f"{', '.join(FORMATS)} are decoded: if you trust the file, give image.convert('RGB')."
         )
     _check_pixels(what, image.height, image.width)
     tags: Any = getattr(image, "tag_v2", {})
@@ -238,7 +239,7 @@ def _check_scans(image: Image.Image) -> None:
         return
     file.seek(0)
     data = file.read()
-    # the usual case; only if the count is high are scans told from chance bytes
+    # the usual case; only for a high count are true scans distinguished from chance bytes
     if data.count(_SCAN) <= MOST_SCANS:
         return
     place, scans = 2, 0

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
 
 def stream() -> Any:
     """Returns the stream for bars and notes on progress: stdout in a notebook, else stderr."""
-    ipython: Any = sys.modules.get("IPython")  # a notebook has imported it
+    ipython: Any = sys.modules.get("IPython")  # a notebook has already imported IPython
     shell = ipython.get_ipython() if ipython else None
     return sys.stdout if "IPKernelApp" in getattr(shell, "config", ()) else sys.stderr
 
@@ -33,7 +33,7 @@ def note(text: str) -> None:
 
 
 class tqdm(_tqdm):
-    """Returns a progress bar; the arguments are those of tqdm."""
+    """A progress bar with the arguments of tqdm."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("file") is None:

@@ -19,27 +19,27 @@ class Pass(TypedDict, total=False):
 
     batch_size: Annotated[int, "Samples that run at once."]
     limit: Annotated[
-        int | None, "Use the first samples only. Those of a folder are of all its classes."
+        int | None, "Use only the first samples. From a folder, they come from all its classes."
     ]
-    workers: Annotated[int, "Processes that decode pictures. 0: none beside this."]
-    skip_bad: Annotated[bool, "List and leave out what cannot be decoded."]
+    workers: Annotated[int, "Processes that decode pictures. 0: only the main process."]
+    skip_bad: Annotated[bool, "Leave out samples that cannot be decoded, and list them."]
     progress: Annotated[bool, "Show progress."]
 
 
 class Run(Pass, total=False):
-    """Options of a measurement in chunks: those of a pass, where chunks go, and who measures them.
+    """Options of a measurement in chunks: those of a pass, and where and how chunks are measured.
 
-    The data is measured in chunks, and their numbers merge in a fixed order: the result is the same
-    to the bit whichever process measures which chunk. out: a folder that keeps each chunk as soon
-    as it is measured, and the result; calling again continues where an earlier call stopped.
-    resume: False starts over. shard: "i/n", i from 0: this process takes every n-th chunk (None:
-    RANK and WORLD_SIZE, which torchrun sets, or all chunks), and the verb returns None while others
-    are missing. engine: "local", or "ray" for the actors of a Ray cluster.
+    The numbers of the chunks merge in a fixed order, so the result is the same to the bit whichever
+    process measures which chunk. out: a folder that keeps each chunk as soon as it is measured, and
+    the result; calling again continues where an earlier call stopped. resume: False starts over.
+    shard: "i/n", i from 0: this process measures every n-th chunk (None: RANK and WORLD_SIZE, which
+    torchrun sets, or all chunks), and the verb returns None while chunks of other processes are
+    missing. engine: "local", or "ray" for the actors of a Ray cluster.
     """
 
     out: str | Path | None
-    chunk_size: Annotated[int, "Samples that are measured, and kept, in one piece."]
-    resume: Annotated[bool, "Go on where an earlier call ended."]
+    chunk_size: Annotated[int, "Samples that are measured and kept in one piece."]
+    resume: Annotated[bool, "Continue where an earlier call stopped."]
     shard: Annotated[
         str | None, "i/n, i from 0: measure every n-th chunk. torchrun needs no --shard."
     ]
@@ -62,7 +62,7 @@ class RunOptions:
     engine: str = "local"
 
     def of_a_pass(self) -> Pass:
-        """Returns the options for a sweep over samples that the limit has already cut."""
+        """Returns the options for a pass over samples to which the limit was already applied."""
         given: Any = {name: getattr(self, name) for name in Pass.__annotations__}
         return given | {"limit": None}
 

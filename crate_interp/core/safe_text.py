@@ -28,7 +28,7 @@ def plain(text: object, longest: int = LONGEST) -> str:
 
 
 def in_markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Returns a table in Markdown, one row a line; a bar within a cell is escaped."""
+    """Returns a table in Markdown, with one line per row; a bar within a cell is escaped."""
     names = list(head)
     lines = [
         " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)

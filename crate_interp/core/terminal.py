@@ -37,7 +37,7 @@ class _Stream:
         try:
             return act(*values)
         except OSError as error:
-            # else Python would try again to write the text in the buffer when it ends
+            # otherwise Python would try to write the buffered text once more when Python exits
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if error.errno not in _NO_READER:
@@ -47,7 +47,10 @@ class _Stream:
 
 @contextmanager
 def any_terminal() -> Iterator[None]:
-    """Lets any text be printed: what the encoding lacks is escaped, and a warning is one line."""
+    """Lets any text be printed; escapes characters that the encoding lacks.
+
+    A warning is printed as one line.
+    """
     with (
         redirect_stdout(_open(sys.stdout)),
         redirect_stderr(_open(sys.stderr)),
@@ -67,11 +70,11 @@ def complain(words: object) -> None:
 def code_of(
     run: Callable[[], Any], place: Callable[[], Any], debug: bool, reworded: Callable[[str], str]
 ) -> int:
-    """Runs a command and returns its exit code; an error is one line on stderr.
+    """Runs a command and returns its exit code; prints an error as one line on stderr.
 
-    place: a function that returns the folder the command has written into, or None. debug: let
-    errors through. reworded: a function that rewrites an error of the library in terms of the
-    command line, such as its options.
+    place: a function that returns the folder that the command has written into, or None. debug:
+    whether errors are raised instead. reworded: a function that rewrites an error of the library in
+    terms of the command line, such as its options.
     """
     try:
         run()

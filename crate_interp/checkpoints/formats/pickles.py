@@ -1,8 +1,8 @@
-"""An interpreter of pickles that can only call functions listed by its caller.
+"""Interprets pickles, and calls only the functions that a Dialect lists.
 
-Its caller also says which operations it knows: a Dialect lists what one writer of pickles uses.
-Every value costs at least one byte of the pickle, a finished value is never traversed again, and a
-file cannot make the keys of a dict collide, so time and memory are proportional to the bytes read.
+A Dialect lists the functions and the operations that one writer of pickles uses. Time and memory
+are proportional to the bytes read: every value costs at least one byte of the pickle, a finished
+value is never traversed again, and a file cannot make the keys of a dict collide.
 """
 
 import struct
@@ -13,9 +13,9 @@ from functools import cached_property, partial
 from pickletools import opcodes
 from typing import Any
 
-LONGEST = 2**24  # most bytes; published files have about 10,000
+LONGEST = 2**24  # most bytes of a pickle; those in published files have about 10,000
 _MOST_STEPS, _MOST_CONTAINERS = 2**21, 2**19
-_LONGEST_NAME = 200  # most characters of a module, or of a name in it
+_LONGEST_NAME = 200  # most characters in the name of a module, or of an object in a module
 _PROTO, _STOP = 0x80, ord(".")
 
 
@@ -27,18 +27,19 @@ class PickleError(ValueError):
 
 
 class NotAdmittedError(PickleError):
-    """A pickle that asks for something that its reader does not admit, which the message names."""
+    """A pickle asks for something that its reader does not admit. The message names this thing."""
 
 
 class TooShortError(PickleError):
-    """The bytes that were given end before the pickle does."""
+    """The given bytes end before the pickle does."""
 
 
 @dataclass(frozen=True)
 class Function:
     """A function that a pickle may call.
 
-    call: takes the tuple of arguments, and a function to which it reports how many items it reads.
+    call: takes the tuple of arguments, and a function that it calls with the number of items that
+    it reads.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Record:
 
 @dataclass(eq=False)
 class Bag:
-    """An instance of a Record: the values that were pickled."""
+    """An instance of a Record, with its attributes as they were pickled."""
 
     record: Record
     values: dict[Any, Any] | None = None
@@ -73,11 +74,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What the pickles of one writer consist of, and so all that a reader allows.
+    """Lists everything that the pickles of one writer may contain; a reader refuses the rest.
 
-    names: what each import stands for: a Function, a Record, or a plain constant. protocols: the
-    allowed protocol numbers. operations: names, as in pickletools, with spaces between them.
-    key_of: returns a value as the key of a dict, or raises PickleError.
+    names: the allowed imports, and for each a Function, a Record or a plain constant. protocols:
+    the allowed protocol numbers. operations: the allowed operations, by their names in pickletools,
+    with spaces between them. key_of: turns a value into the key of a dict, or raises PickleError.
     """
 
     names: Mapping[str, Any]
@@ -87,7 +88,7 @@ class Dialect:
 
     @cached_property
     def table(self) -> dict[int, Callable[["_Machine"], None]]:
-        """The operations by their codes."""
+        """The functions that carry out the allowed operations, by the codes of the operations."""
         names = self.operations.split()
         return {
             ord(opcode.code): _OPERATIONS[opcode.name] for opcode in opcodes if opcode.name in names
@@ -96,7 +97,7 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Reading:
-    """The result of reading a pickle: its value, its end, its imports, and its number of steps."""
+    """The result of reading a pickle: value, position of the end, imports, number of steps."""
 
     value: Any
     end: int
@@ -107,10 +108,10 @@ class Reading:
 def read_pickle(
     data: bytes, dialect: Dialect, resolve: Callable[[Any], Any] | None = None, start: int = 0
 ) -> Reading:
-    """Returns the value of the pickle that begins at `start`.
+    """Reads the pickle that begins at `start`.
 
-    resolve: turns persistent ids into values. Raises NotAdmittedError for anything that is not of
-    the dialect, and PickleError for a pickle that is damaged.
+    resolve: turns persistent ids into values. Raises NotAdmittedError for anything that the dialect
+    does not list, and PickleError for a pickle that is damaged.
     """
     machine = _Machine(data, dialect, resolve, start)
     return Reading(machine.run(), machine.at, frozenset(machine.imported), machine.steps)
@@ -123,7 +124,7 @@ class _Machine:
     resolve: Callable[[Any], Any] | None
     start: int
     stack: list[Any] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)  # marked heights of the stack
+    marks: list[int] = field(default_factory=list)  # height of the stack at each mark
     memo: list[Any] = field(default_factory=list)
     imported: set[str] = field(default_factory=set)
     steps: int = 0
@@ -144,7 +145,7 @@ class _Machine:
             if code == _STOP:
                 value = self.pop()
                 if self.stack or self.marks:
-                    raise PickleError("leaves something over at its end")
+                    raise PickleError("leaves unused values at its end")
                 return value
             operation = operations.get(code)
             if operation is None:
@@ -168,14 +169,14 @@ class _Machine:
             raise PickleError(f"has more than {_MOST_STEPS} values: no checkpoint has so many")
 
     def push_new(self, container: Any) -> None:
-        """Pushes a value that takes memory."""
+        """Pushes a container, and counts it."""
         self.containers += 1
         if self.containers > _MOST_CONTAINERS:
             raise PickleError(f"makes more than {_MOST_CONTAINERS} containers")
         self.stack.append(container)
 
     def need(self, count: int) -> None:
-        """Raises PickleError unless so many values lie above the last mark."""
+        """Raises PickleError unless at least `count` values lie above the last mark."""
         if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
             raise PickleError("takes values that are not there")
 
@@ -202,7 +203,7 @@ def _unpack(form: str) -> Callable[[_Machine], None]:
 
 
 def _sized(machine: _Machine, size: int, value_of: Callable[[bytes], Any]) -> None:
-    """Pushes a value that follows its length, which has `size` bytes."""
+    """Pushes a value. Its length comes before it, as a number of `size` bytes."""
     length = int.from_bytes(machine.take(size), "little")
     machine.stack.append(value_of(machine.take(length)))
 
@@ -211,7 +212,7 @@ def _text_of(raw: bytes) -> str:
     try:
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise PickleError("has text that is no UTF-8") from None
+        raise PickleError("has text that is not UTF-8") from None
 
 
 def _int_of(raw: bytes) -> int:
@@ -313,7 +314,7 @@ def _build(machine: _Machine) -> None:
     if type(target) is Bag and target.values is None:
         target.values = state
     elif type(target) is not OrderedDict:
-        # attributes of the value, such as _metadata, are not read
+        # attributes of an OrderedDict, such as _metadata, are ignored
         raise NotAdmittedError(f"attributes of a {type(target).__name__}")
 
 
@@ -328,7 +329,7 @@ def _persistent(machine: _Machine) -> None:
 
 
 def _frame(machine: _Machine) -> None:
-    machine.take(8)  # the length of the item, which says nothing about its value
+    machine.take(8)  # the length of the frame, which is not needed to read it
 
 
 _NOTHING = object()

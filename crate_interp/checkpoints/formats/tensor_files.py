@@ -23,7 +23,7 @@ from crate_interp.models.sae import SAEConfig
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts store the weights
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("module.", "_orig_mod.")  # prefixes left by DataParallel and torch.compile
-_SHARE = 2**22  # most bytes to copy from one mapping
+_SHARE = 2**22  # bytes to copy from one mapping, or a sixteenth of the file if that is more
 _MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
 
 
@@ -31,12 +31,12 @@ _MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
 class Contents:
     """The weights of a model, and everything known about them before the model is built.
 
-    where: the source's name in errors. config: the config in the file or beside it, or empty.
-    namespace: whether the file held an argparse.Namespace, as those of the masked autoencoder do.
-    owned: whether the tensors need no copy, because nothing else holds them. folder: where the file
-    lies, beside which a tokenizer may lie. family: the given one, or that of the table of models.
-    row: the fields that the table has. given: those of the caller. cfg: the whole config, where the
-    folder is in a format that has one.
+    where: the source's name in errors. config: the config in the file or next to it, or empty.
+    namespace: whether the file held an argparse.Namespace, as files of the masked autoencoder do.
+    owned: whether the tensors need no copy, because nothing else holds them. folder: the folder of
+    the file, which may also hold a tokenizer. family: the caller's, or else the one in the table of
+    models. row: the config fields in the table of models. given: the config fields from the caller.
+    cfg: the whole config, if the format of the folder has one.
     """
 
     tensors: dict[str, Tensor]
@@ -54,8 +54,8 @@ class Contents:
 def read_file(path: Path) -> Contents:
     """Returns the content of a .safetensors, torch or .npz file, recognised by its first bytes.
 
-    Nothing in a torch file is run, and what lies beside the weights, such as an optimiser's
-    state, is not read. Raises CheckpointError for any other file.
+    Nothing in a torch file is run. Only weights are read, and no other content such as an
+    optimiser's state. Raises CheckpointError for any other file.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is not a regular file: give a file or a folder.")
@@ -78,7 +78,7 @@ def read_file(path: Path) -> Contents:
     except Exception:  # errors that a parser raises on foreign bytes have no common class
         raise CheckpointError(
             f"{path} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
-            "of tensors and plain values. Is it truncated, or something else renamed?"
+            "of tensors and plain values. Is it truncated, or a renamed file of another kind?"
         ) from None
 
 
@@ -108,15 +108,18 @@ def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
 
 
 def model_args(loaded: Any) -> dict[str, Any]:
-    """Returns the plain values about the model in a training dict, such as nanoGPT's.
+    """Returns the plain values under "model_args" in a training dict, as nanoGPT writes them.
 
-    loaded: anything that a torch file can hold. The result is empty if there are none.
+    loaded: anything that a torch file can hold. The result is empty if it has no such values.
     """
     return plain_values(loaded.get("model_args") if isinstance(loaded, Mapping) else None)
 
 
 def plain_values(values: Any) -> dict[str, Any]:
-    """Returns the numbers and texts of a mapping whose keys are texts."""
+    """Returns the entries whose key is text and whose value is a number, a bool or text.
+
+    The result is empty if `values` is not a mapping.
+    """
     if not isinstance(values, Mapping):
         return {}
     return {
@@ -134,14 +137,14 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
     size = int.from_bytes(head[:8], "little")
     if size > _MAX_HEADER or size > path.stat().st_size:
         raise CheckpointError(
-            f"{path} claims a header of {size} bytes: it is damaged or was made to harm."
+            f"{path} claims a header of {size} bytes: the file is damaged, or was made to do harm."
         )
     with safe_open(path, framework="pt", device="cpu") as file:
         names = list(file.keys())
     if len(names) > _MAX_TENSORS:
         raise CheckpointError(f"{path} has {len(names)} tensors: no checkpoint has so many.")
     with open(path, "rb") as raw:
-        header = json.loads(raw.read(8 + size)[8:])  # safe_open has checked it
+        header = json.loads(raw.read(8 + size)[8:])  # safe_open has already checked the header
     sizes = {
         name: header[name]["data_offsets"][1] - header[name]["data_offsets"][0] for name in names
     }
@@ -159,7 +162,7 @@ def _shares(sizes: dict[str, int]) -> list[list[str]]:
     """Returns the names in groups of about a sixteenth of the bytes.
 
     The pages of a mapping count as memory of this process until the mapping is closed: one
-    mapping for all groups would double the peak.
+    mapping for all groups would double the peak of memory.
     """
     share = max(_SHARE, sum(sizes.values()) // 16)
     groups: list[list[str]] = [[]]
@@ -195,8 +198,8 @@ def read_json(path: Path) -> Any:
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file that another library wrote.
 
-    It is empty if there is no such file, or if it is a config of our own. Raises CheckpointError if
-    the file holds anything else.
+    The result is empty if there is no such file, or if the file is a config of our own. Raises
+    CheckpointError if the file holds something other than a JSON object.
     """
     if not path.exists():
         return {}
@@ -209,15 +212,15 @@ def read_config(path: Path) -> dict[str, Any]:
 def state_dict_of(loaded: Any, where: str, kind: type = Tensor) -> dict[str, Any]:
     """Returns the named tensors of a state dict, of a training dict with one, or of a module.
 
-    The prefixes of DataParallel and torch.compile are stripped. loaded: anything that a torch file
-    can hold. kind: the word for its tensors in errors. Raises CheckpointError if it is none of
-    these; `where` is how the error calls it.
+    The prefixes of DataParallel and torch.compile are removed. loaded: anything that a torch file
+    can hold. kind: the class that its tensors must have. where: the source's name in errors. Raises
+    CheckpointError if `loaded` is none of these three.
     """
     if isinstance(loaded, torch.nn.Module):
         loaded = loaded.state_dict()
     if not isinstance(loaded, Mapping):
         raise CheckpointError(
-            f"{where} holds a {type(loaded).__name__}; expected a state dict: names and tensors."
+            f"{where} holds a {type(loaded).__name__}; expected a state dict of names and tensors."
         )
     held = [key for key in _CONTAINERS if isinstance(loaded.get(key), Mapping)]
     if len(held) > 1:
@@ -247,7 +250,7 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
         if not all_finite(value):
             count = int((~value.isfinite()).sum())
             raise CheckpointError(
-                f"{where}: {name} holds {count} NaN or Inf of {value.numel()} numbers; "
+                f"{where}: {name} holds {count} NaN or Inf among its {value.numel()} numbers; "
                 "nothing was loaded."
             )
         if value.dtype != dtype and not all_finite(value.to(dtype)):
@@ -270,10 +273,9 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
 def _check_kind(name: str, kind: object, expanded: bool, count: int, where: str) -> None:
     if kind not in DTYPES:
         raise CheckpointError(
-            f"{where}: {name} is {kind}, "
-            "weights are dense floating point tensors of 16 bits or more."
+            f"{where}: {name} is {kind}; expected a dense floating point tensor of 16 bits or more."
         )
     if expanded:
         raise CheckpointError(
-            f"{where}: {name} claims {count} numbers and stores fewer (an expanded view)."
+            f"{where}: {name} claims {count} numbers, but stores fewer (it is an expanded view)."
         )

@@ -1,6 +1,6 @@
 """Reads nanochat's tokenizer.pkl, a pickled tiktoken.Encoding, without unpickling it.
 
-The interpreter of pickles.py reads it; it cannot call anything.
+The interpreter in pickles.py reads the pickle, and is allowed to call nothing.
 """
 
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _ENCODING = pickles.Record("tiktoken.core.Encoding")
-_MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two, in bytes
+_MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two are in bytes
 _MAX_SPECIALS = 10_000
 
 
@@ -30,7 +30,7 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
         held = pickles.read_pickle(content, _DIALECT).value
     except pickles.NotAdmittedError as error:
         raise CheckpointError(
-            f"the tokenizer's pickle asks for {error}: only {_ENCODING.name} is admitted, "
+            f"the tokenizer's pickle asks for {error}, but only {_ENCODING.name} is admitted; "
             "nothing was run."
         ) from None
     except pickles.PickleError as error:
@@ -62,9 +62,9 @@ _DIALECT = pickles.Dialect(
 
 
 def _build(record: dict[Any, Any]) -> "PreTrainedTokenizerFast":
-    """Returns the byte-level BPE of ranks and a pattern.
+    """Returns the byte-level BPE tokenizer with the ranks and the pattern of an Encoding.
 
-    Of the pairs in a piece, the one whose union has the lowest rank merges first.
+    In a piece of text, the two neighbours that join to the token of lowest rank merge first.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Core
@@ -87,14 +87,14 @@ def _build(record: dict[Any, Any]) -> "PreTrainedTokenizerFast":
 
 
 def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Returns the two tokens that merge last into a token, or None if they never do.
+    """Returns the two tokens whose merge completes `token`, or None if no merge does.
 
-    One pair per token is enough. Until two neighbours merge into the whole, nothing outside has
-    merged with them, so inside they became what they become when the token stands alone: no other
-    pair of tokens with this union is ever side by side.
+    One pair per token is enough. Until this last merge, the bytes of the token merge only with one
+    another, so they merge as they do when the token stands alone. No other two tokens that join to
+    `token` are ever neighbours.
     """
     never = len(ranks)
-    ends = list(range(len(token) + 1))  # ranks of the two parts
+    ends = list(range(len(token) + 1))  # where the parts begin, and where the last part ends
     costs = [ranks.get(token[at : at + 2], never) for at in range(len(token) - 1)]
     while len(costs) > 1:
         least = min(costs)
@@ -110,7 +110,7 @@ def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | N
 
 
 def _checked(record: dict[Any, Any]) -> tuple[dict[bytes, int], str, dict[str, int]]:
-    """Returns ranks, pattern and special tokens of an Encoding's state.
+    """Returns the ranks, the pattern and the special tokens in an Encoding's state.
 
     Raises CheckpointError if one of them is missing or of another kind.
     """
@@ -138,8 +138,8 @@ def _checked(record: dict[Any, Any]) -> tuple[dict[bytes, int], str, dict[str, i
     if not right:
         raise CheckpointError(
             "the tokenizer's pickle holds no byte-level BPE: expected mergeable_ranks "
-            f"(at most {_MAX_TOKENS} tokens of at most {_MAX_LENGTH} bytes, {_MAX_TOTAL} in all, "
-            "to 0, 1, 2, ...), pat_str and special_tokens."
+            f"(at most {_MAX_TOKENS} tokens of at most {_MAX_LENGTH} bytes, with at most "
+            f"{_MAX_TOTAL} bytes in all, ranked 0, 1, 2, ...), pat_str and special_tokens."
         )
     for name in specials:
         check_name(name)
@@ -147,7 +147,7 @@ def _checked(record: dict[Any, Any]) -> tuple[dict[bytes, int], str, dict[str, i
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """Returns the printable character for each byte in byte-level BPE, as GPT-2 assigns them."""
+    """Returns the printable character that stands for each byte in GPT-2's byte-level BPE."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {

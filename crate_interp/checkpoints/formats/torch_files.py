@@ -1,7 +1,7 @@
 """Reads torch files without running their content: tensors and plain Python values, nothing else.
 
 torch's own reader is never called. Our own interpreter reads the pickle, and finds where the
-numbers of each tensor are; those of the wanted tensors are then read, and no others.
+numbers of each tensor are. Then only the numbers of the wanted tensors are read.
 """
 
 import os
@@ -30,9 +30,9 @@ _RECORDS = {  # allowed contents of the entries that describe the archive
     ".data/serialization_id": rb"[ -~]*",
 }
 _SMALL = 2**12  # most bytes of each of these entries
-# tried lengths of the beginning that holds the pickles of an older file
+# lengths to try, in bytes, for the beginning of an older file, which holds its pickles
 _BEGINNINGS = (2**16, 2**20, pickles.LONGEST)
-_LONGEST_KEY = 64  # as torch writes numbers
+_LONGEST_KEY = 64  # most characters of a storage's key; torch writes a number there
 _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 32
 
 
@@ -40,8 +40,8 @@ _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 32
 class TorchFile:
     """The content of a torch file; tensors are StoredTensors whose numbers are not read yet.
 
-    namespace: the values of its argparse.Namespace, which is left out of `content`, or None.
-    places: where the numbers of each storage begin in the file.
+    namespace: the values of the file's argparse.Namespace, which `content` leaves out, or None.
+    places: the position in the file where each storage begins.
     """
 
     content: Any
@@ -50,14 +50,14 @@ class TorchFile:
 
 
 def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
-    """Returns the content of a torch file that is a zip, given its directory.
+    """Returns the content of a torch file that is a zip with the given entries.
 
-    Raises CheckpointError for a zip of something else, for a pickle that asks for anything but
+    Raises CheckpointError for a zip that is no torch file, for a pickle that asks for anything but
     tensors and plain values, and for storages that are not as large as the pickle says.
     """
     if any(entry.compressed for entry in entries):
         raise CheckpointError(
-            f"{where} has compressed entries, and torch writes none: "
+            f"{where} has compressed entries, but torch writes none: "
             "give the file as torch.save wrote it."
         )
     inside = _inside(entries, where)
@@ -68,7 +68,8 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
         )
     if "data.pkl" not in inside or inside["data.pkl"].size > pickles.LONGEST:
         raise CheckpointError(
-            f"{where} is a zip without one data.pkl: it is not a readable checkpoint."
+            f"{where} is a zip without a data.pkl as torch writes it: "
+            "it is not a readable checkpoint."
         )
     _check_records(file, inside, where)
 
@@ -77,14 +78,14 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
         if entry is None or entry.size != storage.nbytes:
             stored = "nothing" if entry is None else f"{entry.size} bytes"
             raise PickleError(
-                f"wants {storage.nbytes} bytes as storage {storage.key}, the zip has {stored}"
+                f"wants {storage.nbytes} bytes as storage {storage.key}, but the zip has {stored}"
             )
         return entry.start
 
     storages = _Storages()
     data = read_at(file, inside["data.pkl"].start, inside["data.pkl"].size)
     try:
-        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to omit it
+        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was set to omit it
             raise PickleError("differs from its checksum")
         reading = pickles.read_pickle(data, torch_names.TORCH, storages.resolve)
         if reading.end != len(data):
@@ -98,21 +99,21 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
 def read_legacy(file: BinaryIO, where: str) -> TorchFile:
     """Returns the content of a torch file of the older kind, which is not a zip.
 
-    It is five pickles (a magic number, a version, the system, the object, the keys of its
+    Such a file has five pickles (a magic number, a version, the system, the object, the keys of its
     storages), and then the storages. Raises CheckpointError as `read_archive` does.
     """
     size = os.fstat(file.fileno()).st_size
     if read_at(file, 0, 4) != b"\x80\x02\x8a\x0a":
         raise CheckpointError(
             f"{where} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
-            "of tensors and plain values. Is it truncated, or something else renamed?"
+            "of tensors and plain values. Is it truncated, or a renamed file of another kind?"
         )
     storages, readings = _five_pickles(file, where)
     end = readings[-1].end
     magic, protocol, system, _, keys = (reading.value for reading in readings)
     little = isinstance(system, dict) and system.get("little_endian") is True
     if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL or not little:
-        _damaged(where, "begins as that of no little-endian machine does")
+        _damaged(where, "does not begin as torch writes it on a little-endian machine")
     named = type(keys) is list and all(type(key) is str for key in keys)
     if not named or len(set(keys)) < len(keys) or set(keys) != set(storages.whole):
         _damaged(where, "does not list its storages")
@@ -122,16 +123,23 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
         held = int.from_bytes(read_at(file, end, 8), "little")
         places[key], end = end + 8, end + 8 + storage.nbytes
         if held != storage.numel or end > size:
-            _damaged(where, f"wants {storage.nbytes} bytes as storage {key}, the file has others")
+            _damaged(
+                where,
+                f"wants {storage.nbytes} bytes as storage {key}, but the file has another number",
+            )
     if end != size:
         raise CheckpointError(
-            f"{where} continues after its last storage: {size - end} bytes belong to nothing."
+            f"{where} continues after its last storage, with {size - end} bytes that belong to "
+            "nothing."
         )
     return _torch_file(readings[3], places)
 
 
 def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[pickles.Reading]]:
-    """Returns the pickles with which a file of the older kind begins. Its storages are not read."""
+    """Returns the storages that an older file describes, and the five pickles at its beginning.
+
+    The numbers in the storages are not read.
+    """
     for length in _BEGINNINGS:
         data = read_at(file, 0, length)
         storages, readings, end = _Storages(legacy=True), [], 0
@@ -151,10 +159,10 @@ def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[pickles
 def read_tensors(
     file: BinaryIO, wanted: Mapping[str, StoredTensor], places: Mapping[str, int], where: str
 ) -> dict[str, Tensor]:
-    """Returns the numbers of the tensors in memory of their own, contiguous.
+    """Returns the wanted tensors, each contiguous and in memory of its own.
 
-    Names of the same tensor share it. Raises CheckpointError before anything is allocated if
-    the tensors, as views of one another, claim far more than the file holds.
+    Several names of one stored tensor get the same tensor. Raises CheckpointError, before anything
+    is allocated, if the tensors are overlapping views that claim far more than the file holds.
     """
     _check_total(wanted, file, where)
     tensors: dict[str, Tensor] = {}
@@ -168,7 +176,7 @@ def read_tensors(
 
 
 class _Storages:
-    """Turns persistent ids into storages; the same key is the same storage."""
+    """Turns persistent ids into storages; ids with the same key give the same storage."""
 
     def __init__(self, legacy: bool = False) -> None:
         self.legacy = legacy
@@ -176,13 +184,13 @@ class _Storages:
         self.views: dict[str, Storage] = {}
 
     def resolve(self, saved: Any) -> Storage:
-        """Returns the storage of a persistent id. Raises PickleError for any other id."""
+        """Returns the storage that an id names. Raises PickleError if the id names none."""
         if type(saved) is not tuple or len(saved) != 5 + self.legacy or saved[0] != "storage":
             raise PickleError("has a persistent id that is not a storage")
         _, kind, key, location, numel, *view = saved
         if type(kind) is not StorageKind or type(key) is not str or type(location) is not str:
             raise PickleError("has a persistent id that is not a storage")
-        if len(key) > _LONGEST_KEY:  # every tensor repeats this size
+        if len(key) > _LONGEST_KEY:  # every tensor in the storage repeats its key
             raise PickleError(f"names a storage with {len(key)} characters")
         storage = self.whole.setdefault(key, Storage(key, kind.dtype, torch_names.whole(numel)))
         if storage != Storage(key, kind.dtype, numel) or key in self.views:
@@ -205,7 +213,7 @@ def _refuse(error: PickleError, where: str) -> NoReturn:
         _damaged(where, str(error))
     raise CheckpointError(
         f"{where} is not a readable checkpoint: its pickle asks for {error}, "
-        "and only tensors and plain values are admitted; nothing was run. "
+        "but only tensors and plain values are admitted; nothing was run. "
         "Save only the state dict: torch.save(model.state_dict(), path)."
     )
 
@@ -213,12 +221,12 @@ def _refuse(error: PickleError, where: str) -> NoReturn:
 def _damaged(where: str, how: str) -> NoReturn:
     raise CheckpointError(
         f"{where} is not a readable checkpoint: its pickle {how}. "
-        "Is it truncated, or something else renamed?"
+        "Is it truncated, or a renamed file of another kind?"
     )
 
 
 def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
-    """Returns the entries by their names in the one folder of a torch archive."""
+    """Returns the entries of a torch archive by their names inside its single folder."""
     root = entries[0].name.split("/")[0] + "/" if entries else ""
     inside = {entry.name.removeprefix(root): entry for entry in entries}
     # torch ignores the case of its entries
@@ -226,13 +234,17 @@ def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
         entry.name == name or name != name.lower() for name, entry in inside.items()
     ):
         raise CheckpointError(
-            f"{where} is not a readable checkpoint: a zip whose entries are not those of torch."
+            f"{where} is not a readable checkpoint: the entries of the zip are not named as torch "
+            "names them."
         )
     return inside
 
 
 def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None:
-    """Raises CheckpointError unless the archive's own records are as torch writes them."""
+    """Raises CheckpointError unless the entries that describe the archive are as torch writes them.
+
+    These are the entries in _RECORDS.
+    """
     for name, pattern in _RECORDS.items():
         entry = inside.get(name)
         if entry is None and name != "version":
@@ -247,13 +259,16 @@ def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None
             )
         if not re.fullmatch(pattern, said):
             raise CheckpointError(
-                f"{where} is not a readable checkpoint: its entry {name} is not one of torch's. "
-                "Is it truncated, or something else renamed?"
+                f"{where} is not a readable checkpoint: its entry {name} is not as torch writes "
+                "it. Is it truncated, or a renamed file of another kind?"
             )
 
 
 def _torch_file(reading: pickles.Reading, places: dict[str, int]) -> TorchFile:
-    """Returns the content without the argparse.Namespaces at its top."""
+    """Returns the content without the argparse.Namespaces at its top level.
+
+    The values of the first one become `namespace`.
+    """
     content = reading.value
     if torch_names.NAMESPACE.name not in reading.imported:
         return TorchFile(content, None, places)
@@ -264,9 +279,10 @@ def _torch_file(reading: pickles.Reading, places: dict[str, int]) -> TorchFile:
 
 
 def _check_total(wanted: Mapping[str, StoredTensor], file: BinaryIO, where: str) -> None:
-    """Raises CheckpointError if tensors that are views of one another claim too many bytes.
+    """Raises CheckpointError if overlapping tensors claim too many bytes for the file's size.
 
-    The same view twice counts once. What has to be read for views with gaps counts too.
+    There is one limit on the bytes of the tensors, and one on the bytes to read for them, which
+    includes the gaps of strided views. A view with several names counts once.
     """
     known = {value.place: value for value in wanted.values()}.values()
     size = os.fstat(file.fileno()).st_size
@@ -274,7 +290,7 @@ def _check_total(wanted: Mapping[str, StoredTensor], file: BinaryIO, where: str)
     spanned = sum(value.span * value.dtype.itemsize for value in known)
     if claimed > _MOST_TIMES * size + _SPARE or spanned > _MOST_SPANS * size + _SPARE:
         raise CheckpointError(
-            f"{where} claims more numbers than it holds: its tensors are views of one another."
+            f"{where} claims more numbers than it holds: its tensors are overlapping views."
         )
 
 

@@ -1,6 +1,6 @@
-"""What the pickle of a torch file may hold: functions that make tensors, and plain constants.
+"""Lists what the pickle of a torch file may hold: functions that make tensors, plain constants.
 
-NumPy's numbers, which trainers leave in such files, become plain numbers of Python.
+NumPy numbers, which trainers leave in such files, become plain Python numbers.
 """
 
 import struct
@@ -21,20 +21,20 @@ _FORMS = {
     "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
     "u8": "<Q", "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
 }  # fmt: skip
-_LONGEST = 8  # bytes of a number
+_LONGEST = 8  # most bytes of a number
 NAMESPACE = Record("argparse.Namespace")  # the command line of the masked autoencoder's trainer
 
 
 @dataclass(frozen=True, slots=True)
 class StorageKind:
-    """A class of storages, by the dtype of its numbers."""
+    """One of torch's classes of storages, with the dtype of its numbers."""
 
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """`numel` numbers of the storage `key`, from its `first` on."""
+    """`numel` numbers of the storage named `key`, from number `first` on."""
 
     key: str
     dtype: torch.dtype
@@ -49,7 +49,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """Where the numbers of a tensor lie: number `first` of the storage `key`, and so on."""
+    """Where the numbers of a tensor lie: in the storage named `key`, from number `first` on."""
 
     key: str
     dtype: torch.dtype
@@ -69,12 +69,15 @@ class StoredTensor:
 
     @property
     def place(self) -> str:
-        """A text that only the same tensor has; a file could make tuples of ints collide."""
+        """A text that identifies the tensor in the file, for use as the key of a dict.
+
+        A tuple of ints would not do: a file could choose ints whose hashes collide.
+        """
         return f"{self.key} {self.first} {self.shape} {self.strides}"
 
     @property
     def span(self) -> int:
-        """How many numbers of the storage lie between its first and its last, these included."""
+        """How many numbers the storage has from the tensor's first to its last, both included."""
         steps = zip(self.shape, self.strides, strict=True)
         return 1 + sum((size - 1) * stride for size, stride in steps) if self.numel else 0
 
@@ -104,8 +107,8 @@ class Number:
 def key_of(value: Any) -> Any:
     """Returns a value as the key of a dict.
 
-    Equal values, such as 1, 1.0 and True, are the same key. Raises PickleError unless it is text, a
-    number, True, False, None, or a short tuple of those.
+    Equal values, such as 1, 1.0 and True, are the same key. Raises PickleError unless the value is
+    text, a number, True, False, None, or a short tuple of these.
     """
     if type(value) in (str, type(None)):
         return value
@@ -134,7 +137,7 @@ def _empty(value: Any) -> bool:
 
 def _sizes(value: Any) -> tuple[int, ...]:
     if type(value) is not tuple or len(value) > _MOST_AXES:
-        raise PickleError("has a tensor whose shape is no tuple of counts")
+        raise PickleError("has a tensor whose shape is not a tuple of counts")
     return tuple(whole(size) for size in value)
 
 
@@ -157,7 +160,7 @@ def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
             raise PickleError("has a tensor without storage, place, shape and strides")
     tensor = StoredTensor(storage.key, storage.dtype, whole(first), _sizes(shape), _sizes(strides))
     if len(tensor.shape) != len(tensor.strides) or prod(filter(None, tensor.shape)) >= 2**63:
-        raise PickleError("has a tensor whose shape is none")
+        raise PickleError("has a tensor with an impossible shape")
     if tensor.first + tensor.span > storage.numel:
         raise PickleError(f"has a tensor that goes beyond its storage {storage.key}")
     return StoredTensor(
@@ -220,14 +223,14 @@ def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
 
 
 def _size(arguments: tuple, spend: Callable[[int], None]) -> tuple[int, ...]:
-    """Reads a call of torch._utils._rebuild_tensor_v2."""
+    """Reads a torch.Size as a tuple."""
     if len(arguments) != 1:
         raise PickleError("has a torch.Size that is not a shape")
     return _sizes(arguments[0])
 
 
 def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
-    """Reads a torch.device as the name of the device."""
+    """Reads a torch.device."""
     match arguments:
         case (str(kind),) | (str(kind), int()) if len(kind) < _MOST_AXES:
             try:
@@ -238,13 +241,13 @@ def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
 
 
 def _check_order(state: object) -> None:
-    """Raises PickleError unless the state of a dtype has this machine's byte order."""
+    """Raises PickleError unless the state of a NumPy dtype says little-endian, or no order."""
     if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", "|"):
-        raise PickleError("has a NumPy number of another machine")
+        raise PickleError("has a NumPy number that is not little-endian")
 
 
 def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> pickles.Made:
-    """Reads numpy.dtype, for numbers only."""
+    """Reads a numpy.dtype; only dtypes of numbers are admitted."""
     match arguments:
         case (str(name), bool(), bool()) if name in _FORMS:
             return pickles.Made(_FORMS[name], _check_order)
@@ -252,7 +255,10 @@ def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> pickles.Made
 
 
 def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
-    """Reads _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
+    """Reads a call of _codecs.encode, which pickles of protocol 2 use for bytes.
+
+    Only the few bytes of a number are admitted.
+    """
     match arguments:
         case (str(text), "latin1") if len(text) <= _LONGEST and all(ord(one) < 256 for one in text):
             return text.encode("latin1")

@@ -28,7 +28,7 @@ _PIECE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file in an archive: `stored` bytes from `start` on, which become `size` bytes."""
+    """One file in an archive: `stored` bytes from `start` on, which unpack to `size` bytes."""
 
     name: str
     start: int
@@ -76,7 +76,7 @@ def read_directory(file: BinaryIO, where: str) -> list[Entry]:
 
 
 def read_at(file: BinaryIO, place: int, count: int) -> bytes:
-    """Returns `count` bytes from `place` on, or as many as the file has."""
+    """Returns `count` bytes from `place` on, or fewer if the file ends earlier."""
     file.seek(place)
     pieces = []
     while count > 0 and (piece := file.read(count)):
@@ -92,13 +92,14 @@ def read_into(file: BinaryIO, place: int, target: memoryview, where: str) -> Non
     while done < len(target):
         count = file.readinto(target[done:])  # pyright: ignore[reportAttributeAccessIssue]
         if not count:
-            _damaged(where, "it ended while it was read")
+            _damaged(where, "the file ended while it was read")
         done += count
 
 
 def _damaged(where: str, how: str) -> NoReturn:
     raise CheckpointError(
-        f"{where} is not a readable checkpoint: {how}. Is it truncated, or something else renamed?"
+        f"{where} is not a readable checkpoint: {how}. "
+        "Is it truncated, or a renamed file of another kind?"
     )
 
 
@@ -107,10 +108,10 @@ def _end(file: BinaryIO, where: str) -> tuple[int, int, int]:
     place = os.fstat(file.fileno()).st_size - _END.size
     raw = read_at(file, max(place, 0), _END.size)
     if len(raw) < _END.size or raw[:4] != b"PK\x05\x06":
-        _damaged(where, "a zip without an end record at its end")
+        _damaged(where, "it is a zip without an end record at its end")
     _, disk, first, here, count, size, offset, comment = _END.unpack(raw)
     if disk or first or here != count or comment:
-        _damaged(where, "a zip whose end record no checkpoint has")
+        _damaged(where, "it is a zip with an end record that no checkpoint has")
     raw = read_at(file, max(place - _LOCATOR.size, 0), _LOCATOR.size)
     if place >= _LOCATOR.size and raw[:4] == b"PK\x06\x07":
         place -= _LOCATOR.size + _END64.size
@@ -141,14 +142,14 @@ def _rows(raw: bytes, count: int, where: str) -> list[_Row]:
         name, extra = raw[place - long - more : place - more], raw[place - more : place]
         size, stored, offset = _wide(extra, (size, stored, offset), where)
         if comment or disk or flags & ~_FLAGS or method not in (_STORED, _DEFLATED):
-            _damaged(where, "an entry of the zip is encrypted, or packed as no checkpoint is")
+            _damaged(where, "an entry of the zip is encrypted, or has options no checkpoint uses")
         if kind & _FOLDER or name.endswith(b"/"):
             raise CheckpointError(
                 f"{where} is a zip with entries for folders, which torch does not write: pack it "
                 "with `zip -0 -r -D`, or give the file as torch.save wrote it."
             )
         if method == _STORED and stored != size:
-            _damaged(where, "an entry of the zip contradicts itself")
+            _damaged(where, "an uncompressed entry of the zip has two sizes")
         try:
             text = name.decode("utf-8" if flags & _UTF8 else "cp437")
         except UnicodeDecodeError:
@@ -162,7 +163,7 @@ def _rows(raw: bytes, count: int, where: str) -> list[_Row]:
 
 
 def _wide(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
-    """Returns sizes and offsets; those beyond 32 bits come from the extra field."""
+    """Returns sizes and offsets; values of more than 32 bits are read from the extra field."""
     fields, place = {}, 0
     while place + 4 <= len(extra):
         kind, long = struct.unpack_from("<2H", extra, place)
@@ -199,7 +200,7 @@ def _after(file: BinaryIO, row: _Row, place: int, end: int, where: str) -> tuple
         _damaged(where, wrong)
     after = start + row.stored
     if flags & _DESCRIBED_AFTER:
-        # the header was written before the sizes were known, so they are zero or correct
+        # the header was written before the sizes were known, so its sizes are unset or correct
         if any(
             value not in (0, _FULL32, right)
             for value, right in ((crc, row.crc), (stored, row.stored), (size, row.size))
@@ -213,7 +214,7 @@ def _after(file: BinaryIO, row: _Row, place: int, end: int, where: str) -> tuple
 
 
 def _descriptor(raw: bytes, row: _Row, where: str, wrong: str) -> int:
-    """Returns the length of the record after an entry that repeats its sizes."""
+    """Returns the length of the record that follows an entry and repeats the entry's sizes."""
     for form in ("<4sLLL", "<4sLQQ"):
         long = struct.calcsize(form)
         if len(raw) >= long and struct.unpack(form, raw[:long]) == (
@@ -222,7 +223,7 @@ def _descriptor(raw: bytes, row: _Row, where: str, wrong: str) -> int:
             return long
     if row.size:
         _damaged(where, wrong)
-    return 0  # torch omits it after an empty entry
+    return 0  # torch omits this record after an empty entry
 
 
 class Unpacked:
@@ -245,12 +246,12 @@ class Unpacked:
         while done < len(target):
             piece = self._piece(min(len(target) - done, _PIECE))
             if not piece:
-                _damaged(self._where, "an entry holds less than it says")
+                _damaged(self._where, "an entry holds fewer bytes than it claims")
             target[done : done + len(piece)] = piece
             done += len(piece)
 
     def close(self) -> None:
-        """Raises CheckpointError unless everything was read and agrees with what was written."""
+        """Raises CheckpointError unless the whole entry was read and its checksum is right."""
         if self._given != self._entry.size or self._crc != self._entry.crc:
             _damaged(self._where, "its checksum differs from its content")
 

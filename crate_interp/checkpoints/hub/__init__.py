@@ -1,1 +1,1 @@
-"""The table of public files, and their download, checked."""
+"""The table of public files, and the checked download of these files."""

@@ -1,8 +1,8 @@
-"""The folder of files from the Hub on this machine, in the layout of huggingface_hub's cache.
+"""The cache on this machine of files from the Hub, in the layout of huggingface_hub's cache.
 
 `blobs/DIGEST` holds a file, `snapshots/COMMIT/NAME` points to it, and `refs/BRANCH` holds a
-commit. huggingface_hub documents it, and other libraries find our files there. Files that are
-already there are trusted.
+commit. huggingface_hub documents this layout, and other libraries find our files in the cache.
+Files that are already in the cache are trusted.
 """
 
 import os
@@ -20,7 +20,7 @@ _LEFT = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.[0-9a-f]{32}" + re.escape(_END
 
 
 def folder_of(repo: str, cache_dir: str | Path | None) -> Path:
-    """Returns the folder of a repo, which need not exist."""
+    """Returns the cache's folder of a repo; the folder need not exist."""
     from huggingface_hub import constants
 
     root = Path(constants.HF_HUB_CACHE if cache_dir is None else cache_dir).expanduser().resolve()
@@ -37,7 +37,7 @@ def find(repo: str, file: str, revision: str, cache_dir: str | Path | None) -> P
 
 
 def pointer(folder: Path, commit: str, file: str) -> Path:
-    """Returns the path of a file of a commit."""
+    """Returns the path of a file in the snapshot of a commit."""
     return folder / "snapshots" / commit / file
 
 
@@ -47,7 +47,7 @@ def unfinished(folder: Path, offer: Offer) -> Path:
 
 
 def keep(folder: Path, offer: Offer, file: str) -> Path:
-    """Makes the path of a file of a commit point to its blob, and returns it."""
+    """Makes the path of a file in the snapshot of a commit point to its blob; returns the path."""
     place, blob = pointer(folder, offer.commit, file), folder / "blobs" / offer.digest
     place.parent.mkdir(parents=True, exist_ok=True)
     new = place.with_name(f"{uuid.uuid4().hex}{_ENDING}")

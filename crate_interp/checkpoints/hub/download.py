@@ -1,9 +1,10 @@
 """Downloads a file from the Hub: at most the promised bytes, hashed as they arrive.
 
-huggingface_hub writes whatever a server sends and checks the size afterwards. It also waits between
-two attempts for as long as the server asks, and reads the body of a redirect whole. Its client for
-HTTP is used here, with its proxies and certificates; Xet is not: its addresses come from the
-server, and what it fetches cannot be watched.
+huggingface_hub's own download is not used: it writes whatever a server sends, and checks the size
+afterwards; between two attempts it waits as long as the server asks; and it reads the whole body of
+a redirect. Only the HTTP client of huggingface_hub is used here, with its proxies and certificates.
+Its Xet transfer is not used: the addresses come from the server, and what Xet fetches cannot be
+watched.
 """
 
 import hashlib
@@ -36,11 +37,11 @@ class Watch:
 
 
 def watched(work: Callable[[Watch], Result]) -> Result:
-    """Returns the result of `work`.
+    """Runs `work` in another thread and returns its result.
 
-    Raises TimeoutError if there is no beat for SILENCE seconds (at most twice that): no timeout of
-    a socket ends a server that sends a byte now and then. Work that hangs is left behind in its
-    thread. Ctrl-C ends the waiting at once.
+    Raises TimeoutError after one to two times SILENCE seconds without a beat. The timeout of a
+    socket would not do, because a server can send a byte now and then. Work that hangs is left
+    behind in its thread. Ctrl-C ends the wait at once.
     """
     watch, done, outcome = Watch(), threading.Event(), []
 
@@ -65,13 +66,13 @@ def watched(work: Callable[[Watch], Result]) -> Result:
     return answer
 
 
-LEAST = 2**16  # least bytes that must arrive within SILENCE
+LEAST = 2**16  # bytes that must arrive within SILENCE seconds, at least
 _TRIES, _REDIRECTS = 5, 5
-_LATER = (408, 429)  # after such an answer the request is repeated, as the client does
+_LATER = (408, 429)  # statuses after which a request is repeated, as huggingface_hub does
 REASONS = {
-    401: "the Hub does not accept the token: `hf auth login`, or token='hf_...'",
-    403: "the token has no access to it: ask for access, or give another token",
-    429: "the Hub asks to slow down (429): try again in some minutes",
+    401: "the Hub does not accept the token: run `hf auth login`, or give token='hf_...'",
+    403: "the token has no access to the file: ask for access, or give another token",
+    429: "the Hub asks to slow down (429): try again in a few minutes",
 }
 
 
@@ -80,10 +81,10 @@ class _Lost(Exception):
 
 
 def download(offer: Offer, path: Path, what: str) -> str:
-    """Writes a file to `path`, which must not exist, and returns its SHA-256.
+    """Downloads a file to `path`, which must not exist yet, and returns its SHA-256.
 
     Raises CheckpointError if the server sends something other than it promised, and TimeoutError if
-    less than LEAST bytes come in SILENCE seconds; `path` does not exist then, as after Ctrl-C.
+    less than LEAST bytes come in SILENCE seconds. After an error or Ctrl-C, `path` does not exist.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(path.parent).free < offer.size:
@@ -92,7 +93,7 @@ def download(offer: Offer, path: Path, what: str) -> str:
             "Free some room, or give another place: cache_dir='...'."
         )
     try:
-        with open(path, "xb") as file:  # an abandoned thread ends when it writes again
+        with open(path, "xb") as file:  # once it is closed, an abandoned thread fails to write
             return watched(lambda watch: _Download(offer, what, file, watch).run())
     except BaseException:
         with suppress(OSError):
@@ -106,7 +107,7 @@ class _Download:
         self.got, self.digest = 0, hashlib.sha256()
 
     def run(self) -> str:
-        """Returns the digest once all bytes are there. After a lost connection it continues."""
+        """Downloads all bytes and returns their digest. Continues after a lost connection."""
         from huggingface_hub.utils import tqdm
 
         tries, furthest = _TRIES, 0
@@ -127,8 +128,8 @@ class _Download:
         found = self.digest.hexdigest()
         if len(self.offer.digest) == 64 and found != self.offer.digest:
             raise CheckpointError(
-                f"{self.what} came with the digest {found}; expected {self.offer.digest}, which "
-                "the Hub promised: nothing was kept. Load it again."
+                f"{self.what} came with the digest {found}; expected {self.offer.digest}, as the "
+                "Hub promised. Nothing was kept: load it again."
             )
         return found
 
@@ -149,15 +150,15 @@ class _Download:
                     fresh = 0
                     self.watch.beat()
         if self.got < self.offer.size:
-            raise _Lost(f"it ended after {self.got} of {self.offer.size} bytes")
+            raise _Lost(f"the connection ended after {self.got} of {self.offer.size} bytes")
 
     def _begin(self, answer: Any, bar: Any) -> None:
-        """Checks the headers of an answer, and starts over if the server does."""
+        """Checks the headers of an answer; starts over if the server sends the whole file again."""
         if answer.status_code not in (200, 206):
             reason = REASONS.get(answer.status_code, f"the server answers {answer.status_code}")
             raise CheckpointError(f"cannot download {self.what}: {reason}. Nothing was kept.")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise self._refusal("packed bytes, which were not asked for")
+            raise self._refusal("compressed bytes, which were not requested")
         if answer.status_code == 200 and self.got:  # the server has ignored the range
             self.file.seek(0)
             self.file.truncate()
@@ -165,7 +166,7 @@ class _Download:
             self.got, self.digest = 0, hashlib.sha256()
         part = answer.headers.get("Content-Range", "")
         if answer.status_code == 206 and not part.startswith(f"bytes {self.got}-"):
-            raise self._refusal(f"the part {shown(part)}; expected what follows byte {self.got}")
+            raise self._refusal(f"the part {shown(part)}; expected the part from byte {self.got}")
         length = answer.headers.get("Content-Length")
         if length is not None and length != str(self.offer.size - self.got):
             raise self._refusal(
@@ -178,10 +179,10 @@ class _Download:
 
 @contextmanager
 def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
-    """Yields the answer to a GET before its body. The bodies of redirects are not read.
+    """Yields the answer to a GET request before its body is read; bodies of redirects never are.
 
-    The token goes only to the origin of the page. Raises _Lost if the connection cannot be made, or
-    breaks.
+    The token is sent only to the origin of the page. Raises _Lost if the connection cannot be made,
+    or breaks.
     """
     from huggingface_hub import constants, get_session
 
@@ -213,7 +214,8 @@ def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
 def is_transport(error: BaseException) -> bool:
     """Tells whether an error comes from the connection.
 
-    Its class is known by name: huggingface_hub uses httpx or httpx2, depending on its version.
+    The error's class is recognised by name: huggingface_hub uses httpx or httpx2, depending on the
+    version of huggingface_hub.
     """
     return any(base.__name__ == "TransportError" for base in type(error).__mro__)
 

@@ -1,4 +1,4 @@
-"""Files from the Hugging Face Hub: one clear error per failure, and digests compared."""
+"""Fetches files from the Hugging Face Hub, compares their digests, and explains each failure."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.core.files import stays_inside
 
 _WAITS = (1, 2, 4, 8, 8)  # seconds before the Hub is asked again
-_AGAIN = "Nothing was kept: load it again; "
+_AGAIN = "Nothing was kept: load it again."
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 
@@ -37,9 +37,10 @@ def fetch(
 ) -> Path:
     """Returns the local path of a file of a repo.
 
-    The file is downloaded with a progress bar unless the cache of huggingface_hub has it; its
-    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT are respected. row: the registry's row, with size
-    and digest. Raises CheckpointError where the file cannot be had, or is not the one in the table.
+    The file is downloaded with a progress bar unless the cache of huggingface_hub has it. Stored
+    tokens, HF_HUB_OFFLINE and HF_ENDPOINT are respected. row: the file's row in the table of
+    models, with its size and digest. Raises CheckpointError if the file cannot be fetched, or
+    differs from its row.
     """
     from huggingface_hub import constants, errors
 
@@ -63,7 +64,7 @@ def fetch(
     except CheckpointError:
         raise
     except Exception as error:  # the client's errors share no class: its own, httpx's, the system's
-        # a class of its own, for callers that can do without the file
+        # MissingFile is a class of its own, for callers that can do without the file
         kind = MissingFile if isinstance(error, errors.EntryNotFoundError) else CheckpointError
         raise kind(_explain(wanted, error)) from None
 
@@ -85,22 +86,26 @@ class _Wanted:
 
     @property
     def name(self) -> str:
-        """How errors call the file."""
+        """The file's name in errors."""
         return f"{self.repo}/{self.file}{self.at}"
 
     @property
     def at(self) -> str:
-        """Returns how errors name the revision, if one was given."""
+        """The words for the revision in errors, or "" if no revision was given."""
         return f" at revision {self.revision!r}" if self.revision else ""
 
     def check(self, what: str, column: str, came: object, remedy: str) -> None:
-        """Raises CheckpointError if the table has another value in a column, bytes or sha256."""
+        """Raises CheckpointError if the table has another value than `came`.
+
+        column: bytes or sha256.
+        """
         row = self.row or {}
         if row.get(column) not in (None, came):
             shown = f"{came} bytes" if column == "bytes" else f"the digest {came}"
             raise CheckpointError(
-                f"{row['name']}: {what} has {shown}; expected {row[column]}. {remedy}if it fails "
-                "anew the file on the Hub has changed: give revision='main' to take it as it is."
+                f"{row['name']}: {what} has {shown}; expected {row[column]}. {remedy} If that "
+                "fails too, the file on the Hub has changed: give revision='main' to load it as "
+                "it is."
             )
 
 
@@ -150,7 +155,7 @@ def _kept(wanted: _Wanted, offer: Offer) -> Path:
 
 
 def _downloaded(wanted: _Wanted, offer: Offer, folder: Path) -> bool:
-    """Downloads a file, checked against the table; returns False if its blob was there."""
+    """Downloads a file and checks it; returns False if its blob was already in the cache."""
     blob = folder / "blobs" / offer.digest
     if blob.exists():
         return False
@@ -177,7 +182,7 @@ def check_file(file: str) -> None:
 def _check_file(wanted: _Wanted, path: Path) -> None:
     """Raises CheckpointError unless a file has the size and digest in the table of models."""
     if wanted.row is not None:
-        remove = f"Remove {path} and load it again; "
+        remove = f"Remove {path} and load it again."
         wanted.check(str(path), "bytes", path.stat().st_size, remove)
         if wanted.row["sha256"] is not None:
             wanted.check(str(path), "sha256", registry.sha256(path), remove)
@@ -187,11 +192,11 @@ def _absent(what: str, off: bool) -> CheckpointError:
     if off:
         return NotCached(
             f"{what} is not in the cache, and the network is switched off (local_files_only, or "
-            "HF_HUB_OFFLINE=1): load it once with it on."
+            "HF_HUB_OFFLINE=1): load it once with the network on."
         )
     return CheckpointError(
-        f"cannot reach the Hub for {what}, and the cache does not have it: what answers is no "
-        "Hub. Check HF_ENDPOINT and the network."
+        f"cannot reach the Hub for {what}, and the cache does not have it: the server that answers "
+        "is not a Hub. Check HF_ENDPOINT and the network."
     )
 
 
@@ -202,7 +207,7 @@ def _explain(wanted: _Wanted, error: Exception) -> str:
 
     if isinstance(error, errors.GatedRepoError):
         return (
-            f"{repo} is gated: accept its terms on huggingface.co, then `hf auth login`, "
+            f"{repo} is gated: accept its terms on huggingface.co, then run `hf auth login`, "
             "or give a token with access: token='hf_...'."
         )
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -213,7 +218,7 @@ def _explain(wanted: _Wanted, error: Exception) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return (
             f"{repo} has no revision {revision!r}: "
-            "give a branch, a tag or a full commit hash, or leave it out."
+            "give a branch, a tag or a full commit hash, or leave revision out."
         )
     if _status(error) in download.REASONS:
         return f"cannot download {what}: {download.REASONS[_status(error)]}. Nothing was kept."
@@ -253,6 +258,6 @@ def _unreachable(error: Exception) -> bool:
 
 
 def _first(error: BaseException) -> str:
-    """Returns the first sentence of an error's words, on one line."""
+    """Returns the first sentence of an error's text, on one line."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words.split(". ")[0].rstrip(".")

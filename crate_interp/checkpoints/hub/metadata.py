@@ -1,7 +1,7 @@
-"""The Hub's metadata of a file, checked before any byte of the file is written.
+"""Asks the Hub for the metadata of a file, and checks it before any byte of the file is written.
 
-huggingface_hub builds paths from these values: an ETag such as "/home/me/.bashrc" would be a path
-of its own. Only what was checked here is used afterwards, and nothing is asked a second time.
+huggingface_hub builds paths from these values, so an ETag such as "/home/me/.bashrc" would be a
+path outside the cache. Afterwards only the checked values are used; they are not requested again.
 """
 
 import logging
@@ -43,7 +43,7 @@ def ask(
 ) -> Offer | None:
     """Returns the Hub's offer, or None if the answering server is not a Hub.
 
-    Raises CheckpointError for an answer that a Hub would not give, and the client's errors.
+    Raises CheckpointError for an answer that a Hub would not give, and huggingface_hub's errors.
     """
     import huggingface_hub as hub
     from huggingface_hub import constants
@@ -73,7 +73,7 @@ def ask(
 def _plain_warnings() -> Iterator[None]:
     """Removes control characters from the warnings that huggingface_hub logs in this thread.
 
-    It logs the header X-HF-Warning as the server sends it.
+    huggingface_hub logs the header X-HF-Warning as the server sends it.
     """
     mine = threading.get_ident()
 
@@ -109,7 +109,7 @@ def _check(told: Any, place: str, page: str, revision: str, what: str) -> None:
 
 
 def check_address(address: str, page: str, what: str) -> None:
-    """Raises CheckpointError unless an address is on the web and as secure as the page asked."""
+    """Raises CheckpointError unless an address is http or https, and https if the page is."""
     try:
         parts = urlsplit(address)
         scheme, host, _ = parts.scheme, parts.hostname, parts.port
@@ -130,5 +130,5 @@ def refusal(what: str, page: str, came: str) -> CheckpointError:
     host = urlsplit(page).netloc
     return CheckpointError(
         f"{host} answered for {what} with {came}: nothing was kept. "
-        "That is no Hub, or a broken one: check HF_ENDPOINT, or try again later."
+        "The server is not a Hub, or is broken: check HF_ENDPOINT, or try again later."
     )

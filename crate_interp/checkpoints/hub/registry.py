@@ -1,4 +1,4 @@
-"""The models that load by name: the table registry.json, and ways to find a row of it."""
+"""The models that load by name: the table registry.json, and functions that find its rows."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ ASSETS = Path(__file__).parent.parent.parent / "assets"
 
 # One row per public file. `config`: preprocessing, and the fields that shapes do not reveal.
 # `steps`: the training steps that load with revision="step-N". `beside`: files of the repo that
-# must lie beside the weights. repo and file are null where the file lies elsewhere (`link`).
+# must lie next to the weights. repo and file are null if the file lies elsewhere, at `link`.
 MODELS: tuple[dict[str, Any], ...] = tuple(
     json.loads((Path(__file__).parent / "registry.json").read_text(encoding="utf-8"))
 )
@@ -25,8 +25,9 @@ def list_models() -> "pd.DataFrame":
 
     Its columns are name, family, repo, file, revision, sha256, bytes, licence, params, embedded,
     status, config, paper, beside, link, note, steps. status: "verified on fixture" (the layout
-    was checked against the authors' code) or "layout inferred" (no file of it could be
-    checked). paper: numbers that the authors report.
+    was checked against the authors' code), "layout inferred" (no file in this layout could be
+    checked), "trained for this library", or "contents unknown". paper: numbers that the authors
+    report.
     """
     import pandas as pd
 
@@ -51,7 +52,7 @@ def of_repo(repo: str, file: str | None = None) -> list[dict[str, Any]]:
 
 
 def of_digest(path: Path) -> dict[str, Any] | None:
-    """Returns the row of the file with this digest, or None.
+    """Returns the row whose digest is that of the file at `path`, or None.
 
     The file is read only if some row has its size.
     """

@@ -1,6 +1,7 @@
-"""The published layouts. A new one is a file in this folder and a row of LAYOUTS.
+"""The published layouts. To add a layout, add a file to this folder and a row to LAYOUTS.
 
-Each has a map of keys, the keys it is recognised by, and a function from shapes to config fields.
+A layout has a map from keys to parameters, the keys that identify it, and a function from shapes to
+config fields.
 """
 
 from crate_interp.checkpoints.layouts import crate, crate_alpha, crate_lm
@@ -19,7 +20,7 @@ LAYOUTS: tuple[Layout, ...] = (
 def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     """Returns the layout of a file, from its keys and, if given, its family.
 
-    Raises CheckpointError for an unknown family, and where no layout fits the keys.
+    Raises CheckpointError for an unknown family, and if no layout fits the keys.
     """
     of_family = [layout for layout in LAYOUTS if family in (None, layout.family)]
     if not of_family:
@@ -34,7 +35,7 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(
-        f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}. If only "
-        "names differ, give rename=, a function from a key to the published one. "
+        f"{where} has no published layout: its {len(shapes)} keys begin with {some}, but "
+        f"{known}. If only names differ, give rename=, a function from a key to the published key. "
         "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
     )

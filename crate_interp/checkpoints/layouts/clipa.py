@@ -1,6 +1,6 @@
 """UCSC-VLAA/CRATE-alpha torch_inference/model/clipa_model.py.
 
-A CLIP with a CRATE-alpha image tower.
+The model is a CLIP with a CRATE-alpha image tower.
 """
 
 from torch import Tensor
@@ -12,18 +12,18 @@ _IMAGE = "visual.transformer.resblocks.{l}."
 
 
 def _the_one_projection(weight: Tensor) -> Tensor:
-    """Returns the projection that is in the file three times, as query, key and value.
+    """Returns the projection that the file holds three times, as query, key and value.
 
-    The JAX code that this was made from has one projection for all three.
+    The file was made from JAX code with a single projection for query, key and value.
     """
     if weight.shape[0] % 3:
         raise CheckpointError(
-            f"has {weight.shape[0]} rows; expected query, key and value in a row."
+            f"has {weight.shape[0]} rows; expected a multiple of 3: query, then key, then value."
         )
     query, key, value = weight.chunk(3)
     if not (bool((query == key).all()) and bool((query == value).all())):
         raise CheckpointError(
-            "holds three different projections: in CRATE-alpha query, key and value are one."
+            "holds different projections for query, key and value; in CRATE-alpha they are equal."
         )
     return query
 
@@ -56,7 +56,7 @@ CLIPA = Layout(
         "token_embedding.weight": "text.embed.weight",
         "positional_embedding": "text.pos_embed",
         "ln_final.*": "text.ln_final.*",
-        "text_projection": "text.unembed.weight",  # the code multiplies by its transpose
+        "text_projection": "text.unembed.weight",  # the published code multiplies by its transpose
         "logit_scale": "logit_scale",
     },
     stacks=(

@@ -1,6 +1,6 @@
 """Ma-Lab-Berkeley/CRATE model/crate.py: the classifier.
 
-There is a second layout for the head of its ImageNet-21k demo.
+A second layout has the head of the classifier in the ImageNet-21k demo.
 """
 
 import math
@@ -25,7 +25,7 @@ TOP = {
 
 
 def torch_sizes(shapes: Shapes, dictionary: str) -> Fields:
-    """Returns the sizes that are in the files of both torch classifiers."""
+    """Returns the sizes that the files of both torch classifiers, CRATE and CRATE-alpha, reveal."""
     inner, d_model = shapes.of("transformer.layers.0.0.fn.qkv.weight")
     n_classes, d_mlp = shapes.of("mlp_head.1.weight")[0], shapes.of(dictionary)[1]
     return {"d_model": d_model, "inner": inner, "n_classes": n_classes, "d_mlp": d_mlp}
@@ -34,7 +34,7 @@ def torch_sizes(shapes: Shapes, dictionary: str) -> Fields:
 def _patches(shapes: Shapes, given: Fields) -> Fields:
     """Returns channels and patch size.
 
-    CRATE flattens patches, so that only height * width * channels is in the file.
+    CRATE flattens patches, so the file reveals only the product height * width * channels.
     """
     values = shapes.of("to_patch_embedding.2.weight")[1]
     channels = given.get("channels", 3)
@@ -58,7 +58,7 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
         raise CheckpointError(
             f"patch_size cannot be inferred: patches have {values} values, which is not a square "
             f"times channels={channels}. Give ci.load(..., channels={fitting}{size}), if images "
-            f"are {kind} in patches of {rows} x {columns}."
+            f"are {kind} and patches are {rows} x {columns}."
         )
     return {"channels": channels, "patch_size": (side, side)}
 
@@ -89,7 +89,7 @@ CRATE = Layout(
     infer=_infer,
 )
 
-DEMO_21K = Layout(  # mlp_head makes features, head the classes
+DEMO_21K = Layout(  # mlp_head makes features, and head makes the logits of the classes
     family="crate",
     markers=(*CRATE.markers, "head.weight"),
     top=CRATE.top | {"mlp_head.1.*": "features.*", "head.*": "unembed.*"},

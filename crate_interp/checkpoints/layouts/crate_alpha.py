@@ -1,6 +1,6 @@
 """UCSC-VLAA/CRATE-alpha: the formats of the torch classifier and of the JAX training.
 
-The torch classifier has an ablation with CRATE's ISTA step.
+A third layout is for an ablation of the torch classifier with CRATE's ISTA step.
 """
 
 import math
@@ -21,21 +21,21 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
 
 
 def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
-    """Returns the fields of a JAX file.
+    """Returns the config fields that the shapes of a JAX file reveal.
 
-    Projections are [d_model, n_heads, d_head], so that the number of heads is known. Those of
-    older files have two axes.
+    A projection is [d_model, n_heads, d_head], which reveals the number of heads. In older files it
+    has two axes, and does not reveal the number.
     """
     first = _JAX_LAYER.format(l=0)
     d_model, *heads = shapes.of(first + _ATTENTION + "proj/kernel", 2, 3)
     height, width, channels, _ = shapes.of("embedding/kernel", 4)
     wanted = {"proj/kernel": (d_model, *heads), "out/kernel": (*heads, d_model)}
-    # compared now, because the axis of the heads is removed before shapes are compared
+    # checked here, because the axis of the heads is removed before all shapes are checked
     for key, shape in shapes.items():
         end = "/".join(key.split("/")[-2:])
         if len(heads) == 2 and end in wanted and shape != wanted[end]:
             raise CheckpointError(
-                f"{key} has shape {shape}, the first layer makes it {wanted[end]}."
+                f"{key} has shape {shape}; expected {wanted[end]}, as in the first layer."
             )
     fields = {
         "d_model": d_model,
@@ -95,7 +95,7 @@ JAX = Layout(  # models/crate.py, as main.py saves it
         ),
     ),
     infer=_infer_jax,
-    # flax's default, also at the head; the torch code has 1e-5 there
+    # flax's default, which the JAX code also has at the head; the torch code has 1e-5 there
     defaults={"ln_final_eps": 1e-6},
     views={
         # [out, in, height, width]

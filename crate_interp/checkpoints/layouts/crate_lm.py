@@ -1,6 +1,6 @@
 """crate-lm/crate-lm: CRATE-LM overcomplete and vanilla, and the baseline that is like GPT-2.
 
-The model_args in a file have the fields that are not in its shapes.
+The model_args in a file give the fields that its shapes do not reveal.
 """
 
 from dataclasses import replace
@@ -78,7 +78,7 @@ GPT = replace(  # gpt.py with bias=False
         Stack(_LAYER, {f"{key}.weight": f"{name}.weight" for key, name in _GPT_BLOCK.items()}),
     ),
     infer=_infer_gpt,
-    config_switches=("bias",),  # the CRATE classes ignore it
+    config_switches=("bias",),  # the CRATE classes ignore this switch
     defaults={"tokenizer": "gpt2"},
 )
 

@@ -16,7 +16,7 @@ MAE = Layout(
     top={
         "cls_token": "cls_token",
         "mask_token": "mask_token",
-        "decoder_pos_embed": "pos_embed",  # the encoder reads this one
+        "decoder_pos_embed": "pos_embed",  # the encoder reads this table, not the key pos_embed
         "patch_embed.proj.*": "embed.conv.*",
         "norm.*": "ln_final.*",
         "decoder_norm.*": "decoder_norm.*",
@@ -47,7 +47,7 @@ MAE = Layout(
         ),
     ),
     infer=_infer,
-    config_switches=("norm_pix_loss",),  # where the trainer's command line has it
+    config_switches=("norm_pix_loss",),  # from the trainer's command line, if the file holds it
     unused=("pos_embed", r"decoder_embed\.(weight|bias)"),
     namespace=True,
 )

@@ -1,4 +1,4 @@
-"""What a published layout is, and how it turns tensors into a config and parameters."""
+"""Defines what a published layout is, and how it turns tensors into a config and parameters."""
 
 import math
 import re
@@ -19,13 +19,15 @@ class Shapes(dict[str, tuple[int, ...]]):
     """The shapes of the tensors in a file, by their keys."""
 
     def of(self, key: str, *axes: int) -> tuple[int, ...]:
-        """Returns the shape of a tensor that must have one of these numbers of axes (default: two).
+        """Returns the shape of a tensor.
+
+        axes: the allowed numbers of axes (default: two).
 
         Raises CheckpointError for a missing key, a wrong number of axes, and an empty tensor.
         """
         if key not in self:
             raise CheckpointError(
-                f"the key {key} is missing; the file's keys begin {', '.join(list(self)[:4])}."
+                f"the key {key} is missing; the file's keys begin with {', '.join(list(self)[:4])}."
             )
         shape = self[key]
         if len(shape) not in (axes or (2,)):
@@ -49,11 +51,11 @@ class Shapes(dict[str, tuple[int, ...]]):
     def image_size(
         self, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
     ) -> Fields:
-        """Returns the image size from the number of positions, for square images.
+        """Returns the given image size, or infers it from the number of positions of a square.
 
-        table: the key of the position embeddings; axes: how many axes they have. Raises
-        CheckpointError where the patches make no square, or a given size has another number of
-        them.
+        table: the key of the position embeddings. axes: the number of axes of these embeddings.
+        Raises CheckpointError if the patches make no square, or if a given size has another number
+        of patches.
         """
         patches = self.of(table, axes)[-2] - 1
         if "image_size" in given:
@@ -74,15 +76,15 @@ class Shapes(dict[str, tuple[int, ...]]):
             raise CheckpointError(
                 f"image_size cannot be inferred: {patches} patches make no square grid. Give "
                 f"height and width, such as ci.load(..., image_size=({patch[0] * rows}, "
-                f"{patch[1] * columns})), if they are {rows} x {columns}."
+                f"{patch[1] * columns})), if the grid is {rows} x {columns}."
             )
         return {"image_size": (side * patch[0], side * patch[1])}
 
 
 def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
-    """Returns a map of keys in which each pair "a.*": "b.*" became two, for weight and bias.
+    """Returns a map of keys with two pairs, for weight and bias, in place of each "a.*": "b.*".
 
-    source, target: what is put before the keys, and before the parameters.
+    source, target: the prefixes of the keys, and of the parameters.
     """
     return {
         source + key.replace("*", end): target + parameter.replace("*", end)
@@ -95,9 +97,9 @@ def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dic
 class Stack:
     """The layers of one tower.
 
-    source, target: how keys and parameters begin, with {l} for the number of the layer. keys: the
-    rest of a source key -> that of the parameter it fills; "norm.*" stands for weight and bias.
-    count: the field of the config that has the number of layers.
+    source, target: the prefixes of keys, and of parameters, with {l} for the layer's number. keys:
+    the rest of a source key -> the rest of the parameter that it fills; "norm.*" stands for weight
+    and bias. count: the field of the config that has the number of layers.
     """
 
     source: str
@@ -107,7 +109,7 @@ class Stack:
 
     @property
     def layer(self) -> str:
-        """A pattern that finds the number of the layer at the beginning of a key."""
+        """A pattern for the beginning of a key, which captures the number of the layer."""
         before, after = self.source.split("{l}")
         return re.escape(before) + r"(\d{1,9})" + re.escape(after[0])
 
@@ -129,21 +131,22 @@ class Layout:
     top: dict[str, str]
     stacks: tuple[Stack, ...]
     # returns the fields that follow from shapes and given fields, and `inner`, the width of all
-    # heads
+    # heads together
     infer: Callable[[Shapes, Fields], Fields]
-    # of the config in or beside the file: names of fields -> ours; names of switches, counted only
-    # if they are bools; and switches with the only value that our model supports
+    # about the config in the file or next to it. config_names: its name of a field -> our name.
+    # config_switches: fields with our name, which are read only if they are bools. followed: a
+    # field -> the only value that our model supports.
     config_names: dict[str, str] = field(default_factory=dict)
     config_switches: tuple[str, ...] = ()
     followed: dict[str, Any] = field(default_factory=dict)
     # fields where the code that wrote the file differs from the defaults of the family
     defaults: Fields = field(default_factory=dict)
-    needed: tuple[str, ...] = ("n_heads",)  # fields that cannot be told from shapes
-    # pattern of a key's end -> the allowed numbers of axes, and a view of the tensor (no copy) that
-    # is the parameter
+    needed: tuple[str, ...] = ("n_heads",)  # fields that cannot be inferred from shapes
+    # pattern of a key's end -> the numbers of axes of tensors to turn, and a function that returns
+    # the parameter as a view of the tensor (no copy)
     views: dict[str, View] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # patterns of keys that the published code saves but never reads
-    copies: dict[str, str] = field(default_factory=dict)  # key -> the key that it must repeat
+    copies: dict[str, str] = field(default_factory=dict)  # key -> the key whose tensor it repeats
     # keys that may be missing -> the number that then fills them
     optional: dict[str, float] = field(default_factory=dict)
     tolerant: bool = False  # unknown small keys are left out with a warning
@@ -151,7 +154,7 @@ class Layout:
 
     @property
     def codes(self) -> str:
-        """The key of the tensor in the first layer whose rows are the heads' codes."""
+        """The key of the first layer's tensor with one row for each number of the heads' codes."""
         return self.source_of("attn.u_proj.weight", 0)
 
     def source_of(self, parameter: str, layer: int) -> str:
@@ -166,12 +169,12 @@ class Layout:
         return next(keys, "")
 
     def translate(self, config: Fields) -> Fields:
-        """Returns the fields, by our names, of the config that lies in or beside a file."""
+        """Returns the fields, by our names, of the config in a file or next to it."""
         for name, value in self.followed.items():
             if config.get(name, value) != value:
                 raise CheckpointError(
-                    f"its config.json says {name}={config[name]!r}: no published model has that, "
-                    f"only {value!r} can be loaded."
+                    f"its config.json says {name}={config[name]!r}; expected {value!r}, the only "
+                    "value that published models have."
                 )
         names = self.config_names.items()
         named = {ours: config[theirs] for theirs, ours in names if theirs in config}
@@ -217,9 +220,10 @@ class Layout:
         return value
 
     def infer_config(self, shapes: Shapes, given: Fields, where: str) -> Fields:
-        """Returns the fields that the shapes of the tensors determine, together with given fields.
+        """Returns the fields that follow from the shapes of the tensors and the given fields.
 
-        Raises CheckpointError if both disagree, and where a needed field is not given.
+        Raises CheckpointError if a given field contradicts the shapes, or if a needed field is not
+        given.
         """
         found: Fields = {}
         for stack in self.stacks:
@@ -251,7 +255,7 @@ class Layout:
         return found
 
     def _lacking(self, shapes: Shapes, given: Fields, where: str) -> str:
-        """Returns an error about missing fields that shapes cannot reveal, or ""."""
+        """Returns the text of an error about missing fields that shapes cannot reveal, or ""."""
         codes = shapes.get(self.codes, ())
         # a tensor with three axes has one for the heads
         needed = [name for name in self.needed if name != "n_heads" or len(codes) != 3]
@@ -259,8 +263,8 @@ class Layout:
         if not names:
             return ""
         return (
-            f"{where} looks like family {self.family!r}, and {' and '.join(names)} cannot be "
-            f"inferred: no tensor's shape tells it. "
+            f"{where} looks like family {self.family!r}, but {' and '.join(names)} cannot be "
+            f"inferred: no tensor's shape reveals it. "
             + " ".join(_advice(name, codes) for name in names)
         )
 
@@ -273,13 +277,15 @@ def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
     """
     held = len({match[1] for key in keys if (match := re.match(pattern, key))})
     if n_layers > held + 100:
-        raise CheckpointError(f"{n_layers} layers are claimed, and there are tensors of {held}.")
+        raise CheckpointError(f"{n_layers} layers are claimed, but there are tensors of {held}.")
     if n_layers > _MOST_LAYERS:
-        raise CheckpointError(f"{n_layers} layers are claimed, no model has over {_MOST_LAYERS}.")
+        raise CheckpointError(
+            f"{n_layers} layers are claimed, but no model has over {_MOST_LAYERS}."
+        )
 
 
 def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> None:
-    """Raises CheckpointError if a tensor does not repeat the other one."""
+    """Raises CheckpointError unless two tensors are equal."""
     one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
     same = value.shape == other.shape and (one or bool((value == other).all()))
     if not same:
@@ -289,14 +295,14 @@ def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> 
 def _advice(name: str, codes: tuple[int, ...]) -> str:
     """Returns what to type for a missing field; for n_heads also which numbers are possible."""
     if name != "n_heads" or not codes or not codes[0]:
-        return f"Give it: ci.load(..., {name}=N)."
+        return f"Give ci.load(..., {name}=N)."
     fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
     # heads are 64 wide in most published models, and narrower in small ones
     nearest = min(fitting, key=lambda count: abs(codes[0] // count - 16))
     likely = next((n for n in fitting if n > 2 and codes[0] // n in (64, 32, 16)), nearest)
     shown = ", ".join(map(str, fitting[:16])) + (", ..." if fitting[16:] else "")
     return (
-        f"It divides {codes[0]}, so it is one of {shown}. Give it: ci.load(..., n_heads={likely}), "
+        f"n_heads divides {codes[0]}, so it is one of {shown}. Give ci.load(..., n_heads={likely}) "
         f"if heads are {codes[0] // likely} wide."
     )
 

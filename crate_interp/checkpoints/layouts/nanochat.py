@@ -9,8 +9,8 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
     d_vocab = given.get("d_vocab") or rows
     if -(-d_vocab // 64) * 64 != rows:
         raise CheckpointError(
-            f"d_vocab={d_vocab} contradicts transformer.wte.weight: with it there would be "
-            f"{-(-d_vocab // 64) * 64} rows (a multiple of 64), there are {rows}."
+            f"d_vocab={d_vocab} contradicts transformer.wte.weight, which has {rows} rows: with "
+            f"this d_vocab it would have {-(-d_vocab // 64) * 64} (the next multiple of 64)."
         )
     inner = shapes.of("transformer.h.0.mssa.qkv.weight")[0]
     d_mlp = shapes.of("transformer.h.0.odl.D_enc.weight")[0]
