@@ -64,9 +64,10 @@ def test_attention_says_which_head_singles_out_most(cache):
     np.testing.assert_allclose(per_sample.mean(axis=0), entropy["mean"], rtol=1e-5)
     for page, values in zip(pages, per_sample, strict=True):
         wanted = (
-            f"L1H{values.argmin()} singles out most: a token looks at {np.exp(values.min()):.1f}"
+            f"L1H{values.argmin()} is the most selective head: a token looks at "
+            f"{np.exp(values.min()):.1f} tokens on average"
         )
-        assert wanted in page.html() and "even attention would be 13.0" in page.html()
+        assert wanted in page.html() and "Even attention would be 13.0" in page.html()
         assert matrix(page)["first"] == values.argmin()
 
 
@@ -139,11 +140,12 @@ def test_atoms_say_which_is_on_most_and_where(cache):
     code = torch.stack([cache["post", layer][1][:, [3, 1]] for layer in (0, 2)])
     layer, pos, atom = (int(k) for k in (code == code.max()).nonzero()[0])
     where = "CLS" if pos == 0 else f"patch {(pos - 1) // 4},{(pos - 1) % 4}"
-    said = f"Atom {(3, 1)[atom]} of layer {(0, 2)[layer]} is on most: {code.max():.3g} at {where}."
-    share = (
-        f"Over all tokens {100 * (code > 0).double().mean():.3g}\u00a0% of the values are above 0."
+    name, share = f"Atom {(3, 1)[atom]} of layer {(0, 2)[layer]}", 100 * (code > 0).double().mean()
+    said = (
+        f"{name} is on most strongly: {code.max():.3g} at {where}. Over all tokens {share:.3g}"
+        "\u00a0% of the values are above 0."
     )
-    assert f"{said} {share}" in ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1).html()
+    assert said in ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1).html()
 
     lm = make_lm("crate-lm")
     _, told = lm.run_with_cache(torch.randint(47, (2, 3)))
