@@ -153,7 +153,7 @@ def test_atoms_say_which_is_on_most_and_where(cache):
     held[:], held[1, 2, 5] = -1, 7.5
     names = [list("abc"), list("def")]
     page = ci.viz.top_tokens(told, [5, 2], layers=[1], tokens=names).html()
-    assert "Atom 5 of layer 1 is on most: 7.5 at the token \u201cf\u201d. Over all" in page
+    assert "Atom 5 of layer 1 is on most strongly: 7.5 at the token \u201cf\u201d. Over all" in page
     held[:] = 0
     page = ci.viz.activations(told, 2, layers=[1], tokens=list("abc")).html()
     assert "None of these atoms is above 0 in any token." in page
@@ -225,8 +225,8 @@ def test_what_does_not_fit_is_said(cache, model, images):
             ValueError,
             lambda: view.attention(cache, 0, heads=9),
         ),
-        ("13 tokens and 2 names", ValueError, lambda: view.attention(cache, 0, tokens=["a", "b"])),
-        ("13 tokens and 16 names", ValueError, lambda: view.attention(cache, 0, grid=(3, 5))),
+        ("13 tokens, but 2 names", ValueError, lambda: view.attention(cache, 0, tokens=["a", "b"])),
+        ("13 tokens, but 16 names", ValueError, lambda: view.attention(cache, 0, grid=(3, 5))),
         ("give numbers from 0 to", ValueError, lambda: view.activations(cache, 10**6)),
         ("give the cache of", ValueError, lambda: view.activations({}, 0)),
         ("tokens are of 1 samples", ValueError, lambda: view.top_tokens(cache, 0, tokens=[["a"]])),
