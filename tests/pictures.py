@@ -51,7 +51,7 @@ def views(out: Path) -> Pages:
         "explorer-image": (view.explore(cache, images), ["The model sees", "patch ("]),
         "explorer-text": (
             view.explore(texts, TEXT, circuit=drawn),
-            ["the model expects", "goes on with"],
+            ["the model expects", "continues with"],
         ),
     }
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}

@@ -162,7 +162,7 @@ def test_several_results_in_one_figure(images):
     for match, call in (
         ("there is no result to draw", lambda: ci.viz.layers([], "sparsity.hoyer")),
         (
-            "there are 1 labels for 3 results",
+            "got 1 labels for 3 results",
             lambda: ci.viz.layers(results, "sparsity.hoyer", labels=["a"]),
         ),
         ("has no statistic", lambda: ci.viz.layers(results, "sparsity.hoier")),

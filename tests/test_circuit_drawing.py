@@ -102,7 +102,7 @@ def test_what_cannot_be_drawn_is_refused():
             ci.viz.circuit(Circuit(EDGES), dpi=dpi)
     with pytest.raises(ValueError, match="a circuit without edges to draw"):
         ci.viz.circuit(Circuit(()))
-    with pytest.raises(ValueError, match="there is list to draw"):
+    with pytest.raises(ValueError, match="got list to draw"):
         ci.viz.circuit(list(EDGES))
 
 

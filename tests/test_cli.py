@@ -301,12 +301,12 @@ def test_errors_are_one_line(tmp_path):
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path):
-    fails("SOURCE, --data, --out are missing. Such as: crate-interp report crate-tiny", "report")
+    fails("SOURCE, --data, --out are missing. Example: crate-interp report crate-tiny", "report")
     fails("--data, --out are missing", "sweep", "crate-tiny-fashion")
-    fails("FOLDER is missing. Such as: crate-interp merge", "merge", "--quiet")
+    fails("FOLDER is missing. Example: crate-interp merge", "merge", "--quiet")
     for command in command_line.EXAMPLES:
         shown = " ".join(run(command, "--help").stdout.split())
-        assert f"Such as: crate-interp {command_line.EXAMPLES[command]}" in shown, command
+        assert f"Example: crate-interp {command_line.EXAMPLES[command]}" in shown, command
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -122,7 +122,7 @@ def test_attention_that_is_not_of_the_codes_is_stored():
     assert "The attention of layer 0 is stored" in page.html()
     sees = [(cache["pattern", layer][0] > 0).sum(-1).max().item() for layer in range(LAYERS)]
     assert data_of(page)["sees"] == sees == [7, 13, 13]
-    assert "In layer 0 a token sees only itself and the 6 before it." in page.html()
+    assert "In layer 0 a token sees only itself and the 6 tokens before it." in page.html()
 
 
 def test_an_edited_pattern_is_shown_as_it_was_used(cache, images):
@@ -155,7 +155,7 @@ def test_codes_too_large_for_sixteen_bits_are_not_carried():
 def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, images):
     page, model = ci.viz.explore(cache, images, sample=1), cache.model
     share = model(images)[1].softmax(-1).max().item()
-    assert f"class {model(images)[1].argmax()}</q>, {share:.0%}" in page.html()
+    assert f"class {model(images)[1].argmax()}</q>, with probability {share:.0%}" in page.html()
     layer = LAYERS - 1
     found = np.frombuffer(blob(page, f"atoms-{layer}"), "<u4").reshape(-1)
     code = cache["post", layer][1]
@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_said(model, images, cache):
         (ValueError, "sample=True", (cache, images, True)),
         (ValueError, "does not belong to inputs", (cache, images[:1])),
         (ValueError, "does not belong to inputs", (cache, images[..., :10])),
-        (ValueError, r"inputs are images \[batch", (cache, tokens)),
+        (ValueError, r"inputs must be images \[batch", (cache, tokens)),
         (ValueError, "got str", (cache, "a text")),
         (ValueError, "give the cache of", ({}, images)),
         (ValueError, "no batch axis", (
@@ -260,7 +260,7 @@ def test_what_does_not_fit_is_said(model, images, cache):
         with pytest.raises(kind, match=words):
             ci.viz.explore(*call[:2], **({"sample": call[2]} if len(call) > 2 else {}))
     for circuit, words in (
-        (ci.circuits.Circuit([edge("L0H9", "logits", 1.0)]), "the circuit has L0H9, the model 3"),
+        (ci.circuits.Circuit([edge("L0H9", "logits", 1.0)]), "L0H9, but the model has 3 layers"),
         ("L0H0", "give a ci.circuits.Circuit"),
     ):
         with pytest.raises(ValueError, match=words):

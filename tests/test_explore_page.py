@@ -271,7 +271,9 @@ def test_masks_components_and_atoms(seen, bench):
     assert f"{share:.0%}"[:-1] in first
     where = (code[:, best].argmax().item() - 1) if code[1:, best].max() > code[0, best] else None
     place = "CLS" if where is None else f"patch ({where // COLUMNS}, {where % COLUMNS})"
-    assert f"largest at {place}, {code[:, best].max():.3f}" in page.inner_text("#atom-words")
+    assert f"largest value is {code[:, best].max():.3f}, at {place}" in page.inner_text(
+        "#atom-words"
+    )
     page.locator("#atoms button").nth(1).click()
     drawn(page, "explorer.state.atom !== null")
     assert page.inner_text("#atom-name") == (f"L{layer}A{code[query].topk(2).indices[1].item()}")

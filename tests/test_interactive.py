@@ -64,9 +64,10 @@ def test_attention_says_which_head_singles_out_most(cache):
     np.testing.assert_allclose(per_sample.mean(axis=0), entropy["mean"], rtol=1e-5)
     for page, values in zip(pages, per_sample, strict=True):
         wanted = (
-            f"L1H{values.argmin()} singles out most: a token looks at {np.exp(values.min()):.1f}"
+            f"L1H{values.argmin()} is the most selective head: a token looks at "
+            f"{np.exp(values.min()):.1f} tokens on average"
         )
-        assert wanted in page.html() and "even attention would be 13.0" in page.html()
+        assert wanted in page.html() and "Even attention would be 13.0" in page.html()
         assert matrix(page)["first"] == values.argmin()
 
 
@@ -139,11 +140,12 @@ def test_atoms_say_which_is_on_most_and_where(cache):
     code = torch.stack([cache["post", layer][1][:, [3, 1]] for layer in (0, 2)])
     layer, pos, atom = (int(k) for k in (code == code.max()).nonzero()[0])
     where = "CLS" if pos == 0 else f"patch {(pos - 1) // 4},{(pos - 1) % 4}"
-    said = f"Atom {(3, 1)[atom]} of layer {(0, 2)[layer]} is on most: {code.max():.3g} at {where}."
-    share = (
-        f"Over all tokens {100 * (code > 0).double().mean():.3g}\u00a0% of the values are above 0."
+    name, share = f"Atom {(3, 1)[atom]} of layer {(0, 2)[layer]}", 100 * (code > 0).double().mean()
+    said = (
+        f"{name} is on most strongly: {code.max():.3g} at {where}. Over all tokens {share:.3g}"
+        "\u00a0% of the values are above 0."
     )
-    assert f"{said} {share}" in ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1).html()
+    assert said in ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1).html()
 
     lm = make_lm("crate-lm")
     _, told = lm.run_with_cache(torch.randint(47, (2, 3)))
@@ -151,7 +153,7 @@ def test_atoms_say_which_is_on_most_and_where(cache):
     held[:], held[1, 2, 5] = -1, 7.5
     names = [list("abc"), list("def")]
     page = ci.viz.top_tokens(told, [5, 2], layers=[1], tokens=names).html()
-    assert "Atom 5 of layer 1 is on most: 7.5 at the token \u201cf\u201d. Over all" in page
+    assert "Atom 5 of layer 1 is on most strongly: 7.5 at the token \u201cf\u201d. Over all" in page
     held[:] = 0
     page = ci.viz.activations(told, 2, layers=[1], tokens=list("abc")).html()
     assert "None of these atoms is above 0 in any token." in page
@@ -223,8 +225,8 @@ def test_what_does_not_fit_is_said(cache, model, images):
             ValueError,
             lambda: view.attention(cache, 0, heads=9),
         ),
-        ("13 tokens and 2 names", ValueError, lambda: view.attention(cache, 0, tokens=["a", "b"])),
-        ("13 tokens and 16 names", ValueError, lambda: view.attention(cache, 0, grid=(3, 5))),
+        ("13 tokens, but 2 names", ValueError, lambda: view.attention(cache, 0, tokens=["a", "b"])),
+        ("13 tokens, but 16 names", ValueError, lambda: view.attention(cache, 0, grid=(3, 5))),
         ("give numbers from 0 to", ValueError, lambda: view.activations(cache, 10**6)),
         ("give the cache of", ValueError, lambda: view.activations({}, 0)),
         ("tokens are of 1 samples", ValueError, lambda: view.top_tokens(cache, 0, tokens=[["a"]])),

@@ -208,7 +208,7 @@ def test_merged_examples_are_the_extremes_and_the_middle_of_both():
     "low, high, verdict",
     [
         (0.9, 0.95, "finds objects: Jaccard index"),
-        (0.01, 0.95, "may find objects, which this data does not decide"),
+        (0.01, 0.95, "may find objects (this data does not decide)"),
         (0.01, 0.02, "does not find objects"),
     ],
 )

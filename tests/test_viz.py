@@ -155,7 +155,7 @@ def test_a_heat_map_of_numbers_of_both_signs_is_centred_and_frames_what_leaves_o
     assert middle[:3].min() > 0.9 and above[2] > above[0] + 0.3 and below[0] > below[2] + 0.3
     framed = {(round(box.get_y() + 0.43), round(box.get_x() + 0.43)) for box in axes.patches}
     assert framed == {place for place, v in np.ndenumerate(values) if abs(v) > 0.25} != set()
-    assert "95 % interval leaves out 0" in axes.get_xlabel() and bar.get_xlabel() == "nats"
+    assert "95 % interval excludes 0" in axes.get_xlabel() and bar.get_xlabel() == "nats"
     assert axes.get_title() == "Lost"
     # all 144 numbers fit into the width of a column
     told = [float(text.get_text()) for text in axes.texts]
@@ -275,9 +275,9 @@ def test_what_cannot_be_drawn_is_refused(result):
             result, "compression.rate_mid"
         ),
         "name the statistic to draw": lambda: view.heatmap(result),
-        r"finite numbers \[layer, head\].*got shape \[3\]": lambda: view.heatmap(np.ones(3)),
+        r"got shape \[3\]. Give finite numbers \[layer, head\]": lambda: view.heatmap(np.ones(3)),
         "finite numbers": lambda: view.heatmap(np.full((2, 2), np.inf)),
-        r"each \[2, 3\] as the values": lambda: view.heatmap(
+        r"each \[2, 3\] like the values": lambda: view.heatmap(
             np.ones((2, 3)), interval=(np.ones((2, 3)), np.ones((3, 2)))
         ),
         "dpi=0: give a finite number above 0": lambda: view.layers(result, "sparsity.l1", dpi=0),
@@ -291,7 +291,7 @@ def test_what_cannot_be_drawn_is_refused(result):
 
 def test_ends_of_an_interval_the_wrong_way_round_are_refused():
     values, _ = signed((2, 3))
-    with pytest.raises(ValueError, match="a lower end is above its upper end: give lower, then"):
+    with pytest.raises(ValueError, match="a lower end is above its upper end. Give the lower"):
         ci.viz.heatmap(values, interval=(values + 1, values - 1))
 
 
@@ -335,7 +335,7 @@ def test_attention_on_image(model, images):
     with pytest.raises(KeyError, match="the cache lacks 'blocks.0.attn.hook_pattern'"):
         ci.viz.attention_on_image(cache, 0, images)
     many = torch.zeros(65, *images.shape[1:])
-    with pytest.raises(ValueError, match="65 images would be as many rows: give at most 64"):
+    with pytest.raises(ValueError, match="65 images would need as many rows. Give at most 64"):
         ci.viz.attention_on_image(model.run_with_cache(many)[1], 0, many)
 
 

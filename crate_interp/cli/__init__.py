@@ -1,6 +1,6 @@
 """The command line: crate-interp sweep | report | audit | compare | segment | atlas | verify ...
 
-EXIT_CODES says what a code means.
+EXIT_CODES explains the exit codes.
 """
 
 import os
@@ -43,8 +43,8 @@ COMMANDS = (
     *(inspect_commands.models, doctor_command.doctor),
 )
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 verify or doctor found what fails; 2 it cannot be done as asked, and a "
-    "line says why; 3 an unexpected error, whose traceback --debug shows; 130 "
+    "Exit codes: 0 done; 1 verify or doctor found a failure; 2 the command cannot do what was "
+    "asked, and an error line says why; 3 an unexpected error (--debug shows its traceback); 130 "
     "interrupted."
 )
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)

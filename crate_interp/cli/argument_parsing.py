@@ -14,17 +14,17 @@ Load = Callable[[str], HookedModel]
 
 
 def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], str]:
-    """Returns the networks in a comma-separated text, and their names.
+    """Returns the networks that a comma-separated text names, and one name for all of them.
 
-    Each is the folder of a saved sweep, or what `load` takes: a name, a file or a folder. Raises
-    ValueError for a text that names none.
+    Each part of the text is the folder of a saved sweep, or a source for `load`: a name, a file or
+    a folder. Raises ValueError if the text names no network.
     """
     words = [asked] if Path(asked).exists() else [word.strip() for word in asked.split(",")]
     words = [word for word in words if word]
     if not words:
         raise ValueError(
-            f"{asked!r} names no network: give a name of `crate-interp models`, a weight file, or "
-            "the folder of a saved model or sweep; several for seeds, with commas between them."
+            f"{asked!r} names no network. Give a name of `crate-interp models`, a weight file, or "
+            "the folder of a saved model or sweep. Give several seeds with commas between them."
         )
     called = Path(words[0]).name if Path(words[0]).exists() else words[0]
     more = f" and {len(words) - 1} more" if words[1:] else ""
@@ -37,10 +37,10 @@ def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], s
 def one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:
     """Returns a cache of one sample of the data, the sample itself, and its name.
 
-    Raises ValueError for a model of several towers, and for a sample that the data lacks.
+    Raises ValueError for a model with several towers, and for a sample that the data lacks.
     """
     if getattr(model, "towers", True):
-        raise ValueError("only models of images and of texts can be explored.")
+        raise ValueError("this model cannot be explored. Give a model of images or of texts.")
     text = model.unit == "windows"
     samples = open_text(data, model.windows) if text else open_data(data, model.preprocess)
     if not 0 <= sample < samples.n:

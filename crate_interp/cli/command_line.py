@@ -1,4 +1,4 @@
-"""How a command reads its line, and how errors are worded for people who typed a command."""
+"""Adds commands to the command line, and words errors for people who typed a command."""
 
 import copy
 import inspect
@@ -14,7 +14,7 @@ from typer.models import ArgumentInfo
 
 QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, also in worker processes
 
-# what to type, shown if something is missing and at the end of each help text
+# an example of each command, shown if an option is missing and at the end of the help text
 EXAMPLES = {
     "report": "report crate-tiny-fashion --data embedded:fashion --out runs/first",
     "sweep": "sweep crate-tiny-fashion --data embedded:fashion --out runs/sweep",
@@ -39,7 +39,7 @@ _MORE: dict[str, Any] = {
     "quiet": Annotated[bool, Option("--quiet", help="Show no progress.")],
     "debug": Annotated[bool, Option("--debug", help="Show the traceback of an error.")],
 }
-# options of commands whose argument an error may name
+# options whose Python argument may stand in an error, as in limit=0
 _OPTIONS = (
     "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
     "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
@@ -57,7 +57,7 @@ _FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
 
 def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """Adds a function to the command line, with its example at the end of its help."""
-    example = f"Such as: crate-interp {EXAMPLES[command.__name__]}"
+    example = f"Example: crate-interp {EXAMPLES[command.__name__]}"
     app.command(epilog=example)(_complete(command, example))
 
 
@@ -76,7 +76,7 @@ def _complete(command: Callable[..., None], example: str) -> Callable[..., None]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             raise ValueError(f"{', '.join(missing)} {verb} missing. {example}")
-        for name in _MORE:  # --debug is read where an error ends the process
+        for name in _MORE:  # --debug is not used here: main() reads it
             if given.pop(name) and name == "quiet":
                 os.environ[QUIET] = "1"
         command(**given)

@@ -1,4 +1,4 @@
-"""Commands that run a model over data: their shared options, and the objects these become."""
+"""The options shared by commands that run a model over data, and the objects made from them."""
 
 import inspect
 import os
@@ -33,19 +33,20 @@ _DEVICE = Annotated[
 _MACHINE = {"threads": (options.Threads, None), "device": (_DEVICE, None)}
 _MACHINE |= {"dtype": (options.Dtype, None)}
 _ADDRESS = Annotated[
-    str | None, Option(help="Of the Ray cluster, such as auto. Default: one on this machine.")
+    str | None, Option(help="Address of the Ray cluster, such as auto. Default: start one here.")
 ]
-_RESTART = Annotated[bool, Option("--restart", help="Start over; chunks that are there go.")]
-_FORMAT = Annotated[
-    str | None, Option(help="csv, markdown or latex: print the main table as such.")
-]
-# options besides those of `Run`
+_RESTART = Annotated[bool, Option("--restart", help="Start over; remove the earlier chunks.")]
+_FORMAT = Annotated[str | None, Option(help="Print the main table as csv, markdown or latex.")]
+# options in addition to those of `Run`
 _OF_CHUNKS = {"address": (_ADDRESS, None), "restart": (_RESTART, False), "format": (_FORMAT, None)}
 
 
 @dataclass
 class Asked:
-    """The parsed options of a command; run: the verb's options; format: of the printed table."""
+    """The parsed options of a command.
+
+    run: the options of the verb. format: the format of the printed table.
+    """
 
     run: dict[str, Any]
     out: Path
@@ -61,7 +62,8 @@ class Asked:
     def load(self, source: str) -> Any:
         """Returns the model of this name, on the device of this process.
 
-        If torchrun starts several processes, the first on a machine fetches it and the others wait.
+        If torchrun starts several processes, the first one on a machine fetches the model while the
+        other processes wait.
         """
         from crate_interp.sweeps.engines.node_ranks import after_rank_0, device_of_rank
 
@@ -86,9 +88,9 @@ class Asked:
             return write(result, self.out)
 
     def say_result(self, result: object, text: str, last: str) -> None:
-        """Prints the main table in the format of --format, or as text, and then the last words.
+        """Prints the main table in the format of --format, or `text` without --format, then `last`.
 
-        The last words go to stderr where the output is a table that a program may read.
+        With --format, `last` goes to stderr, so that a program can read the table from stdout.
         """
         if self.format is None:
             options.say(f"{text}\n{last}" if text else last)
@@ -100,11 +102,12 @@ class Asked:
 def on_data(
     result: str = "", of: type = Run, leading: Mapping[str, tuple[Any, Any]] = MODEL
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator for commands whose first parameter is an `Asked`; it adds its options.
+    """Returns a decorator that gives a command its options, as an `Asked` in its first parameter.
 
-    result: the class in `ci` that, before work starts, refuses a folder with something else. of:
-    the verb's options, Run or Pass. leading: the options for model, data and folder. --threads
-    counts before the command begins, because torch reads it when it is imported.
+    result: the name of a class in `ci`; before work starts, it refuses a folder that holds anything
+    but such a result. of: the options of the verb, Run or Pass. leading: the options for model,
+    data and folder. --threads is applied before the command begins, because torch reads the number
+    of threads when it is imported.
     """
     of_verb = _options_of(of)
     shared = {**of_verb, **_MACHINE, **(_OF_CHUNKS if of is Run else {})}
@@ -156,5 +159,5 @@ def _address(address: str | None, engine: str | None) -> None:
     if address is None:
         return
     if engine != "ray":
-        raise ValueError(f"--address {address}: that is for --engine ray.")
+        raise ValueError(f"--address {address} works with --engine ray only. Add --engine ray.")
     os.environ["RAY_ADDRESS"] = address

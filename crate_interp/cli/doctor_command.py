@@ -64,14 +64,17 @@ def _lines() -> Iterator[Line]:
 
 def _packages() -> Iterator[Line]:
     for name in _PACKAGES:
-        yield _package(name, FAIL, "pip install crate_interp brings it")
+        yield _package(name, FAIL, "Run pip install crate_interp, which installs it")
     for extra, (name, purpose) in _EXTRAS.items():
-        advice = f"for {purpose}: pip install 'crate_interp[{extra}]'"
+        advice = f"For {purpose}, run pip install 'crate_interp[{extra}]'"
         yield _package(name, WARN, advice)
 
 
 def _package(name: str, missing: str, advice: str) -> Line:
-    """Returns the version of a package; missing, advice: the line if it is not installed."""
+    """Returns a line with the version of a package.
+
+    missing, advice: the state and the advice of the line if the package is not installed.
+    """
     try:
         return Line(PASS, name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -84,8 +87,8 @@ def _devices() -> Iterator[Line]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = torch.get_num_threads()
     crowded = threads > (cores or threads)
-    advice = f"--threads {cores} uses no more than there are" if crowded else ""
-    found = f"{cores} cores, torch takes {threads} threads"
+    advice = f"Give --threads {cores}, one for each core" if crowded else ""
+    found = f"{cores} cores, torch uses {threads} threads"
     yield Line(WARN if crowded else PASS, "processor", found, advice)
     if not torch.cuda.is_available():
         yield Line(PASS, "gpu", "none that torch can use: models run on the processor")
@@ -98,7 +101,7 @@ def _cache() -> Iterator[Line]:
 
     offline = constants.HF_HUB_OFFLINE
     found = "offline: HF_HUB_OFFLINE is set" if offline else "online, as far as the settings say"
-    advice = "models load from the cache alone" if offline else ""
+    advice = "Models load from the cache only" if offline else ""
     yield Line(WARN if offline else PASS, "Hugging Face Hub", found, advice)
     yield _folder("cache of the Hub", Path(constants.HF_HUB_CACHE))
 
@@ -108,9 +111,9 @@ def _folder(name: str, place: Path) -> Line:
     there = nearest(place)
     if not os.access(there, os.W_OK | os.X_OK):
         state = WARN if name == "this folder" else FAIL
-        return Line(state, name, f"{place} cannot be written", "Give --out a folder of yours")
+        return Line(state, name, f"{place} cannot be written", "Give --out another folder")
     room = shutil.disk_usage(there).free / 1e9
-    state, advice = (PASS, "") if room > _ROOM else (WARN, "Make room before you fetch a model")
+    state, advice = (PASS, "") if room > _ROOM else (WARN, "Free space before you fetch a model")
     return Line(state, name, f"{place}, {room:,.0f} GB free", advice)
 
 
@@ -121,7 +124,9 @@ def _model() -> Line:
         images = ci.data.embedded("fashion")[:8]
         answers = model(model.preprocess(images["image"])).argmax(dim=-1).tolist()
     except Exception as error:  # a broken installation may raise anything
-        return Line(FAIL, "embedded model", f"{type(error).__name__}: {error}", "Install it again")
+        return Line(
+            FAIL, "embedded model", f"{type(error).__name__}: {error}", "Reinstall crate_interp"
+        )
     right = sum(one == two for one, two in zip(answers, images["label"], strict=True))
     state = PASS if right >= 6 else FAIL
     return Line(state, "embedded model", f"crate-tiny-fashion loads, {right} of 8 labels right")

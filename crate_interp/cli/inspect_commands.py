@@ -21,14 +21,14 @@ def explore(
     config: options.Config = None,
     sample: Annotated[int, Option(help="Which sample of the data to show, from 0.")] = 0,
     circuit: Annotated[
-        Path | None, Option(help="A file of Circuit.save: its heads get a ring.")
+        Path | None, Option(help="A file that Circuit.save wrote; its heads get a ring.")
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
     """Write a page that shows one sample in detail.
 
-    Point at a patch or a token of it to see what every head does there.
+    Point at a patch or token on the page to see what every head does there.
     """
     from crate_interp.cli import argument_parsing
 
@@ -53,7 +53,7 @@ def convert(
 ) -> None:
     """Write a checkpoint as a folder that ci.load reads.
 
-    It needs no further options then.
+    Loading the folder needs no further options.
     """
     source, revision = options.revised(source, revision)
     arguments: dict[str, Any] = {"family": family, "file": file, "revision": revision}
@@ -65,16 +65,16 @@ def convert(
 
 
 def _lacks(cfg: Any) -> list[str]:
-    """Returns the fields that an image model's config lacks, and what needs them."""
+    """Returns a sentence on each field that an image model's config lacks: what needs the field."""
     lacks = []
     if getattr(cfg, "mean", 0) is None:
         lacks.append(
-            "It says no mean and std: pictures need --config mean=... and --config std=..."
+            "The folder has no mean and std: pictures need --config mean=... and --config std=..."
         )
     if getattr(cfg, "labels", "") is None:
         lacks.append(
-            "It says no labels: losses of pictures in a folder per class (ablate, atlas) need "
-            '--config \'labels=["...", "..."]\', in the order of its outputs.'
+            "The folder has no labels: for the loss on pictures in a folder per class, ablate and "
+            'atlas need --config \'labels=["...", "..."]\', in the order of the outputs.'
         )
     return lacks
 
@@ -88,9 +88,9 @@ def verify(
 ) -> None:
     """Check a checkpoint, a saved result or a run.
 
-    Prints a report as JSON. The exit code is 1 if a check fails. Of a checkpoint, fingerprint is
-    the first numbers of its output on a fixed input, at most eight: two that compute the same have
-    the same.
+    Prints a report as JSON. The exit code is 1 if a check fails. For a checkpoint,
+    "fingerprint" holds the first numbers of its output on a fixed input, at most eight: checkpoints
+    that compute the same have the same fingerprint.
     """
     source, revision = options.revised(source, revision)
     arguments: dict[str, Any] = {"family": family, "file": file, "revision": revision}
@@ -101,7 +101,7 @@ def verify(
 
 
 def _in_words(report: Any) -> Any:
-    """Returns a report whose texts name command-line options."""
+    """Returns a report whose texts name options of the command line, not Python's arguments."""
     if isinstance(report, dict):
         return {name: _in_words(value) for name, value in report.items()}
     if isinstance(report, list):
@@ -113,7 +113,7 @@ def models(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = Fals
     """List the known models.
 
     Shows name, family, size, licence, status of the layout and location. "verified on fixture": the
-    layout was checked against the authors' code; "layout inferred": no file of it could be.
+    layout was checked against the authors' code; "layout inferred": no file was there to check it.
     """
     table = ci.list_models().astype(object)
     rows = table.where(table.notna(), None).to_dict("records")

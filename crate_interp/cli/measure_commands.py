@@ -10,7 +10,7 @@ from crate_interp.cli import options
 from crate_interp.cli.command_options import MODEL, Asked, on_data
 from crate_interp.core.run_options import Pass
 
-_HEADS = 10  # that `ablate` prints
+_HEADS = 10  # heads that `ablate` prints
 _MASKED = Annotated[
     str,
     Option(
@@ -19,7 +19,8 @@ _MASKED = Annotated[
     ),
 ]
 _COMPARED = Annotated[
-    str | None, Option(help="As of `report`; not for saved sweeps, which have theirs.")
+    str | None,
+    Option(help="Data, as for `report`. Not for saved sweeps, which hold their numbers."),
 ]
 
 
@@ -32,7 +33,7 @@ def report(
 ) -> None:
     """Write a page about a model and its data.
 
-    It measures every layer, and the same network untrained.
+    Measures every layer of the model, and of the same network untrained.
     """
     arguments: dict[str, Any] = {"probes": options.names_of(probes), "audit": audit, **asked.run}
     path = ci.report(asked.model, asked.data or "", asked.out, untrained=untrained, **arguments)
@@ -75,7 +76,8 @@ def compare(
     b: options.Side,
     probes: options.ProbeNames = None,
     untrained: Annotated[
-        int | None, Option(help="Untrained twins of each side. Default: 5, of models.")
+        int | None,
+        Option(help="Untrained twins to measure for each side, if it is a model. Default: 5."),
     ] = None,
 ) -> None:
     """Compare two networks, or two groups of them.
@@ -90,8 +92,8 @@ def compare(
         except ValueError as error:
             if asked.config:
                 raise ValueError(
-                    f"{error} --config counts for every network of the comparison: where one needs "
-                    "other fields, make a folder of it first with `crate-interp convert`."
+                    f"{error} --config counts for every network of the comparison. If a network "
+                    "needs other fields, first make a folder of it with `crate-interp convert`."
                 ) from error
             raise
 
@@ -109,9 +111,9 @@ def compare(
 @on_data("SegmentResult", leading={**MODEL, "data": (_MASKED, MODEL["data"][1])})
 def segment(
     asked: Asked,
-    mass: Annotated[float, Option(help="The share of a map that its mask holds.")] = 0.6,
+    mass: Annotated[float, Option(help="The share of its map that a mask holds.")] = 0.6,
     fraction: Annotated[
-        float, Option(help="The share of the patches that the other rule keeps.")
+        float, Option(help="For the other rule (top): the share of the patches that a mask holds.")
     ] = 0.6,
     unscaled: Annotated[
         bool, Option("--unscaled", help="As in the paper: no 1/sqrt(d_head), no CLS key.")
@@ -120,7 +122,7 @@ def segment(
 ) -> None:
     """Score the attention map of every head against masks.
 
-    Beside chance levels and untrained networks.
+    Chance levels and untrained networks are scored too.
     """
     maps: dict[str, Any] = {"scaled": not unscaled, "cls_key": not unscaled}
     shares: dict[str, Any] = {"mass": mass, "fraction": fraction}
@@ -137,7 +139,7 @@ def atlas(
     asked: Asked,
     top: Annotated[int, Option(help="How many patches or contexts to show for each atom.")] = 9,
     ablate: Annotated[
-        int, Option(help="On how many samples to run the model without an atom; 0: none.")
+        int, Option(help="On how many samples to run the model without each atom; 0: none.")
     ] = 32,
 ) -> None:
     """Show what every dictionary atom is for.
@@ -156,22 +158,22 @@ def ablate(
     how: Annotated[
         str,
         Option(
-            help="mean: over all samples, at each position its own, or zero: what takes the place "
-            "of a head's output."
+            help="What replaces a head's output: mean (over all samples, for each position) or "
+            "zero."
         ),
     ] = "mean",
     metric: Annotated[str, Option(help="loss or accuracy.")] = "loss",
     head: Annotated[
         list[str] | None,
         Option(
-            help="Print this head, such as L3H1, whatever its effect. All are measured. Give it "
-            "once for each."
+            help="Print this head, such as L3H1, whatever its effect. Repeat the option for more "
+            "heads. All heads are measured."
         ),
     ] = None,
 ) -> None:
     """Measure what each head does for the answers.
 
-    By ablating it: a table and a heat map.
+    Ablates one head at a time. Prints a table and draws a heat map.
     """
     named = options.heads_of(head, asked.model.cfg.n_layers, asked.model.cfg.n_heads)
     result = asked.measured(ci.ablate_heads, how=how, metric=metric)
@@ -189,12 +191,12 @@ def ablate(
 
 
 def _which(count: int, shown: int) -> list[str]:
-    """Returns a line that says which of all heads were printed, or "" if all were."""
+    """Returns a line that says which heads were printed, or no line if all of them were."""
     if shown == count:
         return []
     return [
         f"{shown} of {count} heads: the {_HEADS} with the largest effects, and all with p of 0.05 "
-        "or less. --head L3H1 adds that one, --format csv prints all."
+        "or less. --head L3H1 adds head L3H1, --format csv prints all heads."
     ]
 
 
@@ -210,8 +212,9 @@ def sweep(
     controls: Annotated[
         int,
         Option(
-            help="On how many samples to measure the negative controls: untrained on all, the "
-            "others on a part: 5 of the first 32, about an eighth of many. 0: none."
+            help="On how many samples to measure the negative controls. An untrained network sees "
+            "all of these samples, the other controls 5 of the first 32, or about an eighth of "
+            "many. 0: no controls."
         ),
     ] = 32,
     precision: Annotated[
@@ -220,7 +223,7 @@ def sweep(
 ) -> None:
     """Measure probes in every layer, on data of any size.
 
-    The tables are written when all is measured.
+    Writes the tables when all samples are measured.
     """
     arguments: dict[str, Any] = {"probes": options.names_of(probes), "controls": controls}
     result = asked.measured(ci.sweep, precision=precision, **arguments)
@@ -242,7 +245,7 @@ def atoms(
 ) -> None:
     """Measure when every dictionary atom is on.
 
-    How often, how strongly and where.
+    Counts how often, how strongly and where it is on.
     """
     result = asked.measured(ci.atoms, top=top, coactivation=coactivation)
     if result is not None:
@@ -256,7 +259,7 @@ def merge(
 ) -> None:
     """Make the result of a run from its chunks.
 
-    Or list the chunks that are missing.
+    If chunks are missing, lists them instead.
     """
     result = ci.merge(folder)
     options.say(f"{result.headline()} The tables: {folder}")

@@ -16,7 +16,7 @@ from crate_interp.core import checks
 from crate_interp.core.folders import locked
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-locks = ExitStack()  # locks of the folders that the command writes; they open when it ends
+locks = ExitStack()  # locks of the folders that the command writes, released when it ends
 places: dict[Path, int | None] = {}  # folder -> when its earlier result was saved
 
 
@@ -25,7 +25,7 @@ def _lock(out: Path) -> Path:
 
 
 def _shared(out: Path) -> Path:
-    """Records a folder that several processes may write; raises ValueError if this one cannot."""
+    """Records a folder that several processes write; raises ValueError if it cannot be written."""
     try:
         there = nearest(out)
         reason = "" if there.is_dir() else f"{str(there)!r} is not a folder"
@@ -59,7 +59,7 @@ Data = Annotated[
     ),
 ]
 Out = Annotated[Path, Option(help="The folder to write into.", callback=_lock)]
-# locks of commands that several processes may run on one folder at once
+# not locked here: several processes may run the command on one folder at once
 SharedOut = Annotated[
     Path,
     Option(
@@ -67,15 +67,17 @@ SharedOut = Annotated[
         callback=_shared,
     ),
 ]
-Family = Annotated[str | None, Option(help="Default: inferred from the checkpoint's keys.")]
-Step = Annotated[str | None, Option("--revision", help="step-N: a checkpoint along the training.")]
+Family = Annotated[
+    str | None, Option(help="Model family. Default: inferred from the checkpoint's keys.")
+]
+Step = Annotated[str | None, Option("--revision", help="step-N: a checkpoint from the training.")]
 Revision = Annotated[
     str | None, Option(help="A commit on the Hub, or step-N of an embedded model.")
 ]
 File = Annotated[str | None, Option(help="A file of a repo on the Hub.")]
 Config = Annotated[
     list[str] | None,
-    Option(help="A field of the config, such as n_heads=6. Give it once for each field."),
+    Option(help="A field of the config, such as n_heads=6. Repeat it for more fields."),
 ]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1. Default: cpu.")]
 Dtype = Annotated[
@@ -86,7 +88,7 @@ Side = Annotated[
     str,
     Argument(
         help="A name of `crate-interp models`, NAME@step-N, a weight file, or the folder of a "
-        "saved model or sweep; several with commas between them are seeds."
+        "saved model or sweep. Several seeds have commas between them."
     ),
 ]
 ProbeNames = Annotated[
@@ -96,7 +98,7 @@ Untrained = Annotated[int, Option(help="How many untrained twins to measure as w
 
 
 def take_threads(threads: int | None) -> None:
-    """Sets torch's number of threads; raises ValueError if it is too late for that."""
+    """Sets torch's number of threads; raises ValueError if torch already runs with another."""
     if threads is None:
         return
     checks.count("--threads", threads)
@@ -105,7 +107,7 @@ def take_threads(threads: int | None) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != threads:
         raise ValueError(
-            f"--threads {threads}: torch runs with {torch.get_num_threads()} threads already; set "
+            f"--threads {threads}: torch already runs with {torch.get_num_threads()} threads. Set "
             f"OMP_NUM_THREADS={threads} before Python starts."
         )
 
@@ -202,7 +204,7 @@ def say(text: str) -> None:
 
 
 def place() -> Path | None:
-    """Returns the folder in which the command has finished something, or None."""
+    """Returns the folder in which this command has saved a result or a chunk, or None."""
     done = [out for out, before in places.items() if saved_at(out) not in (None, before)]
     return done[0] if done else None
 

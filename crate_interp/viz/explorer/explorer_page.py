@@ -13,12 +13,12 @@ from crate_interp.viz.explorer import panels
 from crate_interp.viz.explorer.packing import Attention, pack_attention, words_of
 from crate_interp.viz.pages.page import Html, render
 
-# The points that a cache should hold, as ends of names: attention, its codes, atoms, the stream.
+# Ends of the names of the points that a cache should hold: attention, codes, atoms, the stream.
 POINTS = (
     "attn.hook_pattern", "attn.hook_q", "attn.hook_k", "mlp.hook_post", "hook_resid_pre",
     "hook_resid_post", "hook_pooled", "hook_mask",
 )  # fmt: skip
-_MOST_SHARES = 200_000_000  # the most that a browser can hold
+_MOST_SHARES = 200_000_000  # attention shares; a browser cannot hold more
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
 
@@ -33,22 +33,24 @@ def explore(
 ) -> Html:
     """Returns a page on which you point at a patch or token and see every head there.
 
-    For a patch or token it shows, head by head, what it attends to, what attends to it and which
-    codes are similar; also its largest atoms, and where else these are large; for images MaskCut's
-    masks and principal components, for texts the logit lens. The page is one file, runs no model
-    and asks the network for nothing. It carries codes in 16 bits and computes attention from them,
-    which is checked when the page is made: an entry is right to 1 % of its row's largest.
+    For each head, the page shows what the patch or token attends to, what attends to it, and which
+    tokens have similar codes. It also shows the largest atoms there and where else these atoms are
+    large; for images, MaskCut's masks and the principal components of the codes; for texts, the
+    logit lens. The page is one file, runs no model and asks the network for nothing. It holds codes
+    in 16 bits and computes attention from them. This is checked when the page is made: an entry is
+    right to 1 % of its row's largest.
 
-    cache: of `model.run_with_cache(x)` of a model of images or text. inputs: what the model was run
-    on. circuit: drawn beside the sample; its heads are ringed. sample: its number in the cache.
-    name: its name on the page; None means "sample 0".
+    cache: from `model.run_with_cache(x)`, for a model of images or of text. inputs: the x that the
+    model was run on. circuit: a circuit to draw on the page; its heads get a ring. sample: the
+    number of the sample in the cache. name: the sample's name on the page; None means "sample 0",
+    with its number.
 
     The cache must hold attn.hook_pattern of every layer. attn.hook_q and attn.hook_k,
     mlp.hook_post, hook_resid_pre with the last hook_resid_post, and hook_pooled each add a part;
     the page says which parts are missing from the cache.
 
-    Raises KeyError if a pattern was not cached; ValueError for a cache, inputs or sample that do
-    not belong together, NaN or Inf, and a circuit of heads that the model does not have.
+    Raises KeyError if a pattern was not cached; ValueError if cache, inputs and sample do not
+    belong together, for NaN or Inf, and if the circuit has heads that the model lacks.
     """
     seen = panels.look(cache, inputs, sample)
     layers = len(seen.model.blocks)
@@ -114,9 +116,9 @@ def _what_to_cache(missing: list[int]) -> str:
     named = [f"blocks.{layer}.attn.hook_pattern" for layer in missing]
     words = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
     return (
-        f"the cache lacks {words}: run_with_cache(x) caches everything, and "
-        f"run_with_cache(x, names_filter=lambda name: name.endswith({POINTS!r})) what this page "
-        "shows."
+        f"the cache lacks {words}. Call run_with_cache(x), which caches everything, or "
+        f"run_with_cache(x, names_filter=lambda name: name.endswith({POINTS!r})), which caches "
+        "what this page shows."
     )
 
 
@@ -131,11 +133,11 @@ def _attention(seen: panels.Seen, layer: int) -> Attention:
 
 
 def _start(seen: panels.Seen) -> dict[str, int]:
-    """Returns where the page opens: token, layer and head with the strongest look elsewhere.
+    """Returns where the page opens: the token, layer and head with the largest share of attention.
 
-    A look is measured relative to an even share, since a large share among three tokens says
-    little. For an image the looking token is CLS. Looks at oneself and at the first token are not
-    counted.
+    Shares are taken relative to the even share, since a large share among three tokens says little.
+    For an image the attending token is CLS. Shares of the token itself and of the first token are
+    not counted.
     """
     tokens = np.arange(seen.count)
     sees = [
@@ -157,7 +159,7 @@ def _start(seen: panels.Seen) -> dict[str, int]:
 
 
 def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
-    """Returns what the page compares: "codes", or "queries" if keys differ, or None."""
+    """Returns what the page compares by cosine: "codes", "queries" if keys differ, or None."""
     if not any("codes" in each.parts for each in attention):
         return None
     queries, keys = seen.codes("q", 0), seen.codes("k", 0)
@@ -175,11 +177,13 @@ def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
     short = [layer for layer, reach in enumerate(reaches) if reach < seen.count]
     if short:
         before = min(reaches) - 1
-        notes.append(f"In {words_of(short)} a token sees only itself and the {before} before it.")
+        notes.append(
+            f"In {words_of(short)} a token sees only itself and the {before} tokens before it."
+        )
     stored = [layer for layer, each in enumerate(attention) if "rows" in each.parts]
     if stored:
         notes.append(
             f"The attention of {words_of(stored)} is stored in 255 steps of each row's largest "
-            "share: it is not the softmax of the codes that the cache holds, rounded to 16 bits."
+            "share, because it is not the softmax of the cached codes, rounded to 16 bits."
         )
     return notes

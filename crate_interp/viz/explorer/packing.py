@@ -1,7 +1,7 @@
 """Numbers as text inside a page: bytes, deflated, as base64.
 
-Attention is stored as the codes that it is computed from, if a page can compute it again: a head of
-197 tokens has 197 x 64 codes but 197 x 197 shares.
+Attention is stored as codes if the page can compute it from them, because codes are fewer numbers:
+for 197 tokens a head has 197 x 64 numbers in its codes, but 197 x 197 shares.
 """
 
 import base64
@@ -19,11 +19,11 @@ LIMIT = 0.01  # the largest error of recomputed attention, relative to a row's l
 class Attention:
     """One layer's attention as a page stores it.
 
-    parts: name -> text. "codes", and "keys" if queries are others, are float16 `[head, pos,
-    d_head]` in planes. If "rows" are there, attention is not the softmax of these codes: they are
-    bytes `[head, query, key]` in steps of a row's largest share / 255, which "largest" has as
-    float16 `[head, query]` in planes. error: the largest error of a share, in its row's largest.
-    most: the largest share of each head.
+    parts: name -> text. "codes", and "keys" if they differ from the queries, are float16 `[head,
+    pos, d_head]` in planes. "rows" is there if attention is not the softmax of these codes: it has
+    bytes `[head, query, key]` in steps of 1/255 of a row's largest share. "largest" has these
+    largest shares as float16 `[head, query]` in planes. error: the largest error of a share,
+    relative to its row's largest. most: the largest share of each head.
     """
 
     parts: dict[str, str]
@@ -38,7 +38,7 @@ def packed(values: Shaped[np.ndarray, "..."]) -> str:
 
 
 def planes(values: Float[np.ndarray, "..."]) -> str:
-    """Returns numbers as float16: first the low byte of each, then the high bytes, packed.
+    """Returns numbers as packed float16: the low bytes of all numbers, then their high bytes.
 
     High bytes are similar, so they compress well when they are stored together.
 
@@ -58,7 +58,7 @@ def pack_attention(
     keys: Float[np.ndarray, "head pos d_head"] | None,
     causal: bool,
 ) -> Attention:
-    """Returns a layer's attention as text: as codes if their softmax matches the pattern to 1 %.
+    """Returns a layer's attention as text: as codes if their softmax is right to 1 %, else as rows.
 
     codes: the queries' codes, None if unknown. keys: None if queries and keys are the same code.
     causal: whether a query sees no later keys.
@@ -86,8 +86,8 @@ def pack_tops(
 ) -> str:
     """Returns the `count` largest numbers of each row as text: their places, values and a total.
 
-    These are uint32 `[pos, count]`, float32 `[pos, count]` and float32 `[pos]`, one after another;
-    of equal numbers the first comes first.
+    The text has places uint32 `[pos, count]`, values float32 `[pos, count]` and totals float32
+    `[pos]`, in this order. Among equal numbers the first comes first.
     """
     count = min(count, values.shape[1])
     order = np.argsort(-values, axis=1, kind="stable")[:, :count]
@@ -118,9 +118,9 @@ def _fits(values: np.ndarray) -> bool:
 
 
 def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: bool) -> float:
-    """Returns the largest error of the softmax of rounded codes, by rows' largest shares."""
+    """Returns the largest error of the softmax of float16 codes, relative to its row's largest."""
     worst = 0.0
-    for head in range(len(pattern)):  # one at a time: a long text has large patterns
+    for head in range(len(pattern)):  # one head at a time: a long text has large patterns
         q, k = (each[head].astype(np.float16).astype(np.float32) for each in (codes, keys))
         scores = q @ k.T * q.shape[1] ** -0.5
         if causal:

@@ -1,6 +1,6 @@
 """What the explorer shows besides attention: names, picture, atoms, masks, lens and circuit.
 
-A panel is left out, with a reason, where the cache lacks what it needs.
+If the cache lacks what a panel needs, the page leaves the panel out and says why.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ from crate_interp.models.text.text_and_tokens import check_tokens
 from crate_interp.viz.explorer.packing import pack_ranked, pack_tops
 from crate_interp.viz.pages.page_pictures import image_uri
 
-ATOMS, ANSWERS = 16, 5  # how many of them a page stores for each token
+ATOMS, ANSWERS = 16, 5  # how many atoms and next tokens a page stores for each token
 _MASKS, _COMPONENTS, _EDGES = 3, 3, 200
-_TOWERS = ("clipa-visual", "clipa-text")  # they return features, which are not answers
+_TOWERS = ("clipa-visual", "clipa-text")  # towers return features, which are not answers
 _PICTURE = 448  # pixels of the longer side
 
 
@@ -63,7 +63,7 @@ class Seen:
         return all(self.has(point, layer) for layer in range(len(self.model.blocks)))
 
     def at(self, point: str, layer: int) -> Float[np.ndarray, "..."]:
-        """Returns a layer's activation at a point for the sample; ValueError for NaN and Inf."""
+        """Returns the activation at a point for the sample; raises ValueError for NaN and Inf."""
         values = self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
         words = {"attn.hook_pattern": "NaN, Inf or a share below 0"}.get(point, "NaN or Inf")
         if not np.isfinite(values).all() or ("share" in words and (values < 0).any()):
@@ -117,7 +117,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
     model = getattr(cache, "model", None)
     if not isinstance(cache, CrateCache) or not isinstance(model, HookedModel) or model.towers:
         raise ValueError(
-            "give the cache of model.run_with_cache(x); of a CLIP cache.visual or cache.text."
+            "give the cache of model.run_with_cache(x); for a CLIP, its cache.visual or cache.text."
         )
     net: Any = model
     given = _tensor(net, inputs)
@@ -133,15 +133,15 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         )
         if model.cfg.n_special != 1:
             raise ValueError(
-                f"the network has {model.cfg.n_special} tokens before its patches, and the page "
-                "has room for CLS alone: look at ci.maps.attention(cache, layer)."
+                f"the network has {model.cfg.n_special} tokens before its patches, but the page "
+                "has room for CLS only. Use ci.maps.attention(cache, layer) instead."
             )
         grid, count = (rows, columns), rows * columns + 1
     if first is not None and list(first.shape[::2]) + [first.shape[3]] != [shape[0], count, count]:
         raise ValueError(
-            f"the cached attn.hook_pattern {list(first.shape)} does not belong to inputs {shape}: "
-            f"wanted {shape[0]} samples of {count} tokens. Give what the model was run on, and "
-            "run_with_cache without pos_slice."
+            f"the cached attn.hook_pattern {list(first.shape)} does not belong to inputs {shape}, "
+            f"which have {shape[0]} samples of {count} tokens. Give the inputs that the model was "
+            "run on, and a cache made without pos_slice."
         )
     if not checks.is_int(sample) or not 0 <= sample < shape[0]:
         raise ValueError(
@@ -151,7 +151,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
 
 
 def _tensor(model: Any, inputs: object) -> Tensor:
-    """Returns inputs as a batch; raises ValueError for what the model cannot take."""
+    """Returns inputs as a batch; raises ValueError for inputs that the model cannot take."""
     text = model.cfg.kind == "text"
     if text and not isinstance(inputs, Tensor):
         inputs = model.to_tokens(inputs)
@@ -160,7 +160,7 @@ def _tensor(model: Any, inputs: object) -> Tensor:
     if not isinstance(inputs, Tensor) or inputs.ndim != (2 if text else 4):
         got = f"shape {list(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
         wanted = "tokens [batch, pos]" if text else "images [batch, channels, height, width]"
-        raise ValueError(f"inputs are {wanted}, what the model was run on; got {got}.")
+        raise ValueError(f"inputs must be {wanted}, but got {got}. Give what the model was run on.")
     if text:
         check_tokens(inputs, model.cfg, inputs.shape[1])
     elif not inputs.isfinite().all():
@@ -169,7 +169,7 @@ def _tensor(model: Any, inputs: object) -> Tensor:
 
 
 def reaches(seen: Seen) -> list[int]:
-    """Returns for each layer how many tokens, itself included, a token can see."""
+    """Returns, for each layer, how many tokens a token can see, itself included."""
     if seen.grid is not None:
         return [seen.count] * len(seen.model.blocks)
     back = window_sizes(seen.model.cfg)
@@ -224,7 +224,7 @@ def answer(seen: Seen) -> tuple[str, float] | None:
 
 
 def lens_names(seen: Seen) -> dict[int, str] | None:
-    """Returns the tokens that the logit lens names, by their number; None without a lens."""
+    """Returns the text of each token id that the logit lens names; None without a lens."""
     if not seen.has_lens:
         return None
     ids = sorted(set(seen.lens[0].ravel().tolist()))
@@ -277,7 +277,7 @@ def _has_codes(seen: Seen) -> bool:
 
 
 def left_out(seen: Seen) -> Iterator[tuple[str, str]]:
-    """Yields what the page does not show, and why."""
+    """Yields each part that the page does not show, and the reason."""
     if not _has_codes(seen):
         what = "Similar codes" if seen.grid is None else "Similar codes, masks and components"
         yield what, "the cache lacks attn.hook_q"
@@ -300,7 +300,7 @@ def hidden_patches(seen: Seen) -> int:
 def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] | None:
     """Returns nodes with their columns, and the largest edges; None without a circuit.
 
-    Raises ValueError for anything but a circuit of heads and atoms that the model has.
+    Raises ValueError for anything but a circuit whose heads and atoms the model has.
     """
     if circuit is None:
         return None
@@ -315,8 +315,8 @@ def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] 
         number = number_of(name) if name.startswith("L") else None
         if number is not None and (layer >= layers or number >= (heads, atoms)[kind]):
             raise ValueError(
-                f"the circuit has {name}, the model {layers} layers of {heads} heads and {atoms} "
-                "atoms: give a circuit of this model."
+                f"the circuit has {name}, but the model has {layers} layers of {heads} heads and "
+                f"{atoms} atoms. Give a circuit of this model."
             )
         place = {-1: -1, LAST: layers}.get(layer, layer)
         nodes.append({"name": name, "layer": place, "kind": kind, "number": number})

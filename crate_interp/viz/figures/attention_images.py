@@ -1,4 +1,4 @@
-"""What a token attends to, drawn on the images: a figure of a layer, a page of every head."""
+"""Pictures of what a token attends to in images: a figure of one layer, a page of every head."""
 
 from collections.abc import Sequence
 from textwrap import fill
@@ -40,20 +40,20 @@ def attention_on_image(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
-    cache: of `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: may be
-    negative. query: 0 for CLS, or (row, column) of a patch. Each map is scaled to its brightest
-    patch. Below it stand the share of attention on that patch (max) and the share on CLS, which is
-    not drawn. ax, title, dpi: as in `ci.viz.layers`; all panels lie within the Axes. Raises
-    ValueError if the cache is not of these images or they are more than 64, KeyError if the pattern
-    was not cached.
+    cache: from `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: its
+    number; negative numbers count from the end. query: 0 for CLS, or (row, column) of a patch. Each
+    map is scaled to its brightest patch. Below the map are the share of attention on that patch
+    (max) and the share on CLS, which is not drawn. ax, title, dpi: as in `ci.viz.layers`; ax holds
+    all panels. Raises ValueError if the cache is not of these images or there are more than 64
+    images, KeyError if the pattern was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     on_cls = _on_cls(cache, layer, images, query)  # [batch, head]
     count, heads = pattern.shape[:2]
     if count > _MOST:
         raise ValueError(
-            f"{count} images would be as many rows: give at most {_MOST}, and their own cache, "
-            "such as images = images[:8]; _, cache = model.run_with_cache(images)."
+            f"{count} images would need as many rows. Give at most {_MOST} images and a cache of "
+            "them, such as images = images[:8]; _, cache = model.run_with_cache(images)."
         )
     size = min(_PANEL, PAGE / (heads + 1))
     tall = size * images.shape[2] / images.shape[3]
@@ -73,19 +73,19 @@ def attention_on_image(
                 panel.set_xlabel(f"image {row}", fontsize=SMALL, labelpad=2)
                 continue
             grid, look = pattern[row, column - 1], {"cmap": "magma", "interpolation": "nearest"}
-            # without the picture, whose bright places would look like attention
+            # drawn without the picture, whose bright places would look like attention
             panel.imshow(grid, vmin=0, vmax=grid.max(), extent=extent, **look)
             words = f"max {grid.max():.2f}\nCLS {on_cls[row, column - 1]:.2f}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
     layers = len(cache.model.blocks)
     words = (
         f"What {who_asks(query)} attends to, layer {layer % layers} of 0 to {layers - 1} "
-        "(max: the share of its brightest patch; CLS: that of CLS)"
+        "(max: the share of the brightest patch; CLS: the share of CLS)"
     )
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
-    letters = int(inches[0] * 72 / (0.6 * TITLE))  # on a line as wide as the figure
+    letters = int(inches[0] * 72 / (0.6 * TITLE))  # that fit on a line as wide as the figure
     figure.suptitle(fill(plain(words if title is None else title), letters), fontsize=TITLE)
     return as_written(figure)
 
@@ -118,11 +118,11 @@ def maps_on(
     if not isinstance(images, Tensor) or images.ndim != 4:
         got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
         raise ValueError(
-            "the images are [batch, channels, height, width], what the model was run on; "
-            f"got {got}."
+            f"images must be [batch, channels, height, width], but got {got}. Give the images that "
+            "the model was run on."
         )
     if cache.model.unit != "images":
-        raise ValueError("give the cache of a model of images: a text has no patches.")
+        raise ValueError("the cache has no patches. Give the cache of a model of images.")
     whole = options.get("scaled", True) and options.get("cls_key", True)
     point = "attn.hook_pattern" if whole else "attn.hook_k"
     stored = cache.at(point, layer)
@@ -135,9 +135,9 @@ def maps_on(
     if (len(stored), tokens) != (len(images), height * width + special):
         raise ValueError(
             f"the cached {point} {list(stored.shape)} does not belong to images "
-            f"{list(images.shape)}: wanted {len(images)} images of {height} x {width} patches and "
-            f"{special} before them, CLS first. Give the images that the model was run on, or run "
-            "it on these: _, cache = model.run_with_cache(images)."
+            f"{list(images.shape)}, which are {len(images)} images of {height} x {width} patches, "
+            f"and {special} before the patches, CLS first. Give the images that the model was run "
+            "on, or run the model on these: _, cache = model.run_with_cache(images)."
         )
     found = maps.attention(cache, layer, grid=(height, width), **options)
     return found.float().cpu().numpy()
@@ -152,13 +152,13 @@ def head_grid(
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Html:
-    """Returns a page with a slider over layers: a query's attention, a map per head and image.
+    """Returns a page with a slider over layers: a map of a query's attention per head and image.
 
-    cache: of `model.run_with_cache(images)`, with attn.hook_pattern of the layers (attn.hook_q and
-    hook_k if scaled or cls_key is False). layers: their numbers, None for all. query: 0 for CLS, or
-    (row, column) of a patch. Every map is scaled to its own largest value, which is written below.
-    A notebook shows the page, and `.save(path)` writes it as one file that needs no network. The
-    arrow keys move the slider, the tab key visits the maps.
+    cache: from `model.run_with_cache(images)`, with attn.hook_pattern of the layers (with
+    attn.hook_q and hook_k if scaled or cls_key is False). layers: their numbers, None for all.
+    query: 0 for CLS, or (row, column) of a patch. Every map is scaled to its own largest value,
+    which is written below it. A notebook shows the page, and `.save(path)` writes it as one file
+    that needs no network. The arrow keys move the slider, the tab key visits the maps.
 
     Raises ValueError or KeyError as `ci.maps.attention` does, and ValueError if the cache is not of
     these images or `layers` are not layers of the model.
@@ -191,14 +191,15 @@ def head_grid(
 
 
 def _finding(found: list[np.ndarray], layers: list[int], even: float) -> tuple[str, int]:
-    """Returns the head, and its layer, with the largest share on a single patch."""
+    """Returns a sentence on the head with the largest share on one patch, and this head's layer."""
     largest = np.stack([maps.max(axis=(2, 3)).mean(axis=0) for maps in found])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)
     images = len(found[0])
-    mean = f", mean over {images} images" if images > 1 else ""
+    mean = f" (mean over {images} images)" if images > 1 else ""
     words = (
-        f"L{layers[place]}H{head} singles out a patch most of {largest.size} heads: it gives one "
-        f"{largest.max():.2f} of its attention{mean}; even attention would give each {even:.2g}."
+        f"L{layers[place]}H{head} singles out one patch most of {largest.size} heads: this patch "
+        f"gets {largest.max():.2f} of its attention{mean}. Even attention would give every patch "
+        f"{even:.2g}."
     )
     return words, layers[place]
 
@@ -214,7 +215,7 @@ def _layers(layers: Any, cache: CrateCache) -> list[int]:
     Raises ValueError if there is no such layer.
     """
     if cache.model.towers:
-        raise ValueError("a CLIP is two models: show its image tower, cache.visual.")
+        raise ValueError("a CLIP is two models. Give the cache of its image tower, cache.visual.")
     count = len(cache.model.blocks)
     wanted = range(count) if layers is None else layers
     wanted = list(wanted) if isinstance(wanted, (list, tuple, range)) else []

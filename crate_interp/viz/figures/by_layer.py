@@ -1,4 +1,4 @@
-"""A statistic by layer, beside the same network untrained, and along training, a line a layer."""
+"""Figures of a statistic: by layer, next to untrained networks, and along training."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ PUBLISHED: dict[str, tuple[tuple[float, ...], float]] = {
         (0.588, 0.534, 0.565, 0.624, 0.587, 0.608, 0.650, 0.670, 0.722, 0.737, 0.795, 0.665), 0.01,
     ),
 }  # fmt: skip
-_MARKERS = "osD^vP"  # besides colours, so that lines differ in print too
+_MARKERS = "osD^vP"  # in addition to colours, so that lines differ in print too
 
 
 def is_crate_s(config: dict[str, Any]) -> bool:
@@ -51,22 +51,23 @@ def layers(
     title: str | None = None,
     dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of "probe.statistic" by layer, of one result or of several.
+    """Returns a matplotlib Figure of "probe.statistic" by layer, for one result or several.
 
-    A line is the mean over samples, its band a 95 % interval of that mean by Student's t; a
-    statistic of the weights has none. Of a statistic per head a sample has the mean over heads, and
-    thin lines are heads, if there is a single result. The dashed line and its band are mean, lowest
-    and highest of `untrained`, results of the same network with random weights. What chance has,
-    where it is known, is dotted. labels: a name for each result; None takes the model's. Beside a
-    CRATE-S the published curve of `compression.official_rate` or `sparsity.zero_fraction` is drawn,
-    and labelled as read off a figure (`PUBLISHED` in this file).
+    A line is the mean over samples, and its band a 95 % interval of this mean by Student's t; a
+    statistic of the weights has no band. For a statistic per head, each sample counts with its mean
+    over heads; if there is a single result, thin lines show the heads. The dashed line is the mean
+    of `untrained`, results of the same network with random weights, and its band goes from the
+    lowest to the highest of them. The chance level, if it is known, is dotted. labels: a name for
+    each result; None takes the model's name. For a CRATE-S, the published curve of
+    `compression.official_rate` or `sparsity.zero_fraction` is added, labelled as read off a figure
+    (`PUBLISHED` in this file).
 
-    ax: Axes of your own to draw into, legend included; their Figure is returned. title: None says
-    in words what is drawn, "" stands for none. dpi: of the figure, None for 200 (with ax: as it
-    is).
+    ax: Axes of your own to draw into, legend included; their Figure is returned. title: None takes
+    the statistic's title, "" means no title. dpi: of the figure; None means 200, or with ax no
+    change.
 
     Raises ValueError if a result lacks the statistic, if there is no result, if `untrained` has
-    another number of layers, and if ax or dpi are not what they should be.
+    another number of layers, if ax is no matplotlib Axes, and if dpi is not above 0.
     """
     results = [result] if isinstance(result, SweepResult) else list(result)
     names = _labels(results, labels)
@@ -75,7 +76,7 @@ def layers(
     if random is not None and random.shape[1] != len(drawn[0].layers):
         raise ValueError(
             f"untrained has {random.shape[1]} layers of {statistic!r}, "
-            f"the result {len(drawn[0].layers)}."
+            f"but the result has {len(drawn[0].layers)}."
         )
     figure, axes = canvas.canvas(ax, 2.1, dpi)
     alone = len(drawn) == 1
@@ -109,7 +110,7 @@ def beside(
     """Returns a matplotlib Figure of two statistics by layer, one above the other.
 
     For example `linear.accuracy` of a linear probe over `compression.subspace_rate_mid` of a sweep.
-    Lines, bands, ax, title and dpi are those of `ci.viz.layers`; with ax both panels lie within it.
+    Lines, bands, ax, title and dpi are as in `ci.viz.layers`; ax holds both panels.
     title: "" removes both titles, any other text is put above the upper panel. Raises ValueError if
     a result lacks its statistic.
     """
@@ -141,11 +142,11 @@ def beside(
 
 def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[str]:
     if not results or not all(isinstance(one, SweepResult) for one in results):
-        raise ValueError("there is no result to draw: give a SweepResult, or a list of them.")
+        raise ValueError("there is no result to draw. Give one SweepResult, or a list.")
     names = [one.meta["model"] or "model" for one in results] if labels is None else list(labels)
     names = [canvas.label(name) for name in names]
     if len(names) != len(results):
-        raise ValueError(f"there are {len(names)} labels for {len(results)} results.")
+        raise ValueError(f"got {len(names)} labels for {len(results)} results. Give one for each.")
     if labels is None and len(set(names)) < len(names):
         names = [f"{name} {place}" for place, name in enumerate(names)]
     return names
@@ -219,19 +220,19 @@ def steps(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of "probe.statistic" by training step, a line for each layer.
 
-    A line is the mean over samples, and for a statistic per head over heads too. A ring stands
-    where a layer's line changes its course (p at most .05 by circular shifts, `result.changes()`);
-    a statistic per head has no rings, because its heads are tested one by one.
+    A line is the mean over samples; for a statistic per head, it is also the mean over heads. A
+    ring marks a step at which a layer's line changes its course (p at most .05 by circular shifts,
+    `result.changes()`). A statistic per head has no rings, because its heads are tested one by one.
 
-    ax, title and dpi are those of `ci.viz.layers`. Raises ValueError if the result lacks the
+    ax, title and dpi are as in `ci.viz.layers`. Raises ValueError if the result lacks the
     statistic.
     """
     if not isinstance(result, WatchResult):
-        raise ValueError(f"give what watch.result() returns, got {type(result).__name__}.")
+        raise ValueError(f"got a {type(result).__name__}. Give what watch.result() returns.")
     checks.one_of("statistic", statistic, tuple(result.meta["statistics"]))
     means = _means(result, statistic)
     if not means.size:
-        raise ValueError(f"the result has no number of {statistic!r}: its model has no such layer.")
+        raise ValueError(f"the result has no number of {statistic!r}: no layer has it.")
     figure, axes = canvas.canvas(ax, 2.4, dpi)
     import matplotlib
 

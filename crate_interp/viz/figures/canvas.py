@@ -1,4 +1,4 @@
-"""Where a figure is drawn, a new one or Axes of the caller, and how its words are written."""
+"""What all figures share: new Axes or the caller's, and how titles, legends and labels look."""
 
 import warnings
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LONGEST = 48  # characters; more do not fit beside a figure
 WIDTH = 3.3  # inches, a column of a paper with two
-PAGE = 6.9  # inches, both of its columns
+PAGE = 6.9  # inches, both columns of such a paper
 TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest size that is legible in print
 _DPI = 200
 _LINE = 42  # characters of a title on one line
@@ -78,7 +78,7 @@ def panels(
     gap: tuple[float, float],
     dpi: float | None,
 ) -> tuple["matplotlib.figure.Figure", list[list[Any]]]:
-    """Returns a figure and its panels, row by row; a caller's Axes contain all panels.
+    """Returns a figure and its panels, row by row; if the caller gives Axes, they hold all panels.
 
     shape: rows and columns. size: width and height of a new figure. gap: between rows and columns
     of panels within Axes, as shares of a panel. Raises ValueError as `canvas` does.
@@ -117,7 +117,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
 
 
 def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
-    """Writes a title `pad` points above: the caller's, or `words` if it is None; "" means none."""
+    """Writes `title` `pad` points above the Axes, or `words` if it is None; "" means no title."""
     text = plain(words if title is None else title)
     if text:
         axes.set_title(fill(text, _LINE), fontsize=TITLE, pad=pad)
@@ -150,7 +150,7 @@ def finished(
 ) -> "matplotlib.figure.Figure":
     """Returns a figure with its title, above the first of the Axes, and its legend below the last.
 
-    rows: the Axes that were drawn into. ax: those of the caller, or None. title, words: as in
+    rows: the Axes that were drawn into. ax: the caller's Axes, or None. title, words: as in
     `set_title`. No text is read as a formula.
     """
     set_title(rows[0], title, words)
@@ -165,7 +165,7 @@ def set_frame(axes: "matplotlib.axes.Axes") -> None:
 
 
 def axis_label(result: Result, name: str, line: int = 30) -> str:
-    """Returns the unit and direction of a statistic, in lines of at most so many characters."""
+    """Returns the unit and direction of a statistic, in lines of at most `line` characters."""
     record = statistic(result.meta, name)
     parts = [part for part in (label(record.unit), label(record.direction)) if part]
     return fill(f"{parts[0]} ({parts[1]})" if len(parts) > 1 else "".join(parts) or "no unit", line)

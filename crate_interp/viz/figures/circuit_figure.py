@@ -28,17 +28,17 @@ def circuit(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of a circuit, layers from left to right.
 
-    A wider edge has a larger weight. Edges with a weight below 0 are orange and dashed. The line
-    below says which weight the widest edge has. Of more than 1,000 edges the largest are drawn. ax:
-    the axes to draw into, instead of a figure of its own. title: None means the circuit's note, ""
-    means no title. dpi: the resolution of the figure.
+    A wider edge has a larger weight. Edges with a weight below 0 are orange and dashed. A line of
+    text below the drawing gives the weight of the widest edge. If there are more than 1,000 edges,
+    the largest are drawn. ax: the Axes to draw into, instead of a new figure. title: None means the
+    circuit's note, "" means no title. dpi: the resolution of the figure.
 
-    Raises ValueError if it is not a Circuit, or one without edges, if ax is no matplotlib Axes, or
+    Raises ValueError if `circuit` is not a Circuit or has no edges, if ax is no matplotlib Axes, or
     if dpi is not above 0.
     """
     if not isinstance(circuit, Circuit) or not circuit.edges:
         got = "a circuit without edges" if isinstance(circuit, Circuit) else type(circuit).__name__
-        raise ValueError(f"there is {got} to draw: give a ci.circuits.Circuit with edges.")
+        raise ValueError(f"got {got} to draw. Give a ci.circuits.Circuit with edges.")
     shown = circuit.largest()
     pairs = [(edge.source, edge.target) for edge in shown.edges]
     spots, width, height = layout({name: place_of(name) for name in shown.nodes()}, pairs)

@@ -34,8 +34,8 @@ class Compared:
 def compared(result: Comparison, statistic: str) -> Compared:
     """Returns the data to draw for "probe.statistic".
 
-    Raises ValueError, with the nearest names, if it was not compared, with the reason if there is
-    one.
+    Raises ValueError if the statistic was not compared; the message gives the reason, or the
+    nearest names.
     """
     known: list[str] = list(result.meta["statistics"])
     if statistic not in known:
@@ -66,12 +66,12 @@ def compare(
     """Returns a matplotlib Figure of "probe.statistic" by layer: both sides above, a - b below.
 
     Bands are 95 % intervals, over samples for a single network, else over networks. Dashed lines
-    are the untrained twins' means, and in the lower panel their difference. There a filled dot is a
-    difference that holds (p <= 0.05, adjusted over layers), a hollow dot one that does not. If
-    depths differ, the layers are those of a.
+    are the means of the untrained twins; in the lower panel, the difference of these means. In the
+    lower panel a filled dot marks a difference that holds (p <= 0.05, adjusted over layers), and a
+    hollow dot a difference that does not. If a and b differ in depth, the layers are those of a.
 
-    ax, title, dpi: as in `ci.viz.layers`; with ax both panels lie within it. Raises ValueError,
-    with the nearest names, if the statistic was not compared.
+    ax, title, dpi: as in `ci.viz.layers`; ax holds both panels. Raises ValueError, with the nearest
+    names, if the statistic was not compared.
     """
     drawn = compared(comparison, statistic)
     figure, grid = panels(ax, (2, 1), (WIDTH, 3.5), (0.3, 0.0), dpi)

@@ -1,4 +1,4 @@
-"""A number for each layer and head, as colours and as numbers; what ablating each head costs."""
+"""Heat maps with a cell for each layer and head: of any number, and of the cost of ablation."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,17 +40,17 @@ def heatmap(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of a number per head: layers down, heads across.
 
-    values: a result, with the "probe.statistic" to draw (per head), or numbers `[layer, head]`. If
-    there are both signs, colours are blue above 0 and orange below, on equal scales; otherwise they
-    go from dark to light. Numbers are written into the cells where they fit; NaN is grey. interval:
-    lower and upper ends `[layer, head]`; None takes the 95 % intervals of a result. If there are
-    both signs, cells whose interval excludes 0 are framed. signed: whether to use the colours for
-    both signs; None decides from the numbers. unit: the label of the colour bar; None takes the
-    statistic's unit.
+    values: numbers `[layer, head]`, or a result whose `statistic` ("probe.statistic", with a value
+    per head) is drawn. If values of both signs occur, blue is above 0 and orange below, on equal
+    scales; otherwise colours go from dark to light. Numbers are written into the cells if they fit;
+    NaN is grey. interval: lower and upper ends `[layer, head]`; None takes the 95 % intervals of a
+    result. If both signs occur, cells whose interval excludes 0 are framed. signed: whether to use
+    the colours for both signs; None decides from the numbers. unit: the label of the colour bar;
+    None takes the statistic's unit.
 
-    ax, title, dpi: as in `ci.viz.layers`; the bar of colours goes below the Axes. Raises
-    ValueError if the result lacks the statistic or has one value for all heads, and if the numbers
-    are not `[layer, head]`.
+    ax, title, dpi: as in `ci.viz.layers`; the colour bar goes below the Axes. Raises ValueError if
+    the result lacks the statistic or has one value for all heads, and if the numbers are not
+    `[layer, head]`.
     """
     names: list[str] | None = None
     words = ""
@@ -72,10 +72,10 @@ def heatmap(
     ends = None if interval is None else [_grid(end, "interval", True) for end in interval]
     if ends is not None and (len(ends) != 2 or any(end.shape != grid.shape for end in ends)):
         raise ValueError(
-            f"interval: give its lower and its upper ends, each {list(grid.shape)} as the values."
+            f"interval: give (lower ends, upper ends), each {list(grid.shape)} like the values."
         )
     if ends is not None and (ends[0] > ends[1]).any():
-        raise ValueError("interval: a lower end is above its upper end: give lower, then upper.")
+        raise ValueError("interval: a lower end is above its upper end. Give the lower ends first.")
     tall = min(max(_LEAST, _ROW * len(grid)), _MOST)
     figure, axes = canvas.canvas(ax, tall + 1.0, dpi)
     both = bool((grid < 0).any() and (grid > 0).any()) if signed is None else signed
@@ -83,7 +83,7 @@ def heatmap(
     axes.set_yticks(range(len(grid)), names or [str(layer) for layer in range(len(grid))])
     axes.set_xticks(range(grid.shape[1]))
     canvas.set_title(axes, title, words)
-    canvas.as_written(figure, axes, bar.ax)  # before anything is laid out
+    canvas.as_written(figure, axes, bar.ax)  # before the layout is computed
     _write_numbers(figure, axes, grid)
     return figure
 
@@ -104,7 +104,7 @@ def heads(
 
 
 def _grid(values: object, name: str, infinite: bool = False) -> Float[np.ndarray, "layer head"]:
-    """Returns numbers `[layer, head]` as float64. Raises ValueError for anything else.
+    """Returns numbers `[layer, head]` as float64; raises ValueError for anything else.
 
     infinite: whether infinite numbers are allowed, as in intervals over one rare value.
     """
@@ -116,8 +116,8 @@ def _grid(values: object, name: str, infinite: bool = False) -> Float[np.ndarray
         grid = np.empty(0)
     if grid.ndim != 2 or not grid.size or (np.isinf(grid).any() and not infinite):
         raise ValueError(
-            f"{name}: give finite numbers [layer, head], such as an array of 12 x 12, or a result "
-            f"with the name of a statistic; got {_said(values)}."
+            f"{name}: got {_said(values)}. Give finite numbers [layer, head], such as an array of "
+            "12 x 12, or a result with the name of a statistic."
         )
     return grid
 
@@ -132,7 +132,7 @@ def _said(values: object) -> str:
 
 
 def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed: bool) -> Any:
-    """Draws cells, frames and numbers, and returns the bar of colours."""
+    """Draws cells and frames, and returns the colour bar."""
     import matplotlib
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -146,12 +146,12 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     image = axes.imshow(grid, cmap=colours.with_extremes(bad="#bbbbbb"), **look)
     axes.set_ylabel("layer", fontsize=canvas.TEXT)
     framed = np.argwhere(signs(*ends)) if ends is not None and signed else np.empty((0, 2))
-    words = "head (framed: 95 % interval leaves out 0)" if len(framed) else "head"
+    words = "head (framed: 95 % interval excludes 0)" if len(framed) else "head"
     axes.set_xlabel(words, fontsize=canvas.TEXT)
     frame(axes, framed)
     # below the cells, so that twelve heads and their numbers have the full column width
     pad = 0.03
-    if figure.get_layout_engine() is None:  # nothing keeps it off the numbers of the heads
+    if figure.get_layout_engine() is None:  # no layout engine keeps the bar off the heads' numbers
         box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
         pad = _BELOW / box.height
     bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, fraction=0.05, pad=pad)
@@ -201,9 +201,9 @@ def ink_on(colour: Sequence[float]) -> str:
 
 
 def written(value: float, most: float, digits: int = 2) -> str:
-    """Returns a number as short as fits numbers of up to `most`: .12, 1.2, 12.
+    """Returns a number as a short text, for numbers of which the largest is `most`: .12, 1.2, 12.
 
-    digits: the number of digits of the largest if all are below .1: .012 or .01.
+    digits: how many digits the largest number has if it is below .1: .012 (2) or .01 (1).
     """
     if np.isnan(value):
         return ""
@@ -221,11 +221,11 @@ def head_ablation(
     title: str | None = None,
     dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of the cost of ablating each head: a row per layer, heads across.
+    """Returns a matplotlib Figure of what ablating each head costs: layers down, heads across.
 
     Blue means that a head helps, orange that the model does better without it. A frame marks an
-    effect, p <= 0.017 adjusted over all heads (0.05 for the accuracy of images); a dashed frame
-    marks an open case, p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
+    effect: p <= 0.017, adjusted over all heads (0.05 for the accuracy of images). A dashed frame
+    marks an open case: p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
     """
     table: Any = result.heads()
     drop, low, high, p = (

@@ -32,10 +32,10 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
 
     atoms.csv holds the atlas's main table. Returns the path of the index, which lists all atoms
     with their pictures and can be sorted and filtered. Atoms whose effect on the loss was measured
-    exactly come first, by its size; then the others, by their first-order effect. An image's patch
-    is shown boxed, with the patches around it; for CLS the entire image is shown and says so. A
-    token of a text is shown with 12 tokens before and 4 after it. The pictures of 64 atoms are one
-    file of patches/, the entire images lie in images/. The pages open from the disk.
+    exactly come first, by its size; then the other atoms, by their first-order effect. An image's
+    patch is shown boxed, with the patches around it; CLS is shown as the entire image, with a note.
+    A token of a text is shown with 12 tokens before and 4 after it. A file in patches/ has the
+    pictures of 64 atoms, images/ has the entire images. The pages open from the disk.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -138,8 +138,8 @@ def _of_layer(atoms: list[dict[str, Any]]) -> str:
     first = atoms[0]
     how = "" if first["exact"] else ", to first order,"
     return (
-        f"{first['name']} does most here: setting it to 0 at every token{how} changes the loss by "
-        f"{first['effect']:+.2g} nats ({first['low']:+.2g} to {first['high']:+.2g})."
+        f"{first['name']} has the largest effect: setting it to 0 at every token{how} changes the "
+        f"loss by {first['effect']:+.2g} nats ({first['low']:+.2g} to {first['high']:+.2g})."
     )
 
 
@@ -173,13 +173,13 @@ def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
     what = "atoms that were set to 0" if tried else "atoms"
     how = "" if tried else ", to first order"
     return (
-        f"{clear:,} of {every:,} {what} change the loss beyond their 95 % interval{how}; "
-        f"{LEVEL * every:,.0f} would by chance."
+        f"{clear:,} of {every:,} {what} change the loss{how}: the 95 % interval of the change "
+        f"excludes 0. By chance, {LEVEL * every:,.0f} would."
     )
 
 
 def _listed(atom: Mapping[str, Any], count: int) -> list[Any]:
-    """Returns an atom in the form that the index's script reads."""
+    """Returns an atom as the list that the script of the index reads."""
     tokens = atom["tokens"][:count]
     texts = [[visible(part) for part in token["text"]] for token in tokens if "text" in token]
     numbers = [_short(atom[name]) for name in ("firing_rate", "effect", "low", "high")]
@@ -217,21 +217,21 @@ def _grid(atlas: Atlas) -> list[int]:
 
 
 def _logits(atlas: Atlas) -> str:
-    """Returns how the logits that an atom raises or lowers were found, or "" if they were not."""
+    """Returns how the logits that an atom raises or lowers were found, or "" if none were."""
     measured: Any = atlas.table("logits")
     if len(measured):
         each = "mean over the tokens of a window, " if _is_text(atlas) else ""
         return (
-            "the logits that it raises and lowers to first order, less the mean of all logits, "
-            f"{each}with half the width of a 95 % interval (of "
-            f"{measured['logit'].nunique()} logits, on {measured['n'].max():,} "
-            f"{atlas.meta['unit']}; only intervals without 0)"
+            "the logits that the atom raises and lowers to first order, relative to the mean of "
+            f"all logits, {each}with half the width of a 95 % interval (measured for "
+            f"{measured['logit'].nunique()} logits on {measured['n'].max():,} "
+            f"{atlas.meta['unit']}; shown if the interval excludes 0)"
         )
     if not any(atlas.table("directions")["raises"].tolist()):
         return ""
     return (
-        "the logits that its direction moves most on the direct path, for a code of 1 and a final "
-        "norm of scale 1 (a logit lens: what later layers make of it is left out)"
+        "the logits that the atom's direction changes most on the direct path, for a code of 1 "
+        "and a final norm of scale 1 (a logit lens: what later layers do with it is left out)"
     )
 
 
@@ -240,7 +240,7 @@ def _is_text(atlas: Atlas) -> bool:
 
 
 def write_sheets(pictures: Mapping[int, list[bytes]], columns: int, out: Path, layer: int) -> None:
-    """Writes patches/L{layer}-{block}.webp, for 64 atoms each, a column for each rank.
+    """Writes patches/L{layer}-{block}.webp: a row for each of 64 atoms, a column for each rank.
 
     Atom a has row a % 64 of block a // 64.
     """

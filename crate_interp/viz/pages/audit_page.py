@@ -110,7 +110,7 @@ def _panel(claim: Claim, name: str, main: Any) -> dict[str, Any]:
     by_layer = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
     by_layer = by_layer[by_layer["value", "mean"].notna()]
     lines = [
-        Line("chance", np.full(len(by_layer), round(bound, 5) + 0.0))  # one of 1e-6 stands for 0
+        Line("chance", np.full(len(by_layer), round(bound, 5) + 0.0))  # a 1e-6 stands for 0
         for bound in (number.low, number.high)
         if bound is not None
     ]
@@ -167,7 +167,7 @@ def _nulls(result: AuditResult) -> dict[str, Any]:
 
 
 def _beside(result: AuditResult) -> dict[str, Any]:
-    """Returns the numbers besides the claims at the main eps, and the meaning of each."""
+    """Returns the numbers that no claim judges, at the main eps, and the meaning of each."""
     layers = main_rows(result, "layers")
     shown = [name for name in BESIDE if name in layers]
     rows = [

@@ -1,8 +1,9 @@
 """Views of a cache as pages that are one file: attention, activations and top tokens.
 
-The last two use circuitsvis, whose JavaScript is inside the page, so no network is needed.
-Attention is drawn by this library: circuitsvis uses one colour scale for all heads and rows, on
-which the first row of a language model, whose only share is 1, leaves the rest white.
+Activations and top tokens are drawn by circuitsvis, whose JavaScript is inside the page, so no
+network is needed. Attention is drawn by this library, because circuitsvis has one colour scale for
+all heads and rows: the first row of a language model, whose only share is 1, would leave the other
+rows white.
 """
 
 import base64
@@ -45,13 +46,14 @@ def attention(
     A matrix shows one head: a row is a query token, a column a key token. The reader chooses a
     colour scale for each row, or one for all rows in shares or in multiples of the even share.
     Pointing at a pair shows its share in words and highlights the tokens or patches that the row
-    attends to; the arrow keys move.
+    attends to; the arrow keys go from pair to pair.
 
-    cache: of `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: the names of
+    cache: from `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: the names of
     the tokens, as strings, ids or the text itself; None reads a text's tokens from hook_embed if it
-    was cached, and otherwise numbers them. The tokens of an image are "CLS" and "row,column" (grid:
-    rows and columns, if the image is not of the model's own size). heads: some of them, None for
-    all. Values are written in 255 steps of a row's largest: 12 heads of 197 tokens make 0.7 MB.
+    was cached, and otherwise numbers them. The tokens of an image are "CLS" and "row,column". grid:
+    rows and columns of patches, if the image is not of the model's own size. heads: the numbers of
+    the heads to show, None for all. Shares are stored in 255 steps of a row's largest: 12 heads of
+    197 tokens make 0.7 MB.
 
     Raises KeyError for a pattern that was not cached, ValueError for a layer, sample, head or
     tokens that do not exist.
@@ -59,7 +61,7 @@ def attention(
     pattern = _held(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
         raise ValueError(
-            "the cache holds some of the tokens only: run_with_cache without pos_slice."
+            "the cache holds only some of the tokens. Call run_with_cache without pos_slice."
         )
     chosen = _numbers("heads", heads, len(pattern))
     model = cache.model
@@ -102,7 +104,7 @@ def _matrix(
 
 
 def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
-    """Returns bytes in base64, in steps of 1/255 of each row's largest, and the largest."""
+    """Returns shares as base64, in steps of 1/255 of each row's largest, and the largest shares."""
     largest = values.max(axis=2)
     steps = (values / largest.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
     digits = [[float(f"{most:.4g}") for most in rows] for rows in largest]
@@ -112,7 +114,7 @@ def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
 def _finding(
     values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
 ) -> tuple[str, int]:
-    """Returns the head that singles out one token most, compared with even attention, and where."""
+    """Returns a sentence on the head that looks at the fewest tokens, and this head's place."""
     safe = np.where(values > 0, values, 1.0)
     entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
     keys = (
@@ -122,11 +124,12 @@ def _finding(
     even = float(np.exp(np.log(keys).mean()))
     first, last = int(spread.argmin()), int(spread.argmax())
     words = (
-        f"{names[first]} singles out most: a token looks at {spread[first]:.1f} tokens on average"
+        f"{names[first]} is the most selective head: a token looks at {spread[first]:.1f} tokens "
+        "on average"
     )
     if first != last:
-        words += f", with {names[last]}, the most even, at {spread[last]:.1f}"
-    return f"{words}; even attention would be {even:.1f} (exp of the mean entropy).", first
+        words += f", and at {spread[last]:.1f} in {names[last]}, the most even head"
+    return f"{words}. Even attention would be {even:.1f} (exp of the mean entropy).", first
 
 
 def activations(
@@ -142,8 +145,8 @@ def activations(
     """Returns a page that colours each token by an atom's activation, drawn by circuitsvis.
 
     The reader chooses layer and atom. An image is drawn as its patches, row by row, CLS above
-    them. atoms: numbers of entries of the point's last axis. layers: None for all. tokens, grid,
-    sample: as in `attention`. Raises KeyError and ValueError as `attention` does.
+    them. atoms: their numbers on the point's last axis. layers: their numbers, None for all.
+    tokens, grid, sample: as in `attention`. Raises KeyError and ValueError as `attention` does.
     """
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
     held = [_held(cache, layer, point, sample).flatten(1) for layer in chosen]  # [pos, atom]
@@ -174,11 +177,11 @@ def top_tokens(
     tokens: Sequence[Tokens] | None = None,
     count: int = 10,
 ) -> Html:
-    """Returns the tokens of each sample with the largest and smallest values of atoms, as a table.
+    """Returns a page with a table of the tokens with the largest and smallest values of atoms.
 
-    The third choice, "Atom", counts through `atoms` in the order given. tokens: a list of strings,
-    ids or text for each sample. count: the most rows to show. Raises KeyError and ValueError as
-    `attention` does.
+    The reader chooses sample, layer and atom. "Atom" numbers the entries of `atoms` in the order
+    given. tokens: a list of strings, ids or text for each sample. count: the most rows to show.
+    Raises KeyError and ValueError as `attention` does.
     """
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
     count = checks.count("count", count)
@@ -186,10 +189,10 @@ def top_tokens(
     given = [_tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(given) != n:
         raise ValueError(
-            f"tokens are of {len(given)} samples, but the cache is of {n}: give a list for each "
+            f"tokens are of {len(given)} samples, but the cache has {n}. Give a list for each "
             "sample."
         )
-    # for a single sample circuitsvis would show only a single atom
+    # a single sample is shown twice: for one alone circuitsvis would show only one atom
     samples = list(range(n)) if n > 1 else [0, 0]
     best = {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
     names, seen, places, picked = [], [], [], []
@@ -237,8 +240,8 @@ def _most_on(
     pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
     largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
     return (
-        f"Atom {atoms[atom]} of layer {layers[layer]} is on most: {largest:.3g} at {places[pos]}. "
-        f"Over all tokens {share:.3g}\u00a0% of the values are above 0."
+        f"Atom {atoms[atom]} of layer {layers[layer]} is on most strongly: {largest:.3g} at "
+        f"{places[pos]}. Over all tokens {share:.3g}\u00a0% of the values are above 0."
     )
 
 
@@ -269,7 +272,7 @@ def _rounded(values: Tensor) -> Any:
     """Returns nested lists of numbers of three digits."""
     nested = values.detach().double().cpu()
     if not bool(nested.isfinite().all()):
-        raise ValueError("the cache holds NaN or Inf there, which cannot be drawn.")
+        raise ValueError("the cache holds NaN or Inf at these atoms, which cannot be drawn.")
     scale = 10.0 ** (2 - nested.abs().clamp(min=1e-30).log10().floor())
     return ((nested * scale).round() / scale).tolist()
 
@@ -278,7 +281,7 @@ def _model(cache: Any) -> Any:
     model = getattr(cache, "model", None)
     if model is None or model.towers:
         raise ValueError(
-            "give the cache of model.run_with_cache(x); of a CLIP cache.visual or cache.text."
+            "give the cache of model.run_with_cache(x); for a CLIP, its cache.visual or cache.text."
         )
     return model
 
@@ -347,8 +350,8 @@ def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
         names = words[0] if len(words) == 1 and isinstance(words[0], list) else words
     if len(names) != count:
         raise ValueError(
-            f"there are {count} tokens and {len(names)} names: give tokens= or grid= of the run "
-            "that was cached."
+            f"there are {count} tokens, but {len(names)} names. Give the tokens= or grid= of the "
+            "run that was cached."
         )
     return [visible(name, LONGEST) for name in names]
 

@@ -2,7 +2,7 @@
 
 Its colours and fonts are those of the page, so that it is legible in a light and a dark scheme and
 at any width. Trained is a solid line, untrained a dashed one, chance a dotted one. The figures of
-crate_interp/viz/figures/by_layer.py are those for papers.
+crate_interp/viz/figures/by_layer.py are for papers.
 """
 
 import math
@@ -111,7 +111,7 @@ def _worded(ticks: Sequence[float]) -> list[str]:
 
 
 def _some(layers: np.ndarray) -> list[float]:
-    """Returns the layers to number: all of few, every second or fourth of many."""
+    """Returns the layers to number: all if they are few, else every second, fourth and so on."""
     step = next((step for step in (1, 2, 4, 8) if len(layers) <= 8 * step), 16)
     return [float(layer) for layer in layers[::step]]
 
@@ -169,7 +169,7 @@ def _spread(ends: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its interval, and the untrained networks' values; NaN if there are none."""
+    """A value with its interval, and the untrained networks' value, NaN if there is none."""
 
     label: str
     value: float
@@ -183,7 +183,7 @@ def intervals(
 ) -> dict[str, object]:
     """Returns the data for the template intervals.svg; the bounds are a shaded part of the axis.
 
-    low, high: the bounds, None where there is none. A row without a value stays empty.
+    low, high: the bounds, None if there is none. A row without a value stays empty.
     """
     ends = [low, high, *(x for row in rows for x in (row.value, row.low, row.high, row.untrained))]
     known = [x for x in ends if x is not None and math.isfinite(x)] or [0.0, 1.0]

@@ -1,4 +1,4 @@
-"""The page of a comparison: the differences, statistic by statistic, and untrained networks."""
+"""The page of a comparison: the difference in each statistic, next to untrained networks."""
 
 import math
 from pathlib import Path

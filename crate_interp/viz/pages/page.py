@@ -1,4 +1,4 @@
-"""HTML pages, each one file: no network, light and dark, readable on a phone.
+"""HTML pages: each is one file that needs no network, light or dark, readable on a phone.
 
 The texts and the style of a page are in the folder `templates`. jinja2 loads when the first page is
 made.
@@ -77,7 +77,7 @@ def _visible(value: Any) -> Any:
 
 
 def _superscripts(words: str) -> Any:
-    """Returns escaped text with formulas set: Z^{l+1/2}, R^c, U_k; `code` is set as code."""
+    """Returns escaped text with formulas as HTML: Z^{l+1/2}, R^c, U_k; `code` is set as code."""
     from markupsafe import Markup, escape
 
     raised = re.sub(
@@ -95,7 +95,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def _score(value: float) -> str:
-    """Returns a value with three decimals, or a dash for NaN, which was not measured."""
+    """Returns a value with three decimals, or a dash for NaN, a value that was not measured."""
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 

@@ -17,14 +17,14 @@ from crate_interp.viz.figures.colours import INK, ON_A_PAGE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# colours of a map's palette: finer than the eye can see, and a tile has about half a kilobyte
+# colours of a map's palette: steps too fine to see, in tiles of about half a kilobyte
 _LEVELS = 32
 
 
 def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
     """Returns a picture `[height, width]` or `[height, width, 3]` in 0 to 1 as a PNG data URI.
 
-    It is made smaller where its longer side has more than `longest` pixels.
+    The picture is made smaller if its longer side has more than `longest` pixels.
     """
     image = Image.fromarray((picture * 255).round().astype(np.uint8))
     scale = longest / max(image.size)
@@ -37,8 +37,8 @@ def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
 def map_tile(values: Float[np.ndarray, "h w"]) -> str:
     """Returns a map of numbers of at least 0 as a palette PNG with one pixel for each patch.
 
-    It goes from dark (0) to bright (the map's own largest value), and hides the picture below it,
-    whose bright places would look like attention.
+    Colours go from dark (0) to bright (the map's own largest value). The map hides the picture
+    below it, whose bright places would look like attention.
     """
     import matplotlib
 
@@ -118,7 +118,7 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
 
 
 def _recolour(figure: Any) -> None:
-    """Colours spines, ticks and words INK; words on heat maps and labels of lines keep theirs."""
+    """Colours spines, ticks and words INK; words on heat maps and coloured words keep their own."""
     from matplotlib.colors import to_hex
     from matplotlib.text import Text
 

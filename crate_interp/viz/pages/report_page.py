@@ -27,7 +27,7 @@ from crate_interp.viz.pages.page_pictures import figure_uri
 if TYPE_CHECKING:
     import matplotlib.figure
 
-# fields of a config that cannot be told from weights
+# fields of a config that cannot be inferred from weights
 _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
 
 
@@ -75,7 +75,7 @@ def panel(
         lines.append(Line("chance", level))
     if is_crate_s(result.meta["config"]) and name in PUBLISHED:
         lines.append(Line("published", np.array(PUBLISHED[name][0])))
-        words = "long and short dashes: published for CRATE-S on ImageNet, read off a figure"
+        words = "published for CRATE-S on ImageNet, read off a figure (long and short dashes)"
     numbers = ends(result, twins, name)
     lines.append(Line("trained", drawn.mean, low, high))
     svg = _drawn(drawn.layers, lines, f"{record.title} by layer: {numbers}.")
@@ -100,7 +100,7 @@ def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
     numbers = f"{said} (nats per token)"
     words = "R^c before and after attention"
     svg = _drawn(step.layers.astype(float), lines, f"Change of R^c at attention: {numbers}.")
-    way = "change in per cent, mean of each sample's; below 0 compresses"
+    way = "change in per cent, mean over samples; below 0 means compression"
     name = "compression.subspace_rate_pre, _mid"
     return Panel(name, words, way, svg, numbers, chance="no change")
 
@@ -262,9 +262,11 @@ def _contents(sections: list[dict[str, Any]], attention: bool) -> list[tuple[str
 
 
 def _caution(result: SweepResult) -> str:
-    """Returns a warning: what was measured in place of U, and if intervals may be too narrow."""
+    """Returns cautions: what was measured in place of U, edits, and intervals of few samples."""
     n = result.meta["n_samples"]
-    few = f"Intervals of {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
+    few = (
+        f"Intervals over {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
+    )
     found = result.meta.get("edits")
     edited = f"Measured with edits: {', '.join([*found][:4])}." if found else ""
     return " ".join(words for words in (instead_of_u(result), edited, few) if words)

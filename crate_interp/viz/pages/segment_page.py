@@ -67,7 +67,7 @@ def _settings(result: SegmentResult) -> dict[str, Any]:
 
 
 def _chosen(result: SegmentResult) -> list[tuple[int, int]]:
-    """Returns the layer and head that are fixed over all layers: one, or one for each half."""
+    """Returns (layer, head) of the head chosen among all layers, or of one for each half."""
     table: Any = result.table("images")
     places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
     return sorted((int(layer), int(head)) for layer, head in places)
@@ -87,7 +87,7 @@ def _finding(result: SegmentResult) -> str:
     if row["low"] > bar:
         verdict = "find objects" if several else "finds objects"
     elif row["high"] > bar:
-        verdict = "may find objects, which this data does not decide"
+        verdict = "may find objects (this data does not decide)"
     twins = "" if _missing(row["untrained"]) else f", untrained {row['untrained']:.3f}"
     return (
         f"{_named(result)} {verdict}: Jaccard index {row['value']:.3f} "
@@ -147,7 +147,7 @@ def _sections(result: SegmentResult) -> list[dict[str, Any]]:
     settings = _settings(result)
     rules = {
         "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
-        "top": f"The {settings['fraction']:.0%} of the patches attended to most",
+        "top": f"The {settings['fraction']:.0%} of the patches with the most attention",
     }
     return [
         {
@@ -162,7 +162,7 @@ def _sections(result: SegmentResult) -> list[dict[str, Any]]:
 
 
 def _heads(result: SegmentResult) -> dict[str, Any]:
-    """Returns the cells of a heat map of all heads, which heads were chosen, and a table."""
+    """Returns the cells of a heat map of all heads, with the chosen heads ringed, and a table."""
     import matplotlib
     from matplotlib.colors import to_hex
 

@@ -1,4 +1,4 @@
-// The index of an atlas: cards of atoms, sorted and filtered. `data` holds rows of plain values.
+// The index of an atlas: cards of atoms, sorted and filtered. `data.atoms` has a row for each atom.
 "use strict";
 const data = JSON.parse(document.getElementById("atoms").textContent);
 const atoms = data.atoms.map((row, place) => {

@@ -1,4 +1,4 @@
-// The page of a layer: j and k go from atom to atom, / jumps to one, a patch shows its whole image.
+// The page of a layer: j and k go from atom to atom, / jumps to an atom, a patch shows its image.
 "use strict";
 const grid = JSON.parse(document.getElementById("grid").textContent);
 const articles = [...document.querySelectorAll("article")];
@@ -29,7 +29,7 @@ function see(patch) {
   whole.style.top = `${room ? at.bottom + 8 : Math.max(6, at.top - size.height - 8)}px`;
 }
 
-// a link to an atom that is folded away
+// opens the atom that the address names, which may be folded away
 const linked = () => { if (location.hash) go(document.getElementById(location.hash.slice(1))); };
 addEventListener("hashchange", linked);
 

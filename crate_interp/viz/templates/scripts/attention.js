@@ -1,4 +1,4 @@
-// Attention of the heads of a layer: a matrix of one head, and what the pointed query looks at.
+// Attention of a layer's heads: the matrix of one head, and what the query under the pointer looks at.
 "use strict";
 const data = JSON.parse(document.getElementById("pattern").textContent);
 const count = data.tokens.length, bytes = Uint8Array.from(atob(data.bytes), c => c.charCodeAt(0));
@@ -8,10 +8,10 @@ let head = data.first, cell = null;  // cell: [query, key] under the pointer
 let pinned = false;
 
 const share = (h, q, k) => bytes[(h * count + q) * count + k] / 255 * data.largest[h][q];
-const keys = q => data.causal ? q + 1 : count;  // that a query sees
-const scales = {  // a value from 0 to 1 for the colour, and what the end of the bar says
+const keys = q => data.causal ? q + 1 : count;  // how many keys a query sees
+const scales = {  // the value of a colour, from 0 to 1, and the words at the end of the colour bar
   row: {of: (h, q, k) => share(h, q, k) / (data.largest[h][q] || 1), end: () => "the row's largest"},
-  even: {of: (h, q, k) => share(h, q, k) * keys(q) / most(h), end: h => `${most(h).toPrecision(2)} x even`},
+  even: {of: (h, q, k) => share(h, q, k) * keys(q) / most(h), end: h => `${most(h).toPrecision(2)} x the even share`},
   share: {of: (h, q, k) => share(h, q, k) / Math.max(...data.largest[h]),
     end: h => Math.max(...data.largest[h]).toPrecision(2)},
 };
@@ -69,7 +69,7 @@ function point() {
   if (k !== null && k < keys(q)) {
     const even = share(head, q, k) * keys(q);
     words = `${data.heads[head]}: ${data.tokens[q]} (${q}) gives ${data.tokens[k]} (${k}) ${share(head, q, k).toPrecision(2)}, `
-      + `${even.toPrecision(2)} x its even share, place ${order.indexOf(k) + 1} of ${keys(q)}`;
+      + `${even.toPrecision(2)} x its even share, rank ${order.indexOf(k) + 1} of ${keys(q)}`;
   } else if (k !== null) words = `${data.tokens[q]} (${q}) does not see ${data.tokens[k]} (${k}), which comes later`;
   live.textContent = `${words}.`;
 }

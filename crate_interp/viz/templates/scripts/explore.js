@@ -1,34 +1,34 @@
 "use strict";
-// The page: what is chosen, what is drawn of it, and what pointer, touch and keys do.
+// The page: what is chosen, how it is drawn, and what pointer, touch and keys do.
 
 const byId = id => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const isText = data.kind === "text", WORD = isText ? "token" : "patch";
 const VERBS = {to: "attends to", from: "is attended by", alike: `has ${data.alike} like`};
 const LEGENDS = {
-  to: "Below: the largest share \u00b7 the effective number of tokens, at most #.",
-  from: "Below: the largest share \u00b7 the sum \u03a3, on average 1.",
-  alike: "Below: the largest cosine to another token.",
+  to: "Below each head: the largest share \u00b7 the effective number of tokens, at most #.",
+  from: "Below each head: the largest share \u00b7 the sum \u03a3, on average 1.",
+  alike: "Below each head: the largest cosine to another token.",
 };
 const MOST_LINES = 200;
 
-// The page opens where the library found the strongest look at another token.
+// The page opens where the library found the largest share on another token.
 const state = {...data.start, pinned: false, key: null, seenHead: null, atom: null,
   mode: "to", scale: "row", over: "none"};
-const layers = []; // promises of layers, unpacked when they are first looked at
+const layers = []; // promises of layers, unpacked when a layer is first shown
 let layer = null;
 
 // ---- names
 
 function nameOf(token) {
-  if (isText) { // long ones are cut: the page must not move under the pointer
+  if (isText) { // long tokens are cut: the page must not move under the pointer
     const words = shown(data.names[token]);
     return `\u201c${words.length > 24 ? `${words.slice(0, 23)}\u2026` : words}\u201d (${token})`;
   }
   return token ? `patch (${patchOf(token, data.grid).join(", ")})` : "CLS";
 }
 
-const seenFrom = token => // how many tokens it sees
+const seenFrom = token => // how many tokens this token sees
   Math.min(data.causal ? token + 1 : data.count, data.sees[state.layer]);
 const inCircuit = (at, head) => (data.circuit?.nodes ?? []).some(node =>
   node.layer === at && node.kind === 0 && node.number === head);
@@ -44,7 +44,7 @@ function largestOf(values, head) {
   const alike = state.mode === "alike";
   if (state.scale === "absolute" || (alike && state.scale === "head")) return 1;
   if (state.scale === "head") return data.most[state.layer][head];
-  // a code is like itself, and the first token often gets nearly all: both would bleach the rest
+  // a code is like itself, and the first token often gets nearly all: both would make the rest pale
   return values.reduce((most, value, token) => token === (alike ? state.query : 0) && data.count > 1
     ? most : Math.max(most, Math.abs(value)), 1e-30);
 }
@@ -55,12 +55,12 @@ function strongest(values) {
       ? best : token, null);
 }
 
-// [short words for a tile, the same for a screen reader]
+// [short words for a tile, longer words for a screen reader]
 function factsOf(values) {
   const best = strongest(values) ?? 0, sum = values.reduce((a, b) => a + b, 0);
   const effective = 1 / values.reduce((total, value) => total + value * value, 0);
   const rounded = isFinite(effective) ? effective.toFixed(effective < 9.95 ? 1 : 0) : "0";
-  const of = !isText && best === 0 ? "CLS " : ""; // its share is in no patch of the map
+  const of = !isText && best === 0 ? "CLS " : ""; // CLS is in no patch of the map
   const most = `${of}${digits(values[best])}`;
   if (state.mode === "to") return [`${most} \u00b7 \u2248${rounded}`,
     `largest share ${most}, effectively ${rounded} tokens`];
@@ -154,7 +154,7 @@ function drawText(values, most) {
   });
   const frame = byId("surface").getBoundingClientRect();
   const spot = number => {
-    const box = [...tokens[number].getClientRects()].at(-1); // a space may end the line before
+    const box = [...tokens[number].getClientRects()].at(-1); // its space may be a line before
     return [(box.left + box.right) / 2 - frame.left, box.top - frame.top + 3];
   };
   const [x0, y0] = spot(state.query), order = Array.from(values.keys());
@@ -178,7 +178,7 @@ function drawLens() {
     name: `\u201c${shown(data.answers[place])}\u201d${place === next ? " \u2713" : ""}`,
     words: percent(value)})));
   byId("lens-words").textContent = next === undefined ? "This is the last token." :
-    `The text goes on with \u201c${shown(data.names[state.query + 1])}\u201d.`;
+    `The text continues with \u201c${shown(data.names[state.query + 1])}\u201d.`;
 }
 
 function drawAtoms() {
@@ -195,8 +195,8 @@ function drawAtoms() {
   byId("atom-name").textContent = `L${state.layer}A${atom}`;
   const values = layer.atoms.where(atom), largest = values.reduce((a, b) => Math.max(a, b), 1e-30);
   const on = values.filter(value => value > 0).length, where = values.indexOf(largest);
-  byId("atom-words").textContent = `Among the ${layer.atoms.ranks} largest atoms of ${on} of `
-    + `${data.count} tokens${on ? `; largest at ${nameOf(where)}, ${digits(largest)}` : ""}.`;
+  byId("atom-words").textContent = `Among the ${layer.atoms.ranks} largest atoms in ${on} of `
+    + `${data.count} tokens${on ? `; its largest value is ${digits(largest)}, at ${nameOf(where)}` : ""}.`;
   if (!isText) return paintMap(byId("atom-map"), data.grid, values, largest);
   byId("atom-tokens").querySelectorAll("span").forEach((token, number) =>
     token.style.setProperty("--share", values[number] / largest));
@@ -214,7 +214,7 @@ function draw() { // at most once a frame
     });
     waiting = false;
     if (!loaded) return;
-    if (number !== state.layer) return draw(); // the slider went on meanwhile
+    if (number !== state.layer) return draw(); // the slider has moved meanwhile
     layer = loaded;
     drawNow();
   });
@@ -261,7 +261,7 @@ function ask(query, pinned) {
   choose({query, pinned, key: null});
 }
 
-// A click keeps a token; a second one on it lets it go.
+// A click keeps a token; a second click on this token lets it go.
 function click(query) {
   ask(query, !(state.pinned && state.query === query));
 }
@@ -272,7 +272,7 @@ function step(columns, rows) { // moves the token that is asked about
   ask(Math.max(0, Math.min(data.count - 1, to)), true);
 }
 
-function remember() { // in the address, where a page may change it
+function remember() { // keeps the choice in the page's address, if the page may change its address
   const names = ["layer", "head", "mode", "scale", "over", ...(state.pinned ? ["query"] : [])];
   const kept = `#${names.map(name => `${name}=${state[name]}`).join("&")}`;
   if (kept === location.hash) return; // browsers let an address change 200 times in 10 seconds
@@ -309,7 +309,7 @@ function key(event) {
   if (event.key === "[") return toHead(state.head - 1);
   if (event.key === "]") return toHead(state.head + 1);
   const arrow = KEYS[event.key];
-  // these have arrow keys of their own, a circuit if it is too wide to be seen at once
+  // inputs and menus use the arrow keys themselves; so does a circuit that is wider than its box
   const field = event.target.closest("input, select, .scroller");
   const own = field?.id === "circuit" ? field.scrollWidth > field.clientWidth : field;
   if (!arrow || (own && !event.shiftKey)) return;
@@ -336,7 +336,7 @@ function listen() {
   byId("over")?.addEventListener("change", event => choose({over: event.target.value}));
   byId("cls")?.addEventListener("click", () => click(0));
   for (const name of ["mode", "scale"]) for (const button of document.getElementsByName(name))
-    button.addEventListener("click", event => { // keys send clicks, too, and keep the focus
+    button.addEventListener("click", event => { // keys send clicks too, and keep the focus
       if (event.detail) button.blur(); // the arrow keys are for layers again
       choose({[name]: button.value});
     });
@@ -347,7 +347,7 @@ function listen() {
   addEventListener("hashchange", () => { recall(); draw(); });
 }
 
-// Which key a pointer is on: of a map, or of the bars of a text.
+// Shows the key under the pointer, on a map or on the bars of a text.
 function pointKeys(element, canvas, head) {
   const at = event => {
     if (!isText) return patchAt(event, canvas, data.grid);

@@ -1,6 +1,6 @@
 "use strict";
 // Numbers of the page and pictures of them: unpacking, attention from codes, maps, bars, circuits.
-// Nothing here knows what is chosen on the page.
+// No function here depends on what is chosen on the page.
 
 // the value of each of the 65,536 numbers in 16 bits: sign, 5 bits of exponent, 10 of fraction
 const HALVES = Float32Array.from({length: 65536}, (_, bits) => {
@@ -36,7 +36,7 @@ function fromRanked(bytes, count) {
   const totals = new Float32Array(bytes.buffer, 8 * many, count);
   const of = token => Array.from({length: ranks}, (_, rank) =>
     ({place: places[token * ranks + rank], value: values[token * ranks + rank]}));
-  // what each token has of one place, 0 where it is not among the token's largest
+  // the value of one place in each token, 0 if the place is not among the token's largest
   const where = place => Float32Array.from({length: count}, (_, token) =>
     of(token).find(one => one.place === place)?.value ?? 0);
   return {ranks, of, where, total: token => totals[token]};
@@ -48,7 +48,7 @@ class Layer {
     Object.assign(this, sizes); // heads, count, causal
     this.codes = fromPlanes(parts.codes);
     this.keys = fromPlanes(parts.keys) ?? this.codes;
-    this.rows = parts.rows; // steps of a row's largest, where codes do not give the attention
+    this.rows = parts.rows; // steps of a row's largest share, if codes do not give the attention
     this.largest = fromPlanes(parts.largest);
     this.atoms = fromRanked(parts.atoms, this.count);
     this.lens = fromRanked(parts.lens, this.count);
@@ -92,7 +92,7 @@ class Layer {
     return share.map((_, key) => Math.exp(scores[key] - sum));
   }
 
-  // what of each token's attention goes to one: a column of the pattern
+  // the share of each token's attention that goes to `key`: a column of the pattern
   column(head, key) {
     const share = new Float32Array(this.count);
     if (this.rows) return share.map((_, query) => this.row(head, query)[key]);
@@ -153,7 +153,7 @@ function svg(kind, attributes, children = []) {
 const colour = name => getComputedStyle(byId("explorer").querySelector(`.ink-${name}`)).color
   .match(/[\d.]+/g).slice(0, 3).map(Number);
 
-// A map of patches: as opaque as a value is large, in one colour above 0 and in another below.
+// Paints a map of patches: larger values are more opaque; above and below 0 have two colours.
 function paintMap(canvas, [rows, columns], values, most) {
   const pen = canvas.getContext("2d");
   canvas.width = columns;
@@ -167,7 +167,7 @@ function paintMap(canvas, [rows, columns], values, most) {
   pen.putImageData(pixels, 0, 0);
 }
 
-// Masks, or a component in steps of its largest / 100, on top of a picture; how many masks.
+// Paints masks, or a component (in 1/100 of its largest), on a picture; returns the count of masks.
 function paintPatches(canvas, [rows, columns], numbers, isMask) {
   const side = 24, pen = canvas.getContext("2d"), first = new Map();
   canvas.width = columns * side;
@@ -191,7 +191,7 @@ function paintPatches(canvas, [rows, columns], numbers, isMask) {
   return first.size;
 }
 
-// The tokens of a text as bars from left to right; one of them is underlined.
+// Paints the tokens of a text as bars from left to right; the marked token is underlined.
 function paintBars(canvas, marked, values, most) {
   const wide = Math.max(1, Math.floor(240 / values.length)), tall = 48;
   const pen = canvas.getContext("2d"), inks = [colour("accent"), colour("other")];
@@ -218,7 +218,7 @@ function ranked(list, rows) {
   }));
 }
 
-// The tokens of a text, with its line ends. Numbers stand apart: they are no text.
+// Makes spans of the tokens of a text, with its line ends. Token ids get spaces between them.
 function tokenSpans(place, names) {
   const apart = names.every(name => /^\d+$/.test(name));
   place.classList.toggle("apart", apart);
@@ -231,7 +231,7 @@ function tokenSpans(place, names) {
   });
 }
 
-// The patch of a picture on which a pointer is.
+// The token of the patch under the pointer, or null.
 function patchAt(event, element, [rows, columns]) {
   const box = element.getBoundingClientRect();
   const row = Math.floor((event.clientY - box.top) / box.height * rows);
@@ -266,7 +266,7 @@ function circuitDrawing({nodes, edges}, pick) {
   const lines = edges.map(([source, target, weight]) => {
     const [x0, y0] = spots.get(source), [x1, y1] = spots.get(target), middle = tall / 2;
     const share = Math.abs(weight) / largest, bend = (x1 - x0 - wide) / 2;
-    const lift = x1 - x0 > across ? -above : 0; // around the nodes of columns between
+    const lift = x1 - x0 > across ? -above : 0; // around the nodes of the columns in between
     const path = `M${x0 + wide} ${y0 + middle} C${x0 + wide + bend} ${y0 + middle + lift} `
       + `${x1 - bend} ${y1 + middle + lift} ${x1} ${y1 + middle}`;
     const title = svg("title", {}, [`${source} to ${target}: ${weight.toPrecision(3)}`]);
