@@ -87,8 +87,8 @@ def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch, number):
         run(tmp_path)
     reason = os.strerror(number)
     assert str(caught.value) == (
-        f"cannot write into {str(tmp_path)!r}: {reason}. What is done stays: make room, then run "
-        "the same command again."
+        f"cannot write into {str(tmp_path)!r}: {reason}. Finished chunks are kept. Free some "
+        "space, then run the same command again."
     )
     monkeypatch.setattr(ledgers, "write", written)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
