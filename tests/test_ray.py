@@ -101,7 +101,7 @@ def test_a_driver_that_stops_leaves_chunks_and_no_process(tmp_path, sign):
         printed, errors = stopped(process, sign)
     assert process.returncode != 0 and printed == "", errors[-3000:]
     if sign == signal.SIGINT:
-        assert "interrupted. What is done stays" in errors
+        assert "interrupted. Finished chunks are kept" in errors
     psutil.wait_procs(below, timeout=300)  # the agents of a killed cluster look up now and then
     assert not [one for one in below if one.is_running()]
     there = len(list(tmp_path.glob("out/chunks/*.parquet")))

@@ -217,7 +217,7 @@ def test_it_says_where_a_training_began_smaller_than_the_twins(data, tmp_path):
         small.pos_embed.mul_(0.02)
     for model, said in ((small, True), (same, False)):
         path = ci.report(model, data, tmp_path / str(said), untrained=1, **few)
-        words = "draw positions with a standard deviation of"
+        words = "draw their positional embeddings with a standard deviation of"
         assert (words in path.read_text()) == said
         assert (words in (path.parent / "summary.txt").read_text()) == said
     none = ci.report(small, data, tmp_path / "none", untrained=0, **few)

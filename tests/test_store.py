@@ -215,7 +215,7 @@ def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path
         with pytest.raises(ValueError, match="is damaged: .*The same ci.store call writes"):
             ci.open_store(out)
     found = ci.store(net, DATA, points=POINTS, out=out, **QUIET)
-    assert "measured anew: activations-000002" in capsys.readouterr().err
+    assert "measured again: activations-000002" in capsys.readouterr().err
     assert path.read_bytes() == good and len(found) == N
 
 
@@ -308,7 +308,7 @@ def test_what_is_refused(net, stored, tmp_path):
         ci.sweep(net, stored.select(range(4)), **QUIET)
     with pytest.raises(ValueError, match="a part of a store"):
         ci.sweep(net, stored.shuffle(seed=0), **QUIET)
-    with pytest.raises(ValueError, match="a store of activations is data only for ci.sweep"):
+    with pytest.raises(ValueError, match="a store of activations, which only ci.sweep"):
         ci.audit(net, stored, progress=False)
     with pytest.raises(ValueError, match="leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)

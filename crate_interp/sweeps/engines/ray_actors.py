@@ -93,8 +93,8 @@ class Worker:
     def measured(self, reference: list[Any], chunk: Parcel) -> Tables:
         """Returns the tables of a chunk.
 
-        reference: a list with Ray's reference to the packed stage. A reference that is not in a list
-        would reach this method as the stage's bytes.
+        reference: a list with Ray's reference to the packed stage. Without the list, Ray would pass
+        the stage's bytes in place of the reference.
         """
         if self.reference != reference[0]:
             self.reference, self.stage = None, None  # one stage at a time in memory
