@@ -131,7 +131,7 @@ class Chunk:
             self.advance(end - start)
 
     def _refuse(self, bad: dict[int, str]) -> None:
-        """Raises ValueError with the bad samples of a batch, and the number of those in the chunk."""
+        """Raises ValueError with a batch's bad samples, and how many bad samples the chunk has."""
         first, n = self.samples.start, self.samples.n
         count = len(bad_ones(self.samples, first, first + n, self.masks))
         raise ValueError(
