@@ -123,7 +123,7 @@ def test_tables(report, model, data):
     pd.testing.assert_frame_equal(samples, result.samples())
     lines = (report.parent / "summary.txt").read_text().splitlines()
     assert lines[0] == (
-        "mine & <yours>, 6 images: means over them, in brackets untrained, mean of 2 seeds."
+        "mine & <yours>, 6 images: means over them; in brackets, the untrained mean of 2 seeds."
     )
     # the heading, the columns, and the controls with what each of them is
     assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + 4 + LAYERS + 2 + 4 + 1

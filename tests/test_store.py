@@ -255,7 +255,7 @@ def test_a_small_disk_is_refused_before_work(net, tmp_path, monkeypatch):
     with pytest.raises(ValueError) as caught:
         ci.store(net, DATA, points=LAST, out=tmp_path, **QUIET)
     assert "1 point of 17 images, 1.67 kB each: 28.4 kB in float32" in str(caught.value)
-    assert "has 1 kB left: give fewer points" in str(caught.value)
+    assert "has only 1 kB left. Give fewer points" in str(caught.value)
 
 
 def test_the_size_is_shown_first_and_is_about_right(net, tmp_path, capsys):
