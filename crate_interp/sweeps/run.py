@@ -58,7 +58,7 @@ def sweep(
 
     run: the options of every streamed verb (crate_interp/core/run_options.py): batch_size, limit,
     workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out= a folder keeps
-    each chunk as soon as it is measured, and repeating the call continues where an earlier one
+    each chunk as soon as it is measured, and repeating the call continues where an earlier call
     stopped.
 
     Memory grows with the number of samples only by the measured numbers. Hooks on the model stay

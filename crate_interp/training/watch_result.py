@@ -120,7 +120,7 @@ class WatchResult(Result):
         return self.table("changes")
 
     def headline(self) -> str:
-        """Returns what was measured when, and how many series change course."""
+        """Returns what was measured at which steps, and how many series change their course."""
         meta, steps = self.meta, self.steps
         what = counted(len(meta["statistics"]), "statistics")
         where = (

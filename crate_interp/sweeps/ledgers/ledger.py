@@ -144,7 +144,7 @@ class Ledger:
         return [chunk for chunk in range(count) if not self.has(stage, chunk, entries)]
 
     def lengths(self) -> dict[str, int]:
-        """Returns the number of chunks of each stage whose number is known."""
+        """Returns the recorded number of chunks of each stage."""
         return {
             line["stage"]: line["chunks"]
             for line in self._lines()

@@ -16,7 +16,7 @@ _SMALLER = 1 / 3  # training does not shrink officially initialised positions th
 
 
 def first_samples(samples: Samples) -> Samples | None:
-    """Returns those of the samples that are among the data's first 64, for the twins, or None.
+    """Returns the samples on which twins are measured: any among the data's first 64, or None.
 
     64 samples are enough for a mean, and networks differ more than samples do.
     """

@@ -95,7 +95,7 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
         lacking = set(index.meta["points"]) - set(data.column_names)
         if lacking or len(data) != index.meta["n_samples"]:
             raise ValueError("its files hold other points or samples than its index says")
-    except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
+    except (OSError, ValueError) as error:  # these include pyarrow's errors
         raise ValueError(
             f"the store in {str(out)!r} is damaged: {plain(error, 300)}. Repeat the same "
             "ci.store call: it writes damaged files again."

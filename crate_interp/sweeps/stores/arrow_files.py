@@ -100,7 +100,7 @@ def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
 
 
 def mapped(paths: Sequence[Path], description: str, fingerprint: str) -> "datasets.Dataset":
-    """Returns files of the same columns as one datasets.Dataset, mapped into memory.
+    """Returns files with equal columns as one datasets.Dataset, mapped into memory.
 
     Raises OSError or ValueError if a file cannot be read or has other columns than the first.
     """
