@@ -72,7 +72,7 @@ def test_dead_and_dense(model, images, result):
     named = {name for name in result.layers() if f"{name}: " in result.legend()}
     assert named == set(result.layers()) - {"layer", "atoms", "n_tokens"}
     stricter = ci.atoms(model, images, layers=[1], dense=0.9, progress=False)
-    assert "dense: on at more than 90% of the tokens" in stricter.legend()
+    assert "dense: atoms that are on at more than 90% of the tokens" in stricter.legend()
     assert stricter.layers()["dense"].tolist() == [(rates > 0.9).sum()]
     d = model.blocks[2].mlp.D.detach()
     assert layers.loc[2, "coherence"] == pytest.approx(float(ci.measures.mutual_coherence(d)))
@@ -143,7 +143,7 @@ def test_language_models():
 def test_refusals(model, images, result):
     for match, call in (
         ("top=0", lambda: ci.atoms(model, images, top=0)),
-        (r"layers=\[3\]: give some of 0 to 2", lambda: ci.atoms(model, images, layers=[3])),
+        (r"layers=\[3\]: give layers from 0 to 2", lambda: ci.atoms(model, images, layers=[3])),
         ("layer=9: the result has the layers 0, 1, 2", lambda: result.top(9, 0)),
         ("layer 0 has the atoms 0 to", lambda: result.top(0, 999)),
         ("was not counted", lambda: ci.atoms(model, images[:1], progress=False).coactivation(0)),

@@ -60,7 +60,7 @@ def test_controls_see_as_many_samples_as_were_asked_for(images):
     for other in (some, merged):
         pd.testing.assert_frame_equal(other.controls(), whole.controls(), rtol=1e-5)
     assert set(whole.controls()["n"]) == {1, 3} and whole.meta["controls"] == 3
-    assert "over the first 3 images (random weights; the others on 1 of them" in controls_text(some)
+    assert "the first 3 images (random weights; the other controls on 1 of" in controls_text(some)
     header, rows = controls_table(some, "compression.subspace_rate_mid")
     assert header[:4] == ["layer", "model, 3 images", "random weights", "model, 1 image"]
     table = some.controls().query("statistic == 'subspace_rate_mid' and layer == 1")
@@ -82,7 +82,9 @@ def test_controls_within_a_layer_see_an_eighth_of_the_samples():
     row = within.query("statistic == 'rate_mid' and layer == 2").iloc[0]
     wanted = values(result, "compression.rate_mid", 2)[[0, 5]].mean()
     assert row["model_mean"] == pytest.approx(wanted)
-    assert "the first 11 images (random weights; the others on 2 of" in controls_text(result)
+    assert "the first 11 images (random weights; the other controls on 2 of" in controls_text(
+        result
+    )
     # permuted heads and tight frames draw nothing
     both = [ci.sweep(model, images[[0, 5]][[n]], controls=1, progress=False) for n in (0, 1)]
     alone = [one.controls().query("control in ('permuted heads', 'tight frame')") for one in both]
@@ -128,8 +130,8 @@ def test_results_that_were_saved_without_the_count_still_merge(images):
 
 def test_what_is_no_number_of_controls(images):
     for match, given in (
-        ("controls=True is no number of samples: give controls=32 ", True),
-        ("controls=False is no number of samples: give controls=0 ", False),
+        ("controls=True is not a number of samples. Give controls=32 ", True),
+        ("controls=False is not a number of samples. Give controls=0 ", False),
         ("controls=-1: give a whole number of at least 0", -1),
     ):
         with pytest.raises(ValueError, match=match):
@@ -214,9 +216,9 @@ def test_a_users_probe_may_read_any_part_of_a_layer(images):
 
 def test_advice_ends_where_all_samples_were_controlled(images):
     few = sweep(make(), images, controls=3)
-    assert "`crate-interp sweep` with `--controls 5` measures them on 1." in controls_text(few)
+    assert "`--controls 5` raises this number to 1." in controls_text(few)
     every = controls_text(sweep(make(), images, controls=256))
-    assert "for more, measure more images." in every and "--controls" not in every
+    assert "For more samples, measure more images." in every and "--controls" not in every
 
 
 def test_random_subspaces_are_counted_by_each_rate(controlled):
@@ -227,7 +229,8 @@ def test_random_subspaces_are_counted_by_each_rate(controlled):
     rate, reduction = lower["subspace_rate_mid"], [n - x for x in lower["reduction_mid"]]
     words = [", ".join(map(str, counts)) for counts in (rate, reduction, lower["official_rate"])]
     assert by_rate(controlled).startswith(
-        f"Better than random subspaces, layer by layer: by R^c in {words[0]} of {n}; by R - R^c in "
+        "Samples in which the model is better than random subspaces, layer by layer: "
+        f"by R^c in {words[0]} of {n}; by R - R^c in "
         f"{words[1]} of {n}; by the authors' R^c in {words[2]} of {n}. "
     )
 

@@ -175,7 +175,7 @@ WRONG_TYPES = {
     "ci.load('')": "cannot load '': give a file",
     "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",
     "ci.sweep(tiny, 'imagefolder:')": "cannot take data from 'imagefolder:'",
-    "ci.viz.layers(result, 'sparsity.l1', result)": "untrained is a list of results",
+    "ci.viz.layers(result, 'sparsity.l1', result)": "untrained is one result, but must be a list",
     "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
     "tiny('a.png')": "takes a tensor, got str",
 }

@@ -123,7 +123,7 @@ def test_tables(report, model, data):
     pd.testing.assert_frame_equal(samples, result.samples())
     lines = (report.parent / "summary.txt").read_text().splitlines()
     assert lines[0] == (
-        "mine & <yours>, 6 images: means over them, in brackets untrained, mean of 2 seeds."
+        "mine & <yours>, 6 images: means over them; in brackets, the untrained mean of 2 seeds."
     )
     # the heading, the columns, and the controls with what each of them is
     assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + 4 + LAYERS + 2 + 4 + 1
@@ -217,7 +217,7 @@ def test_it_says_where_a_training_began_smaller_than_the_twins(data, tmp_path):
         small.pos_embed.mul_(0.02)
     for model, said in ((small, True), (same, False)):
         path = ci.report(model, data, tmp_path / str(said), untrained=1, **few)
-        words = "draw positions with a standard deviation of"
+        words = "draw their positional embeddings with a standard deviation of"
         assert (words in path.read_text()) == said
         assert (words in (path.parent / "summary.txt").read_text()) == said
     none = ci.report(small, data, tmp_path / "none", untrained=0, **few)

@@ -66,7 +66,7 @@ def test_what_is_done_is_not_measured_again(tmp_path, whole):
 
 def test_an_interrupt_says_that_the_rest_stays(tmp_path, whole, capfd):
     run_until(tmp_path, 1, KeyboardInterrupt)
-    assert "interrupted. What is done stays; the same call continues" in capfd.readouterr().err
+    assert "interrupted. Finished chunks are kept; the same call" in capfd.readouterr().err
     assert counted(tmp_path) == (whole, CHUNKS - 1)
 
 
@@ -87,8 +87,8 @@ def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch, number):
         run(tmp_path)
     reason = os.strerror(number)
     assert str(caught.value) == (
-        f"cannot write into {str(tmp_path)!r}: {reason}. What is done stays: make room, then run "
-        "the same command again."
+        f"cannot write into {str(tmp_path)!r}: {reason}. Finished chunks are kept. Free some "
+        "space, then run the same command again."
     )
     monkeypatch.setattr(ledgers, "write", written)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
@@ -101,11 +101,11 @@ def test_a_disk_that_is_full_at_the_ledger_or_the_result(tmp_path, whole, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "_note", full)
-        with pytest.raises(ValueError, match="make room, then run the same command"):
+        with pytest.raises(ValueError, match="Free some space, then run the same command"):
             run(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(ci.SweepResult, "save", full)
-        with pytest.raises(ValueError, match="make room, then run the same command"):
+        with pytest.raises(ValueError, match="Free some space, then run the same command"):
             run(tmp_path)
     assert counted(tmp_path) == (whole, 0)
 
@@ -117,11 +117,11 @@ def test_a_flipped_bit_is_found_told_and_mended(tmp_path, whole, capfd, at):
     content = bytearray(path.read_bytes())
     content[int(at * len(content)) if at == 0.5 else at] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="damaged.*run the same command again"):
+    with pytest.raises(ValueError, match="damaged.*Run the same command again"):
         ledger = Ledger(tmp_path)
         ledger.read("sweep", 2, ledger.entries("sweep"))
     assert counted(tmp_path) == (whole, 1)
-    assert "damaged chunks were measured anew: sweep-000002.parquet" in capfd.readouterr().err
+    assert "damaged chunks were measured again: sweep-000002.parquet" in capfd.readouterr().err
 
 
 def test_a_run_in_other_settings_is_refused_by_field(tmp_path, whole):

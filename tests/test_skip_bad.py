@@ -80,7 +80,7 @@ def test_a_chunk_without_a_sample_and_data_without_any(model, tmp_path):
     assert result.meta["n_samples"] == COUNT - 7 and result.controls()["n"].max() == 2
     for path in names:
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="none of the 23 samples can be decoded. The first: "):
+    with pytest.raises(ValueError, match="none of the 23 samples can be decoded. The first one: "):
         ci.sweep(model, f"imagefolder:{root}", skip_bad=True, **CHUNKS)
 
 
@@ -284,10 +284,10 @@ def test_every_verb_leaves_them_out(model, tmp_path, verb):
 
 
 def test_a_store_refuses_to_leave_samples_out(model, damaged, tmp_path):
-    with pytest.raises(ValueError, match="holds a row for every sample, so skip_bad=True"):
+    with pytest.raises(ValueError, match="skip_bad=True is refused, because a store holds a row"):
         ci.store(
             model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre",
             out=tmp_path / "out", skip_bad=True,
         )  # fmt: skip
-    with pytest.raises(ValueError, match="needs a folder: give out=DIR"):
+    with pytest.raises(ValueError, match="needs a folder. Give out=DIR"):
         ci.store(model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre")

@@ -212,10 +212,10 @@ def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path
         bad[len(bad) // 2] ^= 1
         path.write_bytes(bad)
     if damage != "bit":  # a bit in the middle is found by ci.verify
-        with pytest.raises(ValueError, match="is damaged: .*The same ci.store call writes"):
+        with pytest.raises(ValueError, match="is damaged: .*Repeat the same ci.store call"):
             ci.open_store(out)
     found = ci.store(net, DATA, points=POINTS, out=out, **QUIET)
-    assert "measured anew: activations-000002" in capsys.readouterr().err
+    assert "measured again: activations-000002" in capsys.readouterr().err
     assert path.read_bytes() == good and len(found) == N
 
 
@@ -255,7 +255,7 @@ def test_a_small_disk_is_refused_before_work(net, tmp_path, monkeypatch):
     with pytest.raises(ValueError) as caught:
         ci.store(net, DATA, points=LAST, out=tmp_path, **QUIET)
     assert "1 point of 17 images, 1.67 kB each: 28.4 kB in float32" in str(caught.value)
-    assert "has 1 kB left: give fewer points" in str(caught.value)
+    assert "has only 1 kB left. Give fewer points" in str(caught.value)
 
 
 def test_the_size_is_shown_first_and_is_about_right(net, tmp_path, capsys):
@@ -276,7 +276,7 @@ def test_the_size_is_shown_first_and_is_about_right(net, tmp_path, capsys):
 def test_numbers_that_cannot_be_kept(net, tmp_path):
     model = make(seed=3)
     model.pos_embed.data *= 1e7
-    with pytest.raises(ValueError, match=r"blocks.0.hook_resid_pre holds [\d.e+]+, and float16 ends at 65504: samples 0, 1, 2\. Give"):  # fmt: skip  # noqa: E501
+    with pytest.raises(ValueError, match=r"blocks.0.hook_resid_pre holds [\d.e+]+, but float16 ends at 65504: samples 0, 1, 2\. Give"):  # fmt: skip  # noqa: E501
         ci.store(model, DATA, points="blocks.0.hook_resid_pre", out=tmp_path / "h",
                  dtype=torch.float16, **QUIET)  # fmt: skip
     assert len(ci.store(model, DATA, points="blocks.0.hook_resid_pre", out=tmp_path / "f", **QUIET))
@@ -302,15 +302,15 @@ def test_what_is_refused(net, stored, tmp_path):
     ci.sweep(net, DATA, probes="sparsity", controls=0, progress=False).save(tmp_path / "r")
     with pytest.raises(ValueError, match="holds a result of kind 'sweep'"):
         ci.open_store(tmp_path / "r")
-    with pytest.raises(ValueError, match="the store is of .* give the model that it was written"):
+    with pytest.raises(ValueError, match="the store is of .* Give the model with which the store"):
         ci.sweep(make(seed=1), stored, **QUIET)
     with pytest.raises(ValueError, match="a part of a store"):
         ci.sweep(net, stored.select(range(4)), **QUIET)
     with pytest.raises(ValueError, match="a part of a store"):
         ci.sweep(net, stored.shuffle(seed=0), **QUIET)
-    with pytest.raises(ValueError, match="a store of activations is data only for ci.sweep"):
+    with pytest.raises(ValueError, match="a store of activations, which only ci.sweep"):
         ci.audit(net, stored, progress=False)
-    with pytest.raises(ValueError, match="leave out forward="):
+    with pytest.raises(ValueError, match="Leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)
     assert facts_of(datasets.Dataset.from_dict({"a": [1]})) is None and facts_of(DATA) is None
 
@@ -320,7 +320,7 @@ def test_points_that_a_probe_lacks(net, tmp_path):
                    out=tmp_path, **QUIET)  # fmt: skip
     assert list(ci.sweep(net, few, **QUIET).meta["probes"]) == ["sparsity"]  # what it can measure
     with pytest.raises(
-        KeyError, match="lacks 7 hook points that are read: blocks.0.hook_resid_pre"
+        KeyError, match="lacks 7 hook points that are needed: blocks.0.hook_resid_pre"
     ):
         ci.sweep(net, few, probes="compression", **QUIET)
 

@@ -121,8 +121,11 @@ def test_a_stream_that_is_another_one(model, data, tmp_path):
         raise OSError("the line is cut")
 
     of(COUNT, tmp_path / "one")
-    for count, words in ((21, "it ends after 3 chunks of 4"), (22, "chunk 3 has 1 samples")):
-        with pytest.raises(ValueError, match=f"is not the one that .* began with: {words} now"):
+    for count, words in (
+        (21, "it now ends after 3 of 4 chunks"),
+        (22, "chunk 3 now has 1 samples"),
+    ):
+        with pytest.raises(ValueError, match=f"is not the one with which .* began: {words}"):
             of(count, tmp_path / "one")
     cut = datasets.IterableDataset.from_generator(
         broken, features=data.features, gen_kwargs={"rows": 17}

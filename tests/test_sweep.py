@@ -358,7 +358,8 @@ def test_refusals_of_a_cache(model, data):
         data, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN)
     )
     with pytest.raises(
-        KeyError, match=r"the cache lacks 13 hook points the probes read: blocks.0.hook_resid_pre"
+        KeyError,
+        match=r"the cache lacks 13 hook points that the probes read: blocks.0.hook_resid_pre",
     ):
         ci.probe(cache)
     assert len(ci.probe(cache, "attention").heads()) == 7 * LAYERS * HEADS

@@ -140,7 +140,7 @@ def test_a_folder_of_another_training_is_refused(images, tmp_path):
         other.pos_embed.mul_(2)
     again = ci.watch(other, images, every=2, limit=5, out=tmp_path)
     kept = ci.WatchResult.load(tmp_path).digest()
-    with pytest.raises(ValueError, match="holds another training: at step 0 the mean of .* there"):
+    with pytest.raises(ValueError, match="holds another training: at step 0 the mean of .* folder"):
         again.__enter__()
     with pytest.raises(RuntimeError, match="use `with ci.watch"):
         again.step()
@@ -179,7 +179,7 @@ def test_wrong_use_is_told(images):
     watch = ci.watch(model, images)
     with pytest.raises(RuntimeError, match="use `with ci.watch"):
         watch.step()
-    with pytest.raises(ValueError, match="nothing was measured yet: open it"):
+    with pytest.raises(ValueError, match="nothing was measured yet: open the watch"):
         watch.result()
     with watch, pytest.raises(RuntimeError, match="open already"):
         watch.__enter__()

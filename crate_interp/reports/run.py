@@ -51,11 +51,12 @@ def report(
     random state does not change. data, probes, run: as in `ci.sweep`. The folder also gets the
     result as SweepResult.save writes it, summary.txt (means by layer, the meaning of its columns,
     the controls), layers.csv (with the twins' mean, lowest and highest) and figures/*.png. audit:
-    also write audit/audit.html (`ci.audit`, with as many twins). With `progress`, lines on stderr
-    announce each part, and at the end how long each took.
+    whether to write audit/audit.html too (`ci.audit`, with the same number of twins). With
+    `progress`, a line on stderr announces the parts, and a line at the end says how long each part
+    took.
 
     Raises ValueError, before work starts, if `out` cannot be written into or holds something other
-    than a report; and as `ci.sweep` does.
+    than a report. Also raises ValueError as `ci.sweep` does.
     """
     untrained = checks.count("untrained", untrained, least=0)
     options = run_options(report, run, Pass)
@@ -82,7 +83,7 @@ def _write(
     options: RunOptions,
     name: str,
 ) -> Path:
-    """Measures and writes; each measurement is saved before the next begins."""
+    """Measures and writes the report; each measurement is saved before the next begins."""
     compared = first_samples(samples)
     took: dict[str, float] = {}  # part -> seconds
     started = time.perf_counter()
@@ -134,8 +135,8 @@ def _counted_twins(count: int) -> str:
 def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
     """Returns the CLS attention of each head over the first images, in a few layers.
 
-    The layers are the one of the head whose CLS attends most sharply, if that was measured, and
-    the last.
+    The layers are the layer of the head whose CLS attends most sharply, if this was measured, and
+    the last layers.
     """
     first = samples.start
     found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs

@@ -21,9 +21,9 @@ def from_bytes(content: bytes, *shape: int) -> np.ndarray:
 
 
 def added(array: str, *keys: str) -> Merge:
-    """Returns a merge rule: arrays of one column are added where the keys are equal.
+    """Returns a merge rule that adds the arrays of column `array` in rows with equal keys.
 
-    Rows keep the order of the first table. All other columns are added too.
+    Rows keep the order of the first table. The numbers in all other columns are added too.
     """
 
     def merge(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:

@@ -70,7 +70,7 @@ class AtomResult(Result):
     energy_share (of the layer's sum of squares), state: "dead" (never on), "dense" (on at more than
     the share `dense` of the tokens), or "".
 
-    Stored tables: `sums`, `top`, `pairs` (empty unless asked for), `weights`.
+    Stored tables: `sums`, `top`, `pairs` (empty without coactivation=True), `weights`.
     """
 
     KIND = "atoms"
@@ -97,10 +97,10 @@ class AtomResult(Result):
     def legend(self) -> str:
         """Returns the meaning of the columns of `layers()`."""
         return (
-            "dead: atoms that are never on. dense: on at more than "
+            "dead: atoms that are never on. dense: atoms that are on at more than "
             f"{self.meta['settings']['dense']:.0%} of the tokens.\n"
             "firing_rate: share of the tokens at which an atom is on, mean over atoms. energy: "
-            "mean |z|^2 of a token's code.\n"
+            "|z|^2 of a token's code, mean over tokens.\n"
             "coherence: the largest cosine between two atoms. condition: largest over smallest "
             "singular value of D."
         )
@@ -108,8 +108,8 @@ class AtomResult(Result):
     def top(self, layer: int, atom: int) -> pd.DataFrame:
         """Returns the tokens at which an atom was largest: value, sample, and position (token).
 
-        There are fewer rows for an atom that was on at fewer tokens. Raises ValueError if there is
-        no such atom.
+        An atom that was on at fewer tokens than the `top` of `ci.atoms` has fewer rows. Raises
+        ValueError if the layer or the atom does not exist.
         """
         width = self._width(layer)
         if not checks.is_int(atom) or not 0 <= atom < width:
@@ -127,7 +127,9 @@ class AtomResult(Result):
         self._width(layer)
         pairs: Any = self._table("pairs")
         if not len(pairs):
-            raise ValueError("co-activation was not counted: ci.atoms(..., coactivation=True).")
+            raise ValueError(
+                "co-activation was not counted. Count it with ci.atoms(..., coactivation=True)."
+            )
         sums: Any = self._table("sums")
         tokens = sums.loc[sums["layer"] == layer, "n_tokens"].iloc[0]
         return np.stack(pairs.loc[pairs["layer"] == layer, "counts"].tolist()) / tokens
@@ -168,12 +170,13 @@ def atoms(
 ) -> Perhaps[AtomResult]:
     """Measures every atom of the code `mlp.hook_post`: firing rate, energy and top activations.
 
-    data, run: as in `ci.sweep`; all tokens count. top: how many (sample, token) pairs to keep for
-    each atom. coactivation: whether to count pairs of atoms, `[atom, atom]` numbers for each layer.
-    layers: their numbers, None for all. dense: the share of tokens above which an atom is "dense".
-    Memory does not grow with the number of samples. Results of parts of a data set merge.
+    data, run: as in `ci.sweep`; all tokens are counted. top: how many (sample, token) pairs to keep
+    for each atom. coactivation: whether to count how often each pair of atoms is on together,
+    `[atom, atom]` numbers for each layer. layers: numbers of the layers to measure, None for all.
+    dense: the share of tokens above which an atom is "dense". Memory does not grow with the number
+    of samples. Results of parts of a data set merge.
 
-    Raises ValueError as `ci.sweep` does, and if there is no such layer.
+    Raises ValueError as `ci.sweep` does, and for a layer that does not exist.
     """
     options = run_options(atoms, run)
     checks.count("top", top)
@@ -190,7 +193,7 @@ def atoms(
 
 
 def atom_stage(model: HookedModel, samples: Samples | Stream, settings: Mapping[str, Any]) -> Stage:
-    """Returns the stage "atoms"; settings: those that `atom_settings` returns."""
+    """Returns the stage "atoms"; settings: the result of `atom_settings`."""
     return Stage("atoms", model, samples, partial(atom_tables, settings=settings))
 
 
@@ -204,14 +207,14 @@ def atom_settings(
     layers: Sequence[int] | None = None,
     dense: float = 0.5,
 ) -> dict[str, Any]:
-    """Returns the checked settings of `atoms`; raises ValueError if there is no such layer."""
+    """Returns the checked settings of `atoms`; raises ValueError if a layer does not exist."""
     chosen = _chosen(layers, len(model.blocks))
     facts = {"top": int(top), "coactivation": coactivation, "layers": chosen}
     return facts | {"point": CODE, "dense": float(dense)}
 
 
 def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:
-    """Returns the stored tables for the samples of a chunk; the first has those of weights."""
+    """Returns the stored tables of a chunk; "weights" has rows only in the first chunk."""
     chosen, top, together = (settings[name] for name in ("layers", "top", "coactivation"))
     sums: dict[int, LayerAtoms] = {}
 
@@ -233,7 +236,7 @@ def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:
     every = range(count)
     chosen = list(every if layers is None else layers if isinstance(layers, Sequence) else [])
     if not chosen or not all(checks.is_int(layer) and 0 <= layer < count for layer in chosen):
-        raise ValueError(f"layers={layers!r}: give some of 0 to {count - 1}.")
+        raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}.")
     return sorted({int(layer) for layer in chosen})
 
 

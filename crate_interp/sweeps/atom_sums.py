@@ -1,4 +1,4 @@
-"""Sums over tokens of what each dictionary atom does, and the tables made of them."""
+"""Sums over tokens for each dictionary atom, and the tables made from these sums."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class LayerAtoms:
             np.concatenate([getattr(self, name), getattr(other, name)])
             for name in ("top_values", "top_samples", "top_tokens")
         )
-        # largest first; of equal values first the earlier sample, then the earlier token
+        # largest value first; equal values are sorted by sample, then by token
         order = np.lexsort((tokens, samples, -values), axis=0)[:top]
         values, samples, tokens = (
             np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens)
@@ -72,7 +72,7 @@ def layer_sums(
 def _largest(
     flat: Float[Tensor, "token atom"], count: int
 ) -> tuple[Float[Tensor, "rank atom"], Int[Tensor, "rank atom"]]:
-    """Returns the largest values of each atom and their tokens; of equal values the earlier token.
+    """Returns the largest values of each atom and their tokens; equal values are in token order.
 
     topk does not say which of equal values it takes, so atoms with such ties are sorted.
     """
@@ -101,7 +101,7 @@ def sum_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
 
 
 def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
-    """Returns a row per layer, atom and rank: the tokens at which an atom was on and largest."""
+    """Returns a row per layer, atom and rank: the tokens at which the atom was on and largest."""
     parts: list[pd.DataFrame] = []
     for layer, own in sums.items():
         rank, atom = np.indices(own.top_values.shape)
@@ -113,7 +113,7 @@ def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
 
 
 def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
-    """Returns a row per layer and atom: how often each atom of the layer was on with it."""
+    """Returns a row per layer and atom: how often the atom was on together with each atom."""
     rows = [
         (layer, atom, counts)
         for layer, own in sums.items()
@@ -124,7 +124,7 @@ def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
 
 
 def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns the sums over both sets of tokens, and the larger of the largest values."""
+    """Returns the sums and the largest value of each atom over both sets of tokens."""
     added = {name: mine[name] + theirs[name] for name in _ADDED}
     return mine.assign(**added, largest=np.maximum(mine["largest"], theirs["largest"]))
 
@@ -138,7 +138,7 @@ def merged_pairs(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, An
 
 
 def merged_top(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns the first rows of both, largest first within an atom; meta says how many."""
+    """Returns the largest values of each atom in both tables; meta says how many are kept."""
     both = pd.concat([mine, theirs], ignore_index=True).assign(least=lambda t: -t["value"])
     order = ["layer", "atom", "least", "sample", "token"]
     both = both.sort_values(order, kind="stable", ignore_index=True)

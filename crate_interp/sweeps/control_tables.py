@@ -1,13 +1,13 @@
-"""The negative controls of a sweep in words and tables, and the model on the same samples."""
+"""The negative controls of a sweep, next to the model on the same samples, in words and tables."""
 
 import math
 from typing import Any
 
 from crate_interp.results.result import Result, as_text, counted
 
-EVERY = 8  # one in so many controlled samples is also seen by the controls within a layer
+EVERY = 8  # the controls within a layer see about one in so many of the controlled samples
 _GOLDEN = (5**0.5 - 1) / 2
-_TELLS = 10  # with so many samples, all are better by chance once in 512
+_TELLS = 10  # with so many samples, the model is better in all or none by chance once in 512
 # the statistics that are shown, and their names in a sentence
 CONTROLLED = {
     "compression.subspace_rate_mid": "R^c",
@@ -17,29 +17,31 @@ CONTROLLED = {
 
 
 KINDS = {
-    "random weights": "one untrained network, seed 0. What is the same there is not learned.",
-    "random subspaces": "random U_k with the singular values of the model's, drawn anew for each "
-    "sample. If the model is no better, its subspaces compress its tokens no better than random "
-    "ones. It may also be better because its subspaces hold less of the tokens: see the share of a "
-    "token in each head's subspace.",
+    "random weights": "one untrained network, seed 0. A number that is the same there was not "
+    "learned.",
+    "random subspaces": "random U_k with the singular values of the model's U_k, drawn separately "
+    "for each sample. If the model is no better, its subspaces compress its tokens no better than "
+    "random subspaces. The model may also be better because its subspaces hold less of the tokens: "
+    "see the share of a token in each head's subspace.",
     "permuted heads": "each head's result is written by the output map of the head before it. If "
-    "the model is better in about half of the samples, it does not matter through which map a "
-    "result is written; if in nearly all, its own maps compress more than these do; if in nearly "
-    "none, less.",
-    "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
-    "have, so R is the highest. It has no structure; tokens that fill few directions (see the "
-    "probe ranks) have a lower R and a lower R^c.",
+    "the model is better in about half of the samples, it does not matter which map writes which "
+    "result. If the model is better in nearly all samples, its own maps compress more than the "
+    "permuted maps; if it is better in nearly none, its own maps compress less.",
+    "tight frame": "a stream of the same energy, spread evenly over as many directions as "
+    "possible, so its R is the highest. It has no structure. Tokens that fill few directions (see "
+    "the probe ranks) have a lower R and a lower R^c.",
 }
 IN_BRACKETS = (
-    "In brackets: in how many samples the model is better, that is, has less R^c, or more R - R^c."
+    "In brackets: in how many samples the model is better, that is, has a lower R^c, or a higher "
+    "R - R^c."
 )
 
 
 def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows for "probe.statistic": the model and every control, a row per layer.
 
-    Before controls on the same samples comes a row of the model on these samples. There are no rows
-    if no control applies to the statistic.
+    Controls that saw the same samples follow a column of the model on these samples. There are no
+    rows if no control applies to the statistic.
     """
     probe, _, statistic = name.partition(".")
     table: Any = result.table("controls")
@@ -60,7 +62,7 @@ def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]
 
 def _control(row: Any) -> str:
     """Returns the mean under a control, and in how many samples the model is better."""
-    if not hasattr(row, "lower"):  # an older saved result does not say in how many
+    if not hasattr(row, "lower"):  # older saved results lack this number
         return f"{row.control_mean:.4g}"
     return f"{row.control_mean:.4g} ({_better(row)}/{row.n})"
 
@@ -71,29 +73,33 @@ def _better(row: Any) -> int:
 
 
 def an_eighth(start: int, count: int) -> list[int]:
-    """Returns which samples, of start, start + 1, ..., the controls within a layer see.
+    """Returns which of the samples start, start + 1, ... the controls within a layer see.
 
-    Samples 0, 5, 13, 18, ..., 5 of the first 32 and about an eighth of many, by the golden ratio.
-    With a fixed step, data whose classes come in turn might show only one class.
+    Each entry is a sample's number minus start. The golden ratio selects samples 0, 5, 13, 18, ...:
+    5 of the first 32, and about an eighth of many. A fixed step might show only one class of data
+    whose classes alternate.
     """
     return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
 
 
 def few_controlled(result: Result) -> str:
-    """Returns a caution if so few samples were controlled that all may agree by chance."""
+    """Returns a caution if so few samples were controlled that all may agree by chance, else ""."""
     counts: Any = result.table("controls")["n"]
     least, asked, n = int(counts.min()), result.meta["controls"], result.meta["n_samples"]
     if least > _TELLS:
         return ""
-    words = f"With {least} of them, all or none are better by chance once in {2 ** (least - 1):,}"
+    words = (
+        f"With {least} samples, the model is better in all or none by chance once in "
+        f"{2 ** (least - 1):,}"
+    )
     if n <= asked:
-        return f"{words}; for more, measure more {result.meta['unit']}."
+        return f"{words}. For more samples, measure more {result.meta['unit']}."
     more = len(an_eighth(0, n))
-    return f"{words}. `crate-interp sweep` with `--controls {n}` measures them on {more}."
+    return f"{words}. `crate-interp sweep` with `--controls {n}` raises this number to {more}."
 
 
 def by_rate(result: Result) -> str:
-    """Returns in how many samples the model is better than random subspaces, for each rate."""
+    """Returns in how many samples the model is better than random subspaces, by each rate."""
     table: Any = result.table("controls")
     if "lower" not in table:
         return ""
@@ -107,9 +113,10 @@ def by_rate(result: Result) -> str:
     if len(said) < 2:
         return ""
     return (
-        f"Better than random subspaces, layer by layer: {'; '.join(said)}. R^c and R - R^c see how "
-        "long tokens are, and so how much of them a subspace holds; the authors' R^c sees the "
-        "directions of the codes alone. They may disagree."
+        "Samples in which the model is better than random subspaces, layer by layer: "
+        f"{'; '.join(said)}. R^c and R - R^c depend on how long tokens are, and so on how much of "
+        "them a subspace holds; the authors' R^c depends only on the directions of the codes. So "
+        "the rates may disagree."
     )
 
 
@@ -121,7 +128,7 @@ def controls_text(result: Result) -> str:
             bound = rate_reduction_bound(result)
             of_each = "\n".join(f"{kind}: {KINDS[kind]}" for kind in header if kind in KINDS)
             return (
-                f"\nNegative controls: {name} over {controlled(result)}, beside the model on the "
+                f"\nNegative controls: {name} over {controlled(result)}, next to the model on the "
                 f"same {result.meta['unit']}. {IN_BRACKETS} {few_controlled(result)}\n"
                 f"{as_text(header, rows)}\n{by_rate(result)}\n\n{of_each}\n"
                 f"d/2 ln K = {bound:.4g} nats per token is the most that R - R^c can be for "
@@ -137,7 +144,7 @@ def controlled(result: Result) -> str:
     words = f"the first {most} {unit}"
     if least == most:
         return words
-    return f"{words} (random weights; the others on {least} of them, evenly spread)"
+    return f"{words} (random weights; the other controls on {least} of them, evenly spread)"
 
 
 def rate_reduction_bound(result: Result) -> float:

@@ -3,7 +3,7 @@
 A control replaces the activations of a layer, or its weights. Statistics that a control does not
 change are left out. The control with random weights sees every controlled sample. The three
 controls within a layer see an eighth of the samples, because the probes on all three take as long
-as two forwards. These controls take one sample at a time: each has its own random subspaces.
+as two forwards. These three take one sample at a time: each sample has its own random subspaces.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
 
 
 def random_subspaces(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """Lets heads span random subspaces with the singular values of the model's: U'_k = Q' R_k."""
+    """Replaces each U_k by a random U'_k = Q' R_k with the same singular values."""
     u = subspaces(block)
     if u is None:
         return block, acts
@@ -49,7 +49,7 @@ def random_subspaces(block: Block, acts: Acts, generator: torch.Generator) -> tu
 
 
 def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """Lets a head's output be written by the output map of the previous head."""
+    """Writes each head's output with the output map of the previous head."""
     attn = block.attn
     # a user's own layer may lack a map for each head
     if attn.cfg.n_heads < 2 or getattr(attn, "W_O", None) is None:
@@ -62,7 +62,7 @@ def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tupl
 
 
 def tight_frame(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """Replaces a stream by one of the same energy that has no direction of its own.
+    """Replaces the stream by a stream of the same energy that prefers no direction.
 
     R^c depends only on Z Z^T.
     """
@@ -95,20 +95,20 @@ CONTROLS: dict[str, Control] = {
 def check_controls(controls: Any) -> int:
     """Returns the number of samples that controls see, as an int.
 
-    Raises ValueError for anything but a whole number; True and False are not numbers.
+    Raises ValueError for anything but a whole number, and for True and False.
     """
     if isinstance(controls, bool):
         wanted = "32 for the first 32 samples" if controls else "0 for no controls"
-        raise ValueError(f"controls={controls} is no number of samples: give controls={wanted}.")
+        raise ValueError(f"controls={controls} is not a number of samples. Give controls={wanted}.")
     return checks.count("controls", controls, least=0)
 
 
 @dataclass
 class Controls:
-    """The controls of the first `count` samples of a batch, using the sweep's own run.
+    """Measures the controls on the first `count` samples of a batch, in the sweep's own forward.
 
-    start: the number of the first sample. extra: what probes read besides activations. of_weights:
-    values already computed from each layer's weights.
+    start: the number of the first sample. extra: tensors that probes read in addition to
+    activations. of_weights: values already computed from each layer's weights.
     """
 
     chunk: Chunk
@@ -120,7 +120,7 @@ class Controls:
     found: dict[str, Answers] = field(default_factory=dict)
 
     def readings(self) -> list[Reading]:
-        """Returns the context that reads all that the probes and the controls need of a layer."""
+        """Returns readings of all activations of a layer that the probes and the controls need."""
         points = _points(self._layers(), self.probes, CONTROLS)
         seen = an_eighth(self.start, self.count)
         return [Reading(points, self._measure)] if points and seen else []
@@ -138,7 +138,7 @@ class Controls:
     def _measure_one(self, layer: int, shown: Acts, extra: Acts, seed: int) -> None:
         """Adds the probes' numbers for one sample in a layer, without and with each control."""
         block = self._layers()[layer]
-        # measured again: in a batch of another size the last bits of the same numbers may differ
+        # measured again, as the last bits of a number may differ in a batch of another size
         own = LayerActs(shown | extra, self.of_weights[layer])
         _add(self.found.setdefault("model", {}), self.probes, block, layer, own)
         for name, change in CONTROLS.items():
@@ -151,11 +151,11 @@ class Controls:
             _add(self.found.setdefault(name, {}), changed, other, layer, seen)
 
     def table(self, own: Answers, untrained: HookedModel, batch: Tensor) -> pd.DataFrame:
-        """Returns the means over samples under each control, and the model's on the same samples.
+        """Returns means over samples under each control, and the model's means on these samples.
 
         There is a row for each control, statistic and layer. "random weights" is `untrained`, a
-        twin with the official initialisation; the others are CONTROLS. own: the probes' numbers for
-        the whole batch.
+        twin with the official initialisation; the other controls are those of CONTROLS. own: the
+        probes' numbers for the whole batch.
         """
         first = slice(self.count)
         extra, whole = _some(self.extra, first), {k: v[first].double() for k, v in own.items()}
@@ -188,7 +188,7 @@ def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
 def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]) -> list[str]:
     """Returns the points that probes read, and the existing points that the controls need.
 
-    None if no probe reads activations.
+    Returns an empty list if no probe reads activations.
     """
     wanted = [point for probe in probes for point in (*probe.points, *probe.optional)]
     if not any(probe.points for probe in probes):
@@ -201,7 +201,7 @@ def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]
 def _add(
     found: Answers, probes: Sequence[Probe], block: Any, layer: int, shared: LayerActs
 ) -> None:
-    """Adds the numbers of the probes that read activations of a layer, after earlier samples."""
+    """Appends the numbers of probes that read a layer's activations to those of earlier samples."""
     for probe in probes:
         if probe.points:
             for name, value in on_activations(probe, block, shared).items():
@@ -238,7 +238,7 @@ def _rows(control: str, values: dict, own: dict) -> list[tuple]:
         if key in own and not torch.equal(value.nan_to_num(-1), own[key].nan_to_num(-1)):
             there = ~value.isnan().reshape(len(value), -1).any(dim=1)
             means = float(value.nanmean()), float(own[key].nanmean())
-            # for each sample the mean over heads
+            # the mean over heads of each sample
             one, two = (side.reshape(len(side), -1).mean(dim=1) for side in (own[key], value))
             rows.append((control, *key, *means, int(there.sum()), int((one < two).sum())))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}

@@ -19,8 +19,8 @@ from crate_interp.sweeps.sweep_findings import even
 class Curve:
     """A statistic by layer.
 
-    mean, low, high: over n samples, with the ends of its 95 % interval, which are NaN for a
-    statistic of the weights. heads: `[layer, head]`, or None if it has one value for all heads.
+    mean: over n samples. low, high: the ends of the mean's 95 % interval, NaN for a statistic of
+    the weights. heads: `[layer, head]`, or None if the statistic has one value for all heads.
     """
 
     layers: Float[np.ndarray, "layer"]
@@ -32,7 +32,7 @@ class Curve:
 
 
 def names(result: SweepResult) -> list[str]:
-    """Returns all "probe.statistic" of a result, in the order in which they were measured."""
+    """Returns all names "probe.statistic" of a result, in the order of measurement."""
     pairs = [
         (probe, statistic)
         for table in (result.table("layers"), result.table("heads"))
@@ -45,8 +45,8 @@ def names(result: SweepResult) -> list[str]:
 def curve(result: SweepResult, statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
-    For a statistic per head, mean and interval are those of each sample's mean over heads. Raises
-    ValueError, with the nearest names, if the result lacks the statistic.
+    For a statistic per head, the mean and its interval are over each sample's mean over heads.
+    Raises ValueError, with the nearest names, if the result lacks the statistic.
     """
     rows = _rows(result.layers(), statistic)
     if len(rows):
@@ -80,7 +80,10 @@ def baseline(
     if not untrained:
         return None
     if isinstance(untrained, SweepResult):
-        raise ValueError("untrained is a list of results, one for each seed: give [result].")
+        raise ValueError(
+            "untrained is one result, but must be a list of results, one for each seed. Give "
+            "[result]."
+        )
     means = [curve(result, statistic).mean for result in untrained]
     if len({len(mean) for mean in means}) > 1:
         raise ValueError(
@@ -95,7 +98,7 @@ def chance(
 ) -> tuple[str, Float[np.ndarray, "layer"]] | None:
     """Returns the name and the values by layer of a statistic's chance level, or None.
 
-    It is None if it is unknown, or differs between the results.
+    Returns None if the chance level is unknown or differs between the results.
     """
     found = [_chance(result, statistic) for result in results]
     levels = [one[1] for one in found if one is not None]
@@ -123,7 +126,7 @@ def _chance(result: SweepResult, statistic: str) -> tuple[str, np.ndarray] | Non
 def head_interval(
     result: SweepResult, statistic: str
 ) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None:
-    """Returns the ends of the 95 % intervals of a statistic per head, or None for the weights."""
+    """Returns the ends of the 95 % intervals of a statistic per head; None for weights."""
     rows = _rows(result.heads(), statistic)
     low, high = result.mean_ends(rows)
     rows = rows.assign(low=low, high=high)
@@ -149,12 +152,12 @@ def summary(
 def _columns(result: SweepResult) -> list[tuple[str, str]]:
     """Returns the statistics of the summary, and the headings of their columns.
 
-    If no statistic has its own column, they are the first six, under their names.
+    If no statistic has a heading, returns the first six statistics under their names.
     """
     known = {name: statistic(result.meta, name).column for name in names(result)}
     columns: dict[str, str] = {}
     for name, column in known.items():
-        if column:  # two probes of the same kind share a heading
+        if column:  # a second statistic with this heading keeps its name
             columns[name if column in columns else column] = name
     return [(name, column) for column, name in columns.items()] or [
         (name, name) for name in list(known)[:6]
@@ -181,7 +184,7 @@ def heading(result: SweepResult, untrained: Sequence[SweepResult], data: str) ->
     seen = max(twin.meta["n_samples"] for twin in untrained)
     few = f" over the first {seen}" if seen < meta["n_samples"] else ""
     seeds = f"{len(untrained)} seed{'s' * (len(untrained) > 1)}"
-    return f"{what}: means over them, in brackets untrained, mean of {seeds}{few}."
+    return f"{what}: means over them; in brackets, the untrained mean of {seeds}{few}."
 
 
 def legend(result: SweepResult) -> str:

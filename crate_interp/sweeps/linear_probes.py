@@ -31,8 +31,8 @@ from crate_interp.sweeps.stores.replay import Replay, digests_of, opened
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 POOLS = ("cls", "mean", "last")
-# features: one array for a chunk. Small arrays kept from every batch would fragment the memory
-# between activations, so that it would grow by more than the numbers.
+# features: one array for each chunk. Small arrays kept from every batch would lie between the
+# activations and fragment the memory, which would then grow by more than the kept numbers.
 POOLED: Rules = {"samples": by("sample"), "features": by("sample")}
 _ROWS = 256  # rows of features that are converted to float64 at once
 
@@ -40,9 +40,9 @@ _ROWS = 256  # rows of features that are converted to float64 at once
 def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Tables:
     """Returns the tables "samples" and "features" of a chunk.
 
-    samples: sample, label (from the data), named (from `classes`, which begin with sample number
-    `first`), digest (of the input). features: sample (the first), n, values (the bytes of `[n,
-    n_layers + 1, d_model]` in float32).
+    Columns of samples: sample, label (from the data), named (from `classes`, whose first entry is
+    for sample number `first`), digest (of the input). Columns of features: sample (number of the
+    first), n, values (the bytes of `[n, n_layers + 1, d_model]` in float32).
 
     Raises ValueError, with the layer and the samples, if the stream holds NaN or Inf.
     """
@@ -71,7 +71,7 @@ def _fill(
 
     def keep(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
         ((point, z),) = acts.items()
-        layer += point == "hook_resid_post"  # that of the last layer is Z^L
+        layer += point == "hook_resid_post"  # hook_resid_post of the last layer is Z^L
         token = z[:, 0] if pool == "cls" else z[:, -1] if pool == "last" else z.mean(dim=1)
         values[:, layer] = token.float().cpu().numpy()
         if not np.isfinite(values[:, layer]).all():
@@ -86,17 +86,17 @@ def _fill(
 
 
 def _short(digest: str) -> int:
-    """Returns the first 64 bits of a digest; of a million samples two agree with p = 3e-8."""
+    """Returns the first 64 bits of a digest; any two of a million samples agree with p = 3e-8."""
     return int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
 
 
 def by_layer(
     table: pd.DataFrame, n_layers: int, first: Bool[np.ndarray, "sample"]
 ) -> list[Float[np.ndarray, "sample d_model"]]:
-    """Returns the features of each layer from the table "features", the `first` samples first.
+    """Returns the features of each layer from the table "features"; samples in `first` come first.
 
     Values are removed from the table chunk by chunk as they are copied, so that memory never holds
-    both.
+    both copies in full.
     """
     chunks = table.pop("values").tolist()[::-1]
     place = np.empty(len(first), dtype=np.int64)  # the row of each sample
@@ -107,7 +107,7 @@ def by_layer(
         values = np.frombuffer(chunks.pop(), dtype=np.float32).reshape(count, n_layers + 1, -1)
         if not layers:
             shape = (len(first), values.shape[-1])
-            # torch's memory: NumPy's would take huge pages wherever the first rows are written
+            # from torch, as memory from NumPy would take huge pages wherever rows are written
             layers = [torch.empty(shape).numpy() for _ in range(n_layers + 1)]
         for layer, rows in enumerate(layers):
             rows[place[start : start + count]] = values[:, layer]
@@ -154,17 +154,20 @@ def linear_probe(
 
     The statistics are `linear.accuracy`, `linear.permuted` and `linear.chance`, by layer. The
     classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
-    token per sample. pool: "cls", "mean" (over tokens) or "last"; None is "cls" if there is one,
-    else "last". labels: one per sample; None takes those of the data. The split is stratified and
-    the same for every layer, and equal samples are on the same side of it. Means and scales come
-    from the training part. Permuted: the same with labels permuted among samples. It is at chance
-    by construction, because a held-out sample shares nothing with the training part; so it shows
-    the noise of the accuracy, not what the classifier could memorise. `result.samples()` has 1 or 0
-    for held-out samples and NaN for the others; std and n are over held-out samples.
+    token per sample. pool: "cls", "mean" (over tokens) or "last"; None means "cls" if the model has
+    a CLS token, else "last". labels: one per sample; None takes the labels of the data. The split
+    is stratified and the same for every layer, and equal samples are on the same side of it. Means
+    and scales come from the training part.
 
-    run: as in `ci.sweep`. Features are kept, n x (n_layers + 1) x d_model numbers in float32; the
-    process that finds all chunks fits the classifiers and needs that memory. data may be a store,
-    as in `ci.sweep`.
+    `linear.permuted` is the accuracy if labels are permuted among samples. It is at chance by
+    construction, because a held-out sample shares nothing with the training part; so it shows the
+    noise of the accuracy, not what the classifier could memorise. `result.samples()` has 1 (right)
+    or 0 (wrong) for held-out samples, and NaN for other samples; std and n are over held-out
+    samples.
+
+    run: as in `ci.sweep`. The features are kept: n x (n_layers + 1) x d_model numbers in float32.
+    The process that finds all chunks finished fits the classifiers, and needs memory for all
+    features. data may be a store, as in `ci.sweep`.
 
     Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
     too few samples to split.
@@ -194,9 +197,9 @@ def linear_probe(
 
 
 def _samples(model: HookedModel, data: Data, options: RunOptions) -> tuple[Samples, Forward]:
-    """Returns the samples, and how the model reads them; a store must have the stream."""
+    """Returns the samples and the forward for them; a store must hold the residual stream."""
     samples, forward = opened(model, data, options)
-    assert isinstance(samples, Samples)  # only ci.sweep reads streams
+    assert isinstance(samples, Samples)  # streams are for ci.sweep only
     if isinstance(forward, Replay):
         count = len(model.blocks)
         names = [full_name("hook_resid_pre", layer) for layer in range(count)]
@@ -208,7 +211,7 @@ def linear_result(
     found: Mapping[str, Tables], meta: dict[str, Any], progress: bool = False
 ) -> LinearProbeResult:
     """Returns the result of the stage "features": fits a classifier in each layer."""
-    # removed from the table, so that their memory can be freed
+    # the features are removed from the table, so that their memory can be freed
     table = found["features"].pop("features")
     own, meta = with_facts(found["features"], meta)
     samples: Any = own["samples"]
@@ -245,14 +248,16 @@ def _classes(labels: Any, n: int) -> list[str]:
     """Returns the label of each sample as a text."""
     if labels is None:
         raise ValueError(
-            "a linear probe needs labels: the data has none, give labels=[...], one per sample."
+            "a linear probe needs labels, and the data has none. Give labels=[...], one per sample."
         )
     if None in labels[:n]:
         raise ValueError(
-            f"sample {labels.index(None)} has no label: leave out the samples without one."
+            f"sample {labels.index(None)} has no label. Leave out samples without a label."
         )
     if len(labels) < n:
-        raise ValueError(f"there are {len(labels)} labels for {n} samples: give one per sample.")
+        raise ValueError(
+            f"there are {len(labels)} labels for {n} samples. Give one label per sample."
+        )
     classes = [str(label) for label in labels[:n]]
     if len(set(classes)) < 2:
         raise ValueError(
@@ -271,8 +276,8 @@ def _split(
     least = min(len(set(groups[classes == kind])) for kind in np.unique(classes))
     if least < folds:
         raise ValueError(
-            f"a class has {least} different samples, and each of the {folds} parts needs one: "
-            "give more data."
+            f"a class has {least} different samples, but each of the {folds} parts needs one. "
+            "Give more data."
         )
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     train = np.zeros(len(classes), dtype=bool)
@@ -285,10 +290,10 @@ def _of_layer(
     train: Bool[np.ndarray, "sample"],
     answers: Sequence[Int[np.ndarray, "sample"]],
 ) -> list[Float[np.ndarray, "held"]]:
-    """Returns 1 for each held-out sample that is classified correctly, 0 for the others.
+    """Returns for each held-out sample 1 if it is classified correctly, else 0.
 
-    A classifier is fitted for each of several sets of answers. features: the training part comes
-    first; they are standardised in place.
+    A classifier is fitted for each array in `answers`. features: the training part comes first; the
+    features are standardised in place.
     """
     count = int(train.sum())
     middle, scale = _scaling(features[:count])
@@ -304,7 +309,7 @@ def _of_layer(
 def _scaling(
     values: Float[np.ndarray, "row d_model"],
 ) -> tuple[Float[np.ndarray, "d_model"], Float[np.ndarray, "d_model"]]:
-    """Returns mean and standard deviation of each column; 1 for a constant column.
+    """Returns mean and standard deviation of each column; the latter is 1 for a constant column.
 
     scikit-learn's scaler would make float64 copies of all rows.
     """
@@ -325,7 +330,7 @@ def _fitted(features: Float[np.ndarray, "row d_model"], classes: Int[np.ndarray,
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
-        # with permuted labels there is nothing to converge to
+        # with permuted labels, the classifier has nothing to converge to
         warnings.simplefilter("ignore", ConvergenceWarning)
         return LogisticRegression(max_iter=1000).fit(features, classes)
 

@@ -1,4 +1,4 @@
-"""ci.probe: the same probes, on a cache."""
+"""ci.probe: the probes of ci.sweep, on a cache."""
 
 from typing import Any
 
@@ -23,21 +23,21 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     """Measures the cache of `model.run_with_cache(x)`, with the model's current weights.
 
     The decoder of a masked autoencoder is `ci.probe(cache.decoder)`; the towers of a CLIP are
-    `cache.visual` and `cache.text`. There are no controls, which need another forward.
+    `cache.visual` and `cache.text`. Controls are not measured, as they need another forward.
 
-    Raises ValueError if this is no such cache, if it has no batch axis or only some of the tokens.
-    Raises KeyError if it lacks a hook point that the probes read.
+    Raises ValueError for anything but such a cache, and if the cache has no batch axis or only some
+    of the tokens. Raises KeyError if the cache lacks a hook point that the probes read.
     """
     if not isinstance(cache, CrateCache):
         raise ValueError(
-            "ci.probe takes the cache of model.run_with_cache(images), "
-            f"got {type(cache).__name__}: "
+            f"got {type(cache).__name__}, "
+            "but ci.probe takes the cache of model.run_with_cache(images). Use "
             "logits, cache = model.run_with_cache(images); ci.probe(cache)."
         )
     model = cache.model
     if model.towers:
         raise ValueError(
-            "a CLIP is two models: probe its towers, "
+            "a CLIP is two models. Probe its towers with "
             "ci.probe(cache.visual) and ci.probe(cache.text)."
         )
     chosen = fitting(probes, model, "blocks")
@@ -65,11 +65,11 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
 
 
 def _check(cache: CrateCache, probes: list[Probe]) -> int:
-    """Returns the number of samples of a cache that has every token of what the probes read."""
+    """Checks that a cache has all that the probes read, and returns its number of samples."""
     model: Any = cache.model
     if not cache.has_batch_dim:
         raise ValueError(
-            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
+            "the cache has no batch axis. Call run_with_cache without remove_batch_dim=True."
         )
     points = [point for item in probes for point in item.points]
     wanted = [full_name(point, layer) for point in points for layer in range(len(model.blocks))]
@@ -78,15 +78,15 @@ def _check(cache: CrateCache, probes: list[Probe]) -> int:
     if missing:
         shown = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
         raise KeyError(
-            f"the cache lacks {len(missing)} hook points the probes read: {shown}. "
-            "Cache them too, or all."
+            f"the cache lacks {len(missing)} hook points that the probes read: {shown}. "
+            "Cache these points too, or cache all points."
         )
     _check_tokens(cache)
     return len(next(iter(cache.values())))  # the first axis of every point is the batch
 
 
 def _check_tokens(cache: CrateCache) -> None:
-    """Raises ValueError for a slice of the tokens, which would be taken for all tokens."""
+    """Raises ValueError for a slice of the tokens, which probes would take for all tokens."""
     shapes = {
         name: value.shape for name, value in cache.cache_dict.items() if name.startswith("blocks.")
     }
@@ -98,5 +98,5 @@ def _check_tokens(cache: CrateCache) -> None:
         sliced |= bool(streams - {cfg.n_ctx})
     if sliced or len(streams) > 1:
         raise ValueError(
-            "the cache holds some of the tokens only: run_with_cache without pos_slice."
+            "the cache holds some of the tokens only. Call run_with_cache without pos_slice."
         )

@@ -1,6 +1,6 @@
 """The findings of a sweep in a report: its first sentences, and each layer's verdict.
 
-Numbers become changes with intervals, these become signs, and these become words.
+Numbers become changes with intervals, changes become signs, and signs become words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from crate_interp.sweeps.sweep_findings import (
     turns,
 )
 
-# statistic -> (what is expected of a trained network, 1 if more than untrained, else -1)
+# statistic -> (expectation for a trained network, 1 if it is above untrained, else -1)
 _BESIDE_UNTRAINED = {
     OFFICIAL: ("Authors' R^c is lower than untrained", -1),
     "sparsity.zero_fraction": ("More zeros than untrained", 1),
@@ -31,7 +31,8 @@ _BESIDE_UNTRAINED = {
     "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
     "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
 }
-_CLS, _INSTEAD = "attention.support_cls", "attention.entropy"  # the second if there is no CLS token
+# the second is shown if there is no CLS token
+_CLS, _INSTEAD = "attention.support_cls", "attention.entropy"
 
 
 def finding(result: SweepResult, twins: Sequence[SweepResult]) -> list[str]:
@@ -53,10 +54,10 @@ def two_rates(result: SweepResult) -> str:
     if at_attention(result) is None or along_layers(result) is None:
         return ""
     return (
-        "Two numbers are called R^c. The authors' script takes LN(Z) with every token's code at "
-        "length one, before each attention: it compares layers, and cannot see how long tokens "
-        f"are. The other is R^c of {stream(result)} against one layer's subspaces, before and "
-        "after its attention."
+        "Two numbers are called R^c. The authors' script takes LN(Z) before each attention, and "
+        "scales every token's code to length one. That R^c compares layers, and does not depend on "
+        f"how long tokens are. The other number is R^c of {stream(result)} in one layer's "
+        "subspaces, before and after the attention of this layer."
     )
 
 
@@ -118,7 +119,7 @@ def _plain(result: SweepResult, twins: Sequence[SweepResult]) -> str:
 
 
 def beginning(known: Sequence[str]) -> list[str]:
-    """Returns the statistics with which a report begins; one stands for all of CLS's attention."""
+    """Returns the statistics with which a report begins, with at most one on attention."""
     chosen = [name for name in _BESIDE_UNTRAINED if name in known]
     return [name for name in chosen if name != _INSTEAD or _CLS not in known]
 
@@ -151,7 +152,7 @@ def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
 
 
 def _falls(words: str, result: SweepResult, change: Change, twins: list[Change | None]) -> Row:
-    """Returns whether a rate is shown to fall in each layer, and the same of untrained networks."""
+    """Returns a row: whether a rate is shown to fall in each layer, and in untrained networks."""
     signs = dict(zip(change.layers.tolist(), change.signs, strict=True))
     random = _untrained_signs(twins) or [0] * len(signs)
     untrained = dict(zip(signs, random, strict=True))
@@ -170,7 +171,7 @@ def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
 
 
 def _beside_untrained(result: SweepResult, twins: Sequence[SweepResult], name: str) -> Row:
-    """Returns whether each layer's mean differs from that of one further untrained network."""
+    """Returns a row: whether each layer's mean differs from one further untrained network's."""
     words, better = _BESIDE_UNTRAINED[name]
     drawn, random = curve(result, name), baseline(twins, name)
     assert random is not None

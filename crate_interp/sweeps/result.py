@@ -45,8 +45,9 @@ class SweepResult(Result):
         """Returns a row per statistic and layer: probe, statistic, layer, mean, std, n, over.
 
         mean and std are over n samples. std divides by n - 1 and is NaN for n < 2. A statistic of
-        the weights has n = 1. over "heads" marks a statistic per head, averaged over heads for each
-        sample; `heads()` has each head. `table("layers")` leaves these out.
+        the weights has n = 1. If `over` is "heads", the statistic is per head, and was averaged
+        over heads for each sample; `heads()` has each head. `table("layers")` leaves out statistics
+        per head.
         """
         parts = [self._table("layers").assign(over="samples")]
         if len(self._table("heads")):
@@ -72,7 +73,8 @@ class SweepResult(Result):
     def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`.
 
-        It is Student's t; NaN for a single sample, and for statistics of the weights.
+        The interval is Student's t. Its ends are NaN for a single sample, and for statistics of the
+        weights.
         """
         return mean_ends(rows)
 
@@ -80,21 +82,25 @@ class SweepResult(Result):
         """Returns a row per negative control, statistic and layer.
 
         Columns: control, probe, statistic, layer, control_mean, model_mean, n, lower. Both means
-        are over the same n samples; in `lower` of them the model's number is below the control's,
-        which is better for R^c and worse for R - R^c. "random weights" (one untrained network, seed
-        0) are measured on all controlled samples, the others on an evenly spread part (5 of 32,
-        about an eighth of many). Those are "random subspaces" (with the singular values of the
-        model's U, drawn anew for each sample), "permuted heads" (each head's result written by the
-        W_O of the head before), and "tight frame" (a stream of the same energy, spread evenly over
-        as many directions as it can have). A statistic that a control does not change has no row.
-        meta["controls"] is the number of controlled samples, the first of the data. The table is
-        empty for `ci.probe`, and for a part of the data after them. In a merged result the means
-        are over the controlled samples of both.
+        are over the same n samples. In `lower` of these samples, the model's number is below the
+        control's, which is better for R^c and worse for R - R^c. A statistic that a control does
+        not change has no row.
+
+        The control "random weights" (one untrained network, seed 0) is measured on all controlled
+        samples. Three controls are measured on an evenly spread part (5 of 32 samples, about an
+        eighth of many): "random subspaces" (with the singular values of the model's U, drawn
+        separately for each sample), "permuted heads" (each head's result written by the W_O of the
+        head before), and "tight frame" (a stream of the same energy, spread evenly over as many
+        directions as possible).
+
+        meta["controls"] is the number of controlled samples, which are the first of the data. The
+        table is empty for `ci.probe`, and for a part of the data after the controlled samples. In a
+        merged result, the means are over the controlled samples of both parts.
         """
         return self.table("controls")
 
     def controls_text(self) -> str:
-        """Returns the controls of R^c in lines of text, with their meaning; "" without any."""
+        """Returns the controls of R^c in lines of text, with their meaning; "" without controls."""
         return controls_text(self)
 
     def headline(self) -> str:
@@ -116,12 +122,12 @@ class SweepResult(Result):
     def sharpest(self, count: int = 3) -> str:
         """Returns the heads with the sharpest attention in words, lowest entropy first.
 
-        A line for each of `attention.entropy_cls`, `entropy_patches` and `entropy`, if measured; ""
-        without them. It has the means over samples in nats, the value of even attention, the 95 %
-        intervals of the means by Student's t, the standard deviation over samples (sd; if it is
-        large, the head is sharp only on some samples), the share that CLS gives to itself, and how
-        many intervals overlap that of the first head. Two heads whose intervals do not overlap
-        differ (p < .05), however they correlate over samples.
+        There is a line for each of `attention.entropy_cls`, `entropy_patches` and `entropy` that
+        was measured; "" if none was. A line has the means over samples in nats, the value of even
+        attention, the 95 % intervals of the means by Student's t, the standard deviation over
+        samples (sd; if it is large, the head is sharp only on some samples), the share that CLS
+        gives to itself, and how many intervals overlap the interval of the first head. Two heads
+        whose intervals do not overlap differ (p < .05), however they correlate over samples.
         """
         tokens = self.meta["probes"].get("attention", {}).get("settings", {}).get("tokens", "all")
         queries = "all queries" if tokens == "all" else f"the queries {tokens}"
@@ -136,7 +142,11 @@ class SweepResult(Result):
             if len(found):
                 most = even(self, f"attention.{statistic}")
                 same = most is not None and np.ptp(most) < 1e-6  # the same in all layers
-                scale = "nats" if most is None or not same else f"nats, {most[0]:.4g} is even"
+                scale = (
+                    "nats"
+                    if most is None or not same
+                    else f"nats, {most[0]:.4g} if attention is even"
+                )
                 scale += f"; 95 % interval; sd over {self.meta['unit']}"
                 words = f"Sharpest heads by {statistic} (of {of}; {scale}): "
                 lines.append(words + _ranked(found, count))
@@ -155,7 +165,7 @@ class SweepResult(Result):
 
 
 def _ranked(heads: Any, count: int) -> str:
-    """Returns the first of the sharpest heads in words, and whether they differ."""
+    """Returns the first `count` heads in words, and whether other heads differ from the first."""
     shown = []
     for row in heads.head(count).itertuples():
         ends = f" ({row.low:#.4g} to {row.high:#.4g}; sd {row.std:.2g})"
@@ -166,7 +176,7 @@ def _ranked(heads: Any, count: int) -> str:
     near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
     if near:
         many = "that of 1 other head" if near == 1 else f"those of {near} other heads"
-        more = "which may be sharper: demos/docs/pages/faq.md compares two heads, sample by sample."
+        more = "which may be sharper. demos/docs/pages/faq.md compares two heads, sample by sample."
         return f"{words} The interval of the first overlaps {many}, {more}"
     known = not heads["low"].isna().all() and len(heads) > 1
     return f"{words} No other interval overlaps that of the first." if known else words

@@ -1,4 +1,4 @@
-"""ci.sweep: probes over a data set in one stream."""
+"""ci.sweep: measures probes over a data set in one stream."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -49,24 +49,24 @@ def sweep(
 ) -> Perhaps[SweepResult]:
     """Runs the model over `data` once, and keeps the probes' numbers for each layer.
 
-    probes: names, Probe objects, or both; None means those of the four defaults whose points the
-    model has. data: see `ci.data.open_data` and `open_text`, or the result of `ci.open_store`; with
-    a stream every process reads all rows. blocks: "decoder_blocks" for a masked autoencoder's
-    decoder. forward(model, batch): another way to run the model. controls: on how many of the first
-    samples to measure `result.controls()`, at about two more forwards each. precision: "bfloat16"
-    runs the model under torch.autocast; probes measure in float32.
+    probes: names, Probe objects, or both; None means those of the four default probes whose points
+    the model has. data: see `ci.data.open_data` and `open_text`, or the result of `ci.open_store`;
+    if data is a stream, every process reads all rows. blocks: "decoder_blocks" for a masked
+    autoencoder's decoder. forward(model, batch): another way to run the model. controls: on how
+    many of the first samples to measure `result.controls()`; each sample takes about two more
+    forwards. precision: "bfloat16" runs the model under torch.autocast; probes measure in float32.
 
     run: the options of every streamed verb (crate_interp/core/run_options.py): batch_size, limit,
     workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out= a folder keeps
-    each chunk as soon as it is measured, and repeating the call continues where an earlier one
+    each chunk as soon as it is measured, and repeating the call continues where an earlier call
     stopped.
 
-    Memory grows with the number of samples only by the numbers themselves. Hooks on the model stay
-    on.
+    Memory grows with the number of samples only by the measured numbers. Hooks on the model stay
+    active.
 
     Raises ValueError before work starts for arguments and data that cannot be measured, including
-    NaN or Inf, and if the folder holds something else; with layer and samples if a statistic is not
-    finite.
+    NaN or Inf, and if the folder holds something else. Raises ValueError, with layer and samples,
+    if a statistic is not finite.
     """
     options = run_options(sweep, run)
     meta, stage, code = planned(model, data, probes, options, blocks, forward, controls, precision)
@@ -115,7 +115,7 @@ def sweep_stage(
     meta: Mapping[str, Any],
     forward: batches.Forward = batches.run_layers,
 ) -> Stage:
-    """Returns the stage that measures probes; meta: its blocks and controls."""
+    """Returns the stage that measures probes; meta: must have "blocks" and "controls"."""
     of_chunk = partial(_of_chunk, probes=probes, controls=meta["controls"])
     masks = any(item.masks for item in probes)
     return Stage(name, model, samples, of_chunk, meta["blocks"], forward, masks=masks)
@@ -129,14 +129,14 @@ def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
     tally, controlled = Tally(samples.n, samples.start), no_controls()
     with torch.no_grad():
         layers: Any = getattr(chunk.model, chunk.blocks)
-        if not chunk.number:  # once for all chunks
+        if not chunk.number:  # weights are measured once, in the first chunk
             measure_weights(chunk.model, chunk.blocks, probes, tally)
         of_weights: list[dict] = chunk.once.setdefault("weights", [{} for _ in layers])
         untrained: Any = twin(chunk.model, 0) if samples.start < controls else None
         for batch in chunk.batches():
             extra = _masks(chunk, batch)
             if batch.start >= controls:
-                untrained = None  # frees its memory for the rest
+                untrained = None  # frees the twin's memory for the remaining batches
                 measure_batch(chunk, batch, probes, tally, of_weights, extra)
                 continue
             count = min(controls - batch.start, len(batch.inputs))
@@ -159,10 +159,10 @@ def measure_batch(
     extra: dict[str, Tensor],
     more: Sequence[batches.Reading] = (),
 ) -> dict[Key, Tensor]:
-    """Runs the model on a batch, adds the probes' numbers for each layer, and returns them too.
+    """Runs the model on a batch, adds the probes' numbers to the tally, and returns the numbers.
 
-    of_weights: values already computed from each layer's weights. extra: what probes read besides
-    activations. more: further readings.
+    of_weights: values already computed from each layer's weights. extra: tensors that probes read
+    in addition to activations. more: further readings.
     """
     chunk.measure(batch, [*_readings(chunk, probes, tally, of_weights, extra), *more])
     answers = {(item.name, name, layer): value for item, layer, name, value, _ in tally.waiting}
@@ -179,7 +179,7 @@ def _readings(
 ) -> list[batches.Reading]:
     """Returns a reading for each probe, so that a layer is measured while its points are in cache.
 
-    Values that a layer's probes share are kept until the last of them is done.
+    Values that a layer's probes share are kept until the last of these probes is done.
     """
     layers: Any = getattr(chunk.model, chunk.blocks)
     names = set(dict(layers[0].named_modules()))
@@ -216,7 +216,7 @@ def _readings(
 
 
 def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> list[Probe]:
-    """Returns the requested probes, or those of the defaults whose points the layers have.
+    """Returns the requested probes, or the default probes whose points the layers have.
 
     Raises KeyError if a requested probe reads a point that the layers lack.
     """
@@ -229,7 +229,7 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
             model.check_point(full_name(point, 0))
         elif point not in names:
             raise KeyError(
-                f"the layers of {blocks} have no hook point {point!r}: see model.hook_dict."
+                f"the layers of {blocks} have no hook point {point!r}. See model.hook_dict."
             )
     return chosen
 
@@ -237,21 +237,21 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
 def check_masks(
     probes: list[Probe], samples: Samples | Stream | None, skip_bad: bool = False
 ) -> None:
-    """Raises ValueError if a probe needs masks, and there are none or the first cannot be read.
+    """Raises ValueError if a probe needs masks, but there are none or the first cannot be read.
 
-    skip_bad: whether an undecodable first mask is allowed.
+    skip_bad: whether a first mask that cannot be decoded is allowed.
     """
     name = next((item.name for item in probes if item.masks), None)
     if name is None:
         return
     if samples is None:
         raise ValueError(
-            f"the probe {name!r} needs masks, and a cache has none: "
-            "use ci.sweep on data with masks."
+            f"the probe {name!r} needs masks, but a cache has none. "
+            "Use ci.sweep on data with masks."
         )
     if isinstance(samples, Stream) or samples.masks is None:
         raise ValueError(
-            f"the probe {name!r} needs masks, and the data has none: give {forms(masks=True)}, "
+            f"the probe {name!r} needs masks, but the data has none. Give {forms(masks=True)}, "
             "or a datasets.Dataset with an image and a mask column."
         )
     try:
@@ -262,10 +262,10 @@ def check_masks(
 
 
 def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
-    """Returns a batch's entries for probes of masks (`MASKS`), if the stage reads masks.
+    """Returns the tensors `MASKS` of a batch for probes of masks, if the stage reads masks.
 
-    The other masks are those of the next samples; after the last comes the first. Samples without a
-    decodable mask are passed over.
+    "other_masks" has the mask of the next sample for each sample; the first sample follows the
+    last. Samples without a decodable mask are skipped.
     """
     read = chunk.samples.masks
     if batch.masks is None or read is None:

@@ -23,7 +23,7 @@ class Change:
     """How a number changes, layer by layer: its means, and the relative change by sample.
 
     before, after: the means. change: the mean over samples of after / before - 1, as in an audit.
-    low, high: its 95 % interval by Student's t; NaN for a single sample.
+    low, high: the 95 % interval of change by Student's t; NaN for a single sample.
     """
 
     layers: Shaped[np.ndarray, "layer"]
@@ -35,14 +35,14 @@ class Change:
 
     @property
     def signs(self) -> list[int]:
-        """Returns -1 where the number is shown to fall, 1 where it is shown to rise, else 0."""
+        """Returns for each layer -1 if the number is shown to fall, 1 if shown to rise, else 0."""
         return signs(self.low, self.high).tolist()
 
 
 def at_attention(result: Result) -> Change | None:
     """Returns how R^c changes from before to after the attention of each layer, if both are known.
 
-    Both use the subspaces of that layer.
+    Both rates use the subspaces of that layer.
     """
     before, after = _wide(result, _BEFORE), _wide(result, _AFTER)
     if before is None or after is None:
@@ -87,7 +87,7 @@ def headline(result: Result) -> str:
 
 
 def few_words(change: Change) -> str:
-    """Returns, in brackets, that no layer has an interval, or "" if one has."""
+    """Returns a remark in brackets if no layer has an interval, else ""."""
     none = np.isnan(change.low).all()
     return f" ({interval_words(np.nan, np.nan)})" if none else ""
 
@@ -120,9 +120,10 @@ def mean_ends(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 def beyond_untrained(
     result: Any, statistic: str, untrained: Float[np.ndarray, "seed layer"]
 ) -> Int[np.ndarray, "layer"]:
-    """Returns 1 if a mean is shown to be above one further untrained network's, -1 if below.
+    """Returns for each layer 1 if the mean is shown to be above one further untrained network's.
 
-    0 if neither is shown. untrained: each network's mean.
+    It is -1 if the mean is shown to be below, 0 if neither is shown. untrained: each network's
+    mean.
     """
     table, weights = result.layers(), result.table("weights")
     rows = table[table["probe"] + "." + table["statistic"] == statistic]
@@ -135,7 +136,8 @@ def beyond_untrained(
 def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
     """Returns a statistic of attention, by layer, for equal shares on all keys.
 
-    None if the statistic is not in `OF_EVEN`, or the entropy of even attention was not measured.
+    Returns None if the statistic is not in `OF_EVEN`, or if the entropy of even attention was not
+    measured.
     """
     table: Any = result.table("layers")
     uniform = table[(table["probe"] == "attention") & (table["statistic"] == "entropy_uniform")]
@@ -164,7 +166,8 @@ def instead_of_u(result: Result) -> str:
     shared = role != "query" and config["value_heads"] != config["n_heads"]
     whose = "group of heads" if shared else "head"
     return (
-        f"U_k is the {role} map of each {whose}: a choice, as this network ties none of its maps."
+        f"U_k is the {role} map of each {whose}: a choice, because this network ties none of its "
+        "maps."
     )
 
 
@@ -175,7 +178,7 @@ def stream(result: Result) -> str:
 
 
 def path(along: Change) -> str:
-    """Returns how a rate goes from the first to the last layer, and its extreme between, in words.
+    """Returns how a rate goes from the first to the last layer, and its extreme in between.
 
     An example is "falls from 221 nats per token in layer 0 to 166.5 in layer 5", or "goes from 224
     nats per token in layer 0 to 226 in layer 5, with its lowest, 127, in layer 1".
@@ -184,7 +187,7 @@ def path(along: Change) -> str:
 
 
 def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
-    """Returns in words how values go from the first to the last layer, as `path` does.
+    """Returns how values go from the first to the last layer, in words like those of `path`.
 
     later: all layers but the first. unit: if empty, the ends are given without their layers.
     """
@@ -203,7 +206,7 @@ def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
 
 
 def _outside(values: Sequence[float]) -> int | None:
-    """Returns the value that lies furthest outside those at the ends; None if none is far.
+    """Returns the place of the value furthest outside the two ends, or None if none is far.
 
     A rate with such a value has not simply fallen or risen.
     """

@@ -1,7 +1,7 @@
-"""The tables of a sweep: numbers gathered batch by batch, made into tables, merged.
+"""Gathers the numbers of a sweep batch by batch, makes tables of them, and merges tables.
 
-Every number is kept per sample, mean and variance per head. The mean over heads of each sample has
-a mean and a variance of its own.
+A statistic per sample is kept for every sample. Of a statistic per head, the mean and the variance
+over samples are kept for each head, and also for the mean over heads of each sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,9 +53,9 @@ class Moments:
 class Tally:
     """The numbers measured so far on n samples.
 
-    A `[batch]` statistic is written into one array of length n, made at its first batch. Small
-    arrays kept from every batch would fragment the memory between activations, so that it would
-    grow with the data.
+    A `[batch]` statistic is written into one array of length n, which is made at the first batch.
+    Small arrays kept from every batch would lie between the activations and fragment the memory,
+    which would then grow with the data.
     """
 
     n: int
@@ -80,9 +80,9 @@ class Tally:
     def flush(self, probes: Sequence[Probe]) -> None:
         """Adds the numbers of a batch in the order of the probes.
 
-        They are transferred together, because a transfer costs as much as a measurement. Raises
-        ValueError, with layer and samples, if a number is not finite, except for NaN from a probe
-        that is partial.
+        All numbers are transferred together, because a transfer costs as much as a measurement.
+        Raises ValueError, with layer and samples, if a number is not finite; NaN is allowed from a
+        probe that is partial.
         """
         order = {probe.name: place for place, probe in enumerate(probes)}
         waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
@@ -135,14 +135,14 @@ class Tally:
             values = tensor.detach().double().cpu().numpy()
             if not np.isfinite(values).all():
                 raise ValueError(
-                    f"{probe}.{statistic} of layer {layer} is NaN or Inf: "
-                    "are the model's weights finite?"
+                    f"{probe}.{statistic} of layer {layer} is NaN or Inf. "
+                    "Check that the model's weights are finite."
                 )
             self.weights[probe, statistic, layer] = values
 
 
 def _columns(values: list[Tensor]) -> list[np.ndarray]:
-    """Returns each tensor in float64, `[batch, 1 or head]`, by one transfer per dtype and batch."""
+    """Returns tensors as float64 `[batch, 1 or head]`, in a transfer per dtype and batch length."""
     groups: dict[tuple, list[int]] = {}
     for place, value in enumerate(values):
         groups.setdefault((value.dtype, len(value)), []).append(place)
@@ -159,7 +159,8 @@ def _columns(values: list[Tensor]) -> list[np.ndarray]:
 def _same_heads(key: Key, before: tuple[int, ...], now: tuple[int, ...]) -> None:
     if before != now:
         raise ValueError(
-            f"{key[0]}.{key[1]} has {now[0]} heads in one batch, fewer or more before."
+            f"{key[0]}.{key[1]} has {now[0]} heads in one batch, but had another number of heads "
+            "in an earlier batch."
         )
 
 
@@ -180,7 +181,7 @@ def no_controls() -> pd.DataFrame:
 
 
 def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str, Any]:
-    """Returns the stored tables of the measured numbers; that of the controls is empty."""
+    """Returns the stored tables of the measured numbers; the table of controls is empty."""
     moments = [
         (*key, head, item.n, mean, squares)
         for key, item in tally.heads.items()
@@ -221,7 +222,7 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
 
 
 def _head_sample_table(tally: Tally) -> pd.DataFrame:
-    """Returns rows for every layer and head of any statistic; NaN for statistics without them."""
+    """Returns a row per sample, layer and head of any statistic; statistics without it have NaN."""
     tables: dict[tuple, dict[str, Any]] = {}  # statistics of the same layers and heads share rows
     for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
         layers = sorted(key[2] for key in tally.head_samples if key[:2] == (probe, statistic))
@@ -282,7 +283,7 @@ def with_std(moments: pd.DataFrame) -> Any:
 
 
 def mean_of_heads(result: Result) -> pd.DataFrame:
-    """Returns each sample's mean over heads: a row per statistic and layer that has heads.
+    """Returns mean, std and n of each sample's mean over heads, for each statistic and layer.
 
     std is NaN for weights, and in results that were saved without it.
     """
@@ -314,7 +315,7 @@ def merged_moments(
     squares = both["squares"] + both["squares_other"] + step**2 * (both["n"] * both["n_other"] / n)
     mean = both["mean"] + step * (both["n_other"] / n)
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
-    # if one result lacks the mean over heads, it is that of the other's samples
+    # drops a mean over heads that one result lacks, as it is over the other's samples only
     whole = merged.groupby(_STATISTIC)["n"].transform("max") == merged["n"]
     merged = merged[whole | (merged["head"] != TOGETHER)]
     order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
@@ -324,7 +325,7 @@ def merged_moments(
 def merged_controls(
     mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Returns the means over the controlled samples of both."""
+    """Returns the means over the controlled samples of both tables."""
     if not len(mine) or not len(theirs):
         return mine if len(mine) else theirs
     both: Any = pd.concat([mine, theirs], ignore_index=True)

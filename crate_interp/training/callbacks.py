@@ -7,7 +7,7 @@ from typing import Any
 
 
 def _transformers(watch: Any) -> Any:
-    """Returns a Watch for Hugging Face's Trainer. Raises ImportError without transformers."""
+    """Makes a Watch class for Hugging Face's Trainer; raises ImportError without transformers."""
     from transformers import TrainerCallback
 
     class TransformersWatch(watch, TrainerCallback):
@@ -30,9 +30,10 @@ def _transformers(watch: Any) -> Any:
 
 
 def _lightning(watch: Any) -> Any:
-    """Returns a Watch for Lightning's Trainer, from either of its two packages.
+    """Makes a Watch class for Lightning's Trainer; raises ImportError without Lightning.
 
-    The one that is already imported is used. Raises ImportError without Lightning.
+    Lightning has two packages: `lightning.pytorch` is used if it is already imported, else
+    `pytorch_lightning`.
     """
     package = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
     base: Any = import_module(package).Callback
@@ -46,7 +47,7 @@ def _lightning(watch: Any) -> Any:
                 self.__enter__()
 
         def on_train_batch_end(self, trainer: Any, *others: Any) -> None:
-            # batches whose gradients are accumulated are not updates
+            # a batch whose gradients are only accumulated is not an update
             if trainer.is_global_zero and trainer.global_step > self.now:
                 self.step(trainer.global_step)
 

@@ -1,4 +1,4 @@
-"""Where the mean of a series changes most: the largest two-segment F, tested by shifts."""
+"""Finds where the mean of a series changes most: the largest two-segment F, tested by shifts."""
 
 from typing import NamedTuple
 
@@ -24,11 +24,11 @@ class Change(NamedTuple):
 
 
 def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the largest F over the places where a series may be cut in two, and that place.
+    """Returns the largest F over all places where a series may be cut in two, and the best place.
 
     F = (n - 2) B / W, with B the sum of squares between the two segments and W the sum of squares
     within them. A segment has at least 2 values. F is infinite if both segments are constant and
-    differ, and 0 for a constant series. Both are `[series]`.
+    differ, and 0 for a constant series. Both results are `[series]`.
     """
     n = values.shape[-1]
     cuts = np.arange(_SHORTEST, n - _SHORTEST + 1)
@@ -36,7 +36,7 @@ def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.nd
     sums = np.cumsum(centred, axis=-1)[..., cuts - 1]
     between = sums**2 * n / (cuts * (n - cuts))  # holds because a centred series sums to 0
     total = (centred**2).sum(axis=-1, keepdims=True)
-    # of a constant series the total is only rounding error
+    # for a constant series, the total is only rounding error
     constant = total <= n * (1e-12 * np.abs(values).max(axis=-1, keepdims=True)) ** 2
     within = np.where(total - between > 1e-12 * total, total - between, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -49,10 +49,10 @@ def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.nd
 def change_point(values: Float[np.ndarray, "n"], seed: int = 0) -> Change | None:
     """Returns where a series changes its mean most, or None for fewer than 7 values.
 
-    p: the share of circular shifts of the series with an F at least as large, (1 + their number) /
-    (1 + shifts). All n - 1 shifts are taken, or 999 drawn by `seed` if there are more; so p is at
-    least 1 / n. A shift keeps the values and, except at one place, their neighbours, so slow waves
-    do not count as a change.
+    p: the share of circular shifts of the series whose F is at least as large: (1 + the number of
+    these shifts) / (1 + the number of all shifts). All n - 1 shifts are taken, or 999 drawn by
+    `seed` if there are more; so p is at least 1 / n. A shift keeps the values and, except at one
+    place, their neighbours, so slow waves do not count as a change.
     """
     n = len(values)
     if n < FEWEST or not np.isfinite(values).all():

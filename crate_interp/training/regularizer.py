@@ -29,19 +29,20 @@ class SRRRegularizer:
             for x, y in batches:
                 loss = torch.nn.functional.cross_entropy(model(x), y) + penalty()
 
-    The layers' inputs come from the last forward with gradients, so the network runs once and each
-    chosen layer once more; its hooks fire a second time. layers: "last" (the paper's choice in
-    practice), "random" (one at each call, drawn by `seed` and not by torch's global generator), or
-    numbers such as [1, 3]. penalty: "l0" counts entries that are not zero; its gradient is zero
-    everywhere, so it changes only the value. "l1" is a surrogate with a gradient. The paper does
-    not say which it used, nor eps, nor whether the count is a share; normalise makes it a share.
-    weight=0 adds a zero without a gradient, and does not change a bit of the training.
+    The layers' inputs come from the last forward with gradients, so the network runs once. Each
+    chosen layer runs once more, and its hooks fire a second time. layers: "last" (the paper's
+    choice in practice), "random" (one layer at each call, drawn by `seed` and not by torch's global
+    generator), or numbers such as [1, 3]. penalty: "l0" counts entries that are not zero; its
+    gradient is zero everywhere, so it changes only the value of the loss. "l1" is a surrogate with
+    a gradient. The paper states neither its penalty, nor its eps, nor whether the count is a share;
+    normalise=True makes it a share. weight=0 adds a zero without a gradient, and does not change a
+    bit of the training.
 
     `last` holds each layer's term in the last call, before the weight.
 
     Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that do not
-    exist, and models whose layers have no U; RuntimeError if it is called outside its `with` or
-    without a new forward.
+    exist, and models whose layers have no U. Raises RuntimeError if it is called outside its
+    `with`, or without a new forward.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class SRRRegularizer:
         if any(subspaces(block) is None for block in self.blocks):
             raise ValueError(
                 f"the layers of family {model.cfg.family!r} have no subspaces U_k, which the "
-                "sparse rate reduction needs: give a CRATE."
+                "sparse rate reduction needs. Give a CRATE."
             )
         self.layers = _numbers(layers, len(self.blocks))
         self.penalty, self.normalise = penalty, checks.flag("normalise", normalise)
@@ -74,7 +75,7 @@ class SRRRegularizer:
         self._draws = random.Random(checks.count("seed", seed, least=0))
         self._seen: dict[int, tuple[tuple, dict]] = {}
         self._handles: list = []
-        self._again = False  # the layer now runs once more, with its recorded input
+        self._again = False  # whether a layer is running again, on its recorded input
 
     def __repr__(self) -> str:
         which = "one of " if self.one else ""
@@ -109,7 +110,10 @@ class SRRRegularizer:
     def __call__(self) -> Float[Tensor, ""]:
         """Returns the term for the last forward, to be added to the loss."""
         if not self._handles:
-            raise RuntimeError("use `with ci.SRRRegularizer(model) as penalty:` around the loop.")
+            raise RuntimeError(
+                "the regulariser is not open: use `with ci.SRRRegularizer(model) as penalty:` "
+                "around the loop."
+            )
         if not self._seen:
             raise RuntimeError(
                 "there was no forward with gradients since the last call: call the model first, "
@@ -136,16 +140,18 @@ class SRRRegularizer:
 
 
 def _numbers(layers: str | Sequence[int], count: int) -> list[int]:
-    """Returns the layers that may be chosen, ascending.
+    """Returns the layers that may be chosen, in ascending order.
 
-    Raises ValueError for any other value.
+    Raises ValueError for anything but "last", "random", or different numbers of layers.
     """
     if isinstance(layers, str):
         checks.one_of("layers", layers, ("last", "random"))
         return [count - 1] if layers == "last" else list(range(count))
     given = list(layers)
     if not given or any(type(one) is not int or not 0 <= one < count for one in given):
-        raise ValueError(f"layers={given!r}: give 'last', 'random' or numbers 0 to {count - 1}.")
+        raise ValueError(
+            f"layers={given!r}: give 'last', 'random' or numbers from 0 to {count - 1}."
+        )
     if len(set(given)) < len(given):
-        raise ValueError(f"layers={given!r}: a layer is named twice.")
+        raise ValueError(f"layers={given!r}: a layer is named twice. Name each layer once.")
     return sorted(given)

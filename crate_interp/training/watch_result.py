@@ -20,7 +20,7 @@ _CHANGES = [*_KEYS, "step", "f", "p", "before", "after", "n"]
 
 
 def _by_step(result: "WatchResult", name: str) -> pd.DataFrame:
-    """Returns a derived table of the sweep at each step, stacked."""
+    """Returns a derived table of the sweeps at all steps, with a first column `step`."""
     parts = [result.at(step).table(name) for step in result.steps]
     for step, part in zip(result.steps, parts, strict=True):
         part.insert(0, "step", step)
@@ -42,7 +42,7 @@ def _changes(result: "WatchResult") -> pd.DataFrame:
 
 
 def _evenly_spaced(steps: np.ndarray) -> int:
-    """Returns how many of the first gaps are equal, since the last step may come early."""
+    """Returns how many gaps between steps are equal; the last may differ, if a step came early."""
     gaps = np.diff(steps)
     return len(gaps) - int(len(gaps) > 1 and gaps[-1] != gaps[-2])
 
@@ -110,17 +110,17 @@ class WatchResult(Result):
     def changes(self) -> pd.DataFrame:
         """Returns where each mean changes its course most: one row per statistic, layer and head.
 
-        The series is the change of the mean per update, from step to step. step: where its second
-        segment begins. before, after: the mean change per update in both segments. f: the largest
-        two-segment F. p: from circular shifts of the n changes, at least 1 / n
-        (crate_interp/training/change_points.py); NaN for n < 7. It is one p-value of many: 5 % of
-        series without a change are at .05 or below. The samples are the same at every step, so p is
-        about this one training.
+        The series is the change of the mean per update, from step to step. step: where the second
+        segment of the series begins. before, after: the mean change per update in the two segments.
+        f: the largest two-segment F. p: from circular shifts of the n changes, at least 1 / n
+        (crate_interp/training/change_points.py); NaN for n < 7. Each p is one of many: 5 % of the
+        series without a change have a p of .05 or below. The samples are the same at every step, so
+        p is about this one training.
         """
         return self.table("changes")
 
     def headline(self) -> str:
-        """Returns what was measured when, and how many series change course."""
+        """Returns what was measured at which steps, and how many series change their course."""
         meta, steps = self.meta, self.steps
         what = counted(len(meta["statistics"]), "statistics")
         where = (
@@ -154,7 +154,9 @@ class WatchResult(Result):
     def _check_readable(self) -> None:
         super()._check_readable()
         if not self.steps or self.steps != sorted(set(self.steps)):
-            raise ValueError(f"the steps are {checks.shown(self.steps)}")
+            raise ValueError(
+                f"its steps must be ascending numbers, but are {checks.shown(self.steps)}"
+            )
 
     def _shown(self) -> pd.DataFrame:
         changes: Any = self._table("changes")

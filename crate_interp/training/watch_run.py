@@ -34,7 +34,7 @@ _FREE = ("model_digest", "device", "seconds")
 
 @dataclass(eq=False, repr=False)
 class Watch:
-    """Measures a model at every n-th step of its training: what `ci.watch` returns.
+    """Measures a model at every n-th step of its training; `ci.watch` returns a Watch.
 
     now: the number of updates so far. seconds: the time spent on measuring.
     """
@@ -89,8 +89,8 @@ class Watch:
             if other is not None:
                 raise ValueError(
                     f"{self.out} holds another training: at step {self.now} {other}. Give another "
-                    "out, the start= of the checkpoint in the model, or resume=False to begin the "
-                    "folder anew."
+                    "out, the start= that belongs to the model's checkpoint, or resume=False to "
+                    "start the folder over."
                 )
         except BaseException:
             self._open.close()
@@ -110,12 +110,16 @@ class Watch:
         """Counts an update, and measures the model if its number is a multiple of `every`.
 
         number: the number of updates so far, if you count them yourself. Raises RuntimeError
-        outside `with`, ValueError for a number that is not above the last.
+        outside `with`, and ValueError if the number is not above the last one.
         """
         if self._open is None:
-            raise RuntimeError("use `with ci.watch(model, data) as watch:` around the loop.")
+            raise RuntimeError(
+                "the watch is not open: use `with ci.watch(model, data) as watch:` around the loop."
+            )
         if number is not None and checks.count("number", number) <= self.now:
-            raise ValueError(f"number={number}: there were {self.now} updates already.")
+            raise ValueError(
+                f"number={number}: there were {self.now} updates already. Give a larger number."
+            )
         self.now = self.now + 1 if number is None else int(number)
         if self.now % self.every == 0:
             self._measure()
@@ -126,7 +130,7 @@ class Watch:
         Raises ValueError if nothing has been measured yet.
         """
         if not self._steps:
-            reasons = "; ".join(self.not_measured.values()) or "open it with `with` first"
+            reasons = "; ".join(self.not_measured.values()) or "open the watch with `with` first"
             raise ValueError(f"nothing was measured yet: {reasons}.")
         steps = sorted(self._steps)
         tables = {
@@ -139,10 +143,10 @@ class Watch:
         return WatchResult(tables, meta | {"seconds": round(self.seconds, 3)})
 
     def _measure(self) -> None:
-        """Measures the model; if that fails, it warns and lets the training continue.
+        """Measures the model; if that fails, warns and lets the training continue.
 
-        Meanwhile the model is in eval mode, without autocast. Afterwards its modes and torch's
-        random numbers are as before.
+        While it is measured, the model is in eval mode, without autocast. Afterwards its modes and
+        torch's random numbers are as before.
         """
         started, step = time.perf_counter(), self.now
         try:
@@ -168,7 +172,7 @@ class Watch:
         finally:
             for module in training:
                 module.training = True
-            self.stage.once.clear()  # once holds values computed from weights, which change
+            self.stage.once.clear()  # `once` holds values computed from weights, which change
 
     def _keep(self, step: int, tables: Tables) -> None:
         self._steps[step] = tables
@@ -185,10 +189,12 @@ def _other(kept: Tables, now: Tables) -> str | None:
         numbers = kept[name].select_dtypes("float").columns
         for column in numbers.difference(["n", "squares"]):
             was, found = kept[name][column].to_numpy(), now[name][column].to_numpy()
-            # on other devices and in other precisions it is still the same training
+            # wide, because a training is the same on another device or in another precision
             if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
                 means = [f"{np.nanmean(values):.4g}" for values in (was, found)]
-                return f"the mean of {column} is {means[0]} there and {means[1]} in this model"
+                return (
+                    f"the mean of {column} is {means[0]} in the folder and {means[1]} in this model"
+                )
     return None
 
 
@@ -221,10 +227,10 @@ def watch(
                 watch.step()
         result = watch.result()
 
-    The model is measured before the first update, after every `every` of them, and after the last.
-    probes: as in `ci.sweep`; "frames" and "objective" measure R^c and the objective in the frames
-    of the audit. The watch does not change a bit of the training: the model is in eval mode only
-    while it is measured, torch's random numbers are not used, and gradients are untouched.
+    The model is measured before the first update, after each `every` updates, and after the last
+    update. probes: as in `ci.sweep`; "frames" and "objective" measure R^c and the objective in the
+    frames of the audit. The watch does not change a bit of the training: the model is in eval mode
+    only while it is measured, torch's random numbers are not used, and gradients are untouched.
 
     callback: "transformers" or "lightning" makes the returned watch a callback too, to be passed as
     `Trainer(callbacks=[watch])`; it counts the updates itself, and only the first process measures.
@@ -232,14 +238,14 @@ def watch(
     be measured.
 
     out: a folder that keeps each step as soon as it is measured, and the result. start: the number
-    of updates before, if a training continues from a checkpoint; the steps up to there are taken
-    from the folder. resume=False starts the folder over.
+    of updates already made, if a training continues from a checkpoint; the steps up to `start` are
+    taken from the folder. resume=False starts the folder over.
 
-    A step at which a number is not finite, as in a training that diverges, is listed in
-    meta["not_measured"] with a warning, and the training continues. Raises ValueError before the
+    If a number is not finite at a step, as in a training that diverges, the step is listed in
+    meta["not_measured"], the watch warns, and the training continues. Raises ValueError before the
     training for arguments and data that cannot be measured, and if the folder holds something else
-    or, at the step `start`, numbers that are not this model's; ImportError if the trainer's package
-    is missing.
+    or, at the step `start`, numbers that are not this model's. Raises ImportError if the trainer's
+    package is missing.
     """
     every, limit = checks.count("every", every), checks.count("limit", limit)
     options = run_options(watch, {"limit": limit, "batch_size": batch_size})

@@ -12,7 +12,7 @@ from crate_interp.sweeps.runs.decode_ahead import read_ahead
 
 @contextmanager
 def local() -> Iterator[Any]:
-    """Yields the engine."""
+    """Yields the engine that measures in this process."""
     yield _measured
 
 
@@ -27,5 +27,5 @@ def _measured(
 # An engine measures tasks of a stage and yields each with its tables, in any order. Its third
 # argument is a function that is called with the number of newly finished samples.
 Engine = Callable[[Stage, Iterable[Task], Callable[[int], Any]], Iterator[tuple[Task, Tables]]]
-# a context manager that opens an engine
+# name of an engine -> a context manager that opens it
 ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {"local": local, "ray": on_ray}

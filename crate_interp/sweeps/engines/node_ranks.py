@@ -1,4 +1,6 @@
-"""One process of a node fetches a model while the others wait for a file that says it is done.
+"""Lets one process of a node fetch a model while the node's other processes wait.
+
+The first process writes a file that says when it has finished; the other processes wait for it.
 
 torchrun sets LOCAL_RANK, RANK and WORLD_SIZE. torch.distributed is never initialised.
 """
@@ -19,15 +21,15 @@ from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.safe_text import file_name
 
 _LOOK = 0.1  # seconds between looks
-_LONG = 600.0  # seconds that the first process may take before it says that it has begun
+_LONG = 600.0  # seconds that the first process may take until its file says that it has begun
 
 
 @contextmanager
 def after_rank_0(out: str | Path | None) -> Iterator[None]:
-    """Lets the process with LOCAL_RANK 0 on each node go first, and the others once it is done.
+    """Runs the block on each node first in the process with LOCAL_RANK 0, then in the others.
 
-    out: the folder of the run, which all of them share. If the first one fails, the others continue
-    and say so. A process without a rank or a folder does not wait.
+    out: the folder of the run, which all processes share. If the first process fails, the others
+    print a note and continue. A process without a rank or a folder does not wait.
     """
     rank = os.environ.get("LOCAL_RANK")
     if out is None or rank is None or int(os.environ.get("LOCAL_WORLD_SIZE", "2")) < 2:
@@ -52,8 +54,8 @@ def after_rank_0(out: str | Path | None) -> Iterator[None]:
 def device_of_rank() -> str:
     """Returns this process's GPU, "cuda:N" for LOCAL_RANK N, or "cpu" without GPUs.
 
-    With fewer visible GPUs than ranks, as when each rank sees only its own, N is taken modulo their
-    number.
+    If this process sees fewer GPUs than there are ranks (for example, only its own GPU), N is taken
+    modulo the number of visible GPUs.
     """
     if not torch.cuda.is_available():
         return "cpu"
@@ -61,7 +63,7 @@ def device_of_rank() -> str:
 
 
 def _marker(out: Path) -> Path:
-    """Returns a file for this launch on this node; the launch's processes share a parent."""
+    """Returns the path of this launch's file; its name has the id of the processes' parent."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     launch = "-".join(os.environ.get(name, "") for name in names)
     return out / f"{_prefix()}{os.getppid()}-{file_name(launch)}.json"
@@ -86,13 +88,13 @@ def _wait(marker: Path) -> None:
         if state == "fetches" and _lives(found.get("pid")):
             until = time.monotonic() + _LONG
         elif state is not None or time.monotonic() > until:
-            tqdm.write("rank 0 of this node could not load: going ahead.", file=stream())
+            tqdm.write("rank 0 of this node could not load: this process continues.", file=stream())
             return
         time.sleep(_LOOK)
 
 
 def _remove_old(marker: Path) -> None:
-    """Removes files of launches on this node whose first process is gone."""
+    """Removes the files of launches on this node whose first process has ended."""
     for path in marker.parent.iterdir():
         if path.name.startswith(_prefix()) and not _lives(read_index(path).get("pid")):
             path.unlink(missing_ok=True)

@@ -28,22 +28,24 @@ from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
-Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk in the form that `Stage.task` takes
-_LOOK, _LONG = 5.0, 12  # seconds between looks at the cluster; an actor with a place starts sooner
-_DEATHS = 5  # in a row, for each actor that there has been: then it is the chunks' fault
+Parcel = tuple[int, int, int, Sequence[Row]]  # the arguments of `Stage.task`
+# Seconds between looks at the cluster, and how many looks without a started actor bring advice. An
+# actor for which the cluster has room starts sooner.
+_LOOK, _LONG = 5.0, 12
+_DEATHS = 5  # so many deaths in a row for each actor mean that the chunks are at fault
 
 
 def surroundings() -> dict[str, str | int]:
-    """Returns everything besides the stage that may change the bits of a chunk."""
+    """Returns everything except the stage that may change the bits of a chunk."""
     versions = {name: version(name) for name in _PACKAGES}
     own = {"crate_interp": __version__, "Python": platform.python_version()}
     return {**own, **versions, "torch threads": torch.get_num_threads()}
 
 
 def packed(stage: Stage) -> bytes:
-    """Returns a stage as bytes, with its model on the CPU and the model's hooks.
+    """Returns a stage as bytes; its model is on the CPU and keeps its hooks.
 
-    Raises ValueError if something in it cannot be sent.
+    Raises ValueError if a part of the stage cannot be sent to another process.
     """
     if torch.device(stage.model.cfg.device).type != "cpu":
         stage = dataclasses.replace(stage, model=deepcopy(stage.model).to("cpu"))
@@ -51,8 +53,8 @@ def packed(stage: Stage) -> bytes:
         return _cloudpickle().dumps(stage)
     except Exception as error:  # an unknown object may raise anything
         raise ValueError(
-            f"engine='ray' cannot send {stage.name!r} to other processes: {error}. Take locks, "
-            "open files and generators out of probes, hooks and data, or use engine='local'."
+            f"engine='ray' cannot send {stage.name!r} to other processes: {error}. Remove "
+            "locks, open files and generators from probes, hooks and data, or use engine='local'."
         ) from error
 
 
@@ -63,13 +65,13 @@ def _cloudpickle() -> Any:
 
 
 def parcel(task: Task) -> Parcel:
-    """Returns a chunk in the form that is sent, without what the stage already has."""
+    """Returns the parts of a chunk that an actor needs in addition to the stage."""
     samples = task.samples
     return task.number, samples.start, samples.start + samples.n, task.rows or ()
 
 
 class Worker:
-    """Measures chunks of its stage; gpu: whether it has a GPU of its own."""
+    """Measures chunks of its stage; gpu: whether the worker has its own GPU."""
 
     def __init__(self, gpu: bool) -> None:
         self.gpu = gpu
@@ -77,19 +79,23 @@ class Worker:
         self.stage: Any = None
 
     def check(self, wanted: dict[str, str | int]) -> None:
-        """Raises ValueError if numbers of this process may differ from those of the driver."""
+        """Raises ValueError if this process may measure other numbers than the driver."""
         own = surroundings()
         other = [name for name, value in wanted.items() if own[name] != value]
         if other:
-            shown = ", ".join(f"{name} {own[name]} and not {wanted[name]}" for name in other)
+            shown = ", ".join(f"{name} {own[name]} (driver: {wanted[name]})" for name in other)
             raise ValueError(
-                f"an actor on {socket.gethostname()} has {shown} as the driver does: its numbers "
-                "would differ. Install the same versions on every node, and start the driver with "
-                "OMP_NUM_THREADS set to at most the cores of a node."
+                f"an actor on {socket.gethostname()} has {shown}, so its numbers would differ. "
+                "Install the same versions on every node, and start the driver with "
+                "OMP_NUM_THREADS set to at most the number of cores of a node."
             )
 
     def measured(self, reference: list[Any], chunk: Parcel) -> Tables:
-        """Returns the tables of a chunk; reference: the packed stage's, in a list of its own."""
+        """Returns the tables of a chunk.
+
+        reference: a list with Ray's reference to the packed stage. Without the list, Ray would pass
+        the stage's bytes in place of the reference.
+        """
         if self.reference != reference[0]:
             self.reference, self.stage = None, None  # one stage at a time in memory
             self.stage, self.reference = self._opened(reference[0]), reference[0]
@@ -102,8 +108,8 @@ class Worker:
             stage = _cloudpickle().loads(ray.get(reference))
         except ImportError as error:
             raise ValueError(
-                f"an actor on {socket.gethostname()} cannot open what is to be measured: {error}. "
-                "Install what probes and data need on every node."
+                f"an actor on {socket.gethostname()} cannot load the stage to measure: {error}. "
+                "Install the packages that probes and data need on every node."
             ) from None
         if self.gpu:
             stage = dataclasses.replace(stage, model=stage.model.to("cuda"))
@@ -111,7 +117,7 @@ class Worker:
 
 
 class Pool:
-    """Idle actors, and busy ones by the objects that Ray will return; ray: the module."""
+    """Idle actors, and busy actors by the reference to their next result; ray: the module `ray`."""
 
     def __init__(self, ray: ModuleType) -> None:
         self.ray, self.threads = ray, torch.get_num_threads()
@@ -130,7 +136,7 @@ class Pool:
         return len(self.idle) + sum(task is None for _, task in self.busy.values())
 
     def has_room(self, gpu: bool) -> bool:
-        """Tells whether one more actor may start; one is always allowed, and may wait."""
+        """Tells whether another actor may start; the first always may, and then waits for room."""
         return len(self.idle) + len(self.busy) < max(1, self._places(gpu))
 
     def start(self, gpu: bool) -> None:
@@ -142,12 +148,15 @@ class Pool:
         self.most = max(self.most, len(self.idle) + len(self.busy))
 
     def send(self, stage: object, task: Task, parcel: Parcel) -> None:
-        """Gives an idle actor a task; stage: its reference in Ray's store."""
+        """Gives an idle actor a task; stage: the reference to the stage in Ray's store."""
         actor = self.idle.pop()
         self.busy[actor.measured.remote([stage], parcel)] = (actor, task)
 
     def answer(self) -> tuple[Task | None, Tables | None]:
-        """Returns a task and its tables: none if its actor died, and no task if none is done."""
+        """Returns a task and its tables, or (None, None) if no task has finished yet.
+
+        The tables are None if the actor of the task has died.
+        """
         done, _ = self.ray.wait(list(self.busy), timeout=_LOOK)
         if not done:
             self._advise()
@@ -157,7 +166,7 @@ class Pool:
             tables = self.ray.get(done[0])
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause from None
-        except self.ray.exceptions.RayError as error:  # not of the chunk, but of where it ran
+        except self.ray.exceptions.RayError as error:  # the actor failed, not the measuring code
             self._bury(actor, error)
             return task, None
         self.idle.append(actor)
@@ -180,28 +189,29 @@ class Pool:
         self.deaths += 1
         if self.deaths > _DEATHS * self.most:
             raise ValueError(
-                f"{self.deaths} actors died one after the other. Look at the memory of the nodes: "
-                f"a smaller batch_size takes less. The last one died of this: {error}"
+                f"{self.deaths} actors died in a row. Check the memory of the nodes: a smaller "
+                f"batch_size needs less memory. The last actor died with this error: {error}"
             ) from None
 
     def _advise(self) -> None:
         self.looks += not self.works and not self.idle
         if self.looks == _LONG:
             tqdm.write(
-                f"Ray has no free place for an actor with {self.threads} CPUs, the threads of this "
-                "process: waiting. 'ray status' shows the nodes; OMP_NUM_THREADS sets the threads.",
+                f"Ray has no room for an actor with {self.threads} CPUs, one for each thread of "
+                "this process. Waiting. 'ray status' shows the nodes; OMP_NUM_THREADS sets the "
+                "number of threads.",
                 file=stream(),
             )
 
 
 @contextmanager
 def on_ray() -> Iterator[Any]:
-    """Yields the engine, on the Ray cluster of RAY_ADDRESS, or else on a new one on this machine.
+    """Yields the engine on the Ray cluster of RAY_ADDRESS, or on a new cluster on this machine.
 
     If Ray is initialised already, its cluster is used. An actor has as many CPUs as this process
     has threads, and a GPU if the model is on one.
 
-    Raises ValueError if Ray is not installed, or there is no such cluster.
+    Raises ValueError if Ray is not installed, or if the cluster cannot be joined.
     """
     try:
         import ray
@@ -225,15 +235,15 @@ def _join(ray: Any, address: str) -> None:
         ray.init(address=address, logging_level=logging.ERROR, **more)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ValueError(
-            f"cannot join the Ray cluster {address!r} of RAY_ADDRESS: {error}. Start one with "
-            "'ray start --head', or unset RAY_ADDRESS for one on this machine only."
+            f"cannot join the Ray cluster {address!r} of RAY_ADDRESS: {error}. Start a cluster "
+            "with 'ray start --head', or unset RAY_ADDRESS to use this machine only."
         ) from None
 
 
 def _measured(
     pool: Pool, stage: Stage, tasks: Iterable[Task], advance: Callable[[int], Any]
 ) -> Iterator[tuple[Task, Tables]]:
-    """Yields each task with its tables, as they come back."""
+    """Yields each task with its tables, in the order in which the tasks finish."""
     left, waiting = iter(tasks), deque[Task]()
 
     def enough(n: int) -> bool:

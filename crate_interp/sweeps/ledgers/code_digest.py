@@ -10,7 +10,7 @@ _OURS = ("crate_interp", "crate_hooks")
 
 
 def digest_of_code(value: object) -> str:
-    """Returns a digest of functions, of what they close over, and of plain values.
+    """Returns a digest of functions, of the variables they close over, and of plain values.
 
     For a class or module that a function uses, and for this library's own functions, only the name
     counts, because the run also records the library's version and the settings of its probes.

@@ -1,9 +1,9 @@
 """The folder of a run: its settings, a file for each chunk, and a ledger of their digests.
 
-run.json holds the settings. A chunk is a file that is written beside its place and moved into it;
-then a line with its digest goes into the ledger of the process that made it. A chunk counts if a
-ledger holds the digest of its file. So a process may die at any moment, several may work at once,
-and no clock is needed.
+run.json holds the settings. Each chunk is a file, which is written under a temporary name and then
+renamed. After that, the process that made the chunk adds the file's digest to its own ledger. A
+chunk counts as done if any ledger holds the digest of its file. So a process may die at any moment,
+several processes may work at once, and no clock is needed.
 """
 
 import errno
@@ -29,11 +29,11 @@ from crate_interp.results.result_reading import table_from
 from crate_interp.sweeps.ledgers.run_settings import check_same
 from crate_interp.sweeps.ledgers.shards import Shard
 
-# LISTING: the names and sizes of the measured files, if they were listed
+# LISTING: holds the names and sizes of the data's files, if these were listed
 RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
 _LEDGERS = "ledger-*.jsonl"
 _LOCK = ".crate-interp-shard-"
-_MOST = 10**7  # most chunks of a stage
+_MOST = 10**7  # the largest number of chunks of a stage
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -51,7 +51,7 @@ class Entry:
 class Ledger:
     """The files of a run.
 
-    fresh: whether it started over. damaged: chunk files whose digest no ledger holds.
+    fresh: whether the run started over. damaged: chunk files whose digest is in no ledger.
     """
 
     out: Path
@@ -78,29 +78,29 @@ class Ledger:
             )  # fmt: skip
 
     def begin(self, stage: str, chunks: int) -> None:
-        """Notes how many chunks a stage has.
+        """Records how many chunks a stage has.
 
-        Raises ValueError if a ledger has a different number, or there are too many.
+        Raises ValueError if a ledger has a different number, or if `chunks` is above 10**7.
         """
         if chunks > _MOST:
             raise ValueError(
-                f"{stage!r} has {chunks:,} chunks, more than {_MOST:,}: give a larger chunk_size."
+                f"{stage!r} has {chunks:,} chunks, more than {_MOST:,}. Give a larger chunk_size."
             )
         known = self.lengths().get(stage, chunks)
         if known != chunks:
             raise ValueError(
-                f"the ledgers in {str(self.out)!r} say that {stage!r} has {known:,} chunks, and "
-                f"the data has {chunks:,}: one of them has changed. resume=False (--restart) "
-                "starts over."
+                f"the ledgers in {str(self.out)!r} record {known:,} chunks of {stage!r}, but this "
+                f"data has {chunks:,} chunks. Give the data with which the run began, or start "
+                "over with resume=False (--restart)."
             )
         if stage not in self.lengths():
             with writable(self.out):
                 self._note(stage=stage, chunks=chunks)
 
     def read(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> Tables:
-        """Returns the tables of a chunk; entries: what `entries(stage)` returns.
+        """Returns the tables of a chunk; entries: the result of `entries(stage)`.
 
-        Raises ValueError if its file is missing, or its digest is in no ledger.
+        Raises ValueError if the chunk's file is missing, or if its digest is in no ledger.
         """
         path = self.path(stage, chunk)
         try:
@@ -111,12 +111,12 @@ class Ledger:
             return unpacked(content)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"{str(path)!r} is damaged ({error}): run the same command again, which measures "
-                "this chunk anew."
+                f"{str(path)!r} is damaged ({error}). Run the same command again: it measures this "
+                "chunk again."
             ) from None
 
     def has(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> bool:
-        """Tells whether a chunk's file is there with the digest of one of its entries."""
+        """Tells whether a chunk's file exists and has the digest of one of the chunk's entries."""
         wanted = {entry.sha256 for entry in entries.get(chunk, ())}
         path = self.path(stage, chunk)
         try:
@@ -144,7 +144,7 @@ class Ledger:
         return [chunk for chunk in range(count) if not self.has(stage, chunk, entries)]
 
     def lengths(self) -> dict[str, int]:
-        """Returns the number of chunks of each stage for which it is known."""
+        """Returns the recorded number of chunks of each stage."""
         return {
             line["stage"]: line["chunks"]
             for line in self._lines()
@@ -169,7 +169,7 @@ class Ledger:
         with open(path, "ab+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
-            # a process with the same number died while writing a line
+            # an earlier process with the same id died while it was writing a line
             torn = file.read() not in (b"", b"\n")
             file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
             file.flush()
@@ -190,7 +190,7 @@ class Ledger:
 
 
 def _read(path: Path) -> bytes:
-    """Returns the bytes of a file. Raises OSError for anything else, such as a pipe."""
+    """Returns the bytes of a regular file. Raises OSError if the path is anything else."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no file", str(path))
     return path.read_bytes()
@@ -198,17 +198,18 @@ def _read(path: Path) -> bytes:
 
 @contextmanager
 def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -> Iterator[Ledger]:
-    """Yields the ledger of a run with these settings, in a folder that is made if needed.
+    """Yields the ledger of a run with these settings, in a folder that is created if needed.
 
-    No other process can work on the same shard meanwhile. resume=False removes an earlier run.
+    While the ledger is open, no other process can work on the same shard. resume=False removes an
+    earlier run.
 
     Raises ValueError if the folder cannot be written, if it holds a run with other settings, if
     another process works on this shard, and for resume=False in one of several shards.
     """
     if not resume and shard.total > 1:
         raise ValueError(
-            f"resume=False in shard {shard} would remove what other shards have made: remove "
-            f"{str(out)!r} before you start them, or give another folder."
+            f"resume=False in shard {shard} would remove the chunks of other shards. Remove "
+            f"{str(out)!r} yourself before you start the shards, or give another folder."
         )
     with writable(out):
         (out / CHUNKS).mkdir(parents=True, exist_ok=True)
@@ -232,15 +233,15 @@ def alone(out: Path) -> Iterator[None]:
 
 @contextmanager
 def writable(out: Path) -> Iterator[None]:
-    """Turns an OSError in the block, which keeps a folder from being written, into a ValueError."""
+    """Turns an OSError in the `with` block into a ValueError: `out` cannot be written into."""
     try:
         yield
     except OSError as error:
         advice = "Give another folder."
         if error.errno in _FULL:
-            advice = "What is done stays: make room, then run the same command again."
+            advice = "Finished chunks are kept. Free some space, then run the same command again."
         elif isinstance(error, IsADirectoryError):
-            advice = f"{str(error.filename2 or error.filename)!r} is a folder: remove it."
+            advice = f"{str(error.filename2 or error.filename)!r} is a folder. Remove it."
         reason = error.strerror or error
         raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
 
@@ -248,7 +249,7 @@ def writable(out: Path) -> Iterator[None]:
 def discard(out: Path) -> None:
     """Removes the settings, the ledgers and the chunks of a run; its result stays.
 
-    The ledgers go first: without them chunks count for nothing.
+    The ledgers are removed first, because a chunk without a ledger does not count.
     """
     for path in [*out.glob(_LEDGERS), out / LISTING, out / RUN]:
         path.unlink(missing_ok=True)
@@ -261,8 +262,8 @@ def settings_of(out: Path) -> dict[str, Any]:
     found = read_index(out / RUN)
     if not found:
         raise ValueError(
-            f"{str(out)!r} holds no run: there is no readable {RUN}. Give the folder that `--out` "
-            "of crate-interp sweep, audit, segment, atoms or atlas named."
+            f"{str(out)!r} holds no run: there is no readable {RUN}. Give the folder that was the "
+            "`--out` of crate-interp sweep, audit, segment, atoms or atlas."
         )
     return found
 
@@ -275,7 +276,7 @@ def _agree(out: Path, settings: Mapping[str, Any]) -> None:
     # checked first, because another process writes run.json before a ledger
     begun = any(out.glob(_LEDGERS))
     if begun and not os.path.lexists(out / RUN):
-        raise _damaged(out, "is missing, and there are chunks that it belongs to")
+        raise _damaged(out, "is missing, although the folder has ledgers of chunks")
     name = f".{RUN}.{file_name(socket.gethostname())}-{os.getpid()}.part"
     part = out / name
     write_text(part, json.dumps(settings, indent=2) + "\n")
@@ -305,7 +306,8 @@ def _compare(out: Path, settings: Mapping[str, Any]) -> None:
 
 def _damaged(out: Path, what: str) -> ValueError:
     return ValueError(
-        f"{str(out / RUN)!r} {what}: resume=False (--restart) starts over. Or give another folder."
+        f"{str(out / RUN)!r} {what}. Start over with resume=False (--restart), or give another "
+        "folder."
     )
 
 
@@ -318,8 +320,8 @@ def _check_alone(out: Path, shard: Shard) -> None:
                     pass
             except Timeout:
                 raise ValueError(
-                    f"another process works in {str(out)!r}, and resume=False would remove what "
-                    "it makes: wait until it ends, or give another folder."
+                    f"another process works in {str(out)!r}, and resume=False would remove its "
+                    "chunks. Wait until that process ends, or give another folder."
                 ) from None
 
 
@@ -337,8 +339,8 @@ def _working(out: Path, shard: Shard) -> Iterator[None]:
             lock.acquire()
         except Timeout:  # a Timeout is an OSError too
             raise ValueError(
-                f"another process works on shard {shard} of {str(out)!r}: wait until it ends, give "
-                "each process a shard of its own (shard='i/n'), or give another folder."
+                f"another process works on shard {shard} of {str(out)!r}. Wait until it ends, give "
+                "each process its own shard (shard='i/n'), or give another folder."
             ) from None
     try:
         yield
@@ -355,13 +357,13 @@ def packed(tables: Mapping[str, pd.DataFrame]) -> bytes:
 
 
 def unpacked(content: bytes) -> Tables:
-    """Returns the tables in the bytes of such a file.
+    """Returns the tables that `packed` turned into bytes.
 
-    Raises ValueError if they hold anything else, or far more than their size allows.
+    Raises ValueError if the bytes hold anything else, or far more data than their size allows.
     """
     outer = table_from(content)
     if list(outer.columns) != ["table", "content"]:
-        raise ValueError(f"it has the columns {', '.join(map(str, outer.columns))}")
+        raise ValueError(f"its columns are {', '.join(map(str, outer.columns))}")
     pairs = zip(outer["table"], outer["content"], strict=True)
     return {name: table_from(inner) for name, inner in pairs}
 

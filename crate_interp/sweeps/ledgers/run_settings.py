@@ -21,7 +21,7 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) ->
         if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]
     if names:
-        # the settings of a result are contained in those of its run
+        # a run's settings contain those of its result, hence the double prefix
         named = {name: name.replace("settings.settings.", "settings.") for name in names[:3]}
         shown = "; ".join(
             f"{plain(own, 100)} is {_value(old, name)} there and {_value(new, name)} here"

@@ -19,7 +19,9 @@ WHOLE = Shard(0, 1)
 
 
 def shard_of(shard: str | None) -> Shard:
-    """Returns the shard that "i/n" names; None means RANK and WORLD_SIZE, or the whole if unset.
+    """Returns the shard that "i/n" names; None takes i and n from RANK and WORLD_SIZE.
+
+    If these variables are unset, this process takes all chunks.
 
     Raises ValueError unless 0 <= i < n.
     """

@@ -1,1 +1,1 @@
-"""What every streamed verb shares: a pass over data in chunks, in memory or in a folder."""
+"""The code that all streamed verbs share: a pass over data in chunks, in memory or in a folder."""

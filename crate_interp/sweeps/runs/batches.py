@@ -33,7 +33,7 @@ _DTYPES = {"bfloat16": torch.bfloat16}
 class Batch:
     """Contiguous samples on the model's device; `start` is the number of the first.
 
-    masks: their masks, on the CPU, in a stage that reads them.
+    masks: the samples' masks, on the CPU, if the stage reads masks.
     """
 
     inputs: Tensor
@@ -60,7 +60,7 @@ class Reading:
 
 
 def advised(error: Undecodable) -> str:
-    """Returns what is wrong with a sample, and how to leave it out."""
+    """Returns a message that says what is wrong with a sample, and how to leave the sample out."""
     return f"{str(error).rstrip('.')}: {_SKIP}."
 
 
@@ -86,13 +86,14 @@ def nobody(start: int, stop: int) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples that are measured in one piece; its batches depend only on its samples.
+    """Samples that are measured as one unit, in batches that depend only on these samples.
 
-    number: from 0, in the order of the data. once: values computed once for all chunks of a stage,
-    by name. advance(n) reports that n more samples are done. masks: whether batches have masks.
-    skip_bad: whether samples that cannot be decoded are left out. bad: sample number -> why it
-    cannot be decoded, for those that `batches` left out. ahead: returns the samples start to stop -
-    1, and their masks, if a worker has read them, else None.
+    number: the chunk's number, from 0, in the order of the data. once: values computed once for all
+    chunks of a stage, by name. advance(n) reports that n more samples are done. masks: whether
+    batches have masks. skip_bad: whether samples that cannot be decoded are left out. bad: sample
+    number -> why the sample cannot be decoded, for each sample that `batches` left out.
+    ahead(start, stop): returns the samples start to stop - 1 and their masks if a worker has read
+    these samples, else None.
     """
 
     model: HookedModel
@@ -111,9 +112,9 @@ class Chunk:
     def batches(self) -> Iterator[Batch]:
         """Yields the samples batch by batch.
 
-        A batch is batch_size samples. If some of them are left out, each contiguous rest is a
-        batch, so the batches depend only on the data. A chunk without decodable samples has no
-        batch.
+        A batch has batch_size samples. If some of these are left out, each contiguous run of the
+        remaining samples is a batch, so the batches depend only on the data. A chunk without
+        decodable samples has no batch.
 
         Raises ValueError if an image holds NaN or Inf, and for samples that cannot be decoded,
         unless skip_bad leaves them out.
@@ -130,7 +131,7 @@ class Chunk:
             self.advance(end - start)
 
     def _refuse(self, bad: dict[int, str]) -> None:
-        """Raises ValueError with the bad samples of a batch, and how many the chunk has."""
+        """Raises ValueError with a batch's bad samples, and how many bad samples the chunk has."""
         first, n = self.samples.start, self.samples.n
         count = len(bad_ones(self.samples, first, first + n, self.masks))
         raise ValueError(
@@ -139,9 +140,10 @@ class Chunk:
         )
 
     def after(self, number: int, read: Callable[[int, int], Tensor]) -> Tensor:
-        """Returns the result of `read` for the sample after one; after the last comes the first.
+        """Returns the result of `read` for the sample after sample `number`.
 
-        read: `samples.read` or `samples.masks`. Samples that `read` cannot decode are passed over.
+        The first sample follows the last. read: `samples.read` or `samples.masks`. With skip_bad,
+        samples that `read` cannot decode are skipped.
         """
         try:
             return next_of(read, number, self.samples.of, self.skip_bad)
@@ -149,7 +151,7 @@ class Chunk:
             raise ValueError(advised(error)) from None
 
     def measure(self, batch: Batch, readings: Sequence[Reading]) -> None:
-        """Runs the model on one batch with the readings; without readings nothing runs."""
+        """Runs the model on one batch with the readings, or does nothing without readings."""
         if not readings:
             return
         with torch.no_grad(), ExitStack() as stack:
@@ -166,7 +168,7 @@ class Chunk:
 
 
 def check_model(model: HookedModel, blocks: str = "blocks") -> None:
-    """Raises ValueError for anything but a hooked model with such layers and finite weights."""
+    """Raises ValueError unless this is a hooked model with these `blocks` and finite weights."""
     check_hooked(model)
     if model.towers:
         raise ValueError(
@@ -186,13 +188,13 @@ def check_model(model: HookedModel, blocks: str = "blocks") -> None:
 def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples:
     """Returns the samples of `data` as this model takes them: images, or windows of tokens.
 
-    Of a datasets.IterableDataset the first `limit` are kept in memory. Samples are on the CPU,
-    whatever the model's device.
+    If `data` is a datasets.IterableDataset, its first `limit` samples are kept in memory. Samples
+    are on the CPU, whatever the model's device.
     """
     if facts_of(data) is not None:
         raise ValueError(
-            "a store of activations is data only for ci.sweep and ci.linear_probe: give the data "
-            "that it was written from."
+            "the data is a store of activations, which only ci.sweep and ci.linear_probe take. "
+            "Give the data from which the store was written."
         )
     reader: Any = model  # has windows, or preprocess and preprocess_masks
     given: Any = data
@@ -225,9 +227,10 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
 
 
 def on_cpu(model: HookedModel) -> Preprocess:
-    """Returns the model's `preprocess`, but leaving images on the CPU.
+    """Returns the model's `preprocess`, changed so that images stay on the CPU.
 
-    Worker processes cannot reach an accelerator. Batches are taken there before they are measured.
+    Worker processes cannot reach an accelerator. Each batch is moved to the accelerator before it
+    is measured.
     """
     reader: Any = model
     if torch.device(model.cfg.device).type == "cpu":
@@ -247,7 +250,7 @@ def _check_finite(inputs: Tensor, start: int) -> None:
 
 
 def in_precision(precision: str | None, forward: Forward) -> Forward:
-    """Returns a forward that runs under torch.autocast; None changes nothing.
+    """Returns a forward that runs under torch.autocast, or `forward` itself for None.
 
     Raises ValueError for anything but None and "bfloat16".
     """
@@ -264,7 +267,7 @@ def _autocast(model: HookedModel, batch: Tensor, forward: Forward, dtype: torch.
 
 @contextmanager
 def measuring(acts: dict[str, Tensor], device: str) -> Iterator[dict[str, Tensor]]:
-    """Yields activations in the form that probes measure: float32, with autocast off."""
+    """Turns autocast off, if it is on, and yields 16-bit activations as float32 for the probes."""
     if not torch.is_autocast_enabled(device):
         yield acts
         return

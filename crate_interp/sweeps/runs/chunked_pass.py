@@ -24,7 +24,7 @@ Ahead = Callable[[int, int], Found | None]
 
 @dataclass(frozen=True)
 class Task:
-    """A chunk to measure; rows: its rows of a stream."""
+    """A chunk to measure; rows: the chunk's rows, if the data is a stream."""
 
     number: int
     samples: Samples
@@ -35,11 +35,12 @@ class Task:
 class Stage:
     """A pass of a network over samples.
 
-    of_chunk: returns the tables of a chunk, even of one without batches. whole: whether all samples
-    are one chunk, whatever the size of the job's chunks; the first process that reaches it measures
-    it. seed: the seed of the untrained twin to measure instead of the model, if any. masks: whether
-    batches have masks. intact(tables): tells whether the files that a chunk's tables refer to are
-    there. A job sets the rest: rules, how each table merges; options, how samples are read.
+    of_chunk: returns the tables of a chunk, even if the chunk has no batches. whole: whether all
+    samples form one chunk, whatever the job's chunk_size; the first process that reaches this chunk
+    measures it. seed: the seed of the untrained twin to measure instead of the model, if any.
+    masks: whether batches have masks. intact(tables): tells whether the files that a chunk's tables
+    refer to exist. The job sets two fields: rules (how each table merges) and options (how samples
+    are read).
     """
 
     name: str
@@ -68,16 +69,16 @@ class Stage:
             yield self.task(number, start, min(start + chunk_size, stop))
 
     def task(self, number: int, start: int, stop: int, rows: Sequence[Row] = ()) -> Task:
-        """Returns chunk `number`, of the samples start to stop - 1; rows: theirs, of a stream."""
+        """Returns chunk `number`: the samples start to stop - 1; rows: their rows, for a stream."""
         if isinstance(self.samples, Stream):
             return Task(number, self.samples.held(rows, start), rows)
         return Task(number, part(self.samples, start, stop))
 
     def measured(self, task: Task, advance: Callable[[int], Any], ahead: Ahead = nobody) -> Tables:
-        """Returns the tables of a chunk, including those of every stage (`OF_A_CHUNK`).
+        """Returns the tables of a chunk, including the tables that every stage has (`OF_A_CHUNK`).
 
-        Samples that were left out have no row in a table. A chunk without a batch has no tables
-        without rows, since these lack columns. ahead: as in `Chunk`.
+        Samples that were left out have no row in a table. If a chunk has no batch, its empty tables
+        are removed, since they lack columns. ahead: as in `Chunk`.
         """
         started, samples = time.perf_counter(), task.samples
         chunk = Chunk(
@@ -100,17 +101,17 @@ class Stage:
         return self.once["twin"]
 
     def merged(self, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
-        """Returns the merged tables of two neighbouring chunks; either may lack some."""
+        """Returns the merged tables of two neighbouring chunks; either may lack some tables."""
         return merged(self.rules, mine, theirs, meta)
 
 
 def twins_of(stage: Stage, count: int) -> list[Stage]:
-    """Yields the stages "untrained-0", ... of a model's untrained twins, like the model's stage."""
+    """Returns stages "untrained-0", ... that measure twins of the model as `stage` measures it."""
     return [replace(stage, name=f"untrained-{seed}", seed=seed, once={}) for seed in range(count)]
 
 
 def _without(tables: Tables, samples: Samples, bad: Mapping[int, str]) -> Tables:
-    """Returns tables without the samples that were left out, and the table "skipped" of these."""
+    """Returns tables without the bad samples, and a table "skipped" that lists these samples."""
     kept: dict[str, Any] = {
         name: table[~table["sample"].isin(list(bad))].reset_index(drop=True)
         if "sample" in table
@@ -137,17 +138,17 @@ def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) ->
     return pd.DataFrame([row | {"seconds": both["seconds"].sum()}])
 
 
-# tables of every stage: the samples of a chunk and its seconds; sums for the meta; samples that
-# could not be decoded
+# The tables that every stage has. chunk: the samples of a chunk, and its seconds. counts: sums for
+# the meta. skipped: samples that could not be decoded.
 OF_A_CHUNK: dict[str, Merge] = {"chunk": _whole, "counts": sums("name"), "skipped": by("sample")}
 
 
 def with_facts(
     tables: Tables, meta: Mapping[str, Any], *others: Tables
 ) -> tuple[Tables, dict[str, Any]]:
-    """Returns the tables that a result stores, and its meta: which samples, counts, seconds.
+    """Returns the tables that a result stores, and the meta with samples, counts and seconds added.
 
-    others: the tables of other stages of the same job, whose seconds count too.
+    others: the tables of other stages of the same job, whose seconds are included.
     Raises ValueError if no sample could be decoded.
     """
     own = {name: table for name, table in tables.items() if name not in OF_A_CHUNK}
@@ -157,7 +158,7 @@ def with_facts(
     skipped = tables["skipped"].to_dict("records") if "skipped" in tables else []
     if len(skipped) == stop - start:
         raise ValueError(
-            f"none of the {stop - start} samples can be decoded. The first: {skipped[0]['why']}"
+            f"none of the {stop - start} samples can be decoded. The first one: {skipped[0]['why']}"
         )
     facts = {
         "data": sample_ranges.of(meta["data"][0]["fingerprint"], start, stop),
@@ -171,7 +172,10 @@ def with_facts(
 
 
 def kind_of_one_stage(result: type[Result], stage: str | None = None) -> Kind:
-    """Returns the kind of a result that stores the tables of one stage, by default its own name."""
+    """Returns the kind of a result that stores the tables of one stage.
+
+    stage: the name of the stage; None means the name of the result's kind.
+    """
     name = stage or result.KIND
 
     def finish(found: Mapping[str, Tables], meta: dict[str, Any]) -> Result:
@@ -186,10 +190,11 @@ T = TypeVar("T")
 def folded(parts: Iterable[T], merge: Callable[[T, T], T]) -> T | None:
     """Returns parts merged pairwise in their order, like a tournament: ((0 1) (2 3)) 4.
 
-    The pairs depend only on the number of parts. A table of n parts is copied log2 n times; merging
-    one after the other would copy it n times. None if there are no parts.
+    The pairs depend only on the number of parts. Rows are copied log2 n times for n parts; if the
+    parts were merged one after the other, rows would be copied up to n times. Returns None if there
+    are no parts.
     """
-    waiting: list[tuple[int, Any]] = []  # (how many merges deep, piece), deepest first
+    waiting: list[tuple[int, Any]] = []  # (depth in merges, piece), deepest first
     for piece in parts:
         depth = 0
         while waiting and waiting[-1][0] == depth:

@@ -24,23 +24,24 @@ from crate_interp.sweeps.runs.time_estimate import Forecast
 
 if TYPE_CHECKING:
     T = TypeVar("T")
-    # A shard of a run returns None while chunks of others are missing. If type checkers saw the
-    # None, every caller would have to test for it.
+    # A shard of a run returns None while chunks of other shards are missing. If type checkers saw
+    # this None, every caller would have to test for it.
     Perhaps = Annotated[T, "or None, in a shard"]
 else:
     Perhaps = Optional
 
-# entries that a folder need not agree on: they describe a run and do not change numbers
+# entries of meta that may differ between the runs of a folder, as they do not change numbers
 _FREE = ("seconds", "device", "command", "engine", "counts")
 _THEN = (
-    "The result is written when all are: run the other shards, or the same command without --shard"
+    "The result is written when all chunks are finished. Run the other shards, or the same command "
+    "without --shard"
 )
-_THEN_AGAIN = "The next stage needs all: run the other shards, then the same command again"
+_THEN_AGAIN = "The next stage needs all chunks. Run the other shards, then the same command again"
 
 
 @dataclass
 class Job:
-    """The stages of one measurement; its chunks are in a ledger, or else in memory."""
+    """The stages of one measurement. Their chunks are in a ledger or, without one, in memory."""
 
     kind: Kind
     meta: dict[str, Any]
@@ -53,9 +54,9 @@ class Job:
     _chunks: int = 0  # chunks of all stages so far
 
     def run(self, stage: Stage, what: str | None = None) -> None:
-        """Measures those chunks of a stage that belong to this process and are missing.
+        """Measures the missing chunks of a stage that belong to this process.
 
-        what: the name of the progress bar.
+        what: the name shown on the progress bar.
         """
         stage = self.prepared(stage)
         self.stages[stage.name] = stage
@@ -79,7 +80,7 @@ class Job:
                 self._kept[stage.name] = tables
             else:
                 self._write(stage, found)
-        # frees a twin and values computed from weights: the next stage has its own
+        # frees the twin and the values computed from weights; the next stage has its own
         stage.once.clear()
 
     def prepared(self, stage: Stage) -> Stage:
@@ -89,7 +90,7 @@ class Job:
         return replace(stage, rules=rules, options=self.options)
 
     def left(self, stages: Iterable[Stage]) -> list[int]:
-        """Returns how many samples of each of the next stages this process still has to measure."""
+        """Returns, for each of the next stages, how many samples are left for this process."""
         chunks, found = self._chunks, []
         for stage in stages:
             tasks = list(stage.tasks(self.options.chunk_size))
@@ -98,7 +99,7 @@ class Job:
         return found
 
     def tables(self, name: str) -> Tables | None:
-        """Returns the merged tables of a stage, or None if chunks of it are missing."""
+        """Returns the merged tables of a stage, or None if some of its chunks are missing."""
         if self.ledger is None:
             return self._kept[name]
         if self.ledger.missing(name) != []:
@@ -106,9 +107,9 @@ class Job:
         return folded_tables(self.ledger, name, self.stages[name].rules, self.meta)
 
     def before(self, *names: str) -> dict[str, Tables] | None:
-        """Returns the merged tables of stages that the next one needs.
+        """Returns the merged tables of the named stages, which the next stage needs.
 
-        None, with a note on stderr, if chunks of them are missing.
+        If chunks of these stages are missing, prints a note on stderr and returns None.
         """
         found = {name: self.tables(name) for name in names}
         ready = {name: tables for name, tables in found.items() if tables is not None}
@@ -120,9 +121,9 @@ class Job:
         return None
 
     def result(self) -> Any:
-        """Returns the result of all stages.
+        """Returns the result of all stages, and saves it if the job has a folder.
 
-        With a folder it is saved there; None, with a note on stderr, if chunks are missing.
+        If chunks are missing, prints a note on stderr and returns None.
         """
         assert self.kind.finish is not None
         if self.ledger is None:
@@ -144,7 +145,7 @@ class Job:
             self.ledger.begin(stage.name, total)
 
     def _own(self, stage: Stage, tasks: Iterable[Task], chunks: int) -> Iterator[Task]:
-        """Yields the unfinished tasks of this shard; chunks: the number in earlier stages."""
+        """Yields the unfinished tasks of this shard; chunks: how many earlier stages have."""
         if self.ledger is None:
             yield from tasks
             return
@@ -157,20 +158,20 @@ class Job:
                 yield task
             ends = {(entry.start, entry.stop) for entry in entries.get(last, ())}
             if task.rows is not None and ends and _ends(task) not in ends:
-                self._refuse_other_data(f"chunk {last} has {task.samples.n} samples")
+                self._refuse_other_data(f"chunk {last} now has {task.samples.n} samples")
         known = max(self.ledger.lengths().get(stage.name, 0), *(n + 1 for n in entries), 0)
         if isinstance(stage.samples, Stream) and last + 1 < known:
-            self._refuse_other_data(f"it ends after {last + 1} chunks of {known}")
+            self._refuse_other_data(f"it now ends after {last + 1} of {known} chunks")
 
     def _refuse_other_data(self, found: str) -> None:
         assert self.ledger is not None
         raise ValueError(
-            f"the stream is not the one that {str(self.ledger.out)!r} began with: {found} now. "
-            "Give it as it was, another folder, or resume=False (--restart) to start over."
+            f"the stream is not the one with which {str(self.ledger.out)!r} began: {found}. Give "
+            "the earlier stream or another folder, or start over with resume=False (--restart)."
         )
 
     def _has(self, stage: Stage, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> bool:
-        """Tells whether a chunk is there, including the files that its tables refer to."""
+        """Tells whether a chunk is finished, and the files that its tables refer to exist."""
         assert self.ledger is not None
         if not self.ledger.has(stage.name, chunk, entries):
             return False
@@ -186,11 +187,11 @@ class Job:
                 seconds = float(tables["chunk"]["seconds"].iloc[0])
                 self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds)
         except KeyboardInterrupt:
-            self._tell("interrupted. What is done stays; the same call continues from there")
+            self._tell("interrupted. Finished chunks are kept; the same call continues from there")
             raise
         if self.ledger.damaged:
             names = ", ".join(sorted(self.ledger.damaged))
-            self._tell(f"damaged chunks were measured anew: {names}")
+            self._tell(f"damaged chunks were measured again: {names}")
             self.ledger.damaged.clear()
 
     def _say(self, missing: Mapping[str, list[int] | None], then: str = _THEN) -> None:
@@ -201,7 +202,7 @@ class Job:
             total = lengths.get(name)
             done = "?" if gone is None or total is None else total - len(gone)
             parts.append(f"{name} {done} of {total or '?'}")
-        self._tell(f"shard {self.shard} is done; chunks that are there: {', '.join(parts)}. {then}")
+        self._tell(f"shard {self.shard} is done. Finished chunks: {', '.join(parts)}. {then}")
 
     def _tell(self, words: str) -> None:
         assert self.ledger is not None
@@ -219,11 +220,12 @@ def open_job(
 ) -> Iterator[Job]:
     """Yields a job; meta: the part of the result's meta that is known before measuring.
 
-    stages: the names of all its stages, for `ci.merge`; None means those of the kind. code: further
-    JSON on which the chunks depend, such as digests of probes; it is not part of the result.
+    stages: the names of all stages of the job, for `ci.merge`; None means the kind's stages. code:
+    further JSON on which the chunks depend, such as digests of probes; it is not part of the
+    result.
 
     Raises ValueError for an unknown engine, if the folder holds another kind of result or a run
-    with other settings, or cannot be written.
+    with other settings, and if the folder cannot be written.
     """
     assert kind.name in KINDS, f"{kind.name} has no line in crate_interp/results/kinds.py"
     engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
@@ -265,7 +267,7 @@ def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, A
 def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, Any]) -> Any:
     """Returns and saves the result of a run whose chunks are all there.
 
-    If several processes are done at once, one does this and the others load it.
+    If several processes finish at once, one of them makes the result and the others load it.
     """
     assert kind.finish is not None
     with ledgers.alone(ledger.out), ledgers.writable(ledger.out):
@@ -274,7 +276,7 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
             if saved.meta.get("run") == meta["run"] and not ledger.fresh:
                 return saved
         except ValueError:
-            pass  # there is none, or a damaged one
+            pass  # there is no saved result, or a damaged one
         rules = {name: kind.rules_of(name) or {} for name in stages}
         found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
         result = kind.finish(found, meta)
@@ -288,7 +290,7 @@ def _ends(task: Task) -> tuple[int, int]:
 
 
 def _in_order(found: Iterable[tuple[Task, Tables]]) -> Iterator[tuple[Task, Tables]]:
-    """Yields tasks in the order of their chunks; early ones wait."""
+    """Yields tasks in the order of their chunks; holds each back until earlier chunks are done."""
     waiting: dict[int, tuple[Task, Tables]] = {}
     following = 0
     for task, tables in found:

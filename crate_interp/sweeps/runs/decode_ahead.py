@@ -1,7 +1,7 @@
 """Worker processes that decode samples in order, ahead of the process that measures them.
 
-They belong to a torch DataLoader and are forked from this process, so they have its data set and
-its model's preprocessing. At most two batches of each worker wait.
+The workers belong to a torch DataLoader. They are forked from this process, so they have its data
+set and its model's preprocessing. Each worker reads at most two batches ahead.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ from crate_interp.sweeps.runs.chunked_pass import Ahead, Stage, Task
 
 
 class _Wanted(NamedTuple):
-    """Samples of a chunk to read; rows: their rows of a stream."""
+    """Samples of a chunk to read; rows: their rows, if the data is a stream."""
 
     chunk: int
     start: int
@@ -33,7 +33,7 @@ class _Wanted(NamedTuple):
 def read_ahead(
     stage: Stage, tasks: Iterable[Task]
 ) -> Iterator[tuple[Iterable[Task], Callable[[Task], Ahead]]]:
-    """Yields tasks, each with a function that returns the samples read by workers.
+    """Yields the tasks, and a function that returns the `ahead` of a task (see `Chunk`).
 
     The workers end with the context. Raises ValueError if a worker is killed.
     """
@@ -42,8 +42,8 @@ def read_ahead(
         return
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ValueError(
-            f"workers={stage.options.workers} needs processes that fork, which this system lacks: "
-            "give workers=0."
+            f"workers={stage.options.workers} needs processes that fork, which this system lacks. "
+            "Give workers=0."
         )
     mine, theirs = tee(tasks)
     queue = _Queue(stage, theirs)
@@ -54,10 +54,9 @@ def read_ahead(
         if reason is None:
             raise
         raise ValueError(
-            f"a process that decodes samples ended ({reason}). Memory, or shared memory "
-            "(/dev/shm), may be short: give fewer workers, or workers=0. What is done stays: the "
-            "same "
-            "call with out=DIR continues from there."
+            f"a worker that decodes samples ended ({reason}). Memory or shared memory (/dev/shm) "
+            "may be too small. Give fewer workers, or workers=0. With out=DIR, finished chunks are "
+            "kept, and the same call continues from there."
         ) from None
     finally:
         queue.close()
@@ -66,7 +65,8 @@ def read_ahead(
 def _ended(error: BaseException | None) -> str | None:
     """Returns torch's message about a worker that ended, or None.
 
-    torch raises it wherever this process is, so another error may have been raised from it.
+    torch raises this error at any point of this process, so another error may have been raised
+    from it.
     """
     while error is not None:
         if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
@@ -86,9 +86,9 @@ class _Queue:
     def take(self, chunk: int, start: int, stop: int) -> Found | None:
         """Returns samples of a chunk, or None if the workers do not have them.
 
-        Raises the error that reading them raised.
+        Raises the error that a worker met when it read the samples.
         """
-        if self.found is None:  # no process is forked if nothing is measured
+        if self.found is None:  # so late that no process is forked if nothing is measured
             self.found = _started(self.stage, self.tasks)
         while self.head is None or self.head[0][:2] < (chunk, start):
             self.head = next(self.found, None)
@@ -130,7 +130,7 @@ def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Fou
         for task in tasks
         for start, stop in ranges_of(task.samples, stage.options.batch_size)
     )
-    # warnings of more workers than processors, and of forks with threads
+    # torch warns of more workers than processors, and of forks of a process with threads
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = DataLoader(
@@ -147,7 +147,7 @@ def _rows(task: Task, start: int, stop: int) -> Sequence[Row] | None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Returns an exception that can be sent between processes, with the words of this one."""
+    """Returns an exception with the same message that can be sent between processes."""
     kind = type(error)
     simple = all(isinstance(part, (str, int, type(None))) for part in error.args)
     if kind.__module__ == "builtins" and simple:

@@ -45,7 +45,7 @@ def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
 def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[str, Any]:
     """Returns the points and settings of probes, and how to read each statistic.
 
-    The settings of probes that use U say what was used in its place for a black box.
+    For a black box, the settings of probes that use U say which map was used in place of U.
     """
     instead = getattr(model.cfg, "subspaces", None)
     chosen = {} if instead is None else {"subspaces": instead}
@@ -79,7 +79,7 @@ def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) ->
 
 
 def edits(model: HookedModel) -> list[str]:
-    """Returns edits that weights and config do not show: points with hooks, changed steps."""
+    """Returns edits that weights and config do not show: points with hooks, edited MLPs."""
     points: Any = getattr(model, "hook_dict", {})
     found = [name for name, point in points.items() if point.fwd_hooks]
     for layer, block in enumerate(model.blocks):
@@ -91,7 +91,7 @@ def edits(model: HookedModel) -> list[str]:
 def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
     """Returns a digest of the code of each probe and of the forward, by name.
 
-    It tells whether the user's code is still the code that measured the chunks in a folder.
+    The digests tell whether the user's code is still the code that measured a folder's chunks.
     """
     named = {item.name: (item.measure, item.final, item.weights) for item in probes}
     return {
@@ -100,7 +100,7 @@ def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
 
 
 def digest_of_labels(labels: Iterable[Any] | None) -> str | None:
-    """Returns a digest of labels, which data's fingerprint may not cover; None without any."""
+    """Returns a digest of labels, which the data's fingerprint may lack; None without labels."""
     if labels is None:
         return None
     digest = hashlib.sha256()

@@ -21,11 +21,11 @@ _ANEW = "Run the same command again with resume=False (--restart)."
 def merge(folder: str | Path) -> Any:
     """Returns the result of a run whose chunks are all in its folder, and saves it there.
 
-    folder: the run's `out`. Neither model nor data is read: the result is the same, to the bit, as
-    that of the last process.
+    folder: the run's `out`. Neither model nor data is read. The result is the same, to the bit, as
+    the result that the last process of the run would return.
 
-    Raises ValueError if the folder holds no run, and if chunks are missing or damaged, with the
-    number of each.
+    Raises ValueError if the folder holds no run, and if chunks are missing or damaged; the message
+    has the numbers of these chunks.
     """
     out = Path(folder)
     run = settings_of(out)
@@ -40,7 +40,7 @@ def merge(folder: str | Path) -> Any:
         parts = [f"missing: {missing}"] * bool(missing) + [f"damaged: {damaged}"] * bool(damaged)
         raise ValueError(
             f"{str(out)!r} does not hold all chunks of its run. {'; '.join(parts)}. Run the same "
-            "command again, which measures only these."
+            "command again: it measures only these chunks."
         )
     meta = {**run["settings"], "command": plain(shlex.join(sys.argv), 1000)}
     kind = replace(kind, finish=partial(_finish, kind=kind, out=out))
@@ -52,14 +52,14 @@ def _finish(found: Mapping[str, Tables], meta: dict[str, Any], kind: Kind, out: 
     try:
         return kind.finish(found, meta)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        # because of settings or a table that this version does not write
+        # the run has settings or a table that this version does not write
         raise ValueError(f"{_damaged(out)}: {type(error).__name__} ({error}). {_ANEW}") from error
 
 
 def _known(out: Path, run: Mapping[str, Any]) -> Kind:
     """Returns the kind of a run.
 
-    Raises ValueError for a run.json of another program.
+    Raises ValueError if another program or version wrote run.json.
     """
     name, stages = run.get("kind"), run.get("stages")
     checks.one_of(f"kind in {str(out / RUN)!r}", name, tuple(KINDS))

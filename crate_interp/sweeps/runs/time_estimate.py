@@ -9,7 +9,7 @@ import torch
 
 from crate_interp.core.progress import note
 
-LONG = 600.0  # seconds of work from which a note is printed
+LONG = 600.0  # a note is printed if the work takes at least so many seconds
 _TRIAL = 10.0  # seconds that are timed first
 
 
@@ -20,10 +20,10 @@ def _load() -> float:
 
 @dataclass
 class Forecast:
-    """Counts samples as they are measured; after ten seconds it may write a line or two, once.
+    """Counts samples as they are measured; after ten seconds, may print one or two lines once.
 
-    The first batch is left out, because weights and controls are measured with it. n: the samples
-    of this process. advance: called with each count.
+    The first batch is not timed, because weights and controls are measured with it. n: how many
+    samples this process measures. advance: a function that is called with each count.
     """
 
     what: str
@@ -67,7 +67,7 @@ class Forecast:
 
 
 def crowded(busy: float) -> str:
-    """Returns advice if more threads want to run than there are cores, or nothing.
+    """Returns advice if more threads want to run than there are cores, else "".
 
     busy: how many other processes run on this machine.
     """
@@ -76,8 +76,9 @@ def crowded(busy: float) -> str:
     if threads == 1 or ours + busy <= 1.25 * cores:
         return ""
     return (
-        f"{ours} threads here and a load of {busy:.0f} share {cores} cores: threads that wait for "
-        "one another can take ten times as long. Set OMP_NUM_THREADS=1 (--threads 1)."
+        f"{ours} threads of this run and a load of {busy:.0f} from other processes share {cores} "
+        "cores. Threads that wait for one another can make the run ten times slower. Set "
+        "OMP_NUM_THREADS=1 (--threads 1)."
     )
 
 

@@ -12,20 +12,20 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 
 SAMPLES = 64  # number of samples on which twins are measured
-_SMALLER = 1 / 3  # training from the official initialisation does not shrink positions this far
+_SMALLER = 1 / 3  # training does not shrink officially initialised positions this far
 
 
 def first_samples(samples: Samples) -> Samples | None:
-    """Returns the samples, if any, on which twins are measured: among the first 64 of the data.
+    """Returns the samples on which twins are measured: any among the data's first 64, or None.
 
-    That is enough for a mean, and networks differ more than samples do.
+    64 samples are enough for a mean, and networks differ more than samples do.
     """
     stop = min(SAMPLES, samples.start + samples.n)
     return part(samples, samples.start, stop) if samples.start < stop else None
 
 
 def twin(model: HookedModel, seed: int) -> Any:
-    """Returns the same architecture with the official random initialisation.
+    """Returns a model of the same architecture with the official random initialisation.
 
     torch's global random state is left as it was.
     """
@@ -38,9 +38,10 @@ def twin(model: HookedModel, seed: int) -> Any:
 
 
 def other_start(model: HookedModel) -> str:
-    """Returns a caution if a model's positions are far smaller than its twins', or "".
+    """Returns a caution if a model's positional embeddings are far smaller than its twins'.
 
-    Rates depend on the length of tokens, and so on the initialisation of the training.
+    Rates depend on the length of tokens, and so on the initialisation of the training. Returns ""
+    if there is nothing to caution about.
     """
     drawn, own = (getattr(one, "pos_embed", None) for one in (twin(model, 0), model))
     if not isinstance(drawn, torch.Tensor) or not isinstance(own, torch.Tensor):
@@ -49,15 +50,16 @@ def other_start(model: HookedModel) -> str:
     if not now < first * _SMALLER:
         return ""
     return (
-        f"Untrained twins draw positions with a standard deviation of {first:.2g}, as the "
-        f"authors' code does; this model's have {now:.2g}. If its training began with smaller "
-        "ones, its start has other rates than its twins: compare it with a checkpoint of its own "
-        "start (`crate-interp compare`)."
+        "Untrained twins draw their positional embeddings with a standard deviation of "
+        f"{first:.2g}, as the authors' code does; this model's embeddings have {now:.2g}. If the "
+        "training of this model began with smaller embeddings, the model at its start has other "
+        "rates than the twins. Then compare the model with a checkpoint of its own start "
+        "(`crate-interp compare`)."
     )
 
 
 def stacked(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:
-    """Returns the tables of the twins as one, with their seed.
+    """Returns the tables of the twins as one table with a column `seed`.
 
     keys: the columns of the table if there are no twins.
     """

@@ -24,12 +24,13 @@ def verify(
 ) -> dict[str, Any]:
     """Checks a checkpoint, or the folder of a saved result or of a run, and returns a report.
 
-    Its values are plain JSON. For a checkpoint it is as in crate_interp/checkpoints/verify.py;
-    options are those of `ci.load`. For a folder its keys are source, ok, result (the kind), digests
-    (of the files), hash (of the result: `Result.digest()`, computed anew from its tables), checks
-    (name, ok and detail of each) and cannot_check. Every byte of a run's chunks is read.
+    The values of the report are plain JSON. For a checkpoint, crate_interp/checkpoints/verify.py
+    describes the report, and options are those of `ci.load`. For a folder, the report's keys are
+    source, ok, result (the kind), digests (of the files), hash (`Result.digest()`, computed again
+    from the saved tables), checks (name, ok and detail of each) and cannot_check. Every byte of a
+    run's chunks is read.
 
-    Raises ValueError for options together with a folder of results.
+    Raises ValueError for options together with a folder of a result or a run.
     """
     folder = Path(source) if isinstance(source, (str, Path)) else None
     index = {} if folder is None else read_index(folder / META)
@@ -37,7 +38,9 @@ def verify(
     if folder is None or not ("result" in index or "stages" in run):
         return checkpoints.verify(source, progress=progress, **options)
     if any(value is not None for value in options.values()):
-        raise ValueError(f"{', '.join(options)}: options are for checkpoints, not for results.")
+        raise ValueError(
+            f"{', '.join(options)}: options are for checkpoints, not for results. Leave them out."
+        )
     checks, more, limits = [], {}, []
     if "result" in index:
         found, more, limits = _result(folder, index)
@@ -77,10 +80,10 @@ def _result(folder: Path, index: Mapping[str, Any]) -> tuple[list[Check], dict[s
         checks.append(_check("hash of tables and meta", False, plain(error, 300)))
         return checks, more, limits
     if wanted is None:
-        limits.append("the hash of tables and meta: an older version saved the result without one")
+        limits.append("the hash of tables and meta: an older version saved the result without it")
     else:
         same = wanted == more["hash"]
-        words = "computed anew" if same else f"{META} says {plain(wanted, 80)}"
+        words = "computed again" if same else f"{META} says {plain(wanted, 80)}"
         checks.append(_check("hash of tables and meta", same, words))
     return checks, more, limits
 

@@ -30,7 +30,7 @@ class ActivationStore(Result):
     META = {"points": dict, "stored": str}
     MAIN = "files"
     STORED = {"files": by("chunk")}
-    ALONE = "stores do not merge: datasets.concatenate_datasets joins what ci.open_store returns."
+    ALONE = "stores do not merge: join results of ci.open_store with datasets.concatenate_datasets."
 
     def headline(self) -> str:
         """Returns how many samples of how many points there are, and their size."""
@@ -55,28 +55,30 @@ class ActivationStore(Result):
         table: Any = self._table("files")
         names = list(table["file"])
         if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
-            raise ValueError("it names files that are none of a store")
+            raise ValueError("it names files that do not belong to a store")
         ends = [(int(row.start), int(row.stop)) for row in table.itertuples()]
         ours = self.meta["data"][0]
         gaps = [one[1] != two[0] for one, two in zip(ends, ends[1:], strict=False)]
         if any(gaps) or (ends[0][0], ends[-1][1]) != (ours["start"], ours["stop"]):
-            raise ValueError("its files are not those of its samples")
+            raise ValueError("its files do not hold the samples that it names")
         for shape in self.meta["points"].values():
             [int(size) for size in shape]
         table["bytes"].astype("int64")
 
 
 def open_store(folder: str | Path) -> "datasets.Dataset":
-    """Returns the activations that `ci.store` wrote, mapped into memory; nothing is read yet.
+    """Returns the activations that `ci.store` wrote, mapped into memory; none is read yet.
 
-    A row is a sample: `sample` (its number in the data), `label` if the data has labels, `input`
-    (the SHA-256 of the model's input), and a column per hook point, with the shape of its
-    activation. `.with_format("torch")` gives tensors, in float32; a torch DataLoader takes that.
-    `.info.description` is JSON: model, model_digest, points with shapes, dtype, data. `ci.sweep`
-    and `ci.linear_probe` take the store in place of data. Several processes may read it at once.
+    Each row is a sample. Its columns are `sample` (its number in the data), `label` if the data has
+    labels, `input` (the SHA-256 of the model's input), and one column per hook point, in the shape
+    of the point's activation. `.with_format("torch")` gives float32 tensors, which a torch
+    DataLoader takes. `.info.description` is JSON: model, model_digest, points with shapes, dtype,
+    data. `ci.sweep` and `ci.linear_probe` take the store in place of data. Several processes may
+    read the store at once.
 
-    Raises ValueError if the folder holds no store, if it is not finished, or if a file is missing
-    or has another size. Digests of the index are checked; `ci.verify(folder)` checks all bytes.
+    Raises ValueError if the folder holds no store, if the store is not finished, or if a file is
+    missing or has another size. This function checks the digests of the index only;
+    `ci.verify(folder)` checks all bytes.
     """
     out = Path(folder)
     _check_finished(out)
@@ -93,10 +95,10 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
         lacking = set(index.meta["points"]) - set(data.column_names)
         if lacking or len(data) != index.meta["n_samples"]:
             raise ValueError("its files hold other points or samples than its index says")
-    except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
+    except (OSError, ValueError) as error:  # these include pyarrow's errors
         raise ValueError(
-            f"the store in {str(out)!r} is damaged: {plain(error, 300)}. The same ci.store call "
-            "writes the files anew that are not whole."
+            f"the store in {str(out)!r} is damaged: {plain(error, 300)}. Repeat the same "
+            "ci.store call: it writes damaged files again."
         ) from None
     return data
 
@@ -134,7 +136,7 @@ def size_of(count: int) -> str:
 
 
 def _check_finished(out: Path) -> None:
-    """Raises ValueError if a folder holds the run of a store without its result."""
+    """Raises ValueError if a folder holds a run of `ci.store` that has not finished."""
     run = read_index(out / RUN)
     if run.get("kind") != ActivationStore.KIND or (out / "meta.json").exists():
         return
@@ -142,6 +144,6 @@ def _check_finished(out: Path) -> None:
     total, missing = ledger.lengths().get(STAGE), ledger.missing(STAGE)
     done = "some" if total is None or missing is None else f"{total - len(missing)} of {total}"
     raise ValueError(
-        f"the store in {str(out)!r} is not finished: {done} chunks are there. The same ci.store "
-        "call continues it; other shards may still be running."
+        f"the store in {str(out)!r} is not finished: {done} chunks are there. Other shards may "
+        "still be running. If none is running, repeat the same ci.store call to continue the run."
     )

@@ -1,4 +1,4 @@
-"""Files of activations: Arrow streams that datasets maps into memory, one row a sample."""
+"""Files of activations: Arrow streams that datasets maps into memory, one row per sample."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
-SAMPLE, LABEL, INPUT = "sample", "label", "input"  # the columns besides those of points
+SAMPLE, LABEL, INPUT = "sample", "label", "input"  # the columns that are not hook points
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-_MOST = 2**30  # values of a point in one batch of rows, because Arrow counts them in 32 bits
+_MOST = 2**30  # most values of a point in one batch of rows, as Arrow counts them in 32 bits
 
 
 def features_of(
     shapes: Mapping[str, Sequence[int]], dtype: str, labels: Sequence[Any] | None
 ) -> "datasets.Features":
-    """Returns the columns of such a file; shapes: one sample's shape by point.
+    """Returns the columns of a file of activations; shapes: point -> shape of one sample.
 
-    Raises ValueError for labels of several types, and for more axes than datasets has.
+    Raises ValueError for labels of several types, and for more axes than datasets supports.
     """
     import datasets
     import pyarrow as pa
@@ -51,9 +51,9 @@ def features_of(
 
 
 def bytes_of(shape: Sequence[int], width: int) -> int:
-    """Returns how many bytes one sample of a point takes; width: bytes of a number.
+    """Returns how many bytes one sample of a point takes; width: bytes per number.
 
-    Arrow also stores where each row of an array begins, 4 bytes each.
+    For each row of an array, Arrow also stores in 4 bytes where the row begins.
     """
     starts = sum(4 * prod(shape[:axis]) for axis in range(len(shape))) if len(shape) > 1 else 0
     return prod(shape) * width + starts
@@ -81,7 +81,7 @@ def _pieces(batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
-    """Returns the rows of a column without copying those of a tensor."""
+    """Returns the rows of a column as an Arrow array; the values of a tensor are not copied."""
     import pyarrow as pa
 
     if not isinstance(values, Tensor):
@@ -100,7 +100,7 @@ def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
 
 
 def mapped(paths: Sequence[Path], description: str, fingerprint: str) -> "datasets.Dataset":
-    """Returns files of the same columns as one datasets.Dataset, mapped into memory.
+    """Returns files with equal columns as one datasets.Dataset, mapped into memory.
 
     Raises OSError or ValueError if a file cannot be read or has other columns than the first.
     """
@@ -125,7 +125,7 @@ def rows_of(
 
 
 def tensor_of(column: "pa.ChunkedArray", shape: Sequence[int]) -> Tensor:
-    """Returns a column of rows of equal shape as a tensor `[rows, *shape]`, a copy."""
+    """Copies a column into a tensor `[rows, *shape]`; shape: that of each row."""
     parts = []
     for chunk in column.chunks:
         flat = getattr(chunk, "storage", chunk)

@@ -1,4 +1,4 @@
-"""Stored activations in place of a run of the model: hooks see the same numbers."""
+"""Passes stored activations to hooks in place of running the model: hooks see the same numbers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class Replay:
     """A forward that hands stored activations to the model's hook points; no layer runs.
 
-    Its input is the numbers of samples. stored: the result of `ci.open_store`. shapes: one sample's
-    shape by point, in the order in which points fire.
+    It takes the numbers of samples as its input. stored: the result of `ci.open_store`. shapes:
+    point -> shape of one sample, in the order in which points fire. start: the first sample's
+    number.
     """
 
     stored: "datasets.Dataset"
@@ -58,13 +59,13 @@ class Replay:
             shown = ", ".join(missing[:4]) + (", ..." if missing[4:] else "")
             held = ", ".join(list(self.shapes)[:4]) + (", ..." if len(self.shapes) > 4 else "")
             raise KeyError(
-                f"the store lacks {len(missing)} hook points that are read: {shown}. It holds "
-                f"{held}: write another one with ci.store(points=...)."
+                f"the store lacks {len(missing)} hook points that are needed: {shown}. It holds "
+                f"{held}. Write another store with ci.store(points=...)."
             )
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Returns a result's facts about the activations: the hash of their index, their dtype."""
+        """Returns the store's entry in a result's meta: the index's hash and the stored dtype."""
         facts = facts_of(self.stored) or {}
         return {"store": {"hash": facts.get("hash"), "dtype": facts.get("stored")}}
 
@@ -79,10 +80,10 @@ def digests_of(forward: Forward, inputs: Tensor) -> list[str]:
 def readable(
     probes: list[Probe], forward: Forward, model: HookedModel, blocks: str, *, some: bool = False
 ) -> list[Probe]:
-    """Returns the probes that a forward can serve; a store may lack some points.
+    """Returns the probes that can be measured with a forward; a store may lack some points.
 
-    some: leave out the probes that read a point which the store lacks, unless all do. Raises
-    KeyError if it lacks a point of the others.
+    some: whether to leave out probes that read a missing point; if every probe reads one, all are
+    kept. Raises KeyError if the store lacks a point of a probe that is kept.
     """
     if not isinstance(forward, Replay):
         return probes
@@ -114,32 +115,32 @@ def opened(
     forward: Forward = run_layers,
     find: Callable[[HookedModel, Data, RunOptions], Samples | Stream] = samples_of,
 ) -> tuple[Samples | Stream, Forward]:
-    """Returns the samples of `data`, and the forward that the model's hooks see.
+    """Returns the samples of `data`, and the forward that passes activations to the model's hooks.
 
-    The result of `ci.open_store` is played back by a `Replay`; other data is opened by `find` and
-    run by `forward`.
+    For the result of `ci.open_store`, the forward is a `Replay`. Other data is opened by `find`,
+    and its forward is `forward`.
 
-    Raises ValueError for a store of another model, for a part of a store, and for a store with a
-    forward.
+    Raises ValueError for a store of another model, for a part of a store, and for a store together
+    with a user's forward.
     """
     facts = facts_of(data)
     if facts is None:
         return find(model, data, options), forward
     if forward is not run_layers:
-        raise ValueError("a store is not run through the model: leave out forward=.")
+        raise ValueError("a store is not run through the model. Leave out forward=.")
     if facts["model_digest"] != model_digest(model):
         raise ValueError(
-            f"the store is of {facts['model']!r} ({facts['model_digest'][:19]}...), and this is "
-            f"{model.cfg.model_name!r} ({model_digest(model)[:19]}...): give the model that it was "
-            "written with, with the same weights and config."
+            f"the store is of {facts['model']!r} ({facts['model_digest'][:19]}...), but this model "
+            f"is {model.cfg.model_name!r} ({model_digest(model)[:19]}...). Give the model with "
+            "which the store was written, with the same weights and config."
         )
     stored: Any = data
     ours, n = facts["data"][0], len(stored)
     numbers = stored.with_format("numpy", columns=[arrow_files.SAMPLE])[:][arrow_files.SAMPLE]
     if not np.array_equal(numbers, np.arange(ours["start"], ours["stop"])):
         raise ValueError(
-            "this is a part of a store, or one in another order: give what ci.open_store returns, "
-            "and limit=n for the first n samples."
+            "the data is a part of a store, or a store in another order. Give the result of "
+            "ci.open_store unchanged, with limit=n for the first n samples."
         )
     labels = (
         stored.with_format(None)[arrow_files.LABEL][:]

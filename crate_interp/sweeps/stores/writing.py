@@ -1,4 +1,4 @@
-"""ci.store: activations on the disk."""
+"""ci.store: writes activations to the disk."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from crate_interp.sweeps.stores.activation_store import (
 if TYPE_CHECKING:
     import datasets
 
-_HIGHEST = 65504  # the largest number of float16
+_HIGHEST = 65504  # the largest finite number of float16
 Shapes = dict[str, tuple[int, ...]]  # point -> shape of one sample
 
 
@@ -55,16 +55,17 @@ def store(
     """Writes the activations of hook points for every sample, and returns `ci.open_store(out)`.
 
     points: names of hook points, or a function of a name, as `run_with_cache(names_filter=)` takes
-    them; None for all. dtype: torch.float32 (None), or torch.float16 for half the size: that rounds
-    each number to 11 significant bits, an error of at most 1/2048 of it (of 3e-8 below 6e-5).
-    Numbers of other types become float32. The size is estimated from one sample and shown first.
+    them; None for all points. dtype: torch.float32 (also for None), or torch.float16 for half the
+    size. float16 rounds each number to 11 significant bits: an error of at most 1/2048 of the
+    number, or of 3e-8 for a number below 6e-5. Activations of other types become float32. The size
+    is estimated from one sample and shown before anything is written.
 
-    The samples are written in chunks of chunk_size, an Arrow file each, whose digests the folder
-    keeps. Repeating the call continues where an earlier one stopped; missing or damaged files are
-    written again. run: as in `ci.sweep`, but `out` is required and skip_bad is refused. Memory
-    holds one batch. Several machines must share the folder under the same path.
+    Each chunk of chunk_size samples becomes an Arrow file, and the folder keeps the file's digest.
+    Repeating the call continues where an earlier call stopped, and writes missing or damaged files
+    again. run: as in `ci.sweep`, but `out` is required and skip_bad is refused. Memory holds one
+    batch. Several machines must share the folder under the same path.
 
-    Sweeps do not need this: `ci.sweep` keeps only numbers, and its memory does not grow.
+    Sweeps do not need a store: `ci.sweep` keeps only numbers, and its memory does not grow.
 
     Raises KeyError for points that the model lacks or that do not fire, and ValueError, before work
     starts, if the disk is too small or the folder holds something else. Raises ValueError, with
@@ -85,7 +86,7 @@ def store(
     rows = partial(_of_chunk, shapes=shapes, kept=kept, **given)
     with open_job(STORE, meta, options) as job:
         if not options.resume:
-            folders.discard(folder, META)  # removes an index of files that are gone
+            folders.discard(folder, META)  # removes the index of files that no longer exist
         _check_space(job, samples, shapes, kept)
         job.run(Stage(STAGE, model, samples, rows, intact=partial(intact, folder)))
         index = job.result()
@@ -99,10 +100,10 @@ STORE = kind_of_one_stage(ActivationStore, STAGE)
 def _checked(options: RunOptions) -> Path:
     """Returns the folder; raises ValueError without one, and if samples would be left out."""
     if options.out is None:
-        raise ValueError("ci.store writes files and needs a folder: give out=DIR.")
+        raise ValueError("ci.store writes files and needs a folder. Give out=DIR.")
     if options.skip_bad:
         raise ValueError(
-            "a store holds a row for every sample, so skip_bad=True is not for it: give data "
+            "skip_bad=True is refused, because a store holds a row for every sample. Give data "
             "without the samples that cannot be decoded (`ci.sweep` with skip_bad lists them)."
         )
     return options.out.absolute()
@@ -111,7 +112,7 @@ def _checked(options: RunOptions) -> Path:
 def _tried(
     model: HookedModel, samples: Samples, names: Sequence[str]
 ) -> tuple[Shapes, dict[str, Any]]:
-    """Returns the shape of each point for the first sample, and the forward that reaches them.
+    """Returns each point's shape for the first sample, and options of a forward to all points.
 
     A forward through the layers is enough for most points; later points need the full forward.
     """
@@ -147,9 +148,9 @@ def _check_space(job: Job, samples: Samples, shapes: Shapes, kept: str) -> None:
     words = f"{points} of {counted(samples.n, unit)}, {size_of(each)} each: {size_of(whole)}"
     if left > free:
         raise ValueError(
-            f"{words} in {kept}, of which {size_of(left)} are not there yet, and the disk of "
-            f"{str(out)!r} has {size_of(free)} left: give fewer points, dtype=torch.float16, a "
-            "limit, or another disk."
+            f"{words} in {kept}. {size_of(left)} must still be written, but the disk of "
+            f"{str(out)!r} has only {size_of(free)} left. Give fewer points, dtype=torch.float16, "
+            "a limit, or another disk."
         )
     if job.options.progress:
         note(f"{out}: {words} in {kept}; {size_of(free)} are free.")
@@ -188,9 +189,9 @@ def _rows(
         value = acts.pop(name).float()
         if tuple(value.shape[1:]) != tuple(shape):
             raise ValueError(
-                f"{name} of samples {batch.start} to {batch.last} has the shape "
-                f"{list(value.shape[1:])}, and that of the first sample {list(shape)}: give "
-                "samples of one size."
+                f"{name} has the shape {list(value.shape[1:])} for samples {batch.start} to "
+                f"{batch.last}, but the shape {list(shape)} for the first sample. Give samples of "
+                "one size."
             )
         _check(name, value, batch.start, kept)
         rows[name] = value.to(arrow_files.DTYPES[kept]).cpu()
@@ -207,7 +208,7 @@ def _check(name: str, value: Tensor, start: int, kept: str) -> None:
     if kept == "float16" and wrong.any():
         most = float(flat[flat.isfinite()].abs().max())
         raise ValueError(
-            f"{name} holds {most:.6g}, and float16 ends at {_HIGHEST}: samples "
+            f"{name} holds {most:.6g}, but float16 ends at {_HIGHEST}: samples "
             f"{_numbered(wrong, start)}. Give dtype=torch.float32."
         )
 
