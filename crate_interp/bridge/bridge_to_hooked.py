@@ -87,8 +87,8 @@ def _pairs(
         ("hook_attn_out is not hook_z times W_O plus b_O", attn_out, written),
         ("hook_mlp_out is not hook_post times W_out plus b_out", mlp_out, mlp),
         (wrong_role, acts["attn.hook_u"], codes),
-        ("the norm before attention is not that of hook_resid_pre", normed, block.ln1.plain(pre)),
-        ("the norm before the MLP is not that of hook_resid_mid", normed_mid, block.ln2.plain(mid)),
+        ("attention's input is not the norm of hook_resid_pre", normed, block.ln1.plain(pre)),
+        ("the MLP's input is not the norm of hook_resid_mid", normed_mid, block.ln2.plain(mid)),
         ("attention is not added to the stream", mid, pre + attn_out),
         ("the MLP is not added to the stream", post, mid + mlp_out),
     ]

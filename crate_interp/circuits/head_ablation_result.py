@@ -91,7 +91,7 @@ class HeadAblation(Result):
     def legend(self) -> str:
         """Returns the meaning of the columns of `heads()`."""
         metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
-        interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
+        interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "these resamples"
         least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
         firm = (
             f"A p of {BOOTSTRAP_LEVEL} or less shows an effect; from there to 0.05 the question "

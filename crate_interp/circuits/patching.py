@@ -92,7 +92,7 @@ def _tokens(model: HookedModel, inputs: Tensor) -> int:
         got = f"shape {list(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
         what = "images" if kind == "vision" else "tokens"
         raise ValueError(
-            f"the corrupted input is {got}: give {what} [{', '.join(axes)}], as the clean run had."
+            f"the corrupted input is {got}: give {what} [{', '.join(axes)}], as in the clean run."
         )
     if kind == "text":
         return inputs.shape[1]

@@ -1,4 +1,4 @@
-"""Path patching: the effect of one head through later heads, with everything else held fixed."""
+"""Path patching: the effect of one head through chosen receivers, with all else held fixed."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

@@ -16,7 +16,7 @@ LOSSES = {
     "labels": "the cross-entropy of the labels",
     "kl": "the divergence from the model's own answers",
 }
-_RATIOS = {  # column -> the two sums over samples whose ratio it is
+_RATIOS = {  # column -> its numerator and denominator, both sums over samples
     "l0": ("active", "tokens"),
     "variance_explained": ("explained", "variance"),
     "cosine": ("cosine", "tokens"),

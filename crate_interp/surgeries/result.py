@@ -132,6 +132,6 @@ class SurgeryResult(Result):
         return (
             f"Of {len(single)} pairs of a replacement and a layer of "
             f"{self.meta['model'] or 'a model'} on {samples}, the loss begins to rise in {rises} "
-            f"and to fall in {falls}, in {len(better)} of them more than in random directions"
+            f"and to fall in {falls}, in {len(better)} of these more than in random directions"
             f"{': ' if names else ''}{'; '.join(names)}."
         )

@@ -194,7 +194,7 @@ def atlas(
       the largest first-order effects on the other samples, by their root mean square.
 
     `table("agreement")` has the rank correlation of both effects in each layer. Look at it before
-    you trust first-order effects: without a code far from 0, the loss may change by another amount
+    you trust first-order effects: removing a code far from 0 may change the loss by another amount
     than its slope says, even with the other sign.
 
     If a forward of a sample costs 1 and a backward 2, each sample costs about 4, and each sample of
