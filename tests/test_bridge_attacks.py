@@ -59,9 +59,12 @@ def test_an_index_names_safetensors_beside_it(name, tmp_path, monkeypatch):
     [
         (dict(hidden_size=10**6), "asks for a network of 8000166000033 numbers"),
         (dict(intermediate_size=10**10), "asks for a network of"),
-        (dict(num_hidden_layers=10**8), "num_hidden_layers=100000000, beside 40 tensors"),
-        (dict(num_hidden_layers="2"), "num_hidden_layers=2, beside"),
-        (dict(num_labels=10**10), "num_labels=10000000000, beside"),
+        (
+            dict(num_hidden_layers=10**8),
+            "num_hidden_layers=100000000, but the weights are 40 tensors",
+        ),
+        (dict(num_hidden_layers="2"), "num_hidden_layers=2, but"),
+        (dict(num_labels=10**10), "num_labels=10000000000, but"),
         (dict(quantization_config={"quant_method": "x"}), "quantization_config"),
         (dict(num_attention_heads=0), "ZeroDivisionError"),
         (dict(num_attention_heads="x"), "expected int, got str"),

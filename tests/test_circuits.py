@@ -318,13 +318,15 @@ def test_what_does_not_fit_is_said():
     metric = lambda logits: logits[:, 2].mean()  # noqa: E731
     for words, call in {
         "is not a node": lambda: Circuit((Edge("head 1", "logits", 1.0),)),
-        "does not go to a later place": lambda: Circuit((Edge("L1H1", "L0H1", 1.0),)),
-        "there twice": lambda: Circuit((Edge("embed", "L0H1", 1.0), Edge("embed", "L0H1", 2.0))),
+        "does not go to a later node": lambda: Circuit((Edge("L1H1", "L0H1", 1.0),)),
+        "connect the same nodes": lambda: Circuit(
+            (Edge("embed", "L0H1", 1.0), Edge("embed", "L0H1", 2.0))
+        ),
         "finite number": lambda: Circuit((Edge("embed", "L0H1", math.nan),)),
-        "a circuit has Edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
+        "is not an edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
         "through='x'": lambda: composition(model, through="x"),
         "needs data": lambda: composition(model, through="data"),
-        "no other way takes data": lambda: composition(model, images),
+        "any other value of through takes none": lambda: composition(model, images),
         "role='z'": lambda: composition(model, role="z"),
         "draws=20: give a whole number of at least 100": lambda: composition(model, draws=20),
         "has only one": lambda: composition(make("crate", n_layers=1)),
@@ -350,7 +352,7 @@ def test_what_does_not_fit_is_said():
             model, [(a, b) for a in range(LAYERS) for b in range(HEADS)], images, metric
         ),
         "does not depend on any head": lambda: evaluate(model, [(0, 0)], images, lambda out: 1.0),
-        "needs several inputs": lambda: evaluate(model, [(0, 0)], images[:1], metric),
+        "needs at least two inputs": lambda: evaluate(model, [(0, 0)], images[:1], metric),
         "random=-1": lambda: evaluate(model, [(0, 0)], images, metric, random=-1),
         "count=-1": lambda: composition(model).top(-1),
         "targets for 2 samples": lambda: logit_attribution(alpha, [1, 2, 3]),

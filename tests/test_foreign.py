@@ -210,7 +210,7 @@ def test_what_cannot_be_read_is_refused():
         ci.from_bridge(bridge, n_heads=3)
     with pytest.raises(ValueError, match="a bridged model has no attn.hook_result"):
         model.set_use_attn_result(True)
-    with pytest.raises(ValueError, match="a bridged model is not kept by crate_interp"):
+    with pytest.raises(ValueError, match="crate_interp does not save a bridged model"):
         model.save_pretrained("anywhere")
     with pytest.raises(ValueError, match="TransformerLens has no bridge to"):
         net = network("vit")

@@ -151,7 +151,7 @@ def test_what_a_preprocessor_says(tmp_path):
     for changed, message in (
         (dict(do_rescale=False), "does not scale pictures to"),
         (dict(rescale_factor=1 / 127.5), "does not scale pictures to"),
-        (dict(size={"longest_edge": 3}), "has a size that is none"),
+        (dict(size={"longest_edge": 3}), "has the size"),
         (dict(resample=4), "resizes with filter 4"),
     ):
         with pytest.raises(ci.CheckpointError, match=message):

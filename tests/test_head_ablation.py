@@ -157,7 +157,7 @@ def test_zeros_merge_and_means_do_not(images, tmp_path):
     again = ci.HeadAblation.load(tmp_path)
     assert again.meta == whole.meta and again.heads().equals(whole.heads())
     mean = ci.ablate_heads(model, images, **QUIET)
-    with pytest.raises(ValueError, match="the mean in a head's place is over all samples"):
+    with pytest.raises(ValueError, match="mean ablation takes the mean over all samples"):
         mean.merge(mean)
 
 
@@ -205,7 +205,7 @@ def test_an_edited_model_is_said_to_be_one(images, tmp_path):
 def test_a_name_of_several_classes_tells_none(images):
     names = ("crane", "crane", *"abcdefghi")
     named = dataclasses.replace(images, labels=["crane"] * N)
-    with pytest.raises(ValueError, match="the name 'crane' is that of several classes"):
+    with pytest.raises(ValueError, match="several classes of the model have the name 'crane'"):
         ci.ablate_heads(make(labels=names), named, **QUIET)
     named = dataclasses.replace(images, labels=["c"] * N)
     assert len(ci.ablate_heads(make(labels=names), named, **QUIET).heads()) == LAYERS * HEADS
@@ -219,10 +219,10 @@ def test_the_headline_says_what_chance_would_find(result):
         "Of 15 heads of the model, none is shown to help or to harm (p of 0.017"
     )
     assert (rows["p"] > 0.05).all()
-    assert f"intervals that leave out 0: {out}, by chance 0.75)" in words
+    assert f"intervals that exclude 0: {out}, by chance 0.75)" in words
     best = rows.loc[rows["drop"].abs().idxmax()]
     where = f"L{best['layer']:.0f}H{best['head']:.0f}: {best['drop']:+.3g} nats of loss"
-    firm = f"not told from 0 when adjusted for all heads (p {best['p']:.2g})"
+    firm = f"not distinct from 0 when adjusted for all heads (p {best['p']:.2g})"
     assert f"effect, {firm}, is that of mean ablation of {where}" in words
     assert "this result has 7 images" in result.caution() and "<table" in result._repr_html_()
 
@@ -246,7 +246,7 @@ def test_the_headline_counts_effects_and_open_heads_by_p(result, monkeypatch):
         head = "L0H2" if largest is None else f"L0H{largest}"
         found = result.headline()
         assert words in found and f"ablation of {head}: " in found, found
-        assert ("not told from 0 when adjusted for all heads" in found) == (largest is None)
+        assert ("not distinct from 0 when adjusted for all heads" in found) == (largest is None)
 
 
 def test_the_heat_map_has_0_in_the_middle_and_frames_what_leaves_it_out(result):
@@ -276,7 +276,11 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
             "the label 99 is not a class of ",
         ),
         ((model, dataclasses.replace(images, labels=[None] * N)), {}, "sample 0 has no label: le"),
-        ((make(labels=None), folders), {}, r"load it with labels=.*, their 11 names in the order"),
+        (
+            (make(labels=None), folders),
+            {},
+            r"load the model with labels=.*, 11 class names in the order",
+        ),
         ((model, images), {"how": "median"}, "how='median' is none of mean, zero"),
         ((model, images), {"metric": "los"}, "Did you mean loss"),
         ((model, images), {"limit": 0}, "limit=0"),

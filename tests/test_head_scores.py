@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_said():
         "give whole numbers, such as": lambda: repeat_targets(tokens, (0.5,)),
         "tokens are a list": lambda: repeat_targets([[1, 2]]),
         "tokens are torch.bool": lambda: repeat_targets(tokens > 0),
-        "no bool tensor": lambda: head_scores(cache, {"x": good.float()}),
+        "not a bool tensor": lambda: head_scores(cache, {"x": good.float()}),
         "got a dict and {'x'": lambda: head_scores({}, {"x": good}),
         "targets by name": lambda: head_scores(cache, {}),
         "got a CrateCache and tensor": lambda: head_scores(cache, good),
@@ -192,7 +192,7 @@ def test_what_cannot_be_evaluated_is_said_before_it_runs():
     for words, change in {
         "inputs is NoneType: give a tensor": {"inputs": None},
         "reference is str: give a tensor": {"reference": "x"},
-        "both of one shape but": {"reference": images[..., 1:]},
+        "differ only in their number": {"reference": images[..., 1:]},
         "seed=None: give a whole number": {"seed": None},
         "seed=-1": {"seed": -1},
     }.items():

@@ -163,7 +163,7 @@ def test_gradients_flow_through_the_own_part_alone(images):
 @pytest.mark.parametrize(
     "given, match",
     [
-        ({}, "there is nothing to replace: give attention='gradient'"),
+        ({}, "there is nothing to replace: give attention= or sparse="),
         (dict(attention="mssa"), "attention='mssa' is none of gradient, neumann, plus, minus"),
         (dict(sparse="four"), "sparse='four': give a number of proximal steps"),
         (dict(sparse=True), "sparse=True"),

@@ -215,7 +215,7 @@ def test_caches_results_come_back(vision, tmp_path):
 def test_what_does_not_merge_says_why(vision, tmp_path):
     words = {
         "comparison": "a comparison needs all samples at once: merge the sweeps, then compare them",
-        "head_ablation": "the mean in a head's place is over all samples",
+        "head_ablation": "mean ablation takes the mean over all samples",
         "linear_probe": "a linear probe is fitted to its data and does not merge",
         "composition": "composition of weights does not depend on data",
         "circuit_scores": "circuit scores are ratios of a metric on one set of inputs",

@@ -294,7 +294,7 @@ def test_it_is_saved_loaded_and_does_not_merge(vision, tmp_path):
     words = result.headline()
     assert words.startswith("On 6 images, with the divergence from the model's own answers: the a")
     assert "of 20 features a token (" in words and "may be too narrow" in repr(result)
-    with pytest.raises(ValueError, match="does not merge: evaluate on all of the data"):
+    with pytest.raises(ValueError, match="does not merge: evaluate on all data at once"):
         result.merge(result)
 
 
@@ -321,7 +321,7 @@ def test_wrong_arguments(vision, text, unchecked):
     refused("give no labels", lm, tokens, sae, labels=[1] * N)
     refused("windows have one token", lm, tokens[:, :1], sae)
     ones = torch.ones(N, 11)
-    refused("attention_mask is .*: give 1 and 0", model, data, sae, attention_mask=ones)
+    refused("attention_mask is .*: give a tensor of 1 and 0", model, data, sae, attention_mask=ones)
     refused(r"attention_mask is \[3, 11\].*\[6, 11\]", lm, tokens, sae, attention_mask=ones[:3])
     refused("padding only after them", lm, tokens, sae, attention_mask=ones.cumsum(1) > 3)
     short = torch.ones(N, 11).tril(0)

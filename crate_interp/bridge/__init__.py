@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from crate_interp.bridge.loading import load
     from crate_interp.bridge.transformers_models import register
 
-# public name -> module; each is imported when first used, since TransformerLens' bridge takes
-# seconds
+# public name -> module; each is imported when first used, since importing TransformerLens' bridge
+# takes seconds
 _PUBLIC = {
     "from_bridge": "crate_interp.bridge.bridge_to_hooked",
     "load": "crate_interp.bridge.loading",

@@ -25,8 +25,8 @@ from crate_interp.models.hooked import HookedModel, check_stream
 class Part(GeneralizedComponent):
     """Wraps one module of a hooked model and calls it; the computation stays in the model.
 
-    `hook_in` and `hook_out` are the model's hook points if it has some for these tensors
-    (`linked`), and otherwise points of their own. root: the hooked model.
+    `hook_in` and `hook_out` are the model's own hook points if the model has points for these
+    tensors (`linked`), and otherwise new points. root: the hooked model.
     """
 
     hook_aliases: dict[str, str | list[str]] = {}
@@ -56,7 +56,7 @@ class Part(GeneralizedComponent):
 
 
 class EmbedPart(Part):
-    """Tokens or images to vectors. `given`: vectors to use instead of the tokens' embeddings."""
+    """Embeds tokens or images. `given`: vectors to use instead of the tokens' embeddings."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -82,7 +82,7 @@ class PositionsPart(Part):
 
 
 class UnembedPart(Part):
-    """The map to logits; behind a linear map to features, `W_U` and `b_U` are both in one."""
+    """The map to logits. After a linear map to features, `W_U` and `b_U` combine both maps."""
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -103,7 +103,7 @@ class UnembedPart(Part):
 
 
 class BlockPart(Part):
-    """One layer. TransformerLens sets the fields for `stop_at_layer` and `start_at_layer`."""
+    """One layer. TransformerLens sets its fields for `stop_at_layer` and `start_at_layer`."""
 
     is_list_item = True
     hook_out_is_single_residual_stream = True
@@ -125,7 +125,7 @@ class BlockPart(Part):
         if lambdas is not None and bool(lambdas[layer + 1 :].any()):
             raise ValueError(
                 f"start_at_layer={layer}: later layers add the embedding x0 (x0_lambdas), "
-                "which a stream does not hold."
+                "which a stream does not hold. Run the model from its input."
             )
         return check_stream(self.root, cast(Tensor, self._start_residual))
 
@@ -134,13 +134,13 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
     """Attention of any family.
 
     This is a subclass of TransformerLens' attention only because TransformerLens allows split
-    inputs for no other; no code of the base class runs.
+    inputs for no other class; no code of the base class runs.
     """
 
     supports_attn_result = True
 
     def set_original_component(self, component: nn.Module) -> None:  # pyright: ignore
-        """Takes the module to wrap, which has no projections of the base class's kind."""
+        """Sets the module to wrap, without the projections that the base class looks for."""
         GeneralizedComponent.set_original_component(self, component)
 
     def setup_hook_compatibility(self) -> None:
@@ -187,7 +187,7 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
         return self._bias(2)
 
     def _bias(self, role: int) -> Float[Tensor, "head d_head"]:
-        """Returns a bias of queries, keys or values: zeros if the codes have none."""
+        """Returns the bias of queries, keys or values (role 0, 1 or 2); zeros if there is none."""
         cfg, projection = self.own.cfg, getattr(self.own, "qkv_proj", None)
         if projection is None or projection.bias is None:
             return self.own.W_Q.new_zeros(cfg.n_heads, cfg.d_head)
@@ -199,22 +199,22 @@ class StepPart(Part):
 
     @property
     def b_in(self) -> Float[Tensor, "d_mlp"]:
-        """What is added to `W_in`'s output before the ReLU: the bias, or minus the thresholds."""
+        """The vector added to `W_in`'s output before the ReLU: the bias, or minus thresholds."""
         if hasattr(self.own, "threshold"):
             return -self.own.threshold
         bias = self.own.fc_in.bias if hasattr(self.own, "fc_in") else None
         return torch.zeros_like(self.own.W_in[0]) if bias is None else bias
 
 
-# A point has both names; the one that it carries is ours. JacobianLens looks for a point that
-# carries the name `hook_out`, so a layer's part has one of its own, behind hook_resid_post; the
-# unembedding has points of its own too.
+# A point is found under our name and under the bridge's name; its `name` is ours. JacobianLens
+# looks for a point whose `name` is `hook_out`, so a layer's part has a separate point for it, after
+# hook_resid_post. The unembedding has separate points too.
 _OWN = ("hook_out", "unembed.hook_in")
 _IN_BLOCK = IN_BLOCK | {"ln1.hook_in": "hook_resid_pre"}
 
 
 def bridge_names(model: HookedModel) -> dict[str, HookPoint]:
-    """Returns the points of a model under the names that a bridge has for them."""
+    """Returns the points of a model, by the names that bridges use for them."""
     names = {name: ours[0] for name, ours in IN_MODEL.items() if name not in _OWN} | {
         f"blocks.{layer}.{name}": f"blocks.{layer}.{ours}"
         for layer in range(model.cfg.n_layers)
@@ -244,11 +244,11 @@ class CrateAdapter(ArchitectureAdapter):
     """Maps a `HookedCrate` or a `HookedCrateLM`, or the Hugging Face model around one.
 
     The bridge's parts call the modules of the model, so logits are those of the model bit for bit,
-    and its hook points are the model's. Three things a bridge of ours does not have: compatibility
-    mode (folding norms into weights has no meaning where one matrix is query, key, value and
-    output, and ISTA reads the same dictionary three times), a cache of keys and values
-    (`bridge.generate` runs the whole text for every token; `model.generate` keeps a cache), and
-    `verify_models`, which boots models by name.
+    and its hook points are the model's. Our bridges lack three things: compatibility mode (folding
+    norms into weights has no meaning if one matrix is query, key, value and output, and ISTA reads
+    the same dictionary three times), a cache of keys and values (`bridge.generate` runs the whole
+    text for every token; `model.generate` keeps a cache), and `verify_models`, which boots models
+    by name.
     """
 
     applicable_phases: list[int] = []
@@ -280,12 +280,12 @@ class CrateAdapter(ArchitectureAdapter):
         softcap = getattr(model.cfg, "softcap", None)
         if softcap is not None:
             self.cfg.output_logits_soft_cap = softcap
-        # padding needs a mask
+        # a batch of texts is padded, and padding needs a mask
         self.supports_batched_generation = "attention_mask" in signature(model.forward).parameters
         model.forward = MethodType(_image_forward if model.has_cls else _text_forward, model)
 
     def setup_hook_compatibility(self, bridge: TransformerBridge) -> None:
-        """Gives the bridge the model's hook points; TransformerLens calls it in the end."""
+        """Gives the bridge the model's hook points; TransformerLens calls this method last."""
         model = self._hooked(bridge.original_model)
         if "hook_pos_embed" in model.hook_dict:
             bridge.pos_embed = PositionsPart("pos_embed")
@@ -293,7 +293,7 @@ class CrateAdapter(ArchitectureAdapter):
             if isinstance(part, Part):
                 part.__dict__["root"] = model
         for block in bridge.blocks:
-            block.config = block.attn.config = model.cfg  # where the bridge writes its switches
+            block.config = block.attn.config = model.cfg  # the bridge sets its switches there
         for name, point in bridge_names(model).items():
             place, end = name.rsplit(".", 1)
             part = _part_at(bridge, place)
@@ -320,7 +320,7 @@ def _part_at(bridge: nn.Module, place: str) -> nn.Module | None:
 
 
 def _image_forward(self: Any, pixel_values: Tensor) -> Tensor:
-    """The forward of an image model under the name by which a bridge passes images."""
+    """Runs an image model's forward, with the argument name of a bridge."""
     return type(self).forward(self, pixel_values)
 
 
@@ -331,10 +331,10 @@ def _text_forward(
     attention_mask: Tensor | None = None,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """Returns a language model's forward, with the argument names of a bridge.
+    """Runs a language model's forward, with the argument names of a bridge.
 
-    inputs_embeds: vectors in place of those of the tokens. labels are the bridge's: it computes the
-    loss by itself.
+    inputs_embeds: vectors to use instead of the tokens' embeddings. labels: ignored, because the
+    bridge computes the loss itself.
     """
     more = {} if attention_mask is None else {"attention_mask": attention_mask}
     if inputs_embeds is None:

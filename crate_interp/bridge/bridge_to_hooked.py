@@ -19,7 +19,7 @@ POINTS = (
     "attn.hook_v", "attn.hook_pattern", "attn.hook_z", "hook_attn_out", "hook_resid_mid",
     "ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post",
 )  # fmt: skip
-# as a share of the largest entry; networks compute the softmax in float32 in any dtype
+# tolerance as a share of the largest entry; networks of any dtype compute the softmax in float32
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 
 
@@ -27,8 +27,8 @@ _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.b
 def check_reading(model: BridgedModel) -> None:
     """Raises ValueError, naming the layer, if a point's activation contradicts its name.
 
-    Every layer must be `mid = pre + attention`, `post = mid + MLP`, with patterns whose rows are
-    shares, and the heads' outputs must follow from them.
+    Every layer must be `mid = pre + attention`, `post = mid + MLP`. The rows of a pattern must sum
+    to 1, and the heads' outputs must follow from the patterns.
     """
     cfg: Any = model.cfg
     if not fixed_input.whole_is_small(model):
@@ -60,14 +60,14 @@ def check_reading(model: BridgedModel) -> None:
                 raise ValueError(
                     f"the bridge to {model.cfg.architecture} cannot be measured: in layer {layer} "
                     f"{what}. Boot it without compatibility mode; layers must be norm, attention, "
-                    "norm and MLP, each added to the stream."
+                    "norm and MLP, with attention and MLP added to the stream."
                 )
 
 
 def _pairs(
     block: Any, acts: dict[str, Tensor], model: BridgedModel
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """Returns the pairs that must be equal, each with the error for a difference."""
+    """Returns the pairs of tensors that must be equal, each with the words for a difference."""
     pattern, z, mlp_code = (
         acts[name] for name in ("attn.hook_pattern", "attn.hook_z", "mlp.hook_post")
     )
@@ -83,12 +83,12 @@ def _pairs(
     wrong_role = f"hook_{role} is not the norm of the stream times W_{role.upper()}"
     return [
         ("the rows of hook_pattern do not sum to 1", sums, torch.ones_like(sums)),
-        ("hook_z is not what hook_pattern gathers of hook_v", z, gathered),
-        ("hook_attn_out is not what W_O makes of hook_z", attn_out, written),
-        ("hook_mlp_out is not what W_out makes of hook_post", mlp_out, mlp),
+        ("hook_z is not hook_pattern times hook_v", z, gathered),
+        ("hook_attn_out is not hook_z times W_O plus b_O", attn_out, written),
+        ("hook_mlp_out is not hook_post times W_out plus b_out", mlp_out, mlp),
         (wrong_role, acts["attn.hook_u"], codes),
-        ("the norm before attention is not that of hook_resid_pre", normed, block.ln1.plain(pre)),
-        ("the norm before the MLP is not that of hook_resid_mid", normed_mid, block.ln2.plain(mid)),
+        ("attention's input is not the norm of hook_resid_pre", normed, block.ln1.plain(pre)),
+        ("the MLP's input is not the norm of hook_resid_mid", normed_mid, block.ln2.plain(mid)),
         ("attention is not added to the stream", mid, pre + attn_out),
         ("the MLP is not added to the stream", post, mid + mlp_out),
     ]
@@ -98,24 +98,26 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
     """Returns a hooked model over a bridge, for sweeps, probes, audits and pages.
 
     bridge: TransformerLens' TransformerBridge to a network whose layers are norm, attention, norm
-    and MLP, each added to the stream: ViT, DeiT, GPT-2, Llama and the like through TransformerLens'
-    adapters, DINOv2 through ours (`ci.bridge.load`). Boot it without compatibility mode.
+    and MLP, with attention and MLP added to the stream: ViT, DeiT, GPT-2, Llama and the like
+    through TransformerLens' adapters, DINOv2 through ours (`ci.bridge.load`). Boot it without
+    compatibility mode.
 
     subspaces: which maps of the heads stand in for U_k wherever the papers' U is needed
-    (compression, alignment): "value" (the columns of W_V), "key" or "query". A black box ties
-    none of them, so this is a choice; results carry it as config["subspaces"]. Where query heads
-    share keys and values, subspaces belong to these groups, and there are fewer of them than heads.
+    (compression, alignment): "value" (the columns of W_V), "key" or "query". A black box does not
+    tie these maps, so this is a choice; results record it as config["subspaces"]. If several query
+    heads share keys and values, a group of heads has one key or value subspace.
 
-    config: fields of its config that the bridge does not tell, such as mean, std, resize, crop,
-    labels, n_ctx (shorter windows of text) or model_name.
+    config: fields of the config that cannot be read from the bridge, such as mean, std, resize,
+    crop, labels, n_ctx (shorter windows of text) or model_name.
 
-    The model shares everything with the bridge: weights, and the hooks that are on it. It runs one
-    small sample to check that each point holds what its name says. An edit of `attn.hook_pattern`
-    reaches the network only if TransformerLens computes the attention itself (GPT-2 and Llama, but
-    not ViT), and it warns where it does not. An edit of `hook_resid_mid` reaches the MLP alone.
+    The model shares the bridge's weights, and the hooks on the bridge. One small sample is run to
+    check that the activation at each point agrees with the point's name. An edit of
+    `attn.hook_pattern` reaches the network only if TransformerLens computes the attention itself
+    (GPT-2 and Llama, but not ViT); otherwise TransformerLens warns. An edit of `hook_resid_mid`
+    reaches the MLP but not the stream.
 
-    Raises ValueError for anything but such a bridge, and for a point that does not hold what its
-    name says.
+    Raises ValueError for anything but such a bridge, and for a point whose activation contradicts
+    its name.
     """
     if isinstance(bridge, HookedModel):
         raise ValueError(
@@ -138,8 +140,8 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
         model = (BridgedVision if cfg.kind == "vision" else BridgedLM)(bridge, cfg)
     except AttributeError as error:
         raise ValueError(
-            f"the layers of {cfg.architecture} cannot be read: {error}. Bridges to ViT, DeiT, "
-            "DINOv2, GPT-2 and Llama can be."
+            f"the layers of {cfg.architecture} cannot be read: {error}. Give a bridge to a ViT, "
+            "DeiT, DINOv2, GPT-2 or Llama."
         ) from None
     check_reading(model)
     return model

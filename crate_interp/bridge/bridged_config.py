@@ -7,15 +7,15 @@ from torch import nn
 from crate_interp.bridge.bridged_layers import found
 from crate_interp.config import CrateConfig
 
-# names in transformers' configs for the most tokens
+# names in transformers' configs for the largest number of tokens
 _CONTEXT = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")
-_UNNAMED = "LABEL_0"  # transformers' name for a class without one
+_UNNAMED = "LABEL_0"  # transformers' name for a class without a name
 
 
 def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> CrateConfig:
     """Returns the config of a bridge; `given` fields take precedence.
 
-    Raises ValueError for a bridge whose layers are not readable, and for fields that contradict it.
+    Raises ValueError if the layers cannot be read, or if a given field contradicts the bridge.
     """
     network: Any = bridge.original_model
     theirs = getattr(network, "config", None)
@@ -45,7 +45,7 @@ def _sizes(bridge: Any) -> dict[str, Any]:
     except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(
             f"{_called(bridge)} has no layers of norm, attention, norm and MLP that can be read "
-            f"({error}): bridges to ViT, DeiT, DINOv2, GPT-2 and Llama can be."
+            f"({error}): give a bridge to a ViT, DeiT, DINOv2, GPT-2 or Llama."
         ) from None
     if queries.ndim != 3 or values.ndim != 3:
         raise ValueError(f"the heads of {_called(bridge)} cannot be told apart in its weights.")
@@ -98,7 +98,7 @@ def _of_images(bridge: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, Any
 def special_tokens(network: nn.Module) -> int:
     """Returns how many tokens an image network puts before its patches, including CLS.
 
-    DeiT has a second one for distillation, DINOv2 maybe registers.
+    DeiT has a second token, for distillation; DINOv2 may have register tokens.
     """
     ours = ("cls_token", "distillation_token", "register_tokens")
     named = network.named_parameters()

@@ -1,7 +1,7 @@
-"""The layers of a bridge under our names: points that relay, and weights to read.
+"""Views of a bridge's layers under our names: points that relay, and weights to read.
 
-A view holds no parameters: they belong to the bridge, whose module is kept in a tuple so that it is
-not a submodule of the view.
+A view holds no parameters. They belong to the bridge's module, which is kept in a tuple so that it
+is not a submodule of the view.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ Change = Callable[[Tensor], Tensor]
 class Relay:
     """A forward hook on a bridge's point that passes its activation to one of our points.
 
-    The tensor is converted as the bridge converts it for its own hooks (heads apart), and then by
-    `to`; the result of our point is converted back by `back`. Nothing happens unless our point is
-    hooked. It is an object and not a closure, so that a copy of the model relays to the copy's
-    points.
+    The tensor is converted as the bridge converts it for its own hooks (split into heads), and then
+    by `to`; the result of our point is converted back by `back`. Nothing happens unless our point
+    is hooked. A relay is an object and not a closure, so that a copy of the model relays to the
+    copy's points.
     """
 
     def __init__(self, point: HookPoint, to: Change | None = None, back: Change | None = None):
         self.point, self.to, self.back = point, to, back
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
-        """Hands an output to the hooks of our point; returns it if one of them changed it."""
+        """Passes an output to the hooks of our point; returns the output if a hook changed it."""
         if not is_hooked(self.point):
             return None
         conversion: Any = getattr(module, "hook_conversion", None)
@@ -46,13 +46,13 @@ class Relay:
 
 
 class Plus:
-    """Adds a tensor that is read anew each time; an object, so that it can be copied."""
+    """Adds or subtracts a bias that is read at every call; an object, so that it can be copied."""
 
     def __init__(self, read: "Bias", sign: int) -> None:
         self.read, self.sign = read, sign
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the activations with the bias added, or taken away."""
+        """Returns the activations with the bias added or subtracted."""
         bias = self.read()
         return x if bias is None else x + self.sign * bias
 
@@ -64,7 +64,7 @@ class Bias:
         self.attn, self.role, self.heads = (attn,), role, heads
 
     def __call__(self) -> Tensor | None:
-        """Returns the bias as the heads have it, or None."""
+        """Returns the bias split into heads, or None if there is none."""
         bias: Any = getattr(getattr(self.attn[0], self.role), "bias", None)
         return None if bias is None else bias.reshape(self.heads, -1)
 
@@ -83,7 +83,7 @@ _OF_NORM = {"hook_scale": "hook_scale", "hook_normalized": "hook_out"}
 
 
 def found(module: nn.Module, path: str) -> Any:
-    """Returns the object at a path of names; AttributeError, with the path, if it is missing."""
+    """Returns the object at a path of names. Raises AttributeError, with the path, if missing."""
     place: Any = module
     for name in path.split("."):
         place = getattr(place, name, None)
@@ -125,7 +125,7 @@ class BridgedNorm(nn.Module):
 
     @property
     def eps(self) -> float:
-        """What is added to the variance."""
+        """The number that is added to the variance."""
         return float(getattr(self.inner, "eps", None) or self.inner.variance_epsilon)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -136,13 +136,13 @@ class BridgedNorm(nn.Module):
 
 
 class BridgedAttention(nn.Module):
-    """The attention of a layer. U are the columns of the map that `cfg.subspaces` names.
+    """The attention of a layer. U holds the columns of the map that `cfg.subspaces` names.
 
-    That is a choice: the layer's queries, keys and values are three codes, and nothing in it is
-    tied. `hook_u` holds `LN(Z) U_k`, the chosen role without its bias. Where several query heads
-    share a key and value, keys and values have a head for each group, and so has U (but for
-    subspaces="query"); W_K and W_V are repeated, as in TransformerLens. `hook_q` and `hook_k` are
-    after a rotation by positions, as in our own models.
+    Which map is U is a choice, since queries, keys and values are three codes that nothing ties.
+    `hook_u` holds `LN(Z) U_k`, the chosen role without its bias. If several query heads share a key
+    and value, keys and values have one head for each group, and U does too unless subspaces is
+    "query"; W_K and W_V are repeated, as in TransformerLens. `hook_q` and `hook_k` come after the
+    rotation by positions, as in our own models.
     """
 
     def __init__(self, cfg: CrateConfig, block: nn.Module) -> None:
@@ -212,7 +212,7 @@ class BridgedMLP(nn.Module):
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        """The first map; in a gated MLP the one that is not the gate."""
+        """The first map; in a gated MLP, the map that is not the gate."""
         return self._mlp[0].W_in
 
     @property
@@ -229,13 +229,13 @@ class BridgedMLP(nn.Module):
 
 
 def _scaled(block: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Returns a map into the stream times the layer's scale, LayerScale's lambda, if it has one."""
+    """Returns a map into the stream, times LayerScale's lambda if the layer has this scale."""
     scale: Any = getattr(block, name, None)
     return x if scale is None else x * scale.original_component.lambda1
 
 
 class BridgedBlock(Layer):
-    """A layer of a bridge: attention, then an MLP; each reads the normed stream and is added to it.
+    """A layer of a bridge: attention, then an MLP; each reads the normed stream and adds to it.
 
     Unlike in our own layers, an edit of `hook_resid_mid` reaches the MLP but not the stream,
     because the bridge's point lies at the norm before the MLP.

@@ -1,4 +1,4 @@
-"""Hooked models over a TransformerLens bridge: what sweeps, probes and pages take."""
+"""Hooked models over a TransformerLens bridge, for sweeps, probes and pages."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from crate_interp.models.text.text_and_tokens import check_ids, rows_of, stacked
 
 
 class _Stopped(Exception):
-    """The stream before the layer at which a forward was to stop."""
+    """Carries the stream before the layer at which a forward stops."""
 
     def __init__(self, stream: Tensor) -> None:
         super().__init__()
@@ -30,9 +30,9 @@ class _Stopped(Exception):
 class BridgedModel(HookedModel):
     """A black box behind a TransformerLens bridge, with the names of our own models.
 
-    `bridge` is the bridge itself, which every forward runs: its hooks stay on, and nothing is
-    copied. Each point here shows the activation of a point of the bridge, and an edit is written
-    back through it. `ci.from_bridge` makes one.
+    Every forward runs `bridge`, the bridge itself: its hooks stay on, and nothing is copied. Each
+    point here shows the activation of a point of the bridge, and an edit is written back through
+    the bridge's point. `ci.from_bridge` makes a BridgedModel.
     """
 
     bridge: Any
@@ -47,7 +47,7 @@ class BridgedModel(HookedModel):
         super().train(self.network.training)
 
     def setup(self) -> None:
-        """Names the points of this model. Those of the bridge keep the names that they have."""
+        """Names the points of this model. The bridge's points keep their names."""
         self.mod_dict, self.hook_dict = {}, Named()
         for name, module in self.named_modules():
             if name and name != "bridge" and not name.startswith("bridge."):
@@ -113,9 +113,9 @@ class BridgedModel(HookedModel):
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, save_directory: str | Path, **kwargs: object
     ) -> Path:
-        """Raises ValueError: a black box is saved by transformers."""
+        """Raises ValueError: transformers saves black boxes."""
         raise ValueError(
-            "a bridged model is not kept by crate_interp: save the network before it is bridged, "
+            "crate_interp does not save a bridged model: save the network before it is bridged, "
             "network.save_pretrained(folder), and load it with ci.bridge.load(folder)."
         )
 
@@ -125,8 +125,8 @@ def _redrawn(network: Any) -> Any:
     config = getattr(network, "config", None)
     if config is None or not hasattr(type(network), "_from_config"):
         raise ValueError(
-            f"{type(network).__name__} has no config of transformers to draw new weights from: "
-            "give untrained=0."
+            f"{type(network).__name__} has no transformers config, from which new weights could be "
+            "drawn: give untrained=0."
         )
     values = type(config).from_dict(config.to_dict())
     return type(network)._from_config(
@@ -135,7 +135,7 @@ def _redrawn(network: Any) -> Any:
 
 
 class BridgedVision(ImageMixin, BridgedModel):
-    """A network of images behind a bridge: CLS, maybe other special tokens, then patches.
+    """An image network behind a bridge. Tokens are CLS, any other special tokens, then patches.
 
     `forward` returns the logits of a classifier, else the CLS token after the last norm.
     """
@@ -158,7 +158,7 @@ class BridgedVision(ImageMixin, BridgedModel):
 
     @property
     def has_logits(self) -> bool:
-        """Whether the forward returns logits, or the features of the CLS token."""
+        """Whether the forward returns logits; if not, it returns the CLS token's features."""
         return hasattr(self.network, "classifier")
 
     @property
@@ -191,10 +191,10 @@ class BridgedLM(BridgedModel):
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
-        return_type: "logits", "loss", "both", or None, which computes no logits. options: of the
-        bridge's forward. `stop_at_layer=l` returns the stream before layer l. Raises ValueError for
-        text without a tokenizer, for tokens that the network cannot look up, and for an
-        `attention_mask` without one number per token.
+        return_type: "logits", "loss", "both", or None, which computes no logits. options: further
+        arguments of the bridge's forward. `stop_at_layer=l` returns the stream before layer l.
+        Raises ValueError for text without a tokenizer, for tokens that the network cannot look up,
+        and for an `attention_mask` without one number per token.
         """
         if isinstance(tokens, Tensor):
             self._check_tokens(tokens, options)
@@ -236,7 +236,7 @@ class BridgedLM(BridgedModel):
     def to_tokens(
         self, text: str | Sequence[str], prepend_bos: bool | None = None
     ) -> Int[Tensor, "batch pos"]:
-        """Returns token ids of text, as the bridge makes them."""
+        """Turns text into token ids, as the bridge does."""
         self._check_tokenizer()
         return self.bridge.to_tokens(text if isinstance(text, str) else list(text), prepend_bos)
 
@@ -256,11 +256,11 @@ class BridgedLM(BridgedModel):
         return self.bridge.to_single_token(text)
 
     def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
-        """Returns texts, joined by the separator token, in windows of n_ctx tokens.
+        """Returns the tokens of texts, joined by the separator token, in windows of n_ctx tokens.
 
-        The last window is dropped if it is short. `n_ctx` is the network's, or the one given as
-        `ci.from_bridge(bridge, n_ctx=...)`. Raises ValueError if the texts do not fill one window,
-        and for several texts if the tokenizer has no separator.
+        The last window is dropped if it is short. `n_ctx` is the network's, unless another is given
+        as `ci.from_bridge(bridge, n_ctx=...)`. Raises ValueError if the texts do not fill one
+        window, and for several texts if the tokenizer has no separator.
         """
         return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
 

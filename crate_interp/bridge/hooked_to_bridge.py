@@ -28,33 +28,33 @@ _LENS_HOOKS = ("fwd_hooks", "bwd_hooks")
 def to_bridge(model: object) -> TransformerBridge:
     """Returns TransformerLens' TransformerBridge over a copy of a hooked model.
 
-    Its logits are the model's bit for bit, and its hook points are the model's: each is there under
-    its own name (`blocks.0.hook_resid_pre`, `blocks.0.attn.hook_u`), which is the point's `name`,
-    and under the one that other bridges have for it (`blocks.0.hook_in`, `blocks.0.attn.hook_in`).
-    The copy has the model's weights, switches, mode and tokenizer, and none of its hooks; the
-    model itself is left alone, and later changes of one do not reach the other.
+    The bridge's logits are the model's bit for bit, and its hook points are the model's. Each point
+    has its own name (`blocks.0.hook_resid_pre`, `blocks.0.attn.hook_u`), which is its `name`, and
+    the name that other bridges use for it (`blocks.0.hook_in`, `blocks.0.attn.hook_in`). The copy
+    has the model's weights, switches, mode and tokenizer, and none of its hooks. The model itself
+    does not change, and later changes of model or copy do not reach the other.
 
-    model: a HookedCrate (also the image tower of a CLIP, `clip.visual`) or a HookedCrateLM. Use it
-    for what asks for a bridge: `attention_head_subspace_affinity`, `JacobianLens`, `ioi_eval`.
-    Everything else of TransformerLens takes the model itself.
+    model: a HookedCrate (also the image tower of a CLIP, `clip.visual`) or a HookedCrateLM. Use the
+    bridge for tools that ask for one: `attention_head_subspace_affinity`, `JacobianLens`,
+    `ioi_eval`. Everything else in TransformerLens takes the model itself.
 
-    What a bridge does otherwise than the model: `pos_slice` cuts axis 1 of every point, the classes
-    of `unembed.hook_out` in an image model too; a function as `names_filter` may match no point in
-    silence; `stop_at_layer=n_layers` returns logits; `generate` runs the whole text anew for each
-    token; `state_dict` has the parameters called weight or bias alone, so save the model;
+    A bridge differs from the model: `pos_slice` cuts axis 1 of every point, even the classes of
+    `unembed.hook_out` in an image model; a function as `names_filter` that matches no point raises
+    no error; `stop_at_layer=n_layers` returns logits; `generate` runs the whole text again for each
+    token; `state_dict` has only the parameters called weight or bias, so save the model;
     `tokens_to_residual_directions` leaves out the weight of ln_final; the name of a special token
-    in a text is that token. For image models there is no `start_at_layer`, no `logit_lens` and no
-    attribution patching, all of which want tokens.
+    in a text is read as that token. Image models have no `start_at_layer`, no `logit_lens` and no
+    attribution patching, which all need tokens.
 
-    Refused is compatibility mode, which folds norms into the weights behind them: U is query, key,
-    value and output at once, and an ISTA step reads its dictionary three times. So
+    Compatibility mode is refused. It would fold norms into the weights after them, but U is query,
+    key, value and output at once, and an ISTA step reads its dictionary three times. So
     `direct_logit_attribution(bridge, ...)` is refused too; on the model itself it is exact. The
-    singular vectors of w_in and w_out are refused where the code is the stream (CRATE's ISTA).
+    singular vectors of w_in and w_out are refused if the code is the stream (CRATE's ISTA).
 
     Raises ValueError for a model without logits or for anything but a hooked model.
     """
     hooked = _checked(model)
-    # also if crate_interp is on the path without being installed
+    # registered here too, for a crate_interp that is on the path without being installed
     ArchitectureAdapterFactory.discover_entry_points()
     for name in ARCHITECTURES:
         ArchitectureAdapterFactory.register_adapter(name, CrateAdapter)
@@ -70,7 +70,7 @@ def to_bridge(model: object) -> TransformerBridge:
     )  # fmt: skip
     tokenizer = _tokenizer(hooked)
     if tokenizer is not None:
-        # not an argument of the builder, which would look for a tokenizer with bos on the Hub
+        # not passed to the builder, which would look for a tokenizer with bos on the Hub
         found = sources.detect_tokenizer_bos_eos(tokenizer)
         bridge.cfg.tokenizer_prepends_bos, bridge.cfg.tokenizer_appends_eos = found
         bridge.tokenizer = tokenizer
@@ -114,13 +114,13 @@ def _checked(model: object) -> HookedModel:
         advice = "it has two towers and no logits: give the image tower, model.visual."
     elif isinstance(model, HookedModel):
         advice = (
-            "its forward returns no logits, which every bridge does: use the model as it is, its "
+            "its forward returns no logits, which a bridge must: use the model itself, whose "
             "run_with_cache and run_with_hooks take the same names."
         )
     elif name == "TransformerBridge":
         advice = "it is a bridge already. ci.from_bridge(bridge) makes a hooked model of it."
     elif isinstance(model, nn.Module) and hooked_part(model):
-        advice = f"it wraps a hooked model: give that one, {hooked_part(model)}."
+        advice = f"it wraps a hooked model: give that model, {hooked_part(model)}."
     else:
         advice = "give a hooked model, such as ci.load(...) returns."
     raise ValueError(f"cannot make a bridge of {name}: {advice}")

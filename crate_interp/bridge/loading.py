@@ -19,8 +19,8 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.tokenizer import check, safely
 
-# model_type in config.json -> classes of transformers that it may name; the last stands in for any
-# other, and has no head
+# model_type in config.json -> transformers classes that config.json may name; if it names any other
+# class, the last of these is loaded, for images without a head
 BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "vit": ("ViTForImageClassification", "ViTModel"),
     "deit": ("DeiTForImageClassification", "DeiTModel"),
@@ -34,7 +34,7 @@ BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "mistral": ("MistralForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
 }
-# with a pooler by default, which the pretrained network does not include
+# classes that add a pooler by default, which the pretrained network does not include
 _POOLED = ("ViTModel", "DeiTModel")
 _WEIGHTS, _SHARDS, _CONFIG = transformers_folder.WEIGHTS, transformers_folder.SHARDS, "config.json"
 _TOKENIZER, _MOST_WORDS, _MOST_BYTES = "tokenizer.json", 1000, 2**26
@@ -65,7 +65,7 @@ def load(
     never read. `model.preprocess` does what its preprocessor_config.json says. Everything else goes
     to `ci.load` with the same arguments but `subspaces`.
 
-    Raises CheckpointError, in one line, for everything that can be wrong with a source.
+    Raises CheckpointError, in one line, for any fault of a source.
     """
     checks.one_of("subspaces", subspaces, SUBSPACES)
     hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
@@ -85,7 +85,7 @@ def load(
 
 
 def _folder(source: Source) -> Path | None:
-    """Returns the folder of a black box, downloaded if need be; None if it is none."""
+    """Returns the folder of a black box, downloaded if need be; None for any other source."""
     given, name = source.given, source.name
     if not isinstance(given, (str, Path)) or source.family not in (None, "vit", "gpt"):
         return None
@@ -172,9 +172,9 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     whole = {"add_pooling_layer": False} if name in _POOLED and asked != name else {}
     kind = getattr(transformers, name)
     if config.get("quantization_config") is not None:
-        raise CheckpointError(f"{where} has a quantization_config: give plain weights.")
+        raise CheckpointError(f"{where} has a quantization_config: give weights without one.")
     read: Any = kind.config_class.from_pretrained(folder, local_files_only=True)
-    read._attn_implementation = "eager"  # a config may name a class on the Hub, which is code
+    read._attn_implementation = "eager"  # a config may name code on the Hub instead
     transformers_folder.check_total(kind, read, sizes, where)
     network, info = kind.from_pretrained(
         folder,
@@ -200,9 +200,9 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _tokenizer(folder: Path) -> object:
-    """Returns the tokenizer saved beside the weights, or None.
+    """Returns the tokenizer saved with the weights, or None.
 
-    If crate_interp/models/text/tokenizer_rules.py refuses it, it is left out with a warning.
+    A tokenizer that crate_interp/models/text/tokenizer_rules.py refuses is left out with a warning.
     """
     path = folder / _TOKENIZER
     if not path.exists():

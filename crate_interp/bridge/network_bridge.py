@@ -1,4 +1,4 @@
-"""TransformerLens bridges around networks of transformers, by its adapters or ours."""
+"""TransformerLens bridges around transformers networks, with TransformerLens' adapters or ours."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +27,11 @@ class Embeddings(vision_embeddings.VisionEmbeddingsBridge):
 
 
 class Dinov2Adapter(ViTArchitectureAdapter):
-    """The adapter of Dinov2Model, Dinov2ForImageClassification and those with registers.
+    """The adapter of Dinov2Model, Dinov2ForImageClassification and their variants with registers.
 
-    `hook_attn_out` and `hook_mlp_out` come after the layer's scale, so they are what is added to
-    the stream. The layers have the scales as `attn_scale` and `mlp_scale`. A classifier reads the
-    CLS token and the mean of the patches, so it cannot be an `unembed`.
+    `hook_attn_out` and `hook_mlp_out` come after the layer's scale, so they hold exactly the terms
+    added to the stream. The scales are `attn_scale` and `mlp_scale` of a layer. A classifier reads
+    the CLS token and the mean of the patches, so it cannot be an `unembed`.
     """
 
     def prepare_model(self, hf_model: nn.Module) -> None:
@@ -96,7 +96,8 @@ def build(
 ) -> nn.Module:
     """Builds a TransformerBridge around a network and replaces the network's parts.
 
-    adapter: its class; None means ours for this class of network, or else TransformerLens' own.
+    adapter: the adapter's class; None means ours if we have one for this network, or else
+    TransformerLens' own.
     Nothing is registered globally. Raises ValueError for a network without an adapter.
     """
     config: Any = network.config

@@ -1,4 +1,4 @@
-"""What a folder of transformers may ask for, checked before transformers opens a file of it."""
+"""Checks of what a transformers folder asks for, before transformers opens a file of it."""
 
 from collections.abc import Mapping
 from math import prod
@@ -20,9 +20,9 @@ _FREE = ("dinov2", "dinov2_with_registers")
 
 
 def preprocessing(folder: Path, config: object) -> dict[str, Any]:
-    """Returns resize, crop, interpolation, mean and std, and an image size if the model takes any.
+    """Returns resize, crop, interpolation, mean and std, and image_size if the model takes any.
 
-    config: transformers' config of the network. Returns nothing if there is no file.
+    config: transformers' config of the network. Returns {} without preprocessor_config.json.
 
     Raises CheckpointError if pictures are to be scaled by anything but 1 / 255, for an unknown
     filter, and for a size in an unknown form.
@@ -67,13 +67,16 @@ def _side(size: Any, folder: Path) -> int | tuple[int, int]:
         return size["height"], size["width"]
     if isinstance(size, dict) and isinstance(size.get("shortest_edge"), int):
         return size["shortest_edge"]
-    raise CheckpointError(f"{folder / _FILE} has a size that is none: {size!r}.")
+    raise CheckpointError(
+        f"{folder / _FILE} has the size {size!r}: expected a whole number, height and width, or "
+        "shortest_edge."
+    )
 
 
 def _filter(number: object, folder: Path) -> str:
     if type(number) is not int or number not in _FILTERS:
         raise CheckpointError(
-            f"{folder / _FILE} resizes with filter {number!r}: known are "
+            f"{folder / _FILE} resizes with filter {number!r}: known filters are "
             f"{', '.join(map(str, _FILTERS))} ({', '.join(_FILTERS.values())})."
         )
     return _FILTERS[number]
@@ -82,24 +85,25 @@ def _filter(number: object, folder: Path) -> str:
 WEIGHTS, SHARDS, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
 _LAYERS = ("num_hidden_layers", "n_layer")
 _MOST_HEADER, _MOST_SHARDS, _LONGEST_NAME = 2**24, 1000, 200
-_SPARE, _MOST_TIMES = 2**20, 2  # units: the numbers in the files
+# how many numbers a network may have: _MOST_TIMES as many as its files, and _SPARE more
+_SPARE, _MOST_TIMES = 2**20, 2
 
 
 def shards_of(index: object, where: str) -> list[str]:
     """Returns the files that an index of weights names.
 
-    Raises CheckpointError unless they are safetensors that lie beside the index: transformers
-    would follow any path, and would give any other file to torch.load.
+    Raises CheckpointError unless they are safetensors files in the folder of the index, because
+    transformers would follow any path, and would give any other file to torch.load.
     """
     mapped = index.get("weight_map") if isinstance(index, Mapping) else None
     about = index.get("metadata") if isinstance(index, Mapping) else None
     if not isinstance(mapped, dict) or not mapped or not isinstance(about, dict):
-        raise CheckpointError(f"{where} has no weight_map, or no metadata beside it.")
+        raise CheckpointError(f"{where} has no weight_map or no metadata.")
     for name in mapped.values():
         plain = isinstance(name, str) and len(name) <= _LONGEST_NAME and name.endswith(SUFFIX)
         if not plain or name != Path(name).name or "\\" in name or "\0" in name:
             raise CheckpointError(
-                f"{where} names {str(name)[:80]!r}: wanted {SUFFIX} files in the same folder."
+                f"{where} names {str(name)[:80]!r}: expected {SUFFIX} files in the same folder."
             )
     names = sorted(set(mapped.values()))
     if len(names) > _MOST_SHARDS:
@@ -118,11 +122,11 @@ def sizes_of(folder: Path) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for path in (folder / name for name in names):
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing, or no regular file.")
+            raise CheckpointError(f"{path} is missing or not a regular file.")
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
         if length > min(_MOST_HEADER, path.stat().st_size):
-            raise CheckpointError(f"{path} is no safetensors file: is it truncated or renamed?")
+            raise CheckpointError(f"{path} is not a safetensors file: is it truncated or renamed?")
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118
@@ -135,21 +139,22 @@ def sizes_of(folder: Path) -> dict[str, int]:
 def check_counts(config: Mapping[str, Any], sizes: Mapping[str, int], where: str) -> None:
     """Raises CheckpointError if a config claims more layers or labels than the tensors allow.
 
-    Each takes time and memory when transformers reads the config or makes the network.
+    Each layer or label takes time and memory when transformers reads the config or makes the
+    network.
     """
     most = dict.fromkeys(_LAYERS, len(sizes)) | {"num_labels": sum(sizes.values())}
     for name in most.keys() & config.keys():
         count = config[name]
         if type(count) is not int or not 0 <= count <= most[name]:
             raise CheckpointError(
-                f"{where} says {name}={str(count)[:80]}, beside {len(sizes)} tensors."
+                f"{where} says {name}={str(count)[:80]}, but the weights are {len(sizes)} tensors."
             )
 
 
 def check_total(network: type, config: object, sizes: Mapping[str, int], where: str) -> None:
     """Raises CheckpointError if a config asks for far more numbers than the files hold.
 
-    config: transformers' own. Nothing is allocated.
+    config: transformers' config. Nothing is allocated.
     """
     with torch.device("meta"):
         made = network(config)
@@ -157,5 +162,5 @@ def check_total(network: type, config: object, sizes: Mapping[str, int], where: 
     held = sum(sizes.values())
     if wanted > _MOST_TIMES * held + _SPARE:
         raise CheckpointError(
-            f"{where} asks for a network of {wanted} numbers, and the files beside it hold {held}."
+            f"{where} asks for a network of {wanted} numbers, but the weight files hold {held}."
         )

@@ -1,6 +1,6 @@
-"""Hooked models as models of the transformers library: thin, with the same files.
+"""Hooked models as models of the transformers library: thin wrappers that use the same files.
 
-Importing this takes seconds and registers nothing; `ci.bridge.register()` does.
+Importing this module takes seconds and registers nothing; `ci.bridge.register()` registers them.
 """
 
 from pathlib import Path
@@ -27,8 +27,8 @@ SEPARATORS = ("<|bos|>", "<|endoftext|>")
 class CrateHubConfig(transformers.PreTrainedConfig):
     """The content of a saved folder's config.json; `config`: the fields of the CrateConfig.
 
-    Raises ValueError if they do not make a CrateConfig. It has an __init__ because transformers
-    would otherwise add one that takes only the annotated fields.
+    Raises ValueError if the fields do not make a CrateConfig. The class has an __init__ because
+    transformers would otherwise add one that takes only the annotated fields.
     """
 
     config: dict[str, Any] | None
@@ -126,10 +126,10 @@ class CrateCLIPConfig(CrateHubConfig):
 
 
 class CrateHubModel(transformers.PreTrainedModel):
-    """A transformers model around a hooked one, `.model`, which ci.probe and the others take.
+    """A transformers model around a hooked model, `.model`, which ci.probe and other calls take.
 
-    It reads and writes the folders of `model.save_pretrained`: the same weights, in the dtype of
-    the file unless another is given.
+    It reads and writes the folders of `model.save_pretrained`, with the same weights, in the dtype
+    of the file unless another is given.
     """
 
     base_model_prefix = "model"
@@ -164,7 +164,7 @@ class CrateHubModel(transformers.PreTrainedModel):
     ) -> None:
         """Writes the hooked model's folder, which ci.load and AutoModel read.
 
-        `push_to_hub` and `repo_id` are as in transformers, and its other options are ignored.
+        `push_to_hub` and `repo_id` are as in transformers; other options are ignored.
         """
         shared: Any = {name: kwargs[name] for name in ("push_to_hub", "repo_id") if name in kwargs}
         self.model.save_pretrained(save_directory, **shared)
@@ -218,7 +218,7 @@ class CrateForCausalLM(CrateHubModel):
         """Returns logits `[batch, pos, d_vocab]`, and the loss if there are labels.
 
         The loss is the cross-entropy of each label given the tokens before it; -100 is left out.
-        inputs_embeds: only in a bridge. Other arguments, such as use_cache, are ignored.
+        inputs_embeds: works only in a bridge. Other arguments, such as use_cache, are ignored.
         """
         given: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
         if inputs_embeds is not None:
@@ -235,8 +235,8 @@ class CrateForCausalLM(CrateHubModel):
 class CrateTokenizer:
     """The class that AutoTokenizer uses for a saved folder; it makes a PreTrainedTokenizerFast.
 
-    A subclass of PreTrainedTokenizerFast would be rebuilt from the vocabulary, without the folder's
-    rules.
+    If this were a subclass of PreTrainedTokenizerFast, transformers would rebuild the tokenizer
+    from the vocabulary, without the folder's rules.
     """
 
     @classmethod
@@ -244,7 +244,8 @@ class CrateTokenizer:
         """Returns the tokenizer of tokenizer.json; its separator is bos, eos and padding token.
 
         As in the hooked model, nothing is added to a text, and the name of a special token in a
-        text is ordinary text; `tokenizer(text, split_special_tokens=False)` reads it as the token.
+        text is ordinary text. `tokenizer(text, split_special_tokens=False)` reads the name as the
+        token.
         """
         load: Any = PreTrainedTokenizerFast.from_pretrained
         tokenizer = load(*args, **{"split_special_tokens": True} | kwargs)
@@ -275,20 +276,19 @@ class CrateCLIPModel(CrateHubModel):
 def register() -> None:
     """Registers the models of this library with transformers' AutoConfig, AutoModel and the like.
 
-    Then a folder of `model.save_pretrained`, or a repo of `model.push_to_hub`, loads by
-    `AutoConfig`, `AutoModel`, `AutoModelForImageClassification` or `AutoModelForCausalLM`, and
-    `AutoTokenizer`, all `.from_pretrained(folder)`; no code of the folder runs. Logits are those of
-    `ci.load(folder)` bit for bit, in the dtype of the file where ci.load takes float32, but the
-    digests in config.json are not checked. The hooked model is `.model` of what is
-    loaded. A folder of an earlier version, whose config.json has no `model_type`, is to be saved
-    again.
+    Then `.from_pretrained(folder)` of `AutoConfig`, `AutoModel`, `AutoModelForImageClassification`
+    or `AutoModelForCausalLM`, and `AutoTokenizer` loads a folder of `model.save_pretrained` or a
+    repo of `model.push_to_hub`; no code of the folder runs. Logits are those of `ci.load(folder)`
+    bit for bit, in the dtype of the file (ci.load takes float32). The digests in config.json are
+    not checked. The hooked model is the loaded model's `.model`. Folders of an earlier version,
+    whose config.json has no `model_type`, must be saved again.
 
-    This is the one function here that changes another library for the whole process; nothing else
+    This is the only function here that changes another library for the whole process; nothing else
     calls it. It may be called more than once.
 
     TransformerLens' `TransformerBridge.boot_transformers(folder)` does not find the adapter even
-    then: in 4.3 it looks architectures up in a list that no adapter from outside enters. These do:
-    `ci.to_bridge(ci.load(folder))`, and
+    then: in 4.3 it looks architectures up in a list that external adapters cannot enter. Use
+    `ci.to_bridge(ci.load(folder))`, or
     `build_bridge_from_module(AutoModelForCausalLM.from_pretrained(folder), "CrateForCausalLM",
     hf_config=AutoConfig.from_pretrained(folder))` of `transformer_lens.model_bridge.sources`.
     """

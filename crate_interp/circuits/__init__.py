@@ -1,4 +1,4 @@
-"""Circuits: what heads read from each other, their share in a logit, and which of them matter."""
+"""Circuits: what heads read from each other, their share in a logit, and which heads matter."""
 
 from crate_interp.circuits import patching
 from crate_interp.circuits.atlases.atlas_run import Atlas, atlas

@@ -17,14 +17,15 @@ Targets = Bool[Tensor, "batch query key"]
 def repeat_targets(
     tokens: Int[Tensor, "batch pos"], offsets: Sequence[int] = (0, 1)
 ) -> dict[str, Targets]:
-    """Returns the targets of induction and related heads, by name, `[batch, query, key]`.
+    """Returns the keys that induction and related heads look at, as masks `[batch, query, key]`.
 
-    "previous" is the token before the query. "copy" is every earlier token that equals the query,
-    where duplicate-token heads look. "copy+1" is the token after such a copy, where induction heads
-    look. offsets: the places around a copy, 0 for itself: -1 adds "copy-1", the token before it.
+    The mask "previous" marks the token before the query. "copy" marks every earlier token that
+    equals the query; duplicate-token heads look there. "copy+1" marks the token after such a copy;
+    induction heads look there. offsets: which tokens near a copy to mark, each with its own mask: 0
+    is the copy itself, 1 the token after it ("copy+1"), -1 the token before it ("copy-1").
 
-    Raises ValueError for tokens that are no tensor of whole numbers `[batch, pos]`, and for offsets
-    that are no whole numbers.
+    Raises ValueError if tokens is not a tensor of whole numbers `[batch, pos]`, or if an offset is
+    not a whole number.
     """
     if not isinstance(tokens, Tensor):
         raise ValueError(
@@ -57,17 +58,19 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
     """Returns how much attention each head gives to each kind of target.
 
     A row per target, layer and head: target, layer, head, score, low, high, even, samples. score:
-    the share of a query's attention that goes to its targets, as the mean over queries that have
-    one, and then over samples. low, high: a 95 % interval of the mean over samples. even: the score
-    of a head that attends evenly to all it may see; it is also the mean score of any head whose
-    keys are permuted. samples: those that have such a query; the others are left out.
+    the share of a query's attention that goes to its targets, averaged over the queries that have a
+    target, and then over samples. low, high: the 95 % interval of the mean over samples. even: the
+    score of a head that attends evenly to every key it may see; it is also the mean score of any
+    head whose keys are permuted. samples: the number of samples in which some query has a target;
+    other samples are left out.
 
-    cache: of `model.run_with_cache(tokens)`, with attn.hook_pattern. targets: `[batch, query, key]`
-    by name, such as `repeat_targets(tokens)`, or your own. In language models, keys after the query
-    do not count.
+    cache: the cache of `model.run_with_cache(tokens)`, with attn.hook_pattern. targets: masks
+    `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own. In language
+    models, keys after the query do not count.
 
-    Raises ValueError for targets of another shape, or that no query has, for a cache of a language
-    model that holds some positions only (`pos_slice`), and KeyError for one without patterns.
+    Raises ValueError for targets of another shape, for a target that no query has, and for a cache
+    of a language model that holds only some positions (`pos_slice`). Raises KeyError for a cache
+    without patterns.
     """
     if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
         raise ValueError(
@@ -76,7 +79,7 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
         )
     model = cache.model
     if model.towers:
-        raise ValueError("a CLIP is two models: give the cache of a tower, cache.visual.")
+        raise ValueError("a CLIP is two models: give the cache of one tower, cache.visual.")
     heads = range(model.cfg.n_heads)
     rows: list[tuple] = []
     for name, given in targets.items():
@@ -105,19 +108,22 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
 def _seen(pattern: Tensor, causal: bool) -> Bool[Tensor, "query key"]:
     """Returns which keys a query may see; raises ValueError if that cannot be known."""
     queries, keys = pattern.shape[-2:]
-    if causal and queries != keys:  # it is unknown which of the queries these are
+    if causal and queries != keys:  # the positions of the cached queries are unknown
         raise ValueError(f"the cache holds {queries} of {keys} queries: run without pos_slice.")
     ones = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
     return ones.tril() if causal else ones
 
 
 def _fitting(name: str, targets: object, pattern: Tensor) -> Targets:
-    """Returns targets on the pattern's device; raises ValueError if they do not fit."""
+    """Returns targets on the pattern's device; raises ValueError for another dtype or shape."""
     shape = [pattern.shape[0], *pattern.shape[2:]]
     if not isinstance(targets, Tensor) or targets.dtype != torch.bool:
-        raise ValueError(f"the targets {name!r} are no bool tensor [batch, query, key].")
+        raise ValueError(f"the targets {name!r} are not a bool tensor [batch, query, key].")
     if list(targets.shape) != shape:
-        raise ValueError(f"the targets {name!r} are {list(targets.shape)}, the patterns {shape}.")
+        raise ValueError(
+            f"the targets {name!r} have the shape {list(targets.shape)}: give {shape}, the shape "
+            "of the patterns."
+        )
     return targets.to(pattern.device)
 
 

@@ -1,4 +1,4 @@
-"""Direct logit attribution: what heads and atoms add to a logit, if the stream is their sum."""
+"""Direct logit attribution: what each head and atom adds to a logit, if the stream is a sum."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,11 +34,11 @@ def _parts(result: Result) -> pd.DataFrame:
 
 
 class LogitAttribution(Result):
-    """The part of each component of a model in a logit of each sample; all parts sum to the logit.
+    """What each part of a model adds to a logit, by sample; all parts sum to the logit.
 
-    `table()` has a row per part, the largest mean first in absolute value: part, layer, number,
-    mean, std over samples. In the unit of the logit (nats), of either sign. `table("values")` has
-    the value of each sample.
+    `table()` has a row per part: part, layer, number, mean, std (both over samples). The row with
+    the largest absolute mean comes first. Values are in the unit of the logit (nats) and may be
+    negative. `table("values")` has the value of each part for each sample.
     """
 
     KIND = "logit_attribution"
@@ -84,7 +84,7 @@ class LogitAttribution(Result):
         return torch.stack(rows).sum(dim=0)
 
     def headline(self) -> str:
-        """Returns the largest part besides the constant, and its share of the logit."""
+        """Returns the largest part other than the constant, and the whole logit, in a sentence."""
         table: Any = self._table("parts")
         row = table[table["part"] != "constant"].iloc[0]
         name = {"embed": "the embedding", "positions": "the position embeddings"}.get(row["part"])
@@ -117,21 +117,21 @@ def logit_attribution(
 
     `logit = sum_c <c, g * w_t - mean> / scale + constant`. c: a part's contribution to the stream
     at the token that is read. w_t: the target's column of W_U. g, scale: weight and scale of the
-    last norm. The scale is a constant here, the one of this run, although it depends on every part.
+    last norm. The scale is taken from this run and held constant, although every part changes it.
 
-    In nanochat-crate, what a layer adds passes the residual lambdas of the layers after it, and the
-    embedding enters again in every layer; the logit is that before the softcap. Atoms of
-    gpt-baseline are its neurons. TransformerLens' `cache.logit_attrs` differs: it has only the
-    heads, and no lambdas.
+    In nanochat-crate, the residual lambdas of later layers multiply what a layer adds, and every
+    layer adds the embedding again; the logit is the one before the softcap. The atoms of
+    gpt-baseline are its neurons. TransformerLens' `cache.logit_attrs` differs: it covers only
+    heads, and leaves out the lambdas.
 
-    cache: that of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z,
-    mlp.hook_post and ln_final.hook_scale. target: a class or token, its name, or one for each
-    sample `[batch]`. minus: another target; the difference of both logits is attributed. position:
-    the token whose prediction is attributed, in language models; images are read at CLS, or at the
-    mean of all tokens.
+    cache: the cache of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z,
+    mlp.hook_post and ln_final.hook_scale. target: the number or name of a class or token, or one
+    number for each sample `[batch]`. minus: a second target; then the difference of the two logits
+    is attributed. position: in language models, the token whose prediction is attributed; images
+    are read at CLS, or at the mean of all tokens.
 
     Raises ValueError in families where the sparse step replaces the stream (crate, crate-mae,
-    crate-lm): nothing adds up to the logit there, so use `ci.circuits.path_patch`. Raises
+    crate-lm): there the parts do not add up to the logit, so use `ci.circuits.path_patch`. Raises
     ValueError for a target or position that does not exist, and KeyError for points that were not
     cached.
     """
@@ -143,7 +143,8 @@ def logit_attribution(
     scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
         raise ValueError(
-            f"there are {len(direction)} targets for {len(scale)} samples: give one, or one each."
+            f"there are {len(direction)} targets for {len(scale)} samples: give one target, or one "
+            "per sample."
         )
     parts = _contributions(cache, direction.expand(len(scale), -1) / scale, position)
     parts["constant"] = constant.expand(len(scale))
@@ -155,7 +156,7 @@ def logit_attribution(
 def _contributions(
     cache: CrateCache, direction: Float[Tensor, "batch d_model"], position: int
 ) -> dict[str, Tensor]:
-    """Returns each part's contribution, without the constant, along a direction, `[batch, ...]`."""
+    """Returns what each part but the constant adds along a direction, `[batch, ...]`."""
     model: Any = cache.model
     gains, entry = residual_gains(model)
     heads, atoms, biases = [], [], []
@@ -226,8 +227,8 @@ def _checked(cache: CrateCache) -> Any:
     model = cache.model
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
-            "logits are attributed in a classifier of images or a language model; a CLIP and a "
-            "masked autoencoder have none."
+            "a CLIP or a masked autoencoder has no logits to attribute: give the cache of a "
+            "classifier of images or a language model."
         )
     if not model.cfg.residual:
         raise ValueError(
@@ -239,9 +240,9 @@ def _checked(cache: CrateCache) -> Any:
 
 
 def _indices(model: Any, target: Target) -> Tensor:
-    """Returns the indices of a class or token `[1]`, or of one per sample `[batch]`.
+    """Returns the index of one class or token `[1]`, or an index for each sample `[batch]`.
 
-    Raises ValueError if the model lacks one of them.
+    Raises ValueError if the model has no such class or token.
     """
     index = model.to_single_token(target) if isinstance(target, str) else target
     if not isinstance(index, (Tensor, int, list, tuple)) and not checks.is_int(index):
@@ -275,7 +276,7 @@ def _constant(model: Any, target: Target) -> Float[Tensor, "target"]:
 
 
 def residual_gains(model: Any) -> tuple[list[Any], Any]:
-    """Returns the factors by which each layer's addition and the embedding grow up to the end."""
+    """Returns the factor that each layer's output has in the final stream, and the embedding's."""
     count = len(model.blocks)
     if not hasattr(model, "resid_lambdas"):
         return [1.0] * count, 1.0

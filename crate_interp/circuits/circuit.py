@@ -14,9 +14,9 @@ from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
 
 _NODE = re.compile(r"L(0|[1-9][0-9]{0,8})[HA](0|[1-9][0-9]{0,8})|embed|logits")
-LAST = 2**31 - 1  # the layer number of the logits, after any other
+LAST = 2**31 - 1  # the layer number of the logits, above that of any layer
 _FORMAT = "crate_interp circuit 1"
-# The most that a file may hold; circuits that people read have some hundred edges.
+# Limits of a file; circuits that people read have a few hundred edges.
 _MOST_BYTES, _MOST_EDGES, _MOST_NOTE, _DEEPEST = 2**24, 20_000, 10_000, 20
 
 
@@ -36,8 +36,8 @@ class Edge:
 class Circuit:
     """Weighted edges, with a note and meta on their origin; the edges are stored as a tuple.
 
-    Raises ValueError if a name is not a node, an edge does not go to a later node, a weight is not
-    a finite number, or two edges connect the same nodes.
+    Raises ValueError if a name is not that of a node, an edge does not go to a later node, a weight
+    is not a finite number, or two edges connect the same nodes.
     """
 
     edges: Sequence[Edge]
@@ -54,7 +54,7 @@ class Circuit:
             _check_edge(edge)
         pairs = [(edge.source, edge.target) for edge in self.edges]
         if len(set(pairs)) < len(pairs):
-            raise ValueError("an edge is there twice: give each pair of nodes one weight.")
+            raise ValueError("two edges connect the same nodes: give each pair of nodes one edge.")
 
     def nodes(self) -> list[str]:
         """Returns every node once, from the embedding to the logits."""
@@ -90,7 +90,10 @@ class Circuit:
         _check(content)
         text = json.dumps(content, indent=1) + "\n"
         if len(text) > _MOST_BYTES:
-            raise ValueError(f"the circuit needs more than {_MOST_BYTES >> 20} MiB.")
+            raise ValueError(
+                f"the circuit needs more than {_MOST_BYTES >> 20} MiB: save circuit.largest(), or "
+                "a smaller meta."
+            )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -110,9 +113,10 @@ class Circuit:
             raise ValueError(f"{plain(repr(str(path)))} holds no circuit: {error}") from None
 
     def largest(self, count: int = 1000) -> "Circuit":
-        """Returns the circuit of its `count` largest edges, or itself if it has no more.
+        """Returns a circuit of the `count` largest edges, by absolute weight; its note says so.
 
-        The note says so. Raises ValueError unless the count is a whole number of at least 1.
+        A circuit without more edges is returned as it is. Raises ValueError unless the count is a
+        whole number of at least 1.
         """
         checks.count("count", count)
         if len(self.edges) <= count:
@@ -125,8 +129,8 @@ class Circuit:
         """Returns a drawing, layers from left to right.
 
         A wider edge has a larger weight; blue edges have a weight of at least 0, orange dashed
-        edges a weight below 0. Of more than 1,000 edges the largest are drawn, and the title says
-        so. `ci.viz.circuit` draws it for a paper.
+        edges a weight below 0. If there are more than 1,000 edges, only the 1,000 largest are
+        drawn, and the title says so. `ci.viz.circuit` draws a circuit for a paper.
         """
         shown = self.largest()
         places = {name: place_of(name) for name in shown.nodes()}
@@ -138,7 +142,7 @@ class Circuit:
 
 
 def head_name(layer: int, head: int) -> str:
-    """Returns the name of a head, such as "L3H1", as `model.all_head_labels` has it."""
+    """Returns the name of a head, such as "L3H1", as in `model.all_head_labels`."""
     return f"L{int(layer)}H{int(head)}"
 
 
@@ -165,14 +169,14 @@ def number_of(name: str) -> int:
 
 def _check_edge(edge: Any) -> None:
     if not isinstance(edge, Edge):
-        raise ValueError(f"a circuit has Edge(source, target, weight), got {checks.shown(edge)}.")
+        raise ValueError(f"{checks.shown(edge)} is not an edge: give Edge(source, target, weight).")
     forward = place_of(edge.source) < place_of(edge.target)
     words = f"the edge {edge.source} -> {edge.target}"
     if not checks.is_number(edge.weight):
         weight = checks.shown(edge.weight)
         raise ValueError(f"{words} has the weight {weight}: give a finite number.")
     if not forward:
-        raise ValueError(f"{words} does not go to a later place: give edges that go forward.")
+        raise ValueError(f"{words} does not go to a later node: give edges that go forward.")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -183,7 +187,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"the file is larger than {_MOST_BYTES >> 20} MiB.")
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError("Circuit.save did not write it.")
+        raise ValueError("Circuit.save did not write this file.")
     _check(content)
     return content
 
@@ -196,9 +200,9 @@ def _check(content: dict[str, Any]) -> None:
     if len(edges) > _MOST_EDGES:
         raise ValueError(f"there are {len(edges):,} edges, and at most {_MOST_EDGES:,} are read.")
     if not isinstance(note, str) or len(note) > _MOST_NOTE:
-        raise ValueError(f"the note is no text of at most {_MOST_NOTE:,} characters.")
+        raise ValueError(f"the note is not a text of at most {_MOST_NOTE:,} characters.")
     if not isinstance(meta, dict) or _is_deep(meta):
-        raise ValueError(f"meta is no object nested at most {_DEEPEST} deep.")
+        raise ValueError(f"meta is not an object nested at most {_DEEPEST} deep.")
 
 
 def _is_deep(value: Any) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 WIDE, TALL, BOX = 120, 40, (72, 24)  # distance of columns, distance of rows, size of a node
 # Pages of this library define these colours for a light and a dark scheme. Elsewhere, as in a
-# notebook, the fallbacks are legible on both: the page's own text colour, and colours between the
-# two.
+# notebook, the fallbacks apply: the page's own text colour, and colours that are legible on light
+# and on dark.
 _INK = "var(--ink, currentColor)"
 _CARD = "var(--card, rgba(127, 127, 127, 0.12))"
 _LINE = "var(--muted, currentColor)"
@@ -20,8 +20,8 @@ Place = tuple[int, int]
 def drawn(places: dict[str, Place], edges: Sequence[tuple[str, str, float]], title: str) -> str:
     """Returns the SVG of nodes and edges.
 
-    places: the place of each node, by its name; nodes of one place share a column, and columns are
-    in the order of places. edges: (from, to, weight). Edges with a weight below 0 are dashed.
+    places: the place of each node, by its name. Nodes of the same place share a column, and columns
+    are in the order of places. edges: (from, to, weight). Edges with a weight below 0 are dashed.
     """
     spots, width, height = layout(places, [(a, b) for a, b, _ in edges])
     largest = max((abs(weight) for *_, weight in edges), default=0.0) or 1.0

@@ -37,16 +37,16 @@ _DISTANCES: dict[str, Callable[[float], float]] = {
 
 
 class CircuitScores(Result):
-    """The metric of a circuit's heads alone and of the rest, compared with random circuits.
+    """The scores of a circuit of heads, compared with the scores of random circuits.
 
-    `table()`: measure, value, low, high (95 %, over the inputs; NaN if the metric was one number
-    for all), random_mean, random_low, random_high (the middle 95 % of random circuits) and
-    share_as_good, `(1 + k) / (1 + n)` if k of n random circuits of as many heads do as well. Best
-    are faithfulness 1, completeness 0, and a high minimality. `table("heads")`: the cost of
-    removing each head from the circuit (minimality), with low and high. meta: `whole` and `none`,
-    the metric with all heads and with every head ablated. If the two are close, the ratios scatter:
-    look at both, and at other inputs. The intervals ignore how the circuit was chosen, so judge it
-    on inputs that did not choose it.
+    `table()`: measure, value, low, high (95 % interval over inputs; NaN if the metric was one
+    number for all inputs), random_mean, random_low, random_high (the middle 95 % of random
+    circuits) and share_as_good, `(1 + k) / (1 + n)` if k of n random circuits of as many heads do
+    as well. The best scores are faithfulness 1, completeness 0 and a high minimality.
+    `table("heads")`: the cost of removing each head from the circuit (minimality), with low and
+    high. meta: `whole`, the metric with all heads, and `none`, the metric with every head ablated.
+    If the two are close, the scores scatter: look at both, and at other inputs. The intervals
+    ignore how the circuit was chosen, so evaluate it on inputs that were not used to choose it.
     """
 
     KIND = "circuit_scores"
@@ -54,11 +54,12 @@ class CircuitScores(Result):
     MAIN = "scores"
     STORED = {"scores": first, "heads": first}
     ALONE = (
-        "circuit scores are ratios of a metric on one set of inputs: evaluate the circuit on all."
+        "circuit scores are ratios of a metric on one set of inputs: evaluate the circuit on all "
+        "inputs at once."
     )
 
     def headline(self) -> str:
-        """Returns the scores, those of random circuits, and the metric whose ratios they are."""
+        """Returns the scores, those of random circuits, and the metric with all and no heads."""
         rows: Any = self._table("scores").itertuples()
         words = [f"{row.measure} {row.value:.3f}{_beside(row)}" for row in rows]
         heads = counted(len(self._table("heads")), "heads")
@@ -91,24 +92,26 @@ def evaluate(
 ) -> CircuitScores:
     """Scores the heads of a circuit by ablating heads (arXiv 2211.00593, section 4).
 
-    F is the metric, M all heads, C those of the circuit. Faithfulness is
-    `(F(C) - F(none)) / (F(M) - F(none))`, 1 if the circuit alone does what the model does.
-    Completeness is `max_K |F(C without K) - F(M without K)| / |F(M) - F(none)|` over C itself and
-    `subsets` random subsets K of C, 0 if nothing outside the circuit does its work. Minimality is
-    `min_v |F(C) - F(C without v)| / |F(M) - F(none)|`, above 0 if every head counts.
+    F is the metric, M all heads, C the heads of the circuit. Faithfulness is
+    `(F(C) - F(none)) / (F(M) - F(none))`; it is 1 if the circuit alone does what the model does.
+    Completeness is `max_K |F(C without K) - F(M without K)| / |F(M) - F(none)|`, where K is C
+    itself or one of `subsets` random subsets of C; it is 0 if nothing outside the circuit does its
+    work. Minimality is `min_v |F(C) - F(C without v)| / |F(M) - F(none)|` over the heads v of C; it
+    is above 0 if every head counts.
 
-    circuit: a Circuit, or (layer, head) pairs. metric(logits) -> a number, or a tensor of one
-    number for each input, `[batch]`: F is its mean, and the scores get intervals over the inputs,
-    the bootstrap-t of linearised ratios. Those of a largest or least ratio hold for all ratios at
-    once, so that they may be wide. ablation: "mean" puts each head's mean over `reference` (None:
-    inputs) in its place, position by position; "zero" puts 0 there. Sparse steps stay on: they
-    belong to no head. random: how many circuits of the same number of heads, drawn from all heads,
-    to compare with.
+    circuit: a Circuit, or (layer, head) pairs. metric(logits) returns one number, or a tensor of
+    one number for each input, `[batch]`. With a tensor, F is its mean, and the scores get intervals
+    over the inputs, the bootstrap-t of linearised ratios. Completeness and minimality are the
+    largest or least of several ratios; their intervals hold for all these ratios at once, so they
+    may be wide. ablation: "mean" replaces each head's output by its mean over `reference` (None
+    means `inputs`), position by position; "zero" replaces it by 0. Sparse steps stay on: they
+    belong to no head. random: the number of random circuits to compare with; each has as many heads
+    as the circuit, drawn from all heads.
 
-    Raises ValueError for inputs that are no tensor, or a reference of another shape; for a circuit
-    that has no head, all heads, or heads that the model does not have; for a metric that returns
-    neither one finite number nor one for each input; and for one that does not change if every head
-    is ablated.
+    Raises ValueError for inputs that are not a tensor, or a reference of another shape; for a
+    circuit that has no head, all heads, or heads that the model does not have; for a metric that
+    returns neither one finite number nor one for each input; and for a metric that does not change
+    if every head is ablated.
     """
     check_hooked(model)
     checks.one_of("ablation", ablation, ABLATIONS)
@@ -122,7 +125,7 @@ def evaluate(
     if abs(whole - none) <= 1e-9 * max(abs(whole), abs(none), 1e-30):
         raise ValueError(
             f"the metric is {whole:.4g} with all heads and with none: it does not depend on any "
-            "head."
+            "head. Give another metric or other inputs."
         )
     circuits = [own, *_drawn(every, len(own), random, seed)]
     bar = tqdm(circuits, desc="circuits", disable=not progress)
@@ -137,19 +140,19 @@ def evaluate(
 
 
 def _source(inputs: Tensor, reference: Tensor | None, ablation: str) -> Tensor:
-    """Returns the inputs over which means are taken; raises ValueError if they do not fit."""
+    """Returns the inputs to take means over; raises ValueError for another type or shape."""
     source = inputs if reference is None else reference
     for name, given in (("inputs", inputs), ("reference", source)):
         if not isinstance(given, Tensor) or given.shape[1:] != inputs.shape[1:]:
             got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
             raise ValueError(
-                f"{name} is {got}: give a tensor of preprocessed images or tokens, both of one "
-                "shape but for the number of samples."
+                f"{name} is {got}: give a tensor of preprocessed images or tokens; inputs and "
+                "reference may differ only in their number of samples."
             )
     if ablation == "mean" and len(source) < 2:
         raise ValueError(
-            "ablation by the mean needs several inputs: give reference=, several inputs, or "
-            "ablation='zero'."
+            "ablation='mean' needs at least two inputs to take a mean over: give more inputs, "
+            "reference=..., or ablation='zero'."
         )
     return source
 
@@ -164,8 +167,8 @@ def _own_and_every(
     every = [(layer, head) for layer in range(layers) for head in range(heads)]
     if len(own) == len(every):
         raise ValueError(
-            "the circuit has every head of the model, so that there is nothing to compare it with: "
-            "give fewer heads."
+            "the circuit has every head of the model, so there is nothing to compare it with: give "
+            "fewer heads."
         )
     return own, every
 
@@ -180,7 +183,7 @@ def _drawn(every: list[Head], size: int, count: int, seed: int) -> list[Heads]:
 
 
 def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablation]:
-    """Returns for each layer the function that makes the edit that ablates some of its heads."""
+    """Returns, for each layer, a function from heads to the edit that ablates these heads."""
     layers = range(model.cfg.n_layers)
     if ablation == "zero":
         return [lambda gone: edit.zero(heads=gone)] * len(layers)
@@ -192,11 +195,11 @@ def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablati
 
 @dataclass(frozen=True)
 class _Parts:
-    """The differences whose ratios are a circuit's scores, for each input or for all at once.
+    """Differences of the metric, whose ratios are a circuit's scores.
 
-    All are differences of the metric. span: all heads minus none. kept: the circuit minus none.
-    gaps: the circuit minus all heads, both without a subset, for each subset. costs: the circuit
-    minus the circuit without one head, for each of its heads.
+    There is a row for each input, or one row for all inputs. span: all heads minus none. kept: the
+    circuit minus none. gaps: for each subset, the circuit without it minus all heads without it.
+    costs: for each head of the circuit, the circuit minus the circuit without that head.
     """
 
     span: Float[np.ndarray, "sample 1"]
@@ -215,9 +218,9 @@ class _Parts:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The metric of a model with some of its heads ablated; each set of heads runs once.
+    """The metric of a model with some heads ablated; each set of heads runs only once.
 
-    It has a value for each input, or one for all.
+    The metric has a value for each input, or one value for all inputs.
     """
 
     model: HookedModel
@@ -228,7 +231,7 @@ class _Runs:
     known: dict[Heads, np.ndarray] = field(default_factory=dict)
 
     def kept(self, heads: Heads) -> Float[np.ndarray, "sample"]:
-        """Returns the metric if only these heads are not ablated."""
+        """Returns the metric with every head but these ablated."""
         if heads not in self.known:
             hooks = []
             for layer, ablation in enumerate(self.ablations):
@@ -251,7 +254,7 @@ class _Runs:
 
 
 def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
-    """Returns the heads, and random subsets of them that keep each head with probability 1/2."""
+    """Returns the set of heads, and random subsets that keep each head with probability 1/2."""
     generator, heads = np.random.default_rng(seed), sorted(chosen)
     subsets = [chosen]
     for _ in range(count):
@@ -272,8 +275,9 @@ def _scores(parts: _Parts) -> dict[str, float]:
 def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
     """Returns the ends of the intervals of the scores.
 
-    The largest of some ratios lies below the largest upper end, and above the largest lower end if
-    the intervals of all hold together. For the least ratio it is the other way round.
+    The upper end for the largest ratio is the largest upper end of the ratios' own intervals. Its
+    lower end is the largest lower end of intervals that hold jointly for all ratios. For the least
+    ratio, the lower end comes from the own intervals and the upper end from the joint intervals.
     """
     (low,), (high,) = parts.ratios(parts.kept).interval()
     gaps, costs = parts.ratios(parts.gaps), parts.ratios(parts.costs)
@@ -288,7 +292,7 @@ def _together(ratios: Studentised) -> Ends:
 
 
 def _sizes(ends: Ends) -> Ends:
-    """Returns the ends of intervals of absolute values, given those of the values."""
+    """Returns the ends of intervals of absolute values, given the intervals of the values."""
     low, high = ends
     near, far = (of(np.abs(low), np.abs(high)) for of in (np.minimum, np.maximum))
     return np.where((low <= 0) & (high >= 0), 0.0, near), far
@@ -297,7 +301,7 @@ def _sizes(ends: Ends) -> Ends:
 def _table(
     scored: list[dict[str, float]], intervals: dict[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Returns the scores of the first circuit and their intervals, and those of the others."""
+    """Returns the first circuit's scores and intervals, and how the other circuits score."""
     rows: list[tuple] = []
     for name, value in scored[0].items():
         others = np.array([scores[name] for scores in scored[1:]])

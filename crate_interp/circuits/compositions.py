@@ -32,9 +32,9 @@ _FEWEST = 100  # random subspaces needed for a 99th percentile
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
 _SENDER = ["from_layer", "from_head", "to_layer"]
 Rows = Float[Tensor, "*rows d_model"]
-# reading layer -> for each head of earlier layers A^T A, where A is its output on arrival
+# reading layer -> A^T A of each head of the earlier layers; A is the head's output on arrival
 Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
-# random subspaces, and those of each layer
+# bases of random subspaces, and bases of the heads of each layer
 Bases = tuple[Float[Tensor, "draw d_model d_head"], list[Float[Tensor, "head d_model d_head"]]]
 
 
@@ -62,7 +62,7 @@ class Composition(Result):
 
     `table()` has a row per pair: from_layer, from_head, to_layer, to_head, score, chance,
     percentile_99 (`ci.circuits.composition` explains them). Stored tables, sums over tokens:
-    `senders` (energy, |A|_F^2), `inside` (|A Q_j|_F^2) and `random` (the same for each random
+    `senders` (energy, |A|_F^2), `inside` (|A Q_j|_F^2) and `random` (|A Q|_F^2 for each random
     subspace).
     """
 
@@ -78,10 +78,10 @@ class Composition(Result):
 
     @property
     def alone(self) -> str:
-        """Returns why this result does not merge, or nothing."""
+        """Returns why this result does not merge, or "" if it does."""
         if self.meta["settings"]["through"] == "data":
             return ""
-        return "composition of weights does not depend on data, so that there is nothing to merge."
+        return "composition of weights does not depend on data, so there is nothing to merge."
 
     def top(self, count: int = 20) -> pd.DataFrame:
         """Returns the `count` pairs with the highest scores.
@@ -95,8 +95,8 @@ class Composition(Result):
     def above(self) -> pd.DataFrame:
         """Returns the pairs above the 99th percentile of random subspaces.
 
-        By chance one pair in a hundred lies above it. Pairs share heads, so that the number of
-        such pairs scatters widely: compare it with that of an untrained network.
+        By chance, one pair in a hundred lies above it. Pairs share heads, so the number of pairs
+        above it varies widely: compare this number with that of an untrained network.
         """
         table: Any = self._table("pairs")
         above = table[table["score"] > table["percentile_99"]]
@@ -114,7 +114,7 @@ class Composition(Result):
         writer, reader = _names(best)
         return (
             f"In {self.meta['model'] or 'the model'} the strongest pair is {writer} to {reader}, "
-            f"which reads {best.score:.3f} of what {writer} writes (a random subspace "
+            f"which reads {best.score:.3f} of what {writer} writes (a random subspace reads "
             f"{best.chance:.3f}; through={self.meta['settings']['through']!r}), and "
             f"{len(self.above())} of {len(self._table('pairs'))} pairs lie above the 99th "
             "percentile of random subspaces."
@@ -139,24 +139,27 @@ def composition(
     seed: int = 0,
     **run: Unpack[Run],
 ) -> Perhaps[Composition]:
-    """Measures how much of what head (l, i) writes is read by head (m, j) of a later layer.
+    """Measures how much of the output of head (l, i) is read by head (m, j) of a later layer.
 
-    The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1], with Q_j = qr(U_j). A is what arrives at layer m
-    after its LayerNorm, if head i writes W_O,i `[d_head, d_model]` (all of its codes weigh the
-    same) and the layers between carry it. At 1 head j reads everything; a random subspace gets p/d.
+    The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1], with Q_j = qr(U_j). Head i writes the rows of
+    W_O,i `[d_head, d_model]` (all codes of the head weigh the same), and the layers between carry
+    these rows on. A holds the rows as they arrive at layer m, after its LayerNorm. A score of 1
+    means that head j reads everything; a random subspace gets p/d, d_head / d_model.
 
-    role: the map of head j, "q", "k" or "v"; in CRATE the three read one subspace U_j. through:
-    "direct" carries the rows unchanged. "linear" carries them by the sparse steps with all atoms on
-    and norms of scale 1. "data" takes what the heads write on data, z_i W_O,i of every token, and
-    carries it by the derivative of norms and steps at that token, with attention held fixed.
-    chance: p/d. percentile_99: the 99th percentile for `draws` random subspaces of the same width
-    (drawn with `seed`, at least 100), for what arrives from this head at this layer.
+    role: the map by which head j reads, "q", "k" or "v"; in CRATE all three are one subspace U_j.
+    through: how the layers between carry the rows. "direct" leaves them unchanged. "linear" applies
+    the sparse steps with all atoms on and norms of scale 1. "data" takes the heads' outputs on data
+    instead, z_i W_O,i of every token, and applies the derivative of norms and steps at that token,
+    with attention held fixed.
+
+    Columns: chance is p/d. percentile_99 is the 99th percentile of the scores of `draws` random
+    subspaces of the same width (at least 100, drawn with `seed`), for the same head i and layer m.
     TransformerLens' composition scores divide by |A| |U_j|; here only the span of U_j matters, so
-    that scores have a scale.
+    scores have a fixed scale.
 
     data, run: as in `ci.sweep`, only with through="data"; batch_size is 8 unless given. Raises
-    ValueError for another `through` or role, for data that is missing or not used, for a folder or
-    shard without data, for a model of a single layer, and for a CLIP (give one of its towers).
+    ValueError for an unknown `through` or role, for data that is missing or not used, for a folder
+    or shard without data, for a model of a single layer, and for a CLIP (give one of its towers).
     """
     options = run_options(composition, run, batch_size=8)
     _check(model, data, through, role)
@@ -180,7 +183,7 @@ COMPOSITION = kind_of_one_stage(Composition)
 def _check_no_folder(options: RunOptions) -> None:
     if options.out is not None:
         raise ValueError(
-            "out and shard keep what is measured on data: give data and through='data', or save "
+            "out and shard are for measurements on data: give data and through='data', or save "
             "the result with composition(model).save(folder)."
         )
 
@@ -193,7 +196,7 @@ def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:
 
 
 def _bases(model: Any, settings: dict[str, Any]) -> Bases:
-    """Returns orthonormal bases `[base, d_model, width]`: random ones, and the heads of a layer."""
+    """Returns orthonormal bases `[base, d_model, width]`: random, and of each layer's heads."""
     cfg, name = model.cfg, f"W_{settings['role']}".upper()
     generator = torch.Generator().manual_seed(settings["seed"])
     shape = (settings["draws"], cfg.d_model, cfg.d_head)
@@ -203,7 +206,7 @@ def _bases(model: Any, settings: dict[str, Any]) -> Bases:
 
 
 def _tables(model: Any, grams: Grams, bases: Bases) -> Tables:
-    """Returns the sums of the senders, of each pair, and of each sender and random subspace."""
+    """Returns the sums for each sender, each pair, and each sender with each random subspace."""
     cfg, (random, of_layer) = model.cfg, bases
     parts: dict[str, list[pd.DataFrame]] = {"senders": [], "inside": [], "random": []}
     for layer, gram in grams.items():
@@ -231,9 +234,9 @@ def _inside(
 
 
 def _of_weights(model: Any, through: str) -> Grams:
-    """Returns sums over the rows of W_O, as the layers between carry them."""
+    """Returns A^T A for the rows of W_O, as the layers between carry them."""
     grams: Grams = {}
-    # for each earlier layer [head, d_head, d_model], as it arrives at the current layer
+    # rows of each earlier layer [head, d_head, d_model], as they arrive at the current layer
     carried: list[Tensor] = []
     with torch.no_grad():
         for layer, block in enumerate(model.blocks):
@@ -247,9 +250,9 @@ def _of_weights(model: Any, through: str) -> Grams:
 
 
 def _measured(chunk: Chunk) -> Grams:
-    """Returns sums over the tokens of data.
+    """Returns A^T A for the heads' outputs on data, summed over tokens.
 
-    Memory holds only the tangents at the current layer, for all earlier layers.
+    Memory holds only the outputs of all earlier layers as they arrive at the current layer.
     """
     model = chunk.model
     grams: Grams = {}
@@ -298,8 +301,8 @@ def pushed(
 ) -> Float[Tensor, "count batch pos d_model"]:
     """Returns the derivative of a function of the stream at `at` along each of several tangents.
 
-    It takes two reverse passes: the first is linear in its cotangent w, and the derivative of that
-    is the forward one.
+    It takes two reverse passes: the first is linear in its cotangent w, and its derivative in w is
+    the forward derivative.
     """
     with torch.enable_grad():
         x = at.detach().requires_grad_()
@@ -325,15 +328,15 @@ def _check(model: Any, data: Data | None, through: str, role: str) -> None:
     check_model(model)
     if model.cfg.kind not in ("vision", "text", "mae"):
         raise ValueError(
-            "composition is between layers of one model: of a CLIP give a tower, model.visual or "
-            "model.text."
+            "composition is between layers of one model, and a CLIP is two: give one tower, "
+            "model.visual or model.text."
         )
     checks.one_of("through", through, THROUGH)
     checks.one_of("role", role, ("q", "k", "v"))
     if (through == "data") != (data is not None):
         raise ValueError(
-            "through='data' needs data, and no other way takes data: "
+            "through='data' needs data, and any other value of through takes none: "
             "use ci.circuits.composition(model, data, through='data')."
         )
     if len(model.blocks) < 2:
-        raise ValueError("composition is between layers: the model has only one.")
+        raise ValueError("composition is between layers, and the model has only one.")

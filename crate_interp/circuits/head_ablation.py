@@ -34,9 +34,10 @@ Means = Float[Tensor, "pos head d_head"]
 
 @dataclass(frozen=True)
 class Ablating:
-    """How heads are ablated and judged; means: by layer, the replacement of the heads' z.
+    """How heads are ablated, and by which metric.
 
-    shared: whether a run may begin at the layer of the head, with the stream of the whole model.
+    means: by layer, the tensor that replaces the heads' z. shared: whether a run may start at the
+    layer of the ablated head, from the stream of the unchanged model.
     """
 
     model: HookedModel
@@ -51,19 +52,19 @@ def ablate_heads(
 ) -> Perhaps[HeadAblation]:
     """Returns how much worse a model answers if one head at a time is ablated.
 
-    how: "mean" puts the head's mean output (hook_z) over all samples in its place, at each position
-    its own, which a first pass measures; "zero" puts 0 there. metric: "loss" is the cross-entropy
-    with the labels, or of the next token, mean over a window, in nats; "accuracy" the share of
-    right answers. run: as in `ci.sweep`; with "mean", a shard that still lacks other shards' means
-    returns None, and continues when it is run again.
+    how: "mean" replaces the head's output (hook_z) at each position by its mean over all samples at
+    that position, which a first pass measures; "zero" replaces it by 0. metric: "loss" is the
+    cross-entropy in nats, with the labels or of the next token (mean over a window); "accuracy" is
+    the share of right answers. run: as in `ci.sweep`. With "mean", a shard returns None while the
+    means of other shards are missing; run it again to continue.
 
-    The layers below the head run once for all heads, so that the cost is about half of that of
-    whole runs, layers * heads / 2 forwards of the data. (Full runs are needed if a layer reads more
-    than the stream, and for a black box behind a bridge.) A drop pairs the sample with itself; the
-    mean stays the same for all resamples of its interval.
+    The layers below the head run once for all heads, so the cost is about layers * heads / 2
+    forwards of the data, half the cost of full runs. (Full runs are needed if a layer reads more
+    than the stream, and for a black box behind a bridge.) A drop compares each sample with itself.
+    The mean that replaces an output is not measured again for the resamples of an interval.
 
-    Raises ValueError, before work starts, for a model without logits, for images without labels
-    that are classes of the model, for an unknown how or metric, and as `ci.sweep` does.
+    Raises ValueError, before work starts, for a model without logits, for images whose labels are
+    missing or not classes of the model, for an unknown how or metric, and as `ci.sweep` does.
     """
     options = run_options(ablate_heads, run)
     checks.one_of("how", how, HOW)
@@ -101,7 +102,7 @@ def _measured(
 
 
 def head_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> HeadAblation:
-    """Returns the result of the stages "means", if there is one, and "heads"."""
+    """Returns the result of the stage "heads", and of the stage "means" if there was one."""
     others = [own for name, own in found.items() if name != "heads"]
     return HeadAblation(*with_facts(found["heads"], meta, *others))
 
@@ -132,26 +133,29 @@ def _unclassed(samples: Samples, model: Any) -> str:
     ]
     twice = next((label for label in named if (known or ()).count(label) > 1), None)
     if twice is not None:
-        return f"the name {twice!r} is that of several classes of the model: load it with others."
+        return (
+            f"several classes of the model have the name {twice!r}: load the model with "
+            "labels=[...], a different name for each class."
+        )
     there = (*(known or ()), *range(count))
     label = next((label for label in named if label not in there), named[0])
     if known is None:
         return (
             f"labels such as {label!r} do not tell which of the model's {count} classes they are: "
-            f"load it with labels=[...], their {count} names in the order of its outputs "
+            f"load the model with labels=[...], {count} class names in the order of its outputs "
             "(torchvision's ImageFolder numbers folders in the order of their names)."
         )
     there = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
     return (
-        f"the label {label!r} is not a class of the model, which has {there}: give "
-        "data whose labels, or folders, are called so, or load the model with other labels=[...]."
+        f"the label {label!r} is not a class of the model, whose classes are {there}: give data "
+        "with these names as labels or folders, or load the model with other labels=[...]."
     )
 
 
 def _may_share(model: Any) -> bool:
-    """Whether a forward from a layer's stream is that of the model from there on."""
+    """Tells whether a forward from a layer's stream gives the logits of a full forward."""
     takes = "start_at_layer" in inspect.signature(model.forward).parameters
-    # otherwise later layers add the embedding again
+    # with x0_lambdas, later layers add the embedding again, which the stream does not hold
     return takes and not hasattr(model, "x0_lambdas")
 
 
@@ -180,8 +184,8 @@ def _merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, An
 def _check_pos(lengths: set[int]) -> None:
     if len(lengths) > 1:
         raise ValueError(
-            "the samples differ in their numbers of tokens, so that no position has a mean: "
-            "give images of one size, or how='zero'."
+            "the samples differ in their number of tokens, so positions have no mean: give images "
+            "of one size, or how='zero'."
         )
 
 
@@ -201,7 +205,7 @@ def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:
 
 
 def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Mapping[int, Means] | None) -> Tables:
-    """Returns the tables "samples" and "base". means: None for zeros."""
+    """Returns the tables "samples" and "base". means: None means zero ablation."""
     cfg: Any = chunk.model.cfg
     if means is None:
         means = dict.fromkeys(range(len(chunk.model.blocks)), torch.zeros(1, 1, 1))
@@ -239,7 +243,7 @@ def _of_batch(
 def _of_layer(
     given: Ablating, inputs: Tensor, stream: Tensor, wanted: Tensor, layer: int
 ) -> Float[np.ndarray, "sample head"]:
-    """Returns the metric with each head of a layer ablated, from the stream before the layer."""
+    """Returns the metric with each head of a layer ablated. stream: the stream before the layer."""
     point, mean, columns = full_name(_Z, layer), given.means[layer], []
     for head in range(given.model.cfg.n_heads):
         hooks: list[Any] = [(point, partial(_without, mean=mean, head=head))]

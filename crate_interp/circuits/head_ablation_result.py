@@ -14,9 +14,9 @@ from crate_interp.stats.paired_shares import paired_shares
 from crate_interp.stats.significance import LEVEL, holm, interval_words, signs
 
 _HOW = {
-    "mean": "mean ablation: at each position the mean output of the head over all samples takes "
-    "its place.",
-    "zero": "zero ablation: 0 takes the place of the head's output.",
+    "mean": "mean ablation: at each position, the head's output is replaced by its mean over all "
+    "samples.",
+    "zero": "zero ablation: the head's output is replaced by 0.",
 }
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
 # a third of the level, because the far tail of a bootstrap can be three times too small
@@ -53,13 +53,13 @@ def _counts(shown: Any) -> str:
 class HeadAblation(Result):
     """How much worse a model answers without each head.
 
-    `table()` has a row per layer and head: base and ablated, the mean of the metric without and
-    with the ablation; drop, how much worse it becomes (ablated - base for a loss, base - ablated
-    for an accuracy), above 0 for a head that helps; low to high, its 95 % interval; p_alone, twice
-    the smaller tail, of this head by itself; p, adjusted over all heads (Holm); n samples. Interval
-    and p are the bootstrap-t of the drops paired by sample. For the accuracy of images, whose
-    answers flip or do not, they are Tango's score interval and the exact sign test
-    (`crate_interp/stats/paired_shares.py`).
+    `table()` has a row per layer and head. base and ablated: the mean of the metric without and
+    with the ablation. drop: how much worse the metric becomes (ablated - base for a loss, base -
+    ablated for an accuracy); it is above 0 for a head that helps. low, high: the 95 % interval of
+    the drop. p_alone: twice the smaller tail, for this head by itself. p: p_alone adjusted over all
+    heads (Holm). n: the number of samples. Intervals and p come from the bootstrap-t of the drops,
+    paired by sample. For the accuracy of images, where an answer flips or does not, they are
+    Tango's score interval and the exact sign test (`crate_interp/stats/paired_shares.py`).
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """
@@ -73,12 +73,12 @@ class HeadAblation(Result):
 
     @property
     def alone(self) -> str:
-        """Returns why this result does not merge, or nothing."""
+        """Returns why this result does not merge, or "" if it does."""
         if self.meta["settings"]["how"] == "zero":
             return ""
         return (
-            "the mean in a head's place is over all samples: run ci.ablate_heads on all of them, "
-            "or with how='zero', which merges."
+            "mean ablation takes the mean over all samples: run ci.ablate_heads on all samples at "
+            "once, or with how='zero', whose results merge."
         )
 
     def heads(self) -> pd.DataFrame:
@@ -91,30 +91,31 @@ class HeadAblation(Result):
     def legend(self) -> str:
         """Returns the meaning of the columns of `heads()`."""
         metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
-        interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
+        interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "these resamples"
         least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
         firm = (
-            f"p of {BOOTSTRAP_LEVEL} or less shows an effect; to 0.05 it is open, since a "
-            "bootstrap may give a p so small three times too low."
+            f"A p of {BOOTSTRAP_LEVEL} or less shows an effect; from there to 0.05 the question "
+            "is open, since a bootstrap may give so small a p three times too low."
         )
         before = "read low to high and p_alone"
         if _one_answer(self):
             interval = "Tango's score interval of how many answers become wrong and right"
-            test, least = "the exact sign test of these", ""
-            firm = "p of 0.05 or less shows an effect."
-            before += " (of few changed answers the test may see no effect where the interval does:"
-            before += " then none is shown)"
+            test, least = "the exact sign test of these answers", ""
+            firm = "A p of 0.05 or less shows an effect."
+            before += " (if few answers change, the interval may exclude 0 while the test shows no"
+            before += " effect: then none is shown)"
         return (
-            f"base, ablated: the mean {metric} of n samples, of the whole model and without the "
-            f"head. drop: how much worse that is; below 0 the head harms.\n"
+            f"base, ablated: the mean {metric} of n samples, with the whole model and without the "
+            f"head. drop: how much worse ablated is than base; below 0 the head harms.\n"
             f"{_HOW[self.meta['settings']['how']]}\n"
             f"low to high: the 95 % interval of the drop of each head by itself ({interval}).\n"
-            "p_alone: how often a drop at least so far from 0 would come up if the head did "
-            f"nothing; small speaks for an effect. Twice the smaller tail of {test}.\n"
-            f"p: the same, adjusted for all {heads} heads (Holm){least}. {firm} "
-            "1 says only that none is shown.\n"
-            f"Of a head that you chose before you saw any drop, such as the sharpest, {before}; of "
-            "one that you chose for its drop read p."
+            "p_alone: how often a drop at least this far from 0 would come up if the head did "
+            "nothing; a small value speaks for an effect. It is twice the smaller tail of "
+            f"{test}.\n"
+            f"p: p_alone, adjusted for all {heads} heads (Holm){least}. {firm} "
+            "A p of 1 says only that no effect is shown.\n"
+            f"For a head that you chose before you saw any drop, such as the sharpest, {before}. "
+            "For a head that you chose for its drop, read p."
         )
 
     @property
@@ -140,7 +141,7 @@ class HeadAblation(Result):
             words += f", {len(undecided)} {'is' if len(undecided) == 1 else 'are'} open"
             rule += f", to {LEVEL} open"
         return (
-            f"{self._worse()}Of {count} of {name}, {words} ({rule}; intervals that leave out 0: "
+            f"{self._worse()}Of {count} of {name}, {words} ({rule}; intervals that exclude 0: "
             f"{apart}, by chance {self.by_chance:.2g}). "
             + self._largest(shown if len(shown) else undecided if len(undecided) else table)
         )
@@ -154,10 +155,10 @@ class HeadAblation(Result):
         which = "The largest of these"
         if np.isnan(p) or p > LEVEL:
             by = "" if np.isnan(p) else f" (p {p:.2g})"
-            which = f"The largest effect, not told from 0 when adjusted for all heads{by},"
+            which = f"The largest effect, not distinct from 0 when adjusted for all heads{by},"
         return (
             f"{which} is that of {settings['how']} ablation of {head}: {best['drop']:+.3g} {unit} "
-            f"({ends}) beside {best['base']:.3g}."
+            f"({ends}), from a base of {best['base']:.3g}."
         )
 
     def _worse(self) -> str:
@@ -171,8 +172,8 @@ class HeadAblation(Result):
             return ""
         return (
             f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}. "
-            "Check that the labels are in the order of its outputs, and that pictures are prepared "
-            "as in its training. "
+            "Check that the labels are in the order of the model's outputs, and that pictures are "
+            "prepared as in its training. "
         )
 
     def _check_readable(self) -> None:

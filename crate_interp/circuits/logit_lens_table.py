@@ -17,7 +17,7 @@ _COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
 
 
 class LogitLens(Result):
-    """The likeliest answers by layer, if the last norm and the unembedding read the stream there.
+    """The likeliest answers at each layer, if the last norm and the unembedding read its stream.
 
     `table()` has a row per sample, layer and rank: sample, layer, rank (from 0), answer,
     probability. Layer l is the stream before that layer; layer n_layers is the final stream.
@@ -71,11 +71,11 @@ def logit_lens(
 ) -> LogitLens:
     """Returns the `count` likeliest answers by layer at one token of a sample.
 
-    `softmax(LN(Z^l) W_U + b_U)`, as TransformerLens' `cache.logit_lens()`. sample: its number in
-    the cache. position: the token that is read, in language models and in models that pool the
-    mean; other models always read the same token, such as CLS. In CRATE and CRATE-LM each layer
-    writes the stream in different atoms, and the last norm reads only those of the last layer, so
-    early rows may mean nothing.
+    Probabilities are `softmax(LN(Z^l) W_U + b_U)`, as in TransformerLens' `cache.logit_lens()`.
+    sample: the sample's number in the cache. position: the token that is read, in language models
+    and in models that pool the mean; other models always read the same token, such as CLS. In CRATE
+    and CRATE-LM each layer writes the stream in its own atoms, and the last norm reads only the
+    atoms of the last layer, so early rows may mean nothing.
 
     Raises ValueError for models without logits, and for samples and positions that the cache does
     not have. Raises KeyError if the cache lacks hook_resid_pre.

@@ -1,8 +1,8 @@
 """TransformerLens' activation patching, with tokens as positions: CLS, then patches row by row.
 
-The functions have the names of those of `transformer_lens.patching`, whose positions are columns of
-the input (pixels, for an image). Here positions are tokens, of texts and of images alike. Sweeps
-over heads at all positions at once are TransformerLens' own.
+The functions have the same names as in `transformer_lens.patching`. There, positions are columns of
+the input (pixels, for an image); here they are tokens, for texts and images alike. The sweeps over
+heads at all positions at once are TransformerLens' own functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +19,15 @@ from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 
-Numbers = int | Sequence[int] | None  # of layers or positions; None for all
+Numbers = int | Sequence[int] | None  # numbers of layers or positions; None means all
 
 _DOC = """Patches {point!r} over {axes}, with tokens as positions.
 
-    `transformer_lens.patching`'s sweep: each forward puts what one place held in the clean run into
-    the corrupted one, and metric(logits) -> number measures the result. Returns a tensor with an
-    axis for each of {axes}. layers, positions: the ones to patch, in this order; None for all.
-    `hooks.edit.patch_positions` numbers the patches of an image. Other options, such as
-    reduce='none', work as in TransformerLens.
+    This is `transformer_lens.patching`'s sweep: each forward runs the corrupted input, with the
+    activation at one place taken from the clean run, and metric(logits) -> number measures the
+    result. Returns a tensor with an axis for each of {axes}. layers, positions: those to patch, in
+    this order; None means all. `hooks.edit.patch_positions` numbers the patches of an image. Other
+    options, such as reduce='none', work as in TransformerLens.
 
     Raises ValueError for layers and positions that the model does not have, and for a clean run
     with another number of tokens. Raises KeyError if the clean cache lacks the point.
@@ -66,7 +66,7 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
 def _numbers(
     model: HookedModel, layers: Numbers, positions: Numbers, count: int
 ) -> dict[str, list[int]]:
-    """Returns the numbers that each axis of a sweep runs over, by TransformerLens' name of it."""
+    """Returns the numbers that each axis of a sweep runs over, by TransformerLens' axis names."""
     places = _chosen("positions", positions, count)
     heads = list(range(model.cfg.n_heads))
     return {
@@ -84,15 +84,15 @@ def _tokens(model: HookedModel, inputs: Tensor) -> int:
     kind = model.cfg.kind
     if kind not in ("vision", "text"):
         raise ValueError(
-            "patching sweeps run a classifier of images or a language model: "
-            "of a CLIP give a tower, model.visual or model.text."
+            "patching needs a classifier of images or a language model: "
+            "instead of a CLIP, give one tower, model.visual or model.text."
         )
     axes = ["batch", "channels", "height", "width"] if kind == "vision" else ["batch", "pos"]
     if not isinstance(inputs, Tensor) or inputs.ndim != len(axes):
         got = f"shape {list(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
         what = "images" if kind == "vision" else "tokens"
         raise ValueError(
-            f"the corrupted input is {got}: give {what} [{', '.join(axes)}], as the clean run had."
+            f"the corrupted input is {got}: give {what} [{', '.join(axes)}], as in the clean run."
         )
     if kind == "text":
         return inputs.shape[1]
@@ -108,7 +108,8 @@ def _check_clean(cache: CrateCache, activation: str, count: int) -> None:
     tokens = shapes[0][-1] if activation == "pattern" else shapes[0][1]
     if tokens != count:
         raise ValueError(
-            f"the clean run has {tokens} tokens, the corrupted input {count}: give one size."
+            f"the clean run has {tokens} tokens, the corrupted input {count}: give inputs of one "
+            "size."
         )
 
 
@@ -117,7 +118,7 @@ def _chosen(name: str, wanted: Numbers, count: int) -> list[int]:
         return list(range(count))
     values: Any = wanted if isinstance(wanted, (list, tuple, range)) else [wanted]
     if not values or not all(checks.is_int(value) and -count <= value < count for value in values):
-        raise ValueError(f"{name}={wanted!r}: give numbers from 0 to {count - 1}, None for all.")
+        raise ValueError(f"{name}={wanted!r}: give numbers from 0 to {count - 1}, or None for all.")
     return [int(value) % count for value in values]
 
 

@@ -1,4 +1,4 @@
-"""Checks of what patching needs: two inputs, a metric of the logits, and heads."""
+"""Checks of the arguments of patching: two inputs, a metric of the logits, and heads."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ MetricBySample = Callable[[Tensor], Tensor | float]
 
 
 def check_runs(model: HookedModel, source: Tensor, base: Tensor) -> None:
-    """Raises ValueError unless it is a hooked model with logits, and both inputs have one shape."""
+    """Raises ValueError unless the model is hooked, with logits, and both inputs have one shape."""
     check_hooked(model)
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
-            "paths are patched in a classifier of images or a language model: "
-            "of a CLIP give a tower, model.visual or model.text."
+            "patching needs a classifier of images or a language model: "
+            "instead of a CLIP, give one tower, model.visual or model.text."
         )
     if not isinstance(source, Tensor) or not isinstance(base, Tensor) or source.shape != base.shape:
         got = " and ".join(_described(inputs) for inputs in (source, base))
@@ -33,8 +33,8 @@ def check_runs(model: HookedModel, source: Tensor, base: Tensor) -> None:
 def heads_of(name: str, pairs: Sequence[Head], layers: int, heads: int) -> list[Head]:
     """Returns (layer, head) pairs of ints.
 
-    Raises ValueError, with the argument's `name`, if there are none, or if the model, of `layers`
-    layers with `heads` heads each, lacks one of them.
+    Raises ValueError, with the argument's `name`, if there are no pairs, or if a pair is not a head
+    of a model of `layers` layers with `heads` heads each.
     """
     listed = isinstance(pairs, (list, tuple)) and len(pairs) > 0
     if not listed or not all(_is_head(pair, layers, heads) for pair in pairs):
@@ -70,13 +70,13 @@ def as_values(value: Tensor | float, samples: int) -> Float[np.ndarray, "sample"
     if value.shape != (samples,) or not value.isfinite().all():
         raise ValueError(
             f"the metric returned {returned(value)} for {samples} inputs: return one finite number "
-            f"or {samples}, such as (logits[:, 3] - logits[:, 5])."
+            f"or {samples} finite numbers, such as (logits[:, 3] - logits[:, 5])."
         )
     return value.detach().double().cpu().numpy()
 
 
 def returned(value: object) -> str:
-    """Returns the text for a metric's value in an error."""
+    """Returns the text that an error shows for a metric's value."""
     if not isinstance(value, Tensor):
         return checks.shown(value)
     return f"a tensor {list(value.shape)}" + ", not all finite" * (not value.isfinite().all())

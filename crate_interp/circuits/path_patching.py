@@ -1,4 +1,4 @@
-"""Path patching: the effect that one head has through others, with everything else held fixed."""
+"""Path patching: the effect of one head through chosen receivers, with all else held fixed."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -28,23 +28,23 @@ def path_patch(
     positions: int | Collection[int] | Tensor | None = None,
     progress: bool = True,
 ) -> Float[Tensor, "layer head"]:
-    """Returns the metric if the receivers read what one head wrote in another run.
+    """Returns, for each sender, the metric if the receivers read the sender's output on `source`.
 
-    NaN for heads that are not senders. For each sender, as in arXiv 2211.00593 (IOI), the base run
-    gets the sender's output from `source`, while every other head keeps its output of the base run,
-    so that only the path through norms and sparse steps is left. Then the base run gets what the
-    receivers read on that path. Sparse steps are computed again: in CRATE they rewrite the stream,
-    and no path goes around them. If nothing reaches the receivers, the value is
-    metric(model(base)).
+    Heads that are not senders get NaN. For each sender there are two forwards on `base`, as in
+    arXiv 2211.00593 (IOI). In the first, the sender's output comes from the run on `source`, and
+    every other head keeps its output on `base`, so the change travels only through norms and sparse
+    steps. In the second, the receivers read what reached them in the first. Sparse steps are
+    computed again, because in CRATE they rewrite the stream and no path goes around them. If
+    nothing reaches the receivers, the value is metric(model(base)).
 
-    source, base: two inputs of one shape. metric(logits) -> a number. receivers: (layer, head)
-    pairs, or "logits". senders: None for every head before the last receiver. roles: the maps in
-    which the receivers read the change, some of "q", "k", "v". positions: those of the sender's
-    output that are patched, such as `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`; None
-    for all. It takes two forwards for each sender.
+    source, base: two inputs of one shape. metric(logits) returns one number. receivers: (layer,
+    head) pairs, or "logits", which needs only the first forward. senders: (layer, head) pairs; None
+    means every head before the last receiver. roles: the maps by which the receivers read the
+    change, some of "q", "k", "v". positions: the positions at which the sender's output is patched,
+    such as `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`; None means all.
 
-    Raises ValueError for heads that the model does not have, inputs that differ in shape, and a
-    metric that does not return one finite number.
+    Raises ValueError for heads that the model does not have, for inputs that differ in shape, and
+    for a metric that does not return one finite number.
     """
     check_runs(model, source, base)
     layers, heads = model.cfg.n_layers, model.cfg.n_heads
@@ -75,7 +75,7 @@ def path_patch(
 
 
 def _reading(to: list[Head], roles: Sequence[str], arrived: dict[str, Tensor]) -> _Hooks:
-    """Returns hooks that record what the receivers' layers read."""
+    """Returns hooks that record the queries, keys or values of the receivers' layers."""
 
     def keep(tensor: Tensor, hook: Any) -> None:
         arrived[hook.name] = tensor.clone()
@@ -85,7 +85,7 @@ def _reading(to: list[Head], roles: Sequence[str], arrived: dict[str, Tensor]) -
 
 
 def _patching(to: list[Head], roles: Sequence[str], arrived: dict[str, Tensor]) -> _Hooks:
-    """Returns hooks that make the receivers read what was recorded."""
+    """Returns hooks that give the receivers the recorded queries, keys or values."""
     hooks: _Hooks = []
     for layer in sorted({layer for layer, _ in to}):
         heads = [head for own, head in to if own == layer]
@@ -99,11 +99,11 @@ def _check_senders(senders: list[Head], last: int) -> None:
     late = [sender for sender in senders if sender[0] >= last]
     if late:
         raise ValueError(
-            f"senders: the receivers read no head of layer {last} or later, such as {late[0]}: "
-            "give earlier heads."
+            f"senders: the receivers read no head of layer {last} or later, such as {late[0]}. "
+            "Give earlier heads."
         )
     if not senders:
         raise ValueError(
-            "senders: the receivers are in the first layer, where they read no head: "
-            "give receivers of a later layer."
+            "senders: the receivers are in the first layer, where no head comes before them. "
+            "Give receivers of a later layer."
         )

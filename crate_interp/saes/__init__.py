@@ -1,4 +1,4 @@
-"""Sparse autoencoders on hook points: loaded, spliced in, evaluated.
+"""Sparse autoencoders on hook points: loading, splicing and evaluation.
 
 sae = ci.saes.load("folder")
 with ci.saes.spliced(model, {sae.cfg.hook_name: sae}, error=True):

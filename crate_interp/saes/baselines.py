@@ -1,4 +1,4 @@
-"""Baselines of an autoencoder: its copy with shuffled weights, PCA, and constants."""
+"""Baselines for an autoencoder: its copy with shuffled weights, PCA, and constants."""
 
 import copy
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from crate_interp.saes.coders import Coder
 def shuffled(sae: Coder, seed: int) -> Coder | None:
     """Returns a copy of a module with the numbers of each matrix in random order.
 
-    Architecture, biases, thresholds and the distribution of weights stay; what was learned about
-    directions is lost. None for an autoencoder that is not a module, since its weights are unknown.
+    Architecture, biases, thresholds and the distribution of weights stay; the learned directions
+    are lost. Returns None for an autoencoder that is not a module, since its weights are unknown.
     """
     if not isinstance(sae, nn.Module):
         return None
@@ -78,7 +78,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Float[Tensor, "token d_in"], features: int) -> "Moments":
-        """Returns the moments of tokens, given their number of active features in total."""
+        """Returns the moments of tokens. features: the active features, summed over tokens."""
         wide = x.double()
         mean = wide.mean(dim=0)
         off = wide - mean

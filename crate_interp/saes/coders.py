@@ -89,7 +89,7 @@ def matched(sae: object, x: Tensor) -> Tensor:
 
 
 def encoded(sae: Coder, x: Tensor, point: str) -> Float[Tensor, "*batch d_sae"]:
-    """Returns the features of `matched(flat(x))`.
+    """Returns the features of activations that `flat` and `matched` have prepared.
 
     Raises ValueError unless encode returns one row of numbers for each row of x.
     """
@@ -98,7 +98,7 @@ def encoded(sae: Coder, x: Tensor, point: str) -> Float[Tensor, "*batch d_sae"]:
     _check_floats(acts, "encode", point)
     if acts.shape[:-1] != rows or not acts.shape[-1]:
         raise ValueError(
-            f"encode returned {list(acts.shape)} for {list(x.shape)} at {point}; expected "
+            f"encode returned {list(acts.shape)} for {list(x.shape)} at {point}: expected "
             f"{[*rows, 'd_sae']}."
         )
     return acts
@@ -122,7 +122,7 @@ def decoded(sae: Coder, acts: Tensor, x: Tensor, point: str) -> Float[Tensor, ".
 def _check_floats(value: object, method: str, point: str) -> None:
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1:
         came = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{method} returned {came} at {point}; it must return a tensor of floats.")
+        raise ValueError(f"{method} returned {came} at {point}: expected a tensor of floats.")
 
 
 def reconstructed(sae: Coder, x: Tensor, point: str) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ def active(acts: Tensor) -> Tensor:
 
 
 def digest_of_coder(sae: Coder) -> str:
-    """Returns a digest of an autoencoder: of its code, numbers and settings."""
+    """Returns a digest of an autoencoder's code, weights and settings."""
     digest = hashlib.sha256(digest_of_code((sae.encode, sae.decode)).encode())
     state = sae.state_dict() if isinstance(sae, nn.Module) else getattr(sae, "__dict__", {})
     settings = getattr(getattr(sae, "cfg", None), "__dict__", {})

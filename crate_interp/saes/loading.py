@@ -31,11 +31,11 @@ def load(
     "owner/repo" on the Hub with these two files; or anything that `ci.load` takes for family "sae".
 
     SAELens' architectures standard, topk, jumprelu, gated, batchtopk and matryoshka_batchtopk can
-    be loaded, in the layouts before and since version 6. hook_name: the point that it reads; it
-    replaces the config's, and is needed if the config has none. scaling_factor: the number that
-    multiplies activations before encoding (and divides them after decoding), for autoencoders that
-    need it (`normalize_activations` "expected_average_only_in"). dtype: None is float32. revision,
-    cache_dir, local_files_only, token: as in `ci.load`.
+    be loaded, in the layouts before and since version 6. hook_name: the point that the autoencoder
+    reads, instead of the config's; it is needed if the config has none. scaling_factor: the number
+    that multiplies activations before encoding (and divides them after decoding), for autoencoders
+    that need it (`normalize_activations` "expected_average_only_in"). dtype: None means float32.
+    revision, cache_dir, local_files_only, token: as in `ci.load`.
 
     Nothing in a file is executed. Raises CheckpointError for an unknown architecture or option, and
     for any defect of a file.
@@ -56,7 +56,7 @@ def load(
 def _downloaded(source: str | Path, revision: str | None, hub: dict[str, Any]) -> Path | None:
     """Downloads a repo's autoencoder in SAELens' format and returns its folder.
 
-    None if the source is not a repo, or holds another format.
+    Returns None if the source is not a repo, or holds another format.
     """
     path, parts = Path(source).expanduser(), str(source).split("/")
     local = path.is_absolute() or os.path.exists(path) or path.suffix in WEIGHT_SUFFIXES

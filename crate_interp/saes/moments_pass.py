@@ -32,7 +32,7 @@ class Plan:
     first: int
 
     def part(self, values: Tensor | None, batch: Batch) -> Tensor | None:
-        """Returns the rows of the settings that belong to a batch."""
+        """Returns the rows of classes or mask that belong to a batch."""
         start = batch.start - self.first
         return None if values is None else values[start : start + len(batch.inputs)]
 
@@ -58,7 +58,7 @@ _COLUMNS = ["point", "tokens", "features", "mean", "products"]
 def means(chunk: Chunk, plan: Plan) -> Tables:
     """Returns the table "moments", a row per point: the fields of `Moments`, arrays as bytes.
 
-    Raises ValueError, with the point, if it holds NaN or Inf.
+    Raises ValueError, with the name of the point, if its activations hold NaN or Inf.
     """
     seen: dict[str, Moments] = {}
 
@@ -77,7 +77,7 @@ def means(chunk: Chunk, plan: Plan) -> Tables:
             chunk.model.full_forward(batch.inputs)
     for point, own in seen.items():
         if not all_finite(own.mean):
-            raise ValueError(f"{point} holds NaN or Inf, so that nothing can be measured there.")
+            raise ValueError(f"{point} holds NaN or Inf, so nothing can be measured there.")
     if not seen:  # no sample of the chunk could be decoded
         return {}
     return {"moments": _table({point: seen[point] for point in plan.saes})}

@@ -16,7 +16,7 @@ LOSSES = {
     "labels": "the cross-entropy of the labels",
     "kl": "the divergence from the model's own answers",
 }
-_RATIOS = {  # column -> the two sums over samples whose ratio it is
+_RATIOS = {  # column -> its numerator and denominator, both sums over samples
     "l0": ("active", "tokens"),
     "variance_explained": ("explained", "variance"),
     "cosine": ("cosine", "tokens"),
@@ -36,8 +36,8 @@ def recovered(
 ) -> tuple[float, float, float]:
     """Returns (L_ablated - L_own) / (L_ablated - L_clean) and its interval, from losses by sample.
 
-    NaN if ablation does not raise the loss, or if the 95 % interval of that rise reaches 0: then
-    there is nothing to recover.
+    Returns NaN if ablation does not raise the loss, or if the 95 % interval of the rise reaches 0:
+    then there is nothing to recover.
     """
     cost = ablated - clean
     mean, low, _ = _mean_and_ends(cost[:, None])
@@ -85,26 +85,26 @@ def _mean_and_ends(values: np.ndarray) -> tuple[float, float, float]:
 class SaeResult(Result):
     """How well autoencoders replace the activations that they read.
 
-    `table()`, also "points": a row per point and coder. coder: "autoencoder"; "shuffled weights",
-    the same with the numbers of each matrix in random order (if it is a module); "pca", PCA fitted
-    to these data, with as many components as the autoencoder has active features per token; "zero"
-    and "mean", in which 0 or the mean over all tokens replaces the activation.
+    `table()`, also "points": a row per point and coder. The coders are "autoencoder"; "shuffled
+    weights", its copy with the numbers of each matrix in random order (if it is a module); "pca",
+    PCA fitted to these data, with as many components as the autoencoder has active features per
+    token; "zero" and "mean", which replace the activation by 0 or by the mean over all tokens.
 
-    l0: features that are not 0, mean over tokens. variance_explained: 1 - sum |x - x'|^2 / sum |x -
-    mean|^2 over all tokens, with the mean of all tokens; at most 1, 0 for "mean". cosine: the
-    cosine of x and x', mean over tokens; 0 where one of them is 0. features: their number. dead:
-    the share of features that no token activates. loss: in nats, mean over samples (of a window:
-    the mean over its tokens), with the coder in place of the activation; clean: the loss of the
-    unchanged model. loss_change: their difference. recovered_zero, recovered_mean: (L_ablated - L)
-    / (L_ablated - L_clean); 1 means the clean loss, 0 the loss under ablation, and NaN that
-    ablation does not raise the loss by more than its 95 % interval.
+    l0: the number of features that are not 0, mean over tokens. variance_explained: 1 - sum |x -
+    x'|^2 / sum |x - mean|^2 over all tokens, with the mean of all tokens; at most 1, 0 for "mean".
+    cosine: the cosine of x and x', mean over tokens; 0 if x or x' is 0. features: the number of
+    features. dead: the share of features that no token activates. loss: the loss in nats with the
+    coder in place of the activation, mean over samples (for a window, the mean over its tokens).
+    clean: the loss of the unchanged model. loss_change: loss - clean. recovered_zero,
+    recovered_mean: (L_ablated - L) / (L_ablated - L_clean). 1 means the clean loss, 0 the loss
+    under ablation, and NaN that the 95 % interval of the rise under ablation is not above 0.
 
-    Columns ending in _low and _high: 95 % intervals over samples, bootstrap-t of means, and for
+    Columns ending in _low and _high are 95 % intervals over samples: bootstrap-t of means, and for
     ratios (l0, variance_explained, cosine, recovered_*) bootstrap-t of the linearised ratio
     (crate_interp/stats/intervals.py).
 
     Stored tables: `clean` (loss of each sample), `samples` (for each sample, point and coder: the
-    loss, and sums over tokens, which are tokens, active, error, variance, cosine), `features`.
+    loss, and the sums over tokens called tokens, active, error, variance, cosine), `features`.
     """
 
     KIND = "saes"
@@ -113,7 +113,7 @@ class SaeResult(Result):
     INTERVALS = True
     ALONE = (
         "an evaluation of autoencoders ablates to the mean of its own data and does not merge: "
-        "evaluate on all of the data."
+        "evaluate on all data at once."
     )
     STORED = {
         "clean": by("sample"),
@@ -140,13 +140,14 @@ def _sentence(point: str, rows: Any) -> str:
     explained, back = (_with_interval(own, name) for name in names)
     return (
         f"the autoencoder at {point} explains {explained} of the variance with {own['l0']:.1f} of "
-        f"{own['features']} features a token ({own['dead']:.0%} never active), as many principal "
-        f"components {pca['variance_explained']:.3f}; of what mean ablation costs it recovers "
-        f"{back}, the components {pca['recovered_mean']:.3f}"
+        f"{own['features']} features active per token ({own['dead']:.0%} never active), and as "
+        f"many principal components explain {pca['variance_explained']:.3f}; of the loss that mean "
+        f"ablation adds, the autoencoder recovers {back} and the components "
+        f"{pca['recovered_mean']:.3f}"
     )
 
 
 def _with_interval(row: Any, name: str) -> str:
     value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
-    # if ablation costs nothing there is nothing to recover
+    # nan: ablation costs nothing, so there is nothing to recover
     return "nan" if np.isnan(value) else f"{value:.3f} ({interval_words(low, high, '.3f')})"

@@ -1,7 +1,8 @@
 """ci.saes.evaluate: what is lost when autoencoders replace activations.
 
-Two passes over the data. The first measures means and covariances, for mean ablation and PCA. The
-second puts each coder in place, one point at a time, and measures the loss.
+It takes two passes over the data. The first measures means and covariances, for mean ablation and
+PCA. The second puts each coder in place of the activation, one point at a time, and measures the
+loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
-_WHOLE = (SAE, RANDOM)  # coders that read the activation itself; the others read `vectors_of`
+_WHOLE = (SAE, RANDOM)  # coders that read the activation; PCA and constants read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")
 Key = tuple[str, str]  # (point, name of the coder)
 
@@ -53,19 +54,19 @@ def evaluate(
     """Measures how well autoencoders replace the activations that they read.
 
     saes: autoencoders by the names of points, as in `ci.saes.spliced`; each is evaluated alone.
-    `SaeResult` says what is measured. The baselines of each are its copy with shuffled weights, PCA
-    with as many components as it has active features per token, and ablation to zero and to the
-    mean.
+    `SaeResult` says what is measured. The baselines of an autoencoder are its copy with shuffled
+    weights, PCA with as many components as it has active features per token, and ablation to zero
+    and to the mean.
 
     The loss of a language model is that of the next token. The loss of images is the cross-entropy
-    of `labels` (numbers of classes, or names in cfg.labels; None takes those of the data); without
+    of `labels` (numbers of classes, or names in cfg.labels; None takes the data's labels). Without
     labels it is the divergence KL(own answers || answers with the autoencoder). attention_mask `[n,
     pos]` of a language model: 1 for tokens, 0 for padding after them; padding is never counted.
-    seed: for the shuffled weights. data, run: as in `ci.sweep`; a shard that still lacks other
-    shards' means returns None, and continues when it is run again.
+    seed: for the shuffled weights. data, run: as in `ci.sweep`. A shard returns None while the
+    means of other shards are missing; run it again to continue.
 
-    Raises ValueError, before work starts, for a model without logits, wrong labels and masks, and
-    as `ci.saes.spliced` and `ci.sweep` do; KeyError for a point that does not exist.
+    Raises ValueError, before work starts, for a model without logits, for wrong labels or masks,
+    and as `ci.saes.spliced` and `ci.sweep` do. Raises KeyError for a point that does not exist.
     """
     options = run_options(evaluate, run)
     seed = checks.count("seed", seed, least=0)
@@ -132,7 +133,7 @@ SAES = Kind(
 def _loss_of(
     model: HookedModel, samples: Samples, labels: Sequence[object] | None
 ) -> tuple[str, Tensor | None]:
-    """Returns the kind of loss, and the class of each sample if the loss is that of labels."""
+    """Returns the kind of loss, and the class of each sample if the loss needs labels."""
     if model.unit == "windows" or labels is not None:
         classes = classes_of(model, samples, labels)
         loss_on(model, samples)  # raises for windows of a single token
@@ -153,8 +154,8 @@ def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> 
     if model.unit != "windows" or not fits:
         came = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
-            f"attention_mask is {came}: give 1 and 0 for the tokens of a language model, "
-            f"{wanted if model.unit == 'windows' else '[n, pos]'}."
+            f"attention_mask is {came}: give a tensor of 1 and 0 for the tokens of a language "
+            f"model, {wanted if model.unit == 'windows' else '[n, pos]'}."
         )
     kept = mask.to(model.cfg.device) != 0
     ordered = bool((kept[:, 1:] <= kept[:, :-1]).all())
@@ -185,7 +186,7 @@ def _coders(
 def _effects(
     chunk: Chunk, plan: Plan, coders: Mapping[Key, Coder], moments: Mapping[str, Moments]
 ) -> Tables:
-    """The second pass: the loss with each coder in place, and its reconstruction of each token."""
+    """Runs the second pass: each coder's loss, and how well it reconstructs each token."""
     model, clean_rows, rows = chunk.model, [], []
     seen: dict[Key, Tensor] = {}  # at how many tokens each feature is active
     for batch in chunk.batches():

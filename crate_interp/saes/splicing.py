@@ -13,7 +13,7 @@ from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
 from crate_interp.saes.coders import Coder, check_coder, decoded, encoded, flat, matched
 
-# the points added beside a spliced point, under the names that SAELens gives them
+# the points added to a spliced point, with SAELens' names
 INPUT, ACTS, RECONS = "hook_sae_input", "hook_sae_acts_post", "hook_sae_recons"
 ERROR, OUTPUT = "hook_sae_error", "hook_sae_output"
 Model = HookedRootModule
@@ -29,11 +29,11 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
             acts = cache[f"{point}.hook_sae_acts_post"]  # [batch, pos, feature]
 
     saes: autoencoders by the names of points. error: whether the reconstruction error is added
-    back, `decode(acts) + (x - decode(encode(x)))` with the term in brackets as a constant. Then the
-    model's answers do not change by a bit until a hook changes something. Otherwise the
-    reconstruction replaces the activation.
+    back, `decode(acts) + (x - decode(encode(x)))`, with the term in brackets as a constant. Then
+    the model's answers stay the same bit for bit until a hook changes something. Without error,
+    the reconstruction replaces the activation.
 
-    Each point gets further points, under SAELens' names, that can be cached and hooked:
+    Each point gets further points, with SAELens' names, that can be cached and hooked:
     hook_sae_input, hook_sae_acts_post (features), hook_sae_recons (`decode(acts)`), hook_sae_error
     (only with `error`) and hook_sae_output. Hooks on features change the reconstruction and leave
     the error as it is. Hooks that were on the point before see x; later hooks see its replacement.
@@ -42,9 +42,9 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
     hook_z. Activations are cast to the dtype of a module's weights and back. Everything is removed
     when the context closes, also after an exception; contexts for different points can be nested.
 
-    Raises KeyError for a point that the model does not have; ValueError for an object without
-    encode and decode, a point that has an autoencoder already, and, in the forward, for a width,
-    device or shape that is not the autoencoder's.
+    Raises KeyError for a point that the model does not have. Raises ValueError for an object
+    without encode and decode, for a point that already has an autoencoder, and, in the forward, for
+    a width, device or shape that is not the autoencoder's.
     """
     checks.flag("error", error)
     if not isinstance(model, HookedRootModule):
@@ -63,7 +63,7 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
 
 
 def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:
-    """Raises ValueError or KeyError unless this is a mapping from points to autoencoders."""
+    """Raises ValueError or KeyError unless `saes` maps points of the model to autoencoders."""
     if not isinstance(saes, Mapping) or not saes:
         raise ValueError(
             f"saes is {checks.shown(saes)}: give a dictionary from points to autoencoders, "
@@ -118,14 +118,14 @@ def _replace(
         return _hooked(point, OUTPUT, recons.reshape(x.shape).to(x.dtype))
     constant = x.detach().clone()  # a hook may write into the tensor that it gets
     with torch.no_grad():
-        # encode comes before each decode: some autoencoders remember there how to undo a
+        # encode runs before each decode, because some autoencoders remember in it how to undo a
         # normalisation
         clean = decoded(sae, encoded(sae, read, name), read, name).clone()
         lost = constant - clean.reshape(x.shape).to(x.dtype)
         change = _hooked(point, ERROR, lost.clone()) - lost
     acts = _hooked(point, ACTS, encoded(sae, read, name))
     recons = _hooked(point, RECONS, decoded(sae, acts, read, name))
-    # x plus the changes of hooks; without any the added term is exactly 0, so nothing is rounded
+    # x plus the hooks' changes; without changes the added term is exactly 0: nothing is rounded
     changed = (recons - clean).reshape(x.shape).to(x.dtype)
     return _hooked(point, OUTPUT, constant + changed + change)
 

@@ -1,6 +1,6 @@
 """The answers of a model: loss and accuracy by sample, and slopes of the loss.
 
-A slope is taken at mix 0, where a step begins to replace the layer's own.
+A slope is taken at mix 0, where a step begins to replace the layer's own step.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Answers:
     stream: Float[Tensor, "batch pos d_model"]
 
     def change(self, other: "Answers") -> Float[Tensor, "batch"]:
-        """Returns the distance of another Z^L from this one, divided by the length of this one."""
+        """Returns the distance of the other Z^L from this Z^L, divided by this Z^L's length."""
         here, there = self.stream.double(), other.stream.double()
         away, length = (torch.linalg.vector_norm(x, dim=(1, 2)) for x in (there - here, here))
         return away / length
@@ -136,7 +136,7 @@ def unchanged(
     seen: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, hook: Any) -> Tensor:
-        # a leaf in the graph, so that it works if the weights need no gradient
+        # a leaf in the graph, so that it has a gradient even if the weights need none
         seen[hook.name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
         return seen[hook.name]
 

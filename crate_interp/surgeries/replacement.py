@@ -32,20 +32,20 @@ def replaced(
         with ci.surgeries.replaced(model, attention="gradient", layers=[3], mix=0.1):
             logits = model(images)
 
-    While the context is open, what attention adds (hook_attn_out) becomes `(1 - mix) own + mix
-    step`; so does the code of the sparse step (mlp.hook_post).
+    While the context is open, the output of attention (hook_attn_out) becomes `(1 - mix) own + mix
+    step`, and so does the code of the sparse step (mlp.hook_post).
 
-    attention, computed from the stored U and the layer's input Z^l: "gradient" is `-grad R^c(Z^l)`,
-    the step that arXiv 2306.01129 derives attention from; "neumann" is the first two terms of its
-    Neumann series (eq. 9); "plus" and "minus" are MSSA with the output map U_k^T (CRATE-C) or
-    -U_k^T (CRATE-N, arXiv 2411.17182) on the layer's own attn.hook_z. Each is scaled, sample by
-    sample, to the Frobenius length of the layer's own update. In a language model each token takes
-    the gradient of the rate of the tokens that it sees, since the gradient over all tokens would
-    reveal later ones; tokens in a `past` are not counted.
+    attention: a step computed from the stored U and the layer's input Z^l. "gradient" is `-grad
+    R^c(Z^l)`, the step from which arXiv 2306.01129 derives attention; "neumann" is the first two
+    terms of its Neumann series (eq. 9). "plus" and "minus" are MSSA with the output map U_k^T
+    (CRATE-C) or -U_k^T (CRATE-N, arXiv 2411.17182) on the layer's own attn.hook_z. Each step is
+    scaled, sample by sample, to the Frobenius length of the layer's own update. In a language model
+    each token takes the gradient of the rate of the tokens that it sees, since the gradient over
+    all tokens would reveal later tokens; tokens in a `past` are not counted.
 
-    sparse: a number n takes n proximal steps on the layer's own lasso, with its eta, lambd and
-    start; "solution" takes a solution of that lasso (`measures.lasso_solution` to a tolerance of
-    3e-4).
+    sparse: a number n takes n proximal steps on the layer's own lasso, with the layer's eta, lambd
+    and start; "solution" takes a solution of this lasso (`measures.lasso_solution` to a tolerance
+    of 3e-4).
 
     layers: None means all. The steps are constants: gradients flow only through `(1 - mix) own`.
     The hooks are gone when the context closes, also after an exception.
@@ -58,7 +58,7 @@ def replaced(
     steps += [sparse_step(sparse)] if sparse is not None else []
     if not steps:
         raise ValueError(
-            "there is nothing to replace: give attention='gradient', sparse='solution', ..."
+            "there is nothing to replace: give attention= or sparse=, such as attention='gradient'."
         )
     wanted = check_layers(model, layers)
     for step in steps:
@@ -72,7 +72,7 @@ def replaced(
 def replacement_hooks(
     model: HookedModel, steps: Sequence[Step], layers: Sequence[int], mix: float, eps: float
 ) -> list[Hook]:
-    """Returns the hooks that compute steps in layers and mix them with the layers' own."""
+    """Returns the hooks that compute steps in layers and mix them with the layers' own steps."""
     return [
         hook
         for layer in layers

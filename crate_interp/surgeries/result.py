@@ -42,7 +42,7 @@ def _slopes(result: Result) -> pd.DataFrame:
 
 
 def _another(values: np.ndarray) -> tuple[float, float, float]:
-    """Returns the mean of values, and an interval that covers one further value with 95 %.
+    """Returns the mean of values, and an interval that covers one further value at 95 %.
 
     The interval is `mean +- t sd sqrt(1 + 1 / n)`, with t of n - 1 degrees of freedom.
     """
@@ -86,16 +86,16 @@ class SurgeryResult(Result):
 
     `table()`, also "slopes": a row per replacement and layer; layer -1 is all layers at once.
     slope: d loss / d t at t = 0, where the step begins to replace the layer's own, in nats; mean
-    over samples. slope_low, slope_high: its 95 % bootstrap interval over samples. random: the
-    average, over random directions, of their mean slopes. random_low, random_high: the interval
-    that covers a further random direction's mean slope with 95 %, mean +- t sd sqrt(1 + 1 / n) for
-    n directions.
+    over samples. slope_low, slope_high: its 95 % bootstrap interval over samples. random: the mean
+    slope over samples and random directions. random_low, random_high: an interval that covers the
+    mean slope of one further random direction at 95 %, mean +- t sd sqrt(1 + 1 / n) for n
+    directions.
 
-    falls: whether slope_high is below 0. better: whether the slope is also below random_low. The
-    random directions see the same samples, so the slope itself is compared with them: its interval
-    would count the spread of samples twice. added: the slope if the step is added and the layer's
-    own stays. Each interval holds for one cell: of 40 cells without any effect about one seems to
-    fall.
+    falls: whether slope_high is below 0. better: whether the slope is also below random_low. This
+    compares the slope itself, not its interval: the random directions see the same samples, so the
+    interval would count the spread of samples twice. added: the slope if the step is added and the
+    layer's own step stays. Each interval is for one row: of 40 rows without any effect, about one
+    seems to fall.
 
     `table("mixes")`: a row per replacement, layer and mix t: loss, accuracy, and their changes,
     paired by sample, with 95 % intervals (Tango's score interval for the accuracy of images,
@@ -132,6 +132,6 @@ class SurgeryResult(Result):
         return (
             f"Of {len(single)} pairs of a replacement and a layer of "
             f"{self.meta['model'] or 'a model'} on {samples}, the loss begins to rise in {rises} "
-            f"and to fall in {falls}, in {len(better)} of them more than in random directions"
+            f"and to fall in {falls}, in {len(better)} of these more than in random directions"
             f"{': ' if names else ''}{'; '.join(names)}."
         )

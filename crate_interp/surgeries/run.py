@@ -1,20 +1,21 @@
 """ci.surgery: does the network answer better when a layer does its job better?
 
-A replaced step gives later layers inputs they were not trained on, so that a large share of it
-hurts whatever the step is. The measure is therefore the slope of the loss where the step begins to
-replace the layer's own. One backward pass gives it exactly: `<g, step - own>`, where g is the
-gradient of the sample's loss.
+Another step gives later layers inputs they were not trained on, so a large share of it hurts,
+whatever the step is. The measure is therefore the slope of the loss where the step begins to
+replace the layer's own. One backward pass gives the slope exactly: `<g, step - own>`, where g is
+the gradient of the sample's loss.
 
-It is compared with the slopes of random directions. Each is made from the same change: the entries
-of every token's change are put in a random order with random signs, the same for all tokens and
-samples. So it is as long as the change, token by token, and as systematic over tokens and samples;
-only its relation to the weights is random. Changes drawn anew for each sample would have a mean
-slope of about 0 whatever the layer does, and any systematic step would differ from them.
+The slope is compared with the slopes of random directions. Each direction is made from the same
+change: the entries of every token's change are put in a random order with random signs, the same
+for all tokens and samples. So a direction is as long as the change, token by token, and as
+systematic over tokens and samples; only its relation to the weights is random. Changes drawn
+separately for each sample would have a mean slope of about 0 whatever the layer does, and any
+systematic step would differ from them.
 
-Two things matter when you read slopes. W_O is free to move towards U_k^T or away from it, so where
-training has converged "plus" and "minus" have slopes near 0 on the training data by construction.
-And each step also removes a part of the layer's own; `added`, `<g, step>`, is the slope if nothing
-is removed.
+Two things matter when you read slopes. Training may move W_O towards U_k^T or away from it, so if
+training has converged, "plus" and "minus" have slopes near 0 on the training data by construction.
+And each step also removes a part of the layer's own step; `added`, `<g, step>`, is the slope if
+nothing is removed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "
 
 @dataclass(frozen=True)
 class _Plan:
-    """The settings of the measurement of a batch."""
+    """The settings for measuring a batch."""
 
     steps: list[Step]
     mixes: list[float]
@@ -85,20 +86,21 @@ def surgery(
 ) -> Perhaps[SurgeryResult]:
     """Measures how answers change when layers take the steps that they were derived from.
 
-    In each layer, and in all at once, `(1 - t) own + t step` replaces what attention adds, or the
-    code of the sparse step (`ci.surgeries.replaced` says which steps there are). The loss is the
+    In each layer, and in all at once, `(1 - t) own + t step` replaces the output of attention or
+    the code of the sparse step (`ci.surgeries.replaced` lists the steps). The loss is the
     cross-entropy in nats of the right class, or of the next token (mean over the window).
 
     The slope d loss / d t at t = 0 is compared with the slopes of random directions that are as
-    long and as systematic. crate_interp/surgeries/run.py says why, and how to read them.
+    long and as systematic as the step. crate_interp/surgeries/run.py says why, and how to read
+    slopes.
 
     data, run: as in `ci.sweep`. labels: for images, one per sample, numbers of classes or names in
-    cfg.labels; None takes those of the data. replacements: names, and numbers of proximal steps;
-    None takes all of "gradient", "neumann", "plus", "minus", 4 and "solution" that the layers can
+    cfg.labels; None takes the data's labels. replacements: names, and numbers of proximal steps;
+    None takes those of "gradient", "neumann", "plus", "minus", 4 and "solution" that the layers can
     take. mixes: values of t at which the model is run. directions: the number of random directions.
 
     Raises ValueError, before work starts, for replacements that are unknown or that a layer cannot
-    take, mixes outside [0, 1], missing or wrong labels, and models without logits, and as
+    take, for mixes outside [0, 1], for missing or wrong labels, for models without logits, and as
     `ci.sweep` does. Raises ValueError, with layer and samples, if a step or a loss is not finite.
     """
     options = run_options(surgery, run)
@@ -170,7 +172,7 @@ def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
         "random": pd.DataFrame(random),
     }
     for name in ("samples", "answers"):
-        merge = SurgeryResult.STORED[name]  # sorted as merging sorts it
+        merge = SurgeryResult.STORED[name]  # merging sorts the rows
         tables[name] = merge(tables[name], tables[name].iloc[:0], {})
     return tables
 

@@ -33,8 +33,8 @@ class Step:
     """A step that can replace a layer's own.
 
     name: its name in tables. point: the hook point that it replaces. reads: the points it is
-    computed from, besides `point`, which holds the layer's own step. make(block, acts, visible,
-    eps) computes it. lacking(block) returns why a layer cannot take it, or an empty text.
+    computed from, in addition to `point`, which holds the layer's own step. make(block, acts,
+    visible, eps) computes the step. lacking(block) returns why a layer cannot take it, or "".
     """
 
     name: str
@@ -124,12 +124,12 @@ def visible_gradient(
     sum of c_j^T c_j over the N_i tokens j that it sees, and a_i = p / (N_i eps^2). exact=False
     takes the first two terms of its Neumann series, `sum_k (a_i c_i - a_i^2 c_i G_i) U_k^T`.
 
-    visible: True where a token (row) sees another (column); each sees itself. If each sees all,
-    this is `subspace_coding_rate_gradient`. That gradient mixes all tokens, so in a language model
-    it would reveal later tokens. On 32 windows of the first crate-tiny-lm (6 layers), with the
-    gradient over all tokens in every layer, the loss seems to fall (slope -.24, 95 % interval -.36
-    to -.12); with this one it does not fall measurably (-.09, -.24 to .04). Raises ValueError as
-    `coding_rate` does.
+    visible: True where a token (row) sees another (column); each token sees itself. If each sees
+    all, the result is that of `subspace_coding_rate_gradient`. That gradient mixes all tokens, so
+    in a language model it would reveal later tokens. On 32 windows of the first crate-tiny-lm (6
+    layers), with the gradient over all tokens in every layer, the loss seems to fall (slope -.24,
+    95 % interval -.36 to -.12); with the gradient over visible tokens it does not fall measurably
+    (-.09, -.24 to .04). Raises ValueError as `coding_rate` does.
     """
     check_rate(z, eps)
     wide, term = u.double(), _exact if exact else _series
@@ -160,7 +160,7 @@ def _series(codes: Tensor, grams: Tensor, scale: Tensor) -> Tensor:
 def _at_length(
     update: Float[Tensor, "batch pos d_model"], own: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Returns an update scaled, per sample, to the length of the layer's own; zero stays zero."""
+    """Returns an update scaled, per sample, to the length of `own`; an update of 0 stays 0."""
     length, wanted = (
         torch.linalg.vector_norm(x.double(), dim=(1, 2), keepdim=True) for x in (update, own)
     )

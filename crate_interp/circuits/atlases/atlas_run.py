@@ -53,27 +53,29 @@ class Atlas(AtomResult):
 
     `table()` has a row per layer and atom: the columns of `ci.atoms`, then
 
-    - first_order, first_order_low, first_order_high: what setting the atom to 0 at every token does
-      to the loss of a sample, to first order, in nats, and a 95 % interval of the mean over all
-      samples;
-    - ablation, ablation_low, ablation_high: the same measured by running the model without the
-      atom, over `ablated` samples (NaN and 0 for atoms that were not chosen);
-    - raises, lowers: names of classes or tokens whose logits the atom moves most. Where the stream
-      is a sum (crate-alpha, gpt-baseline, nanochat-crate) on the direct path, `<row of W_out,
-      g * w_t>` less the mean over t (a logit lens), without what later layers make of it. In crate
-      and crate-lm each step re-codes the stream, so that there is no direct path. There it is the
-      first-order effect on the logits, on the samples of `ablate`, with half the width of a 95 %
-      interval, and only if that leaves out 0. It takes a backward for each logit: beyond 16 classes
-      or tokens it is of the 16 that the model answers most often;
-    - nearest: atoms of other layers by the cosine of columns of D, nearest_cosine.
+    - first_order, first_order_low, first_order_high: the change of a sample's loss, to first order
+      and in nats, if the atom is set to 0 at every token; the mean over all samples and its 95 %
+      interval;
+    - ablation, ablation_low, ablation_high: the same change, measured by running the model without
+      the atom on `ablated` samples. For atoms that were not chosen, the effects are NaN and
+      `ablated` is 0;
+    - raises, lowers: names of classes or tokens whose logits the atom moves most. If the stream is
+      a sum (crate-alpha, gpt-baseline, nanochat-crate), this is the direct path, `<row of W_out,
+      g * w_t>` less the mean over t (a logit lens); effects through later layers are left out. In
+      crate and crate-lm each step re-codes the stream, so there is no direct path. There it is the
+      first-order effect on the logits over the samples of `ablate`, with half the width of its 95 %
+      interval; effects whose interval contains 0 are left out. Each logit takes a backward, so of
+      more than 16 classes or tokens only the 16 that the model answers most often are measured;
+    - nearest, nearest_cosine: the atoms of other layers with the largest cosine of columns of D,
+      and the largest cosine.
 
-    An effect above 0 says that the loss grows without the atom. Each interval is of its atom alone:
-    of 100 atoms without any effect about 5 intervals leave out 0. `table("agreement")` has the rank
-    correlation of both effects in each layer. `table("tiles")` (images) or `table("contexts")`
-    (text) shows what surrounds the tokens of `table("top")`; a tile of token -1 is the whole image.
-    meta["loss"] names the loss.
+    An effect above 0 means that the loss grows without the atom. Each interval is for one atom by
+    itself: of 100 atoms without any effect, about 5 have an interval that excludes 0.
+    `table("agreement")` has the rank correlation of both effects in each layer. `table("tiles")`
+    (images) or `table("contexts")` (text) shows what surrounds the tokens of `table("top")`; a tile
+    with token -1 is the whole image. meta["loss"] names the loss.
 
-    If two atlases merge, each effect is the mean over the samples on which either measured it.
+    In a merged atlas, each effect is the mean over the samples on which either atlas measured it.
     """
 
     KIND = "atlas"
@@ -101,7 +103,7 @@ class Atlas(AtomResult):
         return table[(table["layer"] == layer) & (table["atom"] == atom)].iloc[0].to_dict()
 
     def merge(self, other: Result) -> Any:
-        """Returns the atlas over the samples of both, with the tiles or contexts of its top tokens.
+        """Returns the atlas over both atlases' samples, with excerpts of its own top tokens only.
 
         Raises ValueError as `Result.merge` does.
         """
@@ -116,22 +118,22 @@ class Atlas(AtomResult):
         return Atlas({**merged.stored, **shown}, merged.meta)
 
     def headline(self) -> str:
-        """Returns how many atoms there are, how many are dead, and the most important one's effect.
+        """Returns how many atoms there are, how many are dead, and the effect of the top atom.
 
-        That atom is the one with the largest first-order effects, by their root mean square. If it
-        was set to 0, the sentence gives the effect on samples that did not choose it.
+        The top atom has the largest first-order effects, by their root mean square. If it was set
+        to 0, its effect is given on samples that were not used to choose it.
         """
         clear, every = self.clear("ablation")
         words = f"{super().headline()} {self.largest()}"
         if not every:
             return words
         return (
-            f"{words} Of {every:,} atoms set to 0, {clear:,} have an interval without 0 "
+            f"{words} Of {every:,} atoms set to 0, {clear:,} have an interval that excludes 0 "
             f"({LEVEL * every:.0f} would by chance)."
         )
 
     def largest(self) -> str:
-        """Returns how the loss changes without the atom of the largest first-order effects."""
+        """Returns how the loss changes without the atom with the largest first-order effects."""
         table: Any = self._table("atlas")
         unit, n = self.meta["unit"], self.meta["n_samples"]
         row = table.loc[self._first_by_the_others(table)]
@@ -140,7 +142,7 @@ class Atlas(AtomResult):
         low, high = row[f"{kind}_low"], row[f"{kind}_high"]
         return (
             f"The largest first-order effects on the loss"
-            f"{f' of other {unit}' * tried}, by root mean square, are those of atom "
+            f"{f' of other {unit}' * tried} (by root mean square) are those of atom "
             f"{row['atom']} of layer {row['layer']}: "
             f"{'set to 0 everywhere, it changes' if tried else 'to first order it changes'} the "
             f"loss by {row[kind]:+.2g} nats ({interval_words(low, high, '+.2g')}, "
@@ -148,9 +150,9 @@ class Atlas(AtomResult):
         )
 
     def clear(self, effect: str) -> tuple[int, int]:
-        """Returns how many intervals of "first_order" or "ablation" exclude 0, and of how many.
+        """Returns how many intervals of "first_order" or "ablation" exclude 0, and how many exist.
 
-        If no atom had an effect, about 5 % would.
+        If no atom had an effect, about 5 % of them would exclude 0.
         """
         checks.one_of("effect", effect, ("first_order", "ablation"))
         table: Any = self._table("atlas")
@@ -158,7 +160,7 @@ class Atlas(AtomResult):
         return int((signs(low, high) != 0).sum()), int(low.notna().sum())
 
     def _first_by_the_others(self, table: pd.DataFrame) -> int:
-        """Returns the row of the atom with the largest effects on samples that kept it."""
+        """Returns the row of the atom with the largest effects on samples without its ablation."""
         tried: Any = self._table("ablations")
         own = tried.assign(own=tried["first_order"] ** 2).groupby(_KEYS)["own"]
         own = own.agg(["sum", "count"]).reset_index()
@@ -181,27 +183,27 @@ def atlas(
 
     Statistics and the `top` tokens of each atom come from one pass over `data` (`ci.atoms`).
     Effects are changes of the loss of a sample, in nats, if the atom is set to 0 at every token.
-    The loss is the cross-entropy of the label if the data's labels are classes of the model,
-    otherwise of the model's own answer; for text it is that of the next token, averaged over a
-    window.
+    For images, the loss is the cross-entropy of the label if the data's labels are classes of the
+    model, otherwise of the model's own answer. For text, it is the cross-entropy of the next token,
+    averaged over a window. Effects are measured
 
-    - To first order, `sum_t (0 - z_tj) d loss / d z_tj`, for every atom on all samples: one forward
-      and one backward of a batch give all atoms of all layers.
-    - Exactly, for the 20 atoms of each layer with the largest first-order effects (by their root
-      mean square over samples): by running the layers above without the atom, on `ablate` samples
-      (at most half of them), which lie evenly in the data. The other samples choose the 20.
+    - to first order, `sum_t (0 - z_tj) d loss / d z_tj`, for every atom on all samples: one forward
+      and one backward of a batch give the effects of all atoms of all layers;
+    - exactly, for 20 atoms of each layer, by running the layers above without the atom, on `ablate`
+      samples spread evenly over the data (at most half of the samples). The 20 atoms are those with
+      the largest first-order effects on the other samples, by their root mean square.
 
-    `table("agreement")` has the rank correlation of both in each layer. Look at it before you trust
-    first-order effects: a code far from 0 may change the loss otherwise than its slope says, even
-    with the other sign.
+    `table("agreement")` has the rank correlation of both effects in each layer. Look at it before
+    you trust first-order effects: removing a code far from 0 may change the loss by another amount
+    than its slope says, even with the other sign.
 
-    A forward of a sample being 1 and a backward 2, the cost is about 4 for each sample, and for
-    each sample of `ablate` 10 for each layer and 2 for each logit that is followed. With ablate=0
-    neither exact effects nor effects on logits are measured. Memory does not grow with the number
-    of samples. Intervals take samples as independent, which neighbouring windows of a text are not.
+    If a forward of a sample costs 1 and a backward 2, each sample costs about 4, and each sample of
+    `ablate` a further 10 for each layer and 2 for each measured logit. With ablate=0 neither exact
+    effects nor effects on logits are measured. Memory does not grow with the number of samples.
+    Intervals assume that samples are independent, which neighbouring windows of a text are not.
 
     data, run: as in `ci.sweep`. The shard that finishes last also measures the `ablate` samples.
-    `ci.viz.atlas_pages(atlas, out)` writes pages of an atlas.
+    `ci.viz.atlas_pages(atlas, out)` writes an atlas as pages.
 
     Raises ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
     and for windows of one token.
@@ -222,8 +224,8 @@ def _check_logits(model: HookedModel) -> None:
     check_model(model)
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
-            f"{type(model).__name__} has no logits, so that there is no atlas of it: give a "
-            "classifier of images or a language model."
+            f"{type(model).__name__} has no logits, which an atlas needs: give a classifier of "
+            "images or a language model."
         )
 
 
@@ -247,7 +249,7 @@ def _measured(
 
 
 def atlas_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Atlas:
-    """Returns the atlas of the stages "atoms", "effects" and "few"."""
+    """Returns the atlas made from the stages "atoms", "effects" and "few"."""
     others = (found["effects"], found["few"])
     tables, facts = with_facts(found["atoms"], meta, *others)
     for own in others:
@@ -275,7 +277,7 @@ def _of_few(
     skipped: set[int],
     progress: bool,
 ) -> Tables:
-    """Returns the tables that are measured on few samples, and those of the weights."""
+    """Returns the tables of the `ablate` samples, of the weights, and of excerpts."""
     model, samples = chunk.model, chunk.samples
     there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
     count = min(ablate, len(there) // 2)

@@ -19,7 +19,7 @@ from crate_interp.sweeps.atom_statistics import CODE
 
 PER_LAYER = 20  # atoms of each layer to set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]
-_TOKENS = 2**15  # tokens in one forward: of all copies, in each of which another atom is 0
+_TOKENS = 2**15  # tokens in one forward, which runs a copy of the inputs for each atom set to 0
 _KEYS = ["layer", "atom"]
 
 
@@ -33,13 +33,13 @@ def ablations(
 ) -> pd.DataFrame:
     """Returns a row per sample and chosen atom: sample, layer, atom, first_order, ablation.
 
-    Both effects are changes of the sample's loss, in nats: to first order, and exactly, with the
-    code of the atom set to 0 at every token and the layers above run again. The chosen atoms are
-    the 20 of each layer with the largest first-order effects, by their root mean square, on the
-    *other* samples of `effects`, so that the choice does not depend on the samples that judge it.
-    (The mean is a worse guide: effects of either sign cancel in it. In a CRATE-LM of 6 layers, on
-    64 windows, the atoms chosen by the mean had no larger exact effects than random atoms.)
-    numbers: those of the inputs in the data. The table is empty if there are no inputs.
+    Both effects are changes of the sample's loss, in nats, if the code of the atom is 0 at every
+    token: first_order to first order, ablation exactly, by running the layers above again. The
+    chosen atoms are the 20 of each layer with the largest first-order effects, by their root mean
+    square, on the *other* samples of `effects`, so that the choice does not depend on the samples
+    that judge it. (The mean is a worse guide, because effects of both signs cancel in it. In a
+    CRATE-LM of 6 layers, on 64 windows, atoms chosen by the mean had no larger exact effects than
+    random atoms.) numbers: the sample numbers of the inputs. The table is empty without inputs.
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
@@ -63,7 +63,7 @@ def ablated(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per chosen atom.
 
     Columns: layer, atom, ablation, ablation_low, ablation_high (a 95 % interval of the mean over
-    samples, by resampling them), ablated (how many samples).
+    samples, by resampling them), ablated (the number of samples).
     """
     wide: Any = table.pivot(index="sample", columns=_KEYS, values="ablation")
     there = wide.notna().to_numpy()
@@ -138,7 +138,7 @@ def _without(
     stream: Tensor,
     atoms: Tensor,
 ) -> Float[Tensor, "atom batch"]:
-    """Returns the loss of each sample if one of the atoms of a layer is 0 at every token."""
+    """Returns, for each atom, the loss of each sample if this atom is 0 at every token."""
     directions = model.blocks[layer].mlp.written()
     copies = _TOKENS // (len(inputs) * codes.shape[1])
     if model.cfg.kind == "text":
@@ -156,7 +156,7 @@ def _rest(model: Any, inputs: Tensor, layer: int, stream: Tensor) -> Tensor:
     """Returns the logits of copies of the inputs, with the stream after a layer replaced."""
     if not hasattr(model, "x0_lambdas"):
         return model(stream, start_at_layer=layer + 1)
-    # because later layers add the embedding again
+    # later layers add the embedding again, so the layers below have to run too
     many = inputs.repeat(len(stream) // len(inputs), 1)
     name = full_name("hook_resid_post", layer)
     return model.run_with_hooks(many, fwd_hooks=[(name, lambda post, hook: stream)])

@@ -13,7 +13,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.probes.layer_reading import dictionary
 
-NAMED = 3  # classes or tokens, and near atoms, to list for each atom
+NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
 
 
 def answer_names(model: HookedModel) -> list[str]:
@@ -37,7 +37,7 @@ def directions(model: HookedModel) -> pd.DataFrame:
     path, `gain <row of W_out, g * w_t>` less the mean over t, for a code of 1 and a final norm of
     scale 1. gain: the factor of nanochat's residual lambdas. Both are "" if sparse steps replace
     the stream (`cfg.residual` is False), because then no direct path leads from a layer to the
-    logits. nearest: atoms of other layers by the cosine of columns of D.
+    logits. nearest: the atoms of other layers with the largest cosine of columns of D.
     """
     layers, width = len(model.blocks), model.cfg.d_mlp
     raises, lowers = _logits(model) if model.cfg.residual else ([""] * layers * width,) * 2
@@ -75,7 +75,7 @@ def _logits(model: Any) -> tuple[list[str], list[str]]:
 
 
 def _nearest(model: Any) -> tuple[list[str], list[float]]:
-    """Returns for each atom those of other layers with the largest cosine, and that cosine."""
+    """Returns, for each atom, the nearest atoms of other layers as text, and the largest cosine."""
     bases = [dictionary(block) for block in model.blocks]
     unit = [None if d is None else F.normalize(d.detach().float(), dim=0) for d in bases]
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""First-order effects of atoms: the change of the loss without a code, by gradients."""
+"""First-order effects of atoms: how the loss changes if a code is 0, estimated from gradients."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.atom_statistics import CODE
 from crate_interp.sweeps.runs.batches import Chunk
 
-LOSSES = {  # kind -> (the loss of a sample, its name on pages)
+LOSSES = {  # kind -> the name of the loss on pages
     "labels": "the cross-entropy with the true class",
     "answers": "the cross-entropy with the class that the unchanged model answers",
     "tokens": "the cross-entropy of the next token, mean over the window",
 }
-_LOGITS = 2**25  # numbers in the forward of one piece of a batch: 128 MB
+_LOGITS = 2**25  # most logits in the forward of one piece of a batch: 128 MB
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Loss:
 
 
 def loss_on(model: HookedModel, samples: Samples) -> Loss:
-    """Returns the loss for a data set, with its labels if they are classes of the model.
+    """Returns the loss for a data set, with its labels if every label is a class of the model.
 
-    Labels with names (of folders, or of a ClassLabel column) count if the model has classes of
-    these names. Those of a ClassLabel column have numbers too, and count if the model has no names
-    and as many classes; nothing says how a training numbered its folders. Numbers without names
-    count if the model has such classes. Otherwise the model's own answers take their place.
+    Labels with names (folders, or a ClassLabel column) are matched by name. If the model's classes
+    have no names, a ClassLabel column is matched by number if it has as many classes as the model;
+    folders are not, because nothing says how a training numbered its folders. Numbers without
+    names are matched by number. If a label has no match, the loss is that of the model's answers.
 
     Raises ValueError for windows of one token: they have no next token.
     """
@@ -65,7 +65,8 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
         pos = samples.read(samples.start, samples.start + 1).shape[1]
         if pos < 2:
             raise ValueError(
-                "the windows have one token: the loss needs a next one, give at least two tokens."
+                "the windows have one token, and the loss needs a next token: give windows of at "
+                "least two tokens."
             )
         return Loss("tokens")
     classes = _classes(model, samples)
@@ -95,7 +96,7 @@ def _classes(model: Any, samples: Samples) -> list[int] | None:
 
 
 def losses(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
-    """Returns the loss of each sample, in nats; of a window the mean over its tokens."""
+    """Returns the loss of each sample, in nats; for a window, the mean over its tokens."""
     logits = logits.float() if logits.element_size() < 4 else logits
     if logits.ndim == 3:
         return next_token_loss(logits, wanted, per_token=True).mean(dim=1)

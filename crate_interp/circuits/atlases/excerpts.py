@@ -28,9 +28,9 @@ def excerpts(
     """Returns the tables `tiles` and `contexts` for places, a table of samples and tokens.
 
     tiles (images): sample, token, picture (the bytes of a WebP). contexts (text): sample, token,
-    before, at, after. Each place has one row, in the table of its kind of model; the other table is
-    empty. Each image has a further row with token -1, which holds the entire picture. The samples
-    are read again.
+    before, at, after. Each place has one row, in `tiles` for an image model and in `contexts` for a
+    language model; the other table is empty. Each image has a further row with token -1, which
+    holds the entire picture. The samples are read again.
     """
     wanted: Any = places[["sample", "token"]].drop_duplicates()
     wanted = wanted.sort_values(["sample", "token"])

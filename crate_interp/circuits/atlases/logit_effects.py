@@ -13,18 +13,18 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import signs
 
-MANY = 16  # most logits to follow, since each takes its own backward
+MANY = 16  # most logits to measure, since each takes its own backward
 COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
 
 
 def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
     """Returns a row per layer, atom and logit: layer, atom, logit, name, n, total, squares.
 
-    total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square, where
-    the mean of all logits is subtracted from the logit; for text it is averaged over tokens. A
-    positive sum says that the atom raises the logit, to first order. Logits: all of them if there
-    are at most 16; else the 16 classes or tokens that the model answers most often on these
-    samples, since each takes a backward of its own. The table is empty if there are no inputs.
+    total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square. Here
+    the mean of all logits is subtracted from the logit, which for text is averaged over tokens. A
+    positive sum means that the atom raises the logit, to first order. Each logit takes its own
+    backward. So if there are more than 16 logits, only those of the 16 classes or tokens that the
+    model answers most often on these samples are measured. The table is empty without inputs.
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
@@ -51,8 +51,8 @@ def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
 def named(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per layer and atom: layer, atom, raises, lowers.
 
-    raises, lowers: the names of up to three logits, each with its mean effect and half the width
-    of its 95 % interval; only those whose interval does not hold 0.
+    raises, lowers: the names of up to three logits whose interval excludes 0, each with its mean
+    effect and half the width of its 95 % interval.
     """
     mean, low, high = interval_of_sums(table)
     known: Any = table.assign(mean=mean, high=high)
@@ -75,7 +75,7 @@ def _text(row: Mapping[str, Any]) -> str:
 
 
 def _chosen(model: Any, inputs: Tensor) -> list[int]:
-    """Returns the numbers of the logits to follow."""
+    """Returns the numbers of the logits to measure."""
     count = model.W_U.shape[1]
     if count <= MANY:
         return list(range(count))
