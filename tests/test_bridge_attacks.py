@@ -43,7 +43,7 @@ def test_an_index_names_safetensors_beside_it(name, tmp_path, monkeypatch):
     (folder / "model.safetensors").rename(tmp_path / "w.safetensors")
     keys = load_file(tmp_path / "w.safetensors")
     (folder / "sly.bin").write_bytes(pickle.dumps(Evil()))
-    match = r"wanted \.safetensors files in the same folder"
+    match = r"expected \.safetensors files in the same folder"
     if name == "fifo":
         os.mkfifo(folder / "fifo.safetensors")
         name, match = "fifo.safetensors", "not a regular file"

@@ -293,7 +293,7 @@ def test_it_is_saved_loaded_and_does_not_merge(vision, tmp_path):
         assert table.equals(again.table(name)), name
     words = result.headline()
     assert words.startswith("On 6 images, with the divergence from the model's own answers: the a")
-    assert "of 20 features a token (" in words and "may be too narrow" in repr(result)
+    assert "of 20 features active per token (" in words and "may be too narrow" in repr(result)
     with pytest.raises(ValueError, match="does not merge: evaluate on all data at once"):
         result.merge(result)
 

@@ -120,7 +120,7 @@ def _checked(model: object) -> HookedModel:
     elif name == "TransformerBridge":
         advice = "it is a bridge already. ci.from_bridge(bridge) makes a hooked model of it."
     elif isinstance(model, nn.Module) and hooked_part(model):
-        advice = f"it wraps a hooked model: give that model, {hooked_part(model)}."
+        advice = f"it wraps a hooked model: give that one, {hooked_part(model)}."
     else:
         advice = "give a hooked model, such as ci.load(...) returns."
     raise ValueError(f"cannot make a bridge of {name}: {advice}")
