@@ -79,7 +79,7 @@ class SparseAutoencoder(nn.Module, SharedModel):
 
     normalize_activations: "constant_norm_rescale" scales each token to the length sqrt(d_in) first;
     "layer_norm" subtracts each token's mean and divides by its standard deviation (ddof 1) + 1e-5.
-    `decode` undoes this, so it only takes features of the tokens that were encoded last.
+    `decode` undoes this, so it then needs x too. Nothing of a run stays on the module.
 
     Code: neelnanda-io/1L-Sparse-Autoencoder `utils.py`, the format of the published CRATE-LM
     autoencoders, and decoderesearch/SAELens `sae_lens/saes` for the other architectures.
@@ -100,8 +100,6 @@ class SparseAutoencoder(nn.Module, SharedModel):
         self.W_dec = nn.Parameter(directions / directions.norm(dim=-1, keepdim=True))
         for name, shape in bias_shapes(cfg).items():
             setattr(self, name, nn.Parameter(torch.zeros(shape)))
-        # the mean and scale that normalisation removed, which decode restores
-        self._undo: tuple[Tensor, Tensor] | None = None
 
     def encode(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_sae"]:
         """Returns the features of activations; raises ValueError if their width is not d_in."""
@@ -110,7 +108,7 @@ class SparseAutoencoder(nn.Module, SharedModel):
                 f"x has width {x.shape[-1]}, but this autoencoder reads {self.cfg.hook_name} of "
                 f"width {self.cfg.d_in}."
             )
-        x = self._normalised(x if self.cfg.scaling_factor == 1 else x * self.cfg.scaling_factor)
+        x, _, _ = self._normalised(x)
         x = x - self.b_dec if self.cfg.apply_b_dec_to_input else x
         if self.cfg.architecture == "gated":
             gate = x @ self.W_enc + self.b_gate > 0
@@ -124,41 +122,45 @@ class SparseAutoencoder(nn.Module, SharedModel):
             return torch.zeros_like(acts).scatter(-1, kept, acts.gather(-1, kept))
         return acts
 
-    def decode(self, acts: Float[Tensor, "*batch d_sae"]) -> Float[Tensor, "*batch d_in"]:
+    def decode(
+        self,
+        acts: Float[Tensor, "*batch d_sae"],
+        x: Float[Tensor, "*batch d_in"] | None = None,
+    ) -> Float[Tensor, "*batch d_in"]:
         """Returns the activations reconstructed from features.
 
-        With normalised activations, raises ValueError unless the features are those of the tokens
-        that were encoded last.
+        x: the activations that were encoded. Only autoencoders that normalise activations read x,
+        to restore each token's mean and scale. Raises ValueError if such an autoencoder gets no x,
+        or an x of other tokens than acts.
         """
-        x = self._denormalised(acts @ self.W_dec + self.b_dec)
-        return x if self.cfg.scaling_factor == 1 else x / self.cfg.scaling_factor
+        recons = acts @ self.W_dec + self.b_dec
+        if self.cfg.normalize_activations != "none":
+            if x is None or x.shape != recons.shape:
+                came = "no x" if x is None else f"x of shape {list(x.shape)}"
+                raise ValueError(
+                    f"normalize_activations is {self.cfg.normalize_activations!r}, and decode got "
+                    f"features of shape {list(acts.shape)} and {came}: give the activations that "
+                    f"were encoded, {list(recons.shape)}, decode(acts, x)."
+                )
+            _, mean, scale = self._normalised(x)
+            recons = recons * scale + mean
+        return recons if self.cfg.scaling_factor == 1 else recons / self.cfg.scaling_factor
 
-    def _normalised(self, x: Tensor) -> Tensor:
+    def _normalised(self, x: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """Returns scaled and normalised activations, and each token's mean and scale."""
+        x = x if self.cfg.scaling_factor == 1 else x * self.cfg.scaling_factor
         if self.cfg.normalize_activations == "none":
-            return x
+            return x, 0.0, 1.0
         if self.cfg.normalize_activations == "layer_norm":
             mean = x.mean(dim=-1, keepdim=True)
             scale = (x - mean).std(dim=-1, keepdim=True)
-            self._undo = mean, scale
-            return (x - mean) / (scale + _LN_EPS)
+            return (x - mean) / (scale + _LN_EPS), mean, scale
         scale = x.norm(dim=-1, keepdim=True) / self.cfg.d_in**0.5
-        self._undo = torch.zeros_like(scale), scale
-        return x / scale
-
-    def _denormalised(self, x: Tensor) -> Tensor:
-        if self.cfg.normalize_activations == "none":
-            return x
-        if self._undo is None or self._undo[0].shape[:-1] != x.shape[:-1]:
-            raise ValueError(
-                f"normalize_activations is {self.cfg.normalize_activations!r}: decode takes the "
-                "features of the tokens that encode saw last; call encode on them first."
-            )
-        mean, scale = self._undo
-        return x * scale + mean
+        return x / scale, 0.0, scale
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
         """Returns the reconstruction of x."""
-        return self.decode(self.encode(x))
+        return self.decode(self.encode(x), x)
 
 
 def bias_shapes(cfg: SAEConfig) -> dict[str, tuple[int, ...]]:

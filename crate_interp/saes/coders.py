@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp.core import checks
+from crate_interp.models.sae import SparseAutoencoder
 from crate_interp.sweeps.ledgers.code_digest import digest_of_code
 
 
@@ -109,7 +110,8 @@ def decoded(sae: Coder, acts: Tensor, x: Tensor, point: str) -> Float[Tensor, ".
 
     Raises ValueError if decode returns another shape.
     """
-    recons = sae.decode(acts)
+    # ours need x to undo a normalisation; others keep what they need when they encode
+    recons = sae.decode(acts, x) if isinstance(sae, SparseAutoencoder) else sae.decode(acts)
     _check_floats(recons, "decode", point)
     if recons.shape != x.shape:
         raise ValueError(
