@@ -99,10 +99,10 @@ def test_what_nobody_wants_is_not_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (dict(numel=5), "wants 20 bytes as storage 0, but the zip has 16"),
-        (dict(kind="Half"), "wants 8 bytes as storage 0, but the zip has 16"),
+        (dict(numel=5), "expects 20 bytes in storage 0, but the zip has 16"),
+        (dict(kind="Half"), "expects 8 bytes in storage 0, but the zip has 16"),
         (dict(numel=-1), "where a count of numbers belongs"),
-        (dict(numel=2**62), "wants .* bytes as storage 0, but the zip has 16"),
+        (dict(numel=2**62), "expects .* bytes in storage 0, but the zip has 16"),
         (dict(shape=(2, 3)), "goes beyond its storage 0"),
         (dict(first=1), "goes beyond its storage 0"),
         (dict(first=-1), "where a count of numbers belongs"),
@@ -160,7 +160,7 @@ def test_one_storage_is_described_once(tmp_path):
 def test_a_long_name_is_not_repeated(tmp_path):
     """A key of 16 MB, named once and meant by every tensor, would be written out each time."""
     long = tensor_of().replace(TEXT + b"0", b"X\x41\x00\x00\x00" + b"0" * 65)
-    fails("names a storage with 65 characters", zipped(state_dict(long), tmp_path / "a.pth"))
+    fails("has a storage key of 65 characters", zipped(state_dict(long), tmp_path / "a.pth"))
 
 
 def test_too_many_tensors(tmp_path, monkeypatch):
@@ -186,9 +186,9 @@ def test_an_older_file_is_checked_before_anything_is_allocated(tmp_path):
     place = content.index(b"M" + struct.pack("<H", 600))
     claimed = content[:place] + b"J\x00\x00\x00\x7f" + content[place + 3 :]  # 8 GB
     path.write_bytes(claimed)
-    fails("wants 8522825728 bytes as storage .*, but the file has another", path)
+    fails("expects 8522825728 bytes in storage .*, but the file has another", path)
     path.write_bytes(content[:-4])
-    fails("wants 2400 bytes as storage .*, but the file has another", path)
+    fails("expects 2400 bytes in storage .*, but the file has another", path)
     path.write_bytes(content + b"\0")
     fails("continues after its last storage, with 1 bytes that belong to nothing", path)
     for old, new in (

@@ -31,10 +31,10 @@ _TOWERS = {  # prefix of a tower's parameters -> the field with its number of la
     "text": {"": "n_layers"},
     "clip": {"visual.": "n_layers", "text.": "text_n_layers"},
 }
-# the config, the tensors in the shapes of parameters, and the parameter that each key fills
+# config, tensors in the shapes of the parameters, and a map from each key to its parameter
 Parameters = tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]
-_SHOWN = 12  # most keys to list on each side of a mismatch
-_SMALL = 2**16  # most numbers in a tensor that a tolerant layout leaves out
+_SHOWN = 12  # maximum number of keys to list on each side of a mismatch
+_SMALL = 2**16  # maximum count of numbers in a tensor that a tolerant layout leaves out
 
 
 def build(contents: Contents, dtype: torch.dtype) -> Any:
@@ -82,7 +82,7 @@ def _parameters(contents: Contents) -> Parameters:
 
 
 def _published_parameters(contents: Contents) -> Parameters:
-    """Returns the same as `_parameters`, for a file in a published layout."""
+    """Returns the same three values as `_parameters`, for a file in a published layout."""
     where = contents.where
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
@@ -134,10 +134,10 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
 
 
 def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -> Fields:
-    """Returns output_matrix=True if the tensors have an output matrix that the default lacks.
+    """Returns {"output_matrix": True} if the file has an output matrix but the default has none.
 
-    Otherwise returns no field. With one head as wide as the residual stream, the torch code has no
-    output matrix, and the JAX code has one.
+    Otherwise returns {}. With one head as wide as the residual stream, the torch code has no output
+    matrix, but the JAX code has one.
     """
     outputs = [
         layout.source_of("attn.out_proj.weight", layer) for layer in range(values["n_layers"])
@@ -157,7 +157,7 @@ def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -
 
 
 def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
-    # a key under a known module would change the module's output
+    # unknown keys of a known module are not left out: they would change the module's output
     ours = {key.split(".")[0] for key in target_of}
     small = [
         key
@@ -208,8 +208,10 @@ def _check_keys(
 
 
 def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:
-    """Returns the model on the meta device. Raises CheckpointError if it is too large for any
-    memory."""
+    """Returns the model on the meta device.
+
+    Raises CheckpointError if the model is too large for any memory.
+    """
     try:
         with torch.device("meta"):
             if isinstance(cfg, SAEConfig):
@@ -226,7 +228,7 @@ def _take(
 ) -> dict[str, Tensor]:
     """Returns the parameters by name, each in memory of its own.
 
-    Releases every source tensor before it takes the next one.
+    Releases each source tensor before taking the next one.
     """
     weights, places = {}, set()
     for name, key in named.items():

@@ -19,11 +19,11 @@ from crate_interp.models.vision import HookedCrate
 Model = TypeVar("Model", HookedModel, SparseAutoencoder)
 
 _TOKENS = 5
-_MOST_SCORES = 2**28  # most numbers in the attention patterns of one layer: 1 GiB
+_MOST_SCORES = 2**28  # maximum count of numbers in one layer's attention patterns: 1 GiB
 
 
 def wave(*shape: int, model: nn.Module) -> Tensor:
-    """Returns sin(0, 1, 2, ...) in a shape, in the model's dtype and on its device."""
+    """Returns sin(0, 1, 2, ...) in the given shape, with the dtype and device of the model."""
     first = next(model.parameters())
     count = int(torch.tensor(shape).prod())
     return torch.arange(count, dtype=torch.float64).sin().to(first.device, first.dtype).view(shape)
@@ -58,7 +58,7 @@ def output(model: HookedModel | SparseAutoencoder) -> Tensor:
 
 
 def whole_is_small(model: HookedModel) -> bool:
-    """Tells whether the attention patterns of `whole` fit into the memory of any machine."""
+    """Tells whether the attention patterns that `whole` makes fit into any machine's memory."""
     cfg: Any = getattr(model, "visual", model).cfg
     return cfg.kind != "vision" or cfg.n_heads * cfg.n_tokens**2 <= _MOST_SCORES
 
@@ -67,7 +67,7 @@ def whole_is_small(model: HookedModel) -> bool:
 def whole(model: HookedModel) -> Tensor:
     """Returns the output of a vision model, or of CLIP's image tower, for one image of full size.
 
-    The image passes the part that turns images into tokens, which `output` leaves out. For any
+    Unlike `output`, this also runs the part of the model that turns images into tokens. For any
     other model the result is that of `output`.
     """
     part: Any = getattr(model, "visual", model)

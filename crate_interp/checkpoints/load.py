@@ -56,11 +56,11 @@ def load(
     own config and the shapes of the tensors. Shapes do not reveal `n_heads` (except in npz files),
     nor `variant` if there is no output matrix.
     config: all fields at once, as a CrateConfig, a dict or the path of a config.json. It is needed
-    for tensors with a hooked model's own names and no config.json of ours next to them: the state
-    dict of a hooked model, a Lightning checkpoint (under any attribute), or the folder of a Hugging
-    Face Trainer, from which the last checkpoint-N is loaded.
-    rename: for a file or state dict of a fork, a function from a key to the published key. A tensor
-    for which it returns None is left out.
+    for tensors that have a hooked model's own names but no config.json of ours next to them: the
+    state dict of a hooked model, a Lightning checkpoint (under any attribute), or the folder of a
+    Hugging Face Trainer, from which the last checkpoint-N is loaded.
+    rename: for a file or state dict of a fork, a function from a key to the published key. If it
+    returns None for a key, the tensor is left out.
 
     Loading is strict: every source key is used once, every parameter is filled, shapes are
     equal, and a file in the table of models must have the digest listed there. Nothing in a file

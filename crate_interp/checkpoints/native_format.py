@@ -10,10 +10,10 @@ from crate_interp.core.folders import differs, listed
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, WEIGHTS
 
-STEPS = "steps"  # subfolder with the weights after steps of a training, step-N.safetensors
+STEPS = "steps"  # subfolder of files step-N.safetensors: the weights after step N of a training
 
 # Fields that decide which tensors exist and what the tensors mean. A given field must not
-# contradict the folder's.
+# contradict the folder's config.
 STRUCTURE = (
     "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step",
     "n_classes", "d_features", "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers",

@@ -1,8 +1,8 @@
 """Formats of sparse autoencoders: ours, SAELens', and the published N.pt with N_cfg.json.
 
-SAELens' format is a folder with cfg.json and sae_weights.safetensors. Folders of
-decoderesearch/SAELens 6 (`sae_lens/saes/sae.py`, `save_model`) are read, and folders of earlier
-versions, whose cfg.json is flat. SAELens itself is not needed.
+SAELens' format is a folder with cfg.json and sae_weights.safetensors. Two kinds of such
+folders are read: those of decoderesearch/SAELens 6 (`sae_lens/saes/sae.py`, `save_model`), and
+those of earlier versions, which have a flat cfg.json. SAELens itself is not needed.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ def _saved(contents: Contents, cfg: SAEConfig) -> SAEConfig:
 def _hook_name(given: Mapping[str, Any], said: object, where: str) -> str:
     """Returns the hook point that an autoencoder reads: the given one, or else its config's.
 
-    Raises CheckpointError if there is neither, and if any field but hook_name is given.
+    Raises CheckpointError if neither gives a point, or if any field but hook_name is given.
     """
     if unknown := set(given) - {"hook_name"}:
         raise CheckpointError(
@@ -119,8 +119,8 @@ def _checked_sizes(
 ) -> tuple[int, int]:
     """Returns d_in and d_sae.
 
-    names: the names of these two sizes in the config. Raises CheckpointError unless W_enc is
-    `[d_in, d_sae]`, and if the config has another size.
+    names: the names of these two sizes in the config. Raises CheckpointError if W_enc is not
+    `[d_in, d_sae]`, or if the config contradicts one of the two sizes.
     """
     shape = tuple(tensors["W_enc"].shape) if "W_enc" in tensors else ()
     if len(shape) != 2 or not all(shape):
@@ -240,7 +240,7 @@ def _folded(
     scale = tensors.pop("scaling_factor", None)  # scales of features, from fine-tuning
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if shapes.get("W_dec") != (d_sae, d_in) or shapes.get("b_enc", (d_sae,)) != (d_sae,):
-        return tensors  # `config_of` refuses them
+        return tensors  # `config_of` refuses these shapes
     if scale is not None and not bool((scale == 1).all()):
         if not values.get("finetuning_scaling_factor") or tuple(scale.shape) != (d_sae,):
             raise CheckpointError(

@@ -64,13 +64,13 @@ class Source:
         return fetch.fetch(repo, file, revision=revision, **self.hub)
 
     def fetch_beside(self, repo: str, file: str, revision: str | None) -> None:
-        """Downloads a file that may lie beside the weights, if it is there."""
+        """Downloads a file that may lie next to the weights, if the file is there."""
         with suppress(fetch.MissingFile, fetch.NotCached):
             self.fetch(repo, file, revision)
 
 
 def names_a_repo(name: str) -> bool:
-    """Tells whether a name reads as owner/repo on the Hub, and not as a path."""
+    """Tells whether a name has the form owner/repo of the Hub, and not the form of a path."""
     path = Path(name).expanduser()
     return name.count("/") == 1 and not path.is_absolute() and path.suffix not in WEIGHT_SUFFIXES
 
@@ -244,8 +244,8 @@ def _pushed_repo(source: Source, repo: str) -> Contents:
 def _renamed(contents: Contents, rename: Rename | None) -> Contents:
     """Returns the contents with the keys that `rename` returns.
 
-    A tensor for which it returns None is left out. Raises CheckpointError if `rename` is not a
-    function, returns something other than a name or None, or gives two keys the same name.
+    A tensor is left out if `rename` returns None for its key. Raises CheckpointError if `rename` is
+    not a function, returns something other than a name or None, or gives two keys the same name.
     """
     if rename is None:
         return contents
@@ -262,7 +262,8 @@ def _renamed(contents: Contents, rename: Rename | None) -> Contents:
             continue
         if not isinstance(name, str) or not name:
             raise CheckpointError(
-                f"rename({key!r}) is {checks.shown(name)}: return a name, or None to leave it out."
+                f"rename({key!r}) is {checks.shown(name)}: "
+                "return a name, or None to leave the tensor out."
             )
         if name in tensors:
             raise CheckpointError(

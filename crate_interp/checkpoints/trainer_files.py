@@ -1,4 +1,4 @@
-"""Reads a hooked model's weights that have no config next to them, as trainers write them.
+"""Reads weights of a hooked model that trainers write without a config next to the weights.
 
 In a Lightning checkpoint the name of an attribute comes before the model's own names, as in
 "model.blocks.0...". A folder of Hugging Face's Trainer holds model.safetensors, or has subfolders
@@ -26,9 +26,8 @@ _STEP = re.compile(r"checkpoint-(\d{1,12})")
 def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> dict[str, Any]:
     """Returns the fields of the config given as `config=`, together with the fields in `given`.
 
-    config: a CrateConfig, a dict of its fields, the path of a config.json or of the folder with
-    one, or None. Raises CheckpointError if it is none of these, or if it contradicts `given` or
-    `family`.
+    config: a CrateConfig, a dict of its fields, the path of a config.json or of its folder, or
+    None. Raises CheckpointError if `config` is none of these, or contradicts `given` or `family`.
     """
     if config is None:
         return dict(given) | ({} if family is None else {"family": family})
@@ -48,7 +47,8 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
         one, other = (list(x) if isinstance(x, tuple) else x for x in (told, value))
         if one != other:
             raise CheckpointError(
-                f"{name}={value!r} contradicts config=, which says {told!r}: give one of them."
+                f"{name}={value!r} contradicts config=, which says {told!r}: "
+                "give only one of the two."
             )
     return fields | dict(given)
 
@@ -130,11 +130,11 @@ def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:
 
 
 def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
-    """Returns the path of the weights that a Trainer wrote into a folder, and that of our config.
+    """Returns two paths for a folder that a Trainer wrote: of the weights and of our config.json.
 
     The weights are in the folder itself, or else in its last checkpoint-N. The config may lie next
-    to the weights, in the folder, or in the folder's parent; without a config its path is None.
-    Returns None for any other folder.
+    to the weights, in the folder, or in the folder's parent. The second path is None if there is no
+    config. For any other folder the result is None.
     """
     steps = {
         int(match[1]): part

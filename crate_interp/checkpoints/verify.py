@@ -110,7 +110,7 @@ def _limits(
             "whether it is CRATE-LM's baseline (ReLU): "
             "nanoGPT's own checkpoints have the same keys, but use GELU"
         )
-    # a saved folder has the n_heads that its writer gave
+    # a saved folder only repeats the n_heads that the folder's writer gave
     saved = isinstance(source, (str, Path)) and Path(source).expanduser().is_dir()
     told = options.get("n_heads") is not None or (row is None and saved)
     if isinstance(model, HookedModel) and told:
@@ -233,7 +233,7 @@ def _fired(
 
 
 def _bend(value: Tensor, hook: Any) -> Tensor:
-    """Returns a value changed so that no LayerNorm can undo it.
+    """Returns a changed value; the change is one that no LayerNorm can undo.
 
     Each number is scaled and shifted by its own amount.
     """

@@ -28,7 +28,7 @@ def shown(value: object) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Tells whether a value is a finite real number, NumPy's included; True and False are none."""
+    """Tells whether a value is a finite real number, NumPy's included, but not True or False."""
     number: Any = value
     return isinstance(value, Real) and not isinstance(value, bool) and -1e38 < number < 1e38
 
@@ -67,9 +67,9 @@ def size(name: str, value: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-# of one picture: decoding it takes about 1 GB, with the copies that Pillow makes
+# limit for one picture; decoding this many pixels takes about 1 GB, with Pillow's copies
 MOST_PIXELS = 50_000_000
-MOST_PATCHES = 65_536  # of one picture: the attention pattern of one head then takes 17 GB
+MOST_PATCHES = 65_536  # limit for one picture; one head's attention pattern then takes 17 GB
 
 
 def pixels(what: str, height: int, width: int) -> None:

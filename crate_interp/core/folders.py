@@ -91,10 +91,10 @@ def replacing(
     """Yields an empty folder; its files replace those of `folder` when the block ends.
 
     At the end the index holds `content`, and under "files" the digest of every new file and of
-    every file in `kept`, which must be in the old index. All other files of the old index are
-    removed, unless every new file is there already. Files in `owned` that are not new are removed
-    in either case. Files that no index names stay. Nothing in `folder` changes before the block
-    ends, and nothing if the block raises. Only unfinished files of a dead writer are removed first.
+    every file in `kept`. The files in `kept` must be in the old index. All other files of the old
+    index are removed, unless `folder` already has every new file. Files in `owned` that are not new
+    are removed in either case. Files that no index names stay. Until the block ends, or if it
+    raises, `folder` does not change, except that unfinished files of a dead writer are removed.
 
     Raises ValueError if the folder cannot be written, is being written by another process, or has a
     link or a folder in the place of a file.
@@ -148,7 +148,7 @@ def _stages(out: Path) -> list[Path]:
 
 
 def listed(path: Path) -> dict[str, str]:
-    """Returns the digests in an index by the names of their files; the dict may be empty."""
+    """Returns the digests that an index lists, by file name; the dict may be empty."""
     return named(read_index(path).get("files"))
 
 
@@ -249,7 +249,7 @@ def _prepare(
     same = {name for name in digests if old.get(name) == digests[name]}
     same -= set(differs(out, {name: digests[name] for name in same}))
     moved = [name for name in digests if name not in same]
-    if not moved:  # all new files are there already: other listed files stay
+    if not moved:  # the folder has all new files already: other listed files stay
         kept = [*kept, *(name for name in old if name not in (*owned, *digests))]
     others = {name for name in before if name not in digests and name not in kept}
     # a file with a digest that is not listed belongs to the user
@@ -295,7 +295,7 @@ def _remove(out: Path, names: Collection[str]) -> None:
 
 
 def _check_place(out: Path, name: str) -> None:
-    """Raises ValueError for a name that must not be written: one behind a link, or a folder's."""
+    """Raises ValueError if a name must not be written: it is behind a link, or names a folder."""
     path = out / name
     above = [up for up in path.parents if out in up.parents and os.path.lexists(up)]
     for up in above:

@@ -20,15 +20,15 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 
-# The usual formats of picture data sets. Pillow and the libraries in its wheel decode each; none
-# starts a program. Of a file with several pictures only the first is read.
+# The usual formats of picture data sets. Pillow and the libraries in its wheel decode each
+# format without starting a program. Only the first picture in a file is read.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff",
     ".ppm", ".pgm", ".pbm", ".pnm",
 )  # fmt: skip
 MOST_BYTES = 2**30  # size of one file
-# in one JPEG file: libjpeg goes through all pixels for each scan, and a scan can have 75 bytes
+# limit for one JPEG file: each scan takes libjpeg through all pixels, but may be only 75 bytes
 MOST_SCANS = 100
 _LOADED_AS = (*FORMATS, "MPO")  # MPO is Pillow's name for a JPEG file of several pictures
 _TURNS = {  # EXIF orientation -> the operation that turns the picture upright
@@ -97,7 +97,7 @@ def check_file(path: Path, what: str) -> None:
 def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
     """Returns an upright picture with its pixels in memory, and its name in errors.
 
-    The picture is turned by its EXIF orientation, also if it is a PIL image that still has one.
+    The picture is turned by its EXIF orientation, even if it is a PIL image.
     Raises Undecodable, a ValueError, if the picture cannot be read, if its format is not in
     FORMATS, or if it has more than 50,000,000 pixels. Raises ValueError if `image` is neither a
     picture nor a path.
@@ -128,7 +128,7 @@ def decoded(data: bytes, what: str) -> Image.Image:
 def opened(file: Path | BytesIO, what: str) -> Image.Image:
     """Opens a picture and reads only its header; the caller must close it.
 
-    Raises Undecodable, naming `what`, where `loaded` would raise it.
+    Raises Undecodable, naming `what`, for the same reasons as `loaded`.
     """
     if isinstance(file, Path):
         check_file(file, what)
@@ -159,7 +159,7 @@ def header(file: Path | BytesIO, what: str) -> tuple[str, tuple[int, int]]:
     with opened(file, what) as image:
         if _orientation(image) not in _SIDEWAYS:
             return image.mode, image.size
-        # some versions of Pillow turn TIFF pictures, and swap their size, themselves
+        # some versions of Pillow have already turned a TIFF picture and swapped its size
         if image.format == "TIFF":
             return image.mode, _upright(image, what).size
         return image.mode, (image.height, image.width)
@@ -239,7 +239,7 @@ def _check_scans(image: Image.Image) -> None:
         return
     file.seek(0)
     data = file.read()
-    # the usual case; only for a high count are true scans distinguished from chance bytes
+    # Usually this count suffices. If it is high, true scans are distinguished from chance bytes.
     if data.count(_SCAN) <= MOST_SCANS:
         return
     place, scans = 2, 0

@@ -12,9 +12,9 @@ from crate_interp.core import checks
 class Pass(TypedDict, total=False):
     """Options of a pass over data: which samples the model sees, and how they are read.
 
-    batch_size: 32 unless the verb says otherwise. limit: the first n samples; from a folder, they
-    come from all its classes. workers: how many processes decode samples ahead. skip_bad: leave out
-    samples that cannot be decoded and list them in meta["skipped"], instead of raising.
+    batch_size: 32 unless the verb has another default. limit: the first n samples; from a folder,
+    they come from all its classes. workers: how many processes decode samples ahead. skip_bad:
+    leave out samples that cannot be decoded and list them in meta["skipped"], instead of raising.
     """
 
     batch_size: Annotated[int, "Samples that run at once."]
@@ -27,14 +27,14 @@ class Pass(TypedDict, total=False):
 
 
 class Run(Pass, total=False):
-    """Options of a measurement in chunks: those of a pass, and where and how chunks are measured.
+    """Options of a measurement in chunks: those of a Pass, and where and how to measure chunks.
 
-    The numbers of the chunks merge in a fixed order, so the result is the same to the bit whichever
-    process measures which chunk. out: a folder that keeps each chunk as soon as it is measured, and
-    the result; calling again continues where an earlier call stopped. resume: False starts over.
-    shard: "i/n", i from 0: this process measures every n-th chunk (None: RANK and WORLD_SIZE, which
-    torchrun sets, or all chunks), and the verb returns None while chunks of other processes are
-    missing. engine: "local", or "ray" for the actors of a Ray cluster.
+    The results of the chunks merge in a fixed order, so the final result is the same to the bit,
+    whichever process measures a chunk. out: a folder that keeps each chunk as soon as it is
+    measured, and the final result; calling again continues where an earlier call stopped. resume:
+    False starts over. shard: "i/n", i from 0: this process measures every n-th chunk (None: RANK
+    and WORLD_SIZE, which torchrun sets, or all chunks), and the verb returns None while chunks of
+    other processes are missing. engine: "local", or "ray" for the actors of a Ray cluster.
     """
 
     out: str | Path | None
@@ -75,8 +75,8 @@ def run_options(
 ) -> RunOptions:
     """Returns the checked options of a call of a verb.
 
-    taken: Run, or Pass if the verb does not measure in chunks. defaults: the verb's own defaults
-    where they differ.
+    taken: Run, or Pass if the verb does not measure in chunks. defaults: the defaults of the verb
+    that differ from DEFAULTS.
 
     Raises TypeError for an unknown name, with the closest name that the verb has; ValueError for a
     value that an option cannot have, and for a shard without a folder.

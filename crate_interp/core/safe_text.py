@@ -59,7 +59,7 @@ def is_harmless(text: str) -> bool:
 
 
 def markdown(text: object) -> str:
-    """Returns a text on one line of Markdown, without links, markup or cells of a table."""
+    """Returns a text on one line of Markdown, with links, markup and bars of tables escaped."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", plain(text))
 
 

@@ -72,9 +72,9 @@ def code_of(
 ) -> int:
     """Runs a command and returns its exit code; prints an error as one line on stderr.
 
-    place: a function that returns the folder that the command has written into, or None. debug:
-    whether errors are raised instead. reworded: a function that rewrites an error of the library in
-    terms of the command line, such as its options.
+    place: a function that returns the folder with the command's output, or None. debug: whether to
+    raise errors instead of printing them. reworded: a function that rewrites an error of the
+    library in terms of the command line, such as its options.
     """
     try:
         run()
@@ -114,7 +114,7 @@ def _report(error: BaseException, place: Callable[[], Any], reworded: Callable[[
 
 
 def _open(stream: Any) -> Any:
-    """Returns a stream that takes any text; if the given one is closed, a stream to os.devnull.
+    """Returns a stream that takes any text; it writes to os.devnull if the given one is closed.
 
     os.devnull also occupies the closed stream's descriptor, so that no file opened later gets it.
     """

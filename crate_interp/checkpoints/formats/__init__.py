@@ -1,1 +1,1 @@
-"""Our own readers of files: tensors out of bytes, and nothing is executed."""
+"""Our own readers of weight files: they return tensors, and execute nothing in a file."""

@@ -38,8 +38,8 @@ def read_npz(file: BinaryIO, entries: list[Entry], where: str) -> dict[str, Tens
     """Returns the weights by their path in the tree of parameters, without "params/".
 
     Sizes are checked before anything is allocated: those in the headers of the arrays, those in
-    the directory of the zip, and the size of the file must agree. Raises CheckpointError if they
-    do not, and for anything but plain arrays of floats.
+    the directory of the zip, and the size of the file must agree. Raises CheckpointError if these
+    sizes disagree, and for anything but plain arrays of floats.
     """
     inside = [entry for entry in entries if entry.name.startswith(_WEIGHTS)] or entries
     total, stored = sum(entry.size for entry in inside), sum(entry.stored for entry in inside)

@@ -13,9 +13,9 @@ from functools import cached_property, partial
 from pickletools import opcodes
 from typing import Any
 
-LONGEST = 2**24  # most bytes of a pickle; those in published files have about 10,000
+LONGEST = 2**24  # maximum bytes of a pickle; pickles in published files have about 10,000
 _MOST_STEPS, _MOST_CONTAINERS = 2**21, 2**19
-_LONGEST_NAME = 200  # most characters in the name of a module, or of an object in a module
+_LONGEST_NAME = 200  # maximum characters in the name of a module, or of an object in it
 _PROTO, _STOP = 0x80, ord(".")
 
 
@@ -27,7 +27,7 @@ class PickleError(ValueError):
 
 
 class NotAdmittedError(PickleError):
-    """A pickle asks for something that its reader does not admit. The message names this thing."""
+    """A pickle asks for a thing that its reader does not admit. The message names the thing."""
 
 
 class TooShortError(PickleError):
@@ -38,8 +38,8 @@ class TooShortError(PickleError):
 class Function:
     """A function that a pickle may call.
 
-    call: takes the tuple of arguments, and a function that it calls with the number of items that
-    it reads.
+    call: takes the tuple of arguments and a function `spend`, and returns the value. It calls
+    spend(n) for n items that it reads.
     """
 
     name: str

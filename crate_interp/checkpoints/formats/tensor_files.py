@@ -36,7 +36,7 @@ class Contents:
     owned: whether the tensors need no copy, because nothing else holds them. folder: the folder of
     the file, which may also hold a tokenizer. family: the caller's, or else the one in the table of
     models. row: the config fields in the table of models. given: the config fields from the caller.
-    cfg: the whole config, if the format of the folder has one.
+    cfg: the complete config if the folder's format contains it, else None.
     """
 
     tensors: dict[str, Tensor]
@@ -159,10 +159,11 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
 
 
 def _shares(sizes: dict[str, int]) -> list[list[str]]:
-    """Returns the names in groups of about a sixteenth of the bytes.
+    """Returns the names of the tensors in groups, each with about a sixteenth of all bytes.
 
-    The pages of a mapping count as memory of this process until the mapping is closed: one
-    mapping for all groups would double the peak of memory.
+    Each group is read through a mapping of its own. The pages of a mapping count as memory of this
+    process until the mapping is closed, so one mapping for all groups would double the peak of
+    memory.
     """
     share = max(_SHARE, sum(sizes.values()) // 16)
     groups: list[list[str]] = [[]]

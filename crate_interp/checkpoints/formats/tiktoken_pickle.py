@@ -64,7 +64,7 @@ _DIALECT = pickles.Dialect(
 def _build(record: dict[Any, Any]) -> "PreTrainedTokenizerFast":
     """Returns the byte-level BPE tokenizer with the ranks and the pattern of an Encoding.
 
-    In a piece of text, the two neighbours that join to the token of lowest rank merge first.
+    The tokenizer first merges the two neighbours that together form the token of lowest rank.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Core
@@ -89,9 +89,9 @@ def _build(record: dict[Any, Any]) -> "PreTrainedTokenizerFast":
 def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
     """Returns the two tokens whose merge completes `token`, or None if no merge does.
 
-    One pair per token is enough. Until this last merge, the bytes of the token merge only with one
-    another, so they merge as they do when the token stands alone. No other two tokens that join to
-    `token` are ever neighbours.
+    One pair per token is enough. Until this last merge, the bytes of `token` merge only with one
+    another, so they merge in the same way as when `token` stands alone. So no other two tokens that
+    together form `token` ever become neighbours.
     """
     never = len(ranks)
     ends = list(range(len(token) + 1))  # where the parts begin, and where the last part ends
@@ -112,7 +112,7 @@ def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | N
 def _checked(record: dict[Any, Any]) -> tuple[dict[bytes, int], str, dict[str, int]]:
     """Returns the ranks, the pattern and the special tokens in an Encoding's state.
 
-    Raises CheckpointError if one of them is missing or of another kind.
+    Raises CheckpointError if one of these three is missing or invalid.
     """
     ranks: Any = record.get("mergeable_ranks")
     pattern: Any = record.get("pat_str")

@@ -29,10 +29,10 @@ _RECORDS = {  # allowed contents of the entries that describe the archive
     ".storage_alignment": rb"\d{1,9}",
     ".data/serialization_id": rb"[ -~]*",
 }
-_SMALL = 2**12  # most bytes of each of these entries
-# lengths to try, in bytes, for the beginning of an older file, which holds its pickles
+_SMALL = 2**12  # maximum bytes of an entry that describes the archive
+# The pickles of an older file are at its beginning. These numbers of bytes are tried in turn.
 _BEGINNINGS = (2**16, 2**20, pickles.LONGEST)
-_LONGEST_KEY = 64  # most characters of a storage's key; torch writes a number there
+_LONGEST_KEY = 64  # maximum characters of a storage's key; torch's keys are numbers
 _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 32
 
 
@@ -78,14 +78,14 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
         if entry is None or entry.size != storage.nbytes:
             stored = "nothing" if entry is None else f"{entry.size} bytes"
             raise PickleError(
-                f"wants {storage.nbytes} bytes as storage {storage.key}, but the zip has {stored}"
+                f"expects {storage.nbytes} bytes in storage {storage.key}, but the zip has {stored}"
             )
         return entry.start
 
     storages = _Storages()
     data = read_at(file, inside["data.pkl"].start, inside["data.pkl"].size)
     try:
-        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was set to omit it
+        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch omitted the checksum
             raise PickleError("differs from its checksum")
         reading = pickles.read_pickle(data, torch_names.TORCH, storages.resolve)
         if reading.end != len(data):
@@ -125,7 +125,7 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
         if held != storage.numel or end > size:
             _damaged(
                 where,
-                f"wants {storage.nbytes} bytes as storage {key}, but the file has another number",
+                f"expects {storage.nbytes} bytes in storage {key}, but the file has another number",
             )
     if end != size:
         raise CheckpointError(
@@ -190,8 +190,8 @@ class _Storages:
         _, kind, key, location, numel, *view = saved
         if type(kind) is not StorageKind or type(key) is not str or type(location) is not str:
             raise PickleError("has a persistent id that is not a storage")
-        if len(key) > _LONGEST_KEY:  # every tensor in the storage repeats its key
-            raise PickleError(f"names a storage with {len(key)} characters")
+        if len(key) > _LONGEST_KEY:  # the key is repeated for every tensor in the storage
+            raise PickleError(f"has a storage key of {len(key)} characters, which is too long")
         storage = self.whole.setdefault(key, Storage(key, kind.dtype, torch_names.whole(numel)))
         if storage != Storage(key, kind.dtype, numel) or key in self.views:
             raise PickleError(f"describes storage {key} in two ways")
@@ -241,9 +241,9 @@ def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
 
 
 def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None:
-    """Raises CheckpointError unless the entries that describe the archive are as torch writes them.
+    """Raises CheckpointError unless the entries in _RECORDS are as torch writes them.
 
-    These are the entries in _RECORDS.
+    These entries describe the archive.
     """
     for name, pattern in _RECORDS.items():
         entry = inside.get(name)
@@ -281,8 +281,8 @@ def _torch_file(reading: pickles.Reading, places: dict[str, int]) -> TorchFile:
 def _check_total(wanted: Mapping[str, StoredTensor], file: BinaryIO, where: str) -> None:
     """Raises CheckpointError if overlapping tensors claim too many bytes for the file's size.
 
-    There is one limit on the bytes of the tensors, and one on the bytes to read for them, which
-    includes the gaps of strided views. A view with several names counts once.
+    One limit applies to the bytes of the tensors. Another limit applies to the bytes that are read,
+    which include the gaps in strided views. A view with several names counts once.
     """
     known = {value.place: value for value in wanted.values()}.values()
     size = os.fstat(file.fileno()).st_size

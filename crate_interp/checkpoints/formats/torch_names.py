@@ -15,13 +15,13 @@ import torch
 import crate_interp.checkpoints.formats.pickles as pickles
 from crate_interp.checkpoints.formats.pickles import PickleError, Record
 
-_MOST_AXES = 16  # most axes of a tensor
-_MOST_PARTS = 8  # most items of a tuple that is a key
+_MOST_AXES = 16  # maximum number of axes of a tensor
+_MOST_PARTS = 8  # maximum number of items in a tuple that is the key of a dict
 _FORMS = {
     "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
     "u8": "<Q", "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
 }  # fmt: skip
-_LONGEST = 8  # most bytes of a number
+_LONGEST = 8  # maximum bytes of a number
 NAMESPACE = Record("argparse.Namespace")  # the command line of the masked autoencoder's trainer
 
 
@@ -43,7 +43,7 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its numbers."""
+        """The size in bytes of these numbers."""
         return self.numel * self.dtype.itemsize
 
 
@@ -59,12 +59,12 @@ class StoredTensor:
 
     @property
     def numel(self) -> int:
-        """The count of its numbers."""
+        """The count of the tensor's numbers."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its numbers."""
+        """The size in bytes of the tensor's numbers."""
         return self.numel * self.dtype.itemsize
 
     @property
@@ -77,7 +77,7 @@ class StoredTensor:
 
     @property
     def span(self) -> int:
-        """How many numbers the storage has from the tensor's first to its last, both included."""
+        """The count of the storage's numbers from the tensor's first to its last, both included."""
         steps = zip(self.shape, self.strides, strict=True)
         return 1 + sum((size - 1) * stride for size, stride in steps) if self.numel else 0
 
@@ -85,8 +85,9 @@ class StoredTensor:
 class Number:
     """A number as the key of a dict.
 
-    Python's ints hash to themselves, so a file could hold many that share one slot of the dict,
-    which would make it slow. The hash of a text is salted, so that no file can foresee it.
+    Python's ints hash to themselves, so a file could hold many ints that share one slot of a dict
+    and so make the dict slow. Here the number's text is hashed: Python salts the hash of a text, so
+    no file can foresee the hash.
     """
 
     __slots__ = ("value",)
@@ -157,7 +158,7 @@ def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
         case (Storage() as storage, first, shape, strides):
             pass
         case _:
-            raise PickleError("has a tensor without storage, place, shape and strides")
+            raise PickleError("has a tensor that is not given by storage, place, shape and strides")
     tensor = StoredTensor(storage.key, storage.dtype, whole(first), _sizes(shape), _sizes(strides))
     if len(tensor.shape) != len(tensor.strides) or prod(filter(None, tensor.shape)) >= 2**63:
         raise PickleError("has a tensor with an impossible shape")
@@ -171,14 +172,14 @@ def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
     """Reads a call of torch._utils._rebuild_tensor_v2 in a pickle."""
     if len(arguments) not in (6, 7):
-        raise PickleError("has a tensor of another version of torch")
+        raise PickleError("has a tensor in the format of another version of torch")
     tensor = _tensor(arguments[:4], spend)
     _check_flags(tensor.dtype, arguments[4], arguments[5], (*arguments[6:], None)[0])
     return tensor
 
 
 def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Reads a call of torch._utils._rebuild_parameter as the tensor itself."""
+    """Reads a call of torch._utils._rebuild_parameter, and returns the parameter's tensor."""
     match arguments:
         case (StoredTensor() as tensor, requires_grad, hooks):
             _check_flags(tensor.dtype, requires_grad, hooks, None)
@@ -187,7 +188,7 @@ def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Reads a call of torch._utils._rebuild_parameter_with_state, without the attributes."""
+    """Reads a call of torch._utils._rebuild_parameter_with_state; drops the attributes."""
     tensor = _parameter(arguments[:3], spend)
     state = arguments[3] if len(arguments) == 4 else False
     if not _empty(state):
@@ -241,7 +242,7 @@ def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
 
 
 def _check_order(state: object) -> None:
-    """Raises PickleError unless the state of a NumPy dtype says little-endian, or no order."""
+    """Raises PickleError unless the state of a NumPy dtype says little-endian, or no byte order."""
     if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", "|"):
         raise PickleError("has a NumPy number that is not little-endian")
 

@@ -22,7 +22,7 @@ _MOST_ENTRIES, _LONGEST_DIRECTORY = 200_000, 2**26
 _DESCRIBED_AFTER, _UTF8 = 0x0008, 0x0800
 _FLAGS = _DESCRIBED_AFTER | _UTF8 | 0x0006  # 0x0006: the writer's compression level
 _STORED, _DEFLATED = 0, 8
-_FOLDER = 0x10  # in the DOS attributes
+_FOLDER = 0x10  # the bit in the DOS attributes that marks a folder
 _PIECE = 2**20
 
 

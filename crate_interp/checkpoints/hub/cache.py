@@ -47,7 +47,7 @@ def unfinished(folder: Path, offer: Offer) -> Path:
 
 
 def keep(folder: Path, offer: Offer, file: str) -> Path:
-    """Makes the path of a file in the snapshot of a commit point to its blob; returns the path."""
+    """Makes a file's path in a commit's snapshot point to the file's blob; returns the path."""
     place, blob = pointer(folder, offer.commit, file), folder / "blobs" / offer.digest
     place.parent.mkdir(parents=True, exist_ok=True)
     new = place.with_name(f"{uuid.uuid4().hex}{_ENDING}")

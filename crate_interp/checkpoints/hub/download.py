@@ -3,7 +3,7 @@
 huggingface_hub's own download is not used: it writes whatever a server sends, and checks the size
 afterwards; between two attempts it waits as long as the server asks; and it reads the whole body of
 a redirect. Only the HTTP client of huggingface_hub is used here, with its proxies and certificates.
-Its Xet transfer is not used: the addresses come from the server, and what Xet fetches cannot be
+Its Xet transfer is not used: the addresses come from the server, and Xet's requests cannot be
 watched.
 """
 
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Watch:
-    """Counts the signs of life of work in another thread."""
+    """Counts how often the work in another thread reports progress."""
 
     def __init__(self) -> None:
         self.beats = 0
@@ -39,9 +39,9 @@ class Watch:
 def watched(work: Callable[[Watch], Result]) -> Result:
     """Runs `work` in another thread and returns its result.
 
-    Raises TimeoutError after one to two times SILENCE seconds without a beat. The timeout of a
-    socket would not do, because a server can send a byte now and then. Work that hangs is left
-    behind in its thread. Ctrl-C ends the wait at once.
+    Raises TimeoutError if no beat comes for SILENCE seconds, at the latest after twice that time.
+    The timeout of a socket would not do, because a server can send a byte now and then. Work that
+    hangs is left behind in its thread. Ctrl-C ends the wait at once.
     """
     watch, done, outcome = Watch(), threading.Event(), []
 
@@ -66,7 +66,7 @@ def watched(work: Callable[[Watch], Result]) -> Result:
     return answer
 
 
-LEAST = 2**16  # bytes that must arrive within SILENCE seconds, at least
+LEAST = 2**16  # minimum number of bytes that must arrive within SILENCE seconds
 _TRIES, _REDIRECTS = 5, 5
 _LATER = (408, 429)  # statuses after which a request is repeated, as huggingface_hub does
 REASONS = {
@@ -93,7 +93,7 @@ def download(offer: Offer, path: Path, what: str) -> str:
             "Free some room, or give another place: cache_dir='...'."
         )
     try:
-        with open(path, "xb") as file:  # once it is closed, an abandoned thread fails to write
+        with open(path, "xb") as file:  # a thread left behind cannot write to a closed file
             return watched(lambda watch: _Download(offer, what, file, watch).run())
     except BaseException:
         with suppress(OSError):
@@ -179,7 +179,7 @@ class _Download:
 
 @contextmanager
 def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
-    """Yields the answer to a GET request before its body is read; bodies of redirects never are.
+    """Yields the answer to a GET request before reading its body; reads no body of a redirect.
 
     The token is sent only to the origin of the page. Raises _Lost if the connection cannot be made,
     or breaks.

@@ -63,7 +63,7 @@ def fetch(
         return found
     except CheckpointError:
         raise
-    except Exception as error:  # the client's errors share no class: its own, httpx's, the system's
+    except Exception as error:  # the client raises its own errors, httpx's and the system's
         # MissingFile is a class of its own, for callers that can do without the file
         kind = MissingFile if isinstance(error, errors.EntryNotFoundError) else CheckpointError
         raise kind(_explain(wanted, error)) from None
@@ -113,8 +113,8 @@ def _asked(wanted: _Wanted, token: str | bool | None, needed: bool) -> Offer | N
     """Returns the Hub's offer for a file.
 
     needed: whether the cache lacks the file. If the cache has the file, the result is None when the
-    Hub cannot be reached or refuses access. Otherwise a busy Hub is asked again before its error is
-    raised.
+    Hub cannot be reached or refuses access. If the cache lacks the file, a busy Hub is asked
+    several times before its error is raised.
     """
     from huggingface_hub import errors
 

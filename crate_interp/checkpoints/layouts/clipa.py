@@ -56,7 +56,7 @@ CLIPA = Layout(
         "token_embedding.weight": "text.embed.weight",
         "positional_embedding": "text.pos_embed",
         "ln_final.*": "text.ln_final.*",
-        "text_projection": "text.unembed.weight",  # the published code multiplies by its transpose
+        "text_projection": "text.unembed.weight",  # the published code uses text_projection.T
         "logit_scale": "logit_scale",
     },
     stacks=(

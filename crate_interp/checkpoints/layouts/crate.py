@@ -1,6 +1,6 @@
 """Ma-Lab-Berkeley/CRATE model/crate.py: the classifier.
 
-A second layout has the head of the classifier in the ImageNet-21k demo.
+A second layout is for the classifier in the ImageNet-21k demo, which has another head.
 """
 
 import math
@@ -8,7 +8,7 @@ import math
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, most_square
 from crate_interp.core.errors import CheckpointError
 
-# shared with CRATE-alpha
+# the layouts of CRATE-alpha use these keys too
 LAYER = "transformer.layers.{l}."
 BLOCK = {
     "0.norm.*": "ln1.*",

@@ -23,8 +23,8 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
 def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
     """Returns the config fields that the shapes of a JAX file reveal.
 
-    A projection is [d_model, n_heads, d_head], which reveals the number of heads. In older files it
-    has two axes, and does not reveal the number.
+    A projection is [d_model, n_heads, d_head], which reveals the number of heads. In older files a
+    projection has two axes, and does not reveal the number of heads.
     """
     first = _JAX_LAYER.format(l=0)
     d_model, *heads = shapes.of(first + _ATTENTION + "proj/kernel", 2, 3)
@@ -95,7 +95,7 @@ JAX = Layout(  # models/crate.py, as main.py saves it
         ),
     ),
     infer=_infer_jax,
-    # flax's default, which the JAX code also has at the head; the torch code has 1e-5 there
+    # the JAX code has flax's epsilon in the norm before the head too; the torch code has 1e-5
     defaults={"ln_final_eps": 1e-6},
     views={
         # [out, in, height, width]

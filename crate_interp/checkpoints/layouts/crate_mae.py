@@ -47,7 +47,7 @@ MAE = Layout(
         ),
     ),
     infer=_infer,
-    config_switches=("norm_pix_loss",),  # from the trainer's command line, if the file holds it
+    config_switches=("norm_pix_loss",),  # read if the file holds the trainer's command line
     unused=("pos_embed", r"decoder_embed\.(weight|bias)"),
     namespace=True,
 )

@@ -51,7 +51,7 @@ class Shapes(dict[str, tuple[int, ...]]):
     def image_size(
         self, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
     ) -> Fields:
-        """Returns the given image size, or infers it from the number of positions of a square.
+        """Returns the given image size, or infers a square image from the number of positions.
 
         table: the key of the position embeddings. axes: the number of axes of these embeddings.
         Raises CheckpointError if the patches make no square, or if a given size has another number
@@ -82,9 +82,9 @@ class Shapes(dict[str, tuple[int, ...]]):
 
 
 def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
-    """Returns a map of keys with two pairs, for weight and bias, in place of each "a.*": "b.*".
+    """Returns the map with each pair "a.*": "b.*" replaced by two pairs, for weight and bias.
 
-    source, target: the prefixes of the keys, and of the parameters.
+    source, target: the prefixes to put before the keys and before the parameters.
     """
     return {
         source + key.replace("*", end): target + parameter.replace("*", end)
@@ -97,9 +97,9 @@ def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dic
 class Stack:
     """The layers of one tower.
 
-    source, target: the prefixes of keys, and of parameters, with {l} for the layer's number. keys:
-    the rest of a source key -> the rest of the parameter that it fills; "norm.*" stands for weight
-    and bias. count: the field of the config that has the number of layers.
+    source, target: the prefixes of the keys and of the parameters, with {l} for the layer's number.
+    keys: maps a source key to the parameter that it fills, both without these prefixes; "norm.*"
+    stands for weight and bias. count: the field of the config that has the number of layers.
     """
 
     source: str
@@ -133,17 +133,17 @@ class Layout:
     # returns the fields that follow from shapes and given fields, and `inner`, the width of all
     # heads together
     infer: Callable[[Shapes, Fields], Fields]
-    # about the config in the file or next to it. config_names: its name of a field -> our name.
-    # config_switches: fields with our name, which are read only if they are bools. followed: a
-    # field -> the only value that our model supports.
+    # The next three are about the config in the file or next to it. config_names: the name of a
+    # field in this config -> our name. config_switches: fields that have our name, and are read
+    # only if they are bools. followed: a field -> the only value that our model supports.
     config_names: dict[str, str] = field(default_factory=dict)
     config_switches: tuple[str, ...] = ()
     followed: dict[str, Any] = field(default_factory=dict)
     # fields where the code that wrote the file differs from the defaults of the family
     defaults: Fields = field(default_factory=dict)
     needed: tuple[str, ...] = ("n_heads",)  # fields that cannot be inferred from shapes
-    # pattern of a key's end -> the numbers of axes of tensors to turn, and a function that returns
-    # the parameter as a view of the tensor (no copy)
+    # pattern of a key's end -> the numbers of axes that a tensor may have to be turned, and a
+    # function that returns the parameter as a view of the tensor (no copy)
     views: dict[str, View] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # patterns of keys that the published code saves but never reads
     copies: dict[str, str] = field(default_factory=dict)  # key -> the key whose tensor it repeats
@@ -154,7 +154,7 @@ class Layout:
 
     @property
     def codes(self) -> str:
-        """The key of the first layer's tensor with one row for each number of the heads' codes."""
+        """The key of the first layer's projection, which has d_head rows for each head."""
         return self.source_of("attn.u_proj.weight", 0)
 
     def source_of(self, parameter: str, layer: int) -> str:
@@ -277,7 +277,9 @@ def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
     """
     held = len({match[1] for key in keys if (match := re.match(pattern, key))})
     if n_layers > held + 100:
-        raise CheckpointError(f"{n_layers} layers are claimed, but there are tensors of {held}.")
+        raise CheckpointError(
+            f"{n_layers} layers are claimed, but there are tensors for only {held}."
+        )
     if n_layers > _MOST_LAYERS:
         raise CheckpointError(
             f"{n_layers} layers are claimed, but no model has over {_MOST_LAYERS}."

@@ -1,4 +1,4 @@
-"""modularflow/nanochat-crate-a nanochat/crate.py: safetensors with a config.json beside it."""
+"""modularflow/nanochat-crate-a nanochat/crate.py: safetensors with a config.json next to it."""
 
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
 from crate_interp.core.errors import CheckpointError
