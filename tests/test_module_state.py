@@ -101,7 +101,9 @@ def test_an_autoencoder_decodes_whatever_was_encoded_in_between(normalization, u
     sae.encode(other)
     assert torch.equal(sae.decode(acts, x), alone)
     assert torch.equal(sae(x), alone)
-    with pytest.raises(ValueError, match=r"give the activations that were encoded, \[2, 7, 31\]"):
+    with pytest.raises(
+        ValueError, match=r"Give the activations that were encoded, of shape \[2, 7, 31\]"
+    ):
         sae.decode(acts)
     with pytest.raises(ValueError, match=r"x of shape \[2, 5, 31\]"):
         sae.decode(acts, x[:, :5])

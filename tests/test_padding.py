@@ -242,7 +242,7 @@ def test_what_hugging_face_gives_and_takes(lm):
         plain = lm(input_ids=tokens, labels=tokens).loss.item()
         assert plain == pytest.approx(lm(tokens, "loss").item(), rel=1e-9)
         assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
-    refuses("give the model one input: either tokens or text, or token ids as", lambda: lm())
+    refuses("give the model one input: tokens or text as the first argument", lambda: lm())
     refuses("give the model one input", lambda: lm(tokens, input_ids=tokens))
     refuses(
         "labels are torch.int64 of shape .3, 5.", lambda: lm(tokens, "loss", labels=labels[:, 1:])

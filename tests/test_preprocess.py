@@ -97,7 +97,7 @@ def test_colours():
 def test_no_pixel_is_invented():
     model = make(resize=5, crop=(6, 20), **PLAIN)
     with pytest.raises(
-        ValueError, match=r"crop=\(6, 20\) is larger than an image, 5 x 16 after resize=5"
+        ValueError, match=r"crop=\(6, 20\) is larger than an image, which is 5 x 16 after resize=5"
     ):
         model.preprocess(picture())
     model = make(interpolate_pos=True, **PLAIN)

@@ -5,8 +5,8 @@ Axes and symbols that the signatures of this library use (tokens are rows):
 batch, pos (tokens, the CLS token included), head (K heads), d_model (d), d_head (p), d_mlp (width
 of the sparse code), patch, layer. U_k: subspace bases `[head, d_model, d_head]`. D: dictionary
 `[d_model, d_mlp]`; a code z (a row) reconstructs as `z @ D.T`. Z^l: the stream before layer l;
-Z^{l+1/2}: after MSSA. eta: step size of the sparse step; lambd: its threshold. eps is always the
-epsilon of the papers itself, not its square.
+Z^{l+1/2}: after MSSA. eta: step size of the sparse step; lambd: its threshold. eps always
+means the papers' epsilon, not its square.
 """
 
 from crate_interp.config.base import CrateConfig, check_names

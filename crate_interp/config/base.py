@@ -14,8 +14,8 @@ from crate_interp.config import families
 from crate_interp.config.families import FAMILIES, FIELD_ORDER, Facts
 from crate_interp.core import checks
 
-# Some fields accept more types than they store. Below, the first definition of a type is the stored
-# form, which type checkers see; the second also has the accepted forms.
+# Some fields accept more types than they store. So each type below is defined twice: type checkers
+# see the first definition, the stored form; the second definition also has the accepted forms.
 if TYPE_CHECKING:
     T = TypeVar("T")
     Filled = Annotated[T, "None is replaced by a default"]
@@ -57,7 +57,8 @@ class CrateConfig:
     """
 
     kind: ClassVar[str]  # which forward the model has: "vision", "mae", "text" or "clip"
-    # kind ("bridged " + kind for other networks than CRATE) -> class; filled in config/__init__.py
+    # kind -> class, with "bridged " before the kind for networks other than CRATE; filled in
+    # config/__init__.py
     classes: ClassVar[dict[str, type["CrateConfig"]]]
     # fields that are computed from others and are not saved
     derived: ClassVar[tuple[str, ...]] = ()
@@ -148,7 +149,7 @@ class CrateConfig:
 
     @classmethod
     def _who_has(cls, name: str) -> str:
-        """Returns a text for errors that names the kinds and families with a field."""
+        """Returns, for an error message, the kinds and families whose configs have a field."""
         kinds = [kind for kind, each in cls.classes.items() if name in each.__dataclass_fields__]
         having = [family for family, facts in FAMILIES.items() if class_name(facts) in kinds]
         return f"models of kind {' and '.join(kinds)} have it: {', '.join(having)}"
@@ -282,7 +283,7 @@ class CrateConfig:
         return bool(self.facts["output_bias"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for a copy of this config, which belongs to no model."""
+        """Returns the state for a copy of this config; the copy belongs to no model."""
         return {name: value for name, value in self.__dict__.items() if name != "_runtime"}
 
     # The names under which TransformerLens' utilities read a config.

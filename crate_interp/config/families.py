@@ -18,7 +18,7 @@ class Facts(TypedDict):
     d_mlp_ratio: int  # width of the sparse code divided by d_model
     residual: bool  # whether the output of the sparse step is added to the stream
     tied: bool  # whether query, key and value are one code
-    output_bias: bool | None  # whether attention's output map has one; None: cfg.bias decides
+    output_bias: bool | None  # whether attention's output map has a bias; None: cfg.bias decides
     norm: str  # "LN" or "RMS"
     ln_eps: float
     ln_final_eps: float

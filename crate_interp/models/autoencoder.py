@@ -38,7 +38,7 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class DecoderView:
-    """The decoder of a masked autoencoder, seen as the model of `cache.decoder`."""
+    """The decoder of a masked autoencoder as a model of its own: `cache.decoder.model`."""
 
     model: "HookedCrateMAE"
     unit: str = "images"
@@ -70,8 +70,8 @@ class CrateDecoderBlock(nn.Module):
     """A layer of the decoder: `G = LN(X) D^T`, then `G - MSSA(LN(G))`, in rows.
 
     There is no residual around the dictionary. G is the layer's `hook_resid_mid`, and
-    `hook_attn_out` is the signed contribution -MSSA. Code: CRATE `model/crate_ae/crate_decoder.py`;
-    its feed-forward keeps a lambda of 5.0 that is never used.
+    `hook_attn_out` is the signed contribution -MSSA. Code: CRATE `model/crate_ae/crate_decoder.py`.
+    The feed-forward in that file has a lambda of 5.0 that is never used.
     """
 
     hook_out_is_single_residual_stream = True
@@ -101,9 +101,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
     `Z^0 = [CLS; kept patches, mask tokens elsewhere] + E_pos`, then CRATE's layers, `latent =
     LN(Z^L)`; the decoder maps the latent of all positions to pixels. Code: Ma-Lab-Berkeley/CRATE
     `model/crate_ae/crate_ae.py`. As in that code and unlike the paper, mask tokens enter the
-    encoder, and its position embeddings are the table that the code calls `decoder_pos_embed`. For
-    images of another size the table is interpolated bicubically. Hook points: hooks/README.md;
-    `cache.decoder` is the decoder's cache.
+    encoder. The encoder's position embeddings are the table that the code calls
+    `decoder_pos_embed`; for images of another size this table is interpolated bicubically. Hook
+    points: hooks/README.md; `cache.decoder` is the decoder's cache.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -157,8 +157,8 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         """Returns a `Reconstruction` of preprocessed float images.
 
         images: `[batch, channels, height, width]`. The int(patches * (1 - mask_ratio)) patches with
-        the lowest `noise` `[batch, patch]` are kept; if noise is None it is drawn from torch's
-        global generator. mask_ratio=0 keeps all patches (the code's `prepare_tokens`).
+        the lowest `noise` `[batch, patch]` are kept; if `noise` is None, it is drawn from torch's
+        global generator. mask_ratio=0 keeps all patches, like the official `prepare_tokens`.
         `stop_at_layer=l` returns Z^l of the encoder `[batch, pos, d_model]`. Raises ValueError for
         bad images, noise of a wrong shape or with NaN or Inf, and a ratio outside [0, 1).
         """
@@ -210,7 +210,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             target = (target - mean) / (variance + 1e-6).sqrt()
         errors = (pred - target).square().mean(dim=-1)  # [batch, patch]
         removed = mask.sum()
-        some = removed > 0  # not `if`, because torch.export cannot read the value
+        some = removed > 0  # no `if` below, because torch.export cannot read this value
         mean = (errors * mask).sum() / torch.where(some, removed, 1)
         return torch.where(some, mean, errors.mean())
 
@@ -271,7 +271,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 def random_mask(
     images: Tensor, n_patches: int, noise: Tensor | None, mask_ratio: int | float
 ) -> Float[Tensor, "batch patch"]:
-    """Returns 1 for patches to remove, 0 for the int(n (1 - ratio)) patches of lowest noise."""
+    """Returns a mask: 0 for the int(n_patches (1 - mask_ratio)) patches of lowest noise, else 1."""
     if not isinstance(mask_ratio, (int, float)) or not 0 <= mask_ratio < 1:
         raise ValueError(f"mask_ratio={mask_ratio!r}: give a number of at least 0 and below 1.")
     shape = (images.shape[0], n_patches)
@@ -281,7 +281,7 @@ def random_mask(
     if not right or (readable(noise) and not bool(noise.isfinite().all())):
         got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         raise ValueError(
-            f"noise is {got}: give finite numbers [batch, patch] of shape {list(shape)}, or leave "
+            f"noise is {got}: give finite numbers of shape {list(shape)} (batch, patch), or leave "
             "noise out and give a ratio, such as mask_ratio=0.75."
         )
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)

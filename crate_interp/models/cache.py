@@ -85,8 +85,8 @@ class CrateCache(ActivationCache):
         """Returns TransformerLens' logit lens, with the same arguments.
 
         Unlike in TransformerLens, the default of `positions` is `model.lens_positions`. At the CLS
-        token the last entry is the model's logits. A model that pools the mean reads no single
-        token, so the lens reads every token.
+        token, the entry after the last layer is the model's logits. A model that pools the mean
+        reads no single token, so the lens reads every token.
         """
         if not hasattr(self.model, "lens_positions"):
             raise AttributeError(
@@ -103,8 +103,8 @@ class CrateCache(ActivationCache):
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
         """Returns TransformerLens' stack of neurons, with the same arguments.
 
-        Raises ValueError if the sparse step replaces the stream: neurons of different layers do not
-        add up to it.
+        Raises ValueError if the sparse step replaces the stream, because then the neurons of
+        different layers do not add up to the stream.
         """
         self._refuse_neurons()
         return super().stack_neuron_results(*args, **kwargs)
@@ -143,20 +143,20 @@ class CrateCache(ActivationCache):
 
     @property
     def text(self) -> "CrateCache":
-        """Returns the text tower's part of a CLIP's cache, without "text." in point names."""
+        """The text tower's part of a CLIP's cache, without "text." in the names of points."""
         return self._part("text")
 
     def apply_ln_to_stack(
         self, residual_stack: Tensor, layer: int | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Returns a stack centred and scaled by the norm that reads it; as in TransformerLens.
+        """Returns a stack centred and scaled, as in TransformerLens, by the norm that reads it.
 
-        The weight and bias of the norm are left out. For logits of a stream take
+        The weight and bias of the norm are left out. For logits of a stream, take
         `cache.logit_lens()`, or `cache.accumulated_resid(apply_ln=True) @ model.W_U + model.b_U`,
         which include both.
 
         Unlike in TransformerLens, if the model has no final norm (CRATE-LM vanilla), the stack
-        before the unembedding is not centred, only sliced.
+        before the unembedding is not centred; only `batch_slice` is applied to it.
         """
         last = layer in (None, -1, self.model.cfg.n_layers)
         if last and isinstance(self.model.ln_final, NoNorm):
@@ -171,7 +171,7 @@ class CrateCache(ActivationCache):
 
     @property
     def decoder(self) -> "CrateCache":
-        """The decoder's part of a masked autoencoder's cache, without "decoder_" in its names.
+        """The decoder's part of a masked autoencoder's cache, without "decoder_" in point names.
 
         For example `cache.decoder["pattern", 0]`.
         """

@@ -99,8 +99,8 @@ class HookedTextTower(TextMixin, HookedModel):
     ) -> tuple[Int[Tensor, "batch pos"], None]:
         """Returns the ids of [CLS] and the wordpieces, cut to n_ctx and padded with zeros.
 
-        There is no [SEP], as in the JAX training code. Raises ValueError if another padding is
-        asked for.
+        There is no [SEP], as in the JAX training code. Raises ValueError for padding on
+        the left, and for `truncate=False`.
         """
         if padding_side == "left" or not truncate:
             raise ValueError(
@@ -141,9 +141,9 @@ class HookedCrateCLIP(HookedModel):
     """CRATE-alpha CLIPA: `100 cos(image features, text features)`.
 
     `visual` is a HookedCrate and `text` a HookedTextTower. Each can be used alone, under its own
-    hook names; in the CLIP its points are `visual.blocks.{l}...` and `text.blocks.{l}...`. Code:
-    UCSC-VLAA/CRATE-alpha `torch_inference/model/clipa_model.py`. As in that code, the stored
-    `logit_scale` is not used.
+    hook names. In the CLIP, their points are called `visual.blocks.{l}...` and
+    `text.blocks.{l}...`. Code: UCSC-VLAA/CRATE-alpha `torch_inference/model/clipa_model.py`. As in
+    that code, the stored `logit_scale` is not used.
     """
 
     towers = ("visual", "text")
@@ -185,7 +185,7 @@ class HookedCrateCLIP(HookedModel):
         return self.text(tokens)
 
     def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
-        """Returns the image tower's input from pictures, as in training (models/preprocess.py)."""
+        """Turns pictures into the image tower's input, as in training (models/preprocess.py)."""
         return self.visual.preprocess(images)
 
     @property

@@ -33,9 +33,9 @@ GATED = {
 
 
 def set_runtime(cfg: CrateConfig, **values: object) -> None:
-    """Sets fields that change during a model's life in the model's own config.
+    """Sets those fields of a model's own config that may change after the model is made.
 
-    These are device, dtype and TransformerLens' switches.
+    These fields are device, dtype and TransformerLens' switches.
     """
     for name, value in values.items():
         object.__setattr__(cfg, name, value)
@@ -144,7 +144,7 @@ class PointsMixin:
             raise KeyError(f"there is no hook point {name!r}. {self._layers_of(name) or hint}")
 
     def _layers_of(self, name: str) -> str:
-        """Returns which layers have a point, if only the number in its name is wrong."""
+        """Returns a sentence that says which layers have this point; "" if no layer has it."""
         found = re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name)
         if found is None:
             return ""

@@ -20,7 +20,7 @@ from crate_interp.models.weights import WeightsMixin
 
 # [batch, head, query, key]: pos_slice cuts the query axis
 _QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
-# points without a position axis, [batch, width], or with patches only, without CLS
+# points that have no position axis, [batch, width], or that hold only the patches, without CLS
 _NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
 
 
@@ -167,7 +167,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The keyword arguments of a forward that only runs every layer on every token."""
+        """The arguments with which a forward runs every layer on every token, and no more."""
         return {}
 
     def fresh(self) -> "HookedModel":
@@ -210,7 +210,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         own.
         """
         backward = bool(kwargs.get("incl_bwd"))
-        if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs an object
+        if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs a torch.device
             kwargs["device"] = torch.device(kwargs["device"])
         if backward:
             check_backward(kwargs.get("stop_at_layer"))
@@ -291,7 +291,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         return cache
 
     def setup(self) -> None:
-        """Names the parts and hook points; it is called once a model has been built."""
+        """Names the parts and hook points, once the model has been built."""
         super().setup()
         self.hook_dict = hook_aliases.Named(self.hook_dict)
 

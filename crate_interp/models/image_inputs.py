@@ -79,14 +79,14 @@ class ImageMixin:
         return tokens + embed.hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
     def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
-        """Returns the model's input from PIL images, paths or integer arrays.
+        """Turns PIL images, paths or integer arrays into the model's input.
 
         The preprocessing is that of training: crate_interp/models/preprocess.py.
         """
         return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
 
     def preprocess_masks(self, masks: Images) -> UInt8[Tensor, "batch height width"]:
-        """Returns class maps from masks, resized and cropped like their pictures, on the CPU.
+        """Turns masks into class maps on the CPU, resized and cropped like their pictures.
 
         See crate_interp/models/preprocess.py.
         """
@@ -95,7 +95,7 @@ class ImageMixin:
     def pad(
         self, images: Shaped[Tensor, "... height width"]
     ) -> Shaped[Tensor, "... padded_height padded_width"]:
-        """Returns images whose sides are multiples of this model's patch, by `pad_to_patch`."""
+        """Returns images padded by `pad_to_patch`, with this model's patch size."""
         return pad_to_patch(images, self.cfg.patch_size)
 
 
@@ -106,8 +106,8 @@ def pad_to_patch(
 
     The last row and column are repeated below and at the right. Any dtype is accepted, and images
     that already fit are returned unchanged. The model's maps mean nothing at the added pixels: cut
-    the maps back to the old height and width. Raises ValueError for images without pixels, and for
-    a patch with which the padded images have more than 50,000,000 pixels.
+    the maps back to the old height and width. Raises ValueError for images without pixels, and if
+    a padded image would have more than 50,000,000 pixels.
     """
     height, width = images.shape[-2:]
     if 0 in (height, width):

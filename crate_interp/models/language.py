@@ -56,7 +56,7 @@ class Unembed(nn.Module):
         return self.cap(x @ self.W_U)
 
     def cap(self, logits: Float[Tensor, "*batch any"]) -> Float[Tensor, "*batch any"]:
-        """Returns logits, or some of them, after the softcap."""
+        """Returns logits after the softcap; the last axis may be a part of the vocabulary."""
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
@@ -128,10 +128,10 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
         return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions; with
         `loss_per_token` the loss at each position), "both", or None, which runs everything except
-        the unembedding. labels: token ids to predict in place of the tokens; they are shifted by
-        the model, and -100 is ignored. With tokens given as `input_ids`, Hugging Face's name, the
-        result is a transformers `CausalLMOutput` with `.loss` (if there are labels) and `.logits`,
-        unless return_type asks for another result.
+        the unembedding. labels: token ids to predict instead of the input's own tokens; the
+        model shifts the labels, and ignores -100. With tokens given as `input_ids`, Hugging Face's
+        name, the result is a transformers `CausalLMOutput` with `.loss` (if there are labels) and
+        `.logits`, unless return_type asks for another result.
 
         `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
         hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the
@@ -265,7 +265,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """Returns the keyword arguments of a forward that only runs every layer."""
+        """The keyword arguments with which a forward runs every layer and then stops."""
         return {"stop_at_layer": self.cfg.n_layers}
 
     @property
@@ -313,8 +313,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         """Returns the cross-entropy in nats of each token given the tokens before it.
 
         Returns the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask `[batch,
-        pos]`: a pair of tokens is not counted if one of them is masked (0). This is
-        TransformerLens' function.
+        pos]`: a prediction is not counted if the token that predicts or the predicted token is
+        masked (0). This is TransformerLens' function.
         """
         tokens = tokens.to(logits.device)
         mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
@@ -335,7 +335,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         """Returns `(stream before layer 0, tokens, None, attention_mask)` of tokens or text.
 
         `model(stream, start_at_layer=0)` continues the run. padding_side applies to texts. The
-        third value is always None: TransformerLens returns there position embeddings that are not
+        third value is always None: in TransformerLens it holds position embeddings that are not
         part of the stream, and no model here has such embeddings.
         """
         text = not isinstance(input, Tensor)

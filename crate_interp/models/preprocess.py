@@ -1,4 +1,4 @@
-"""Turns pictures and masks into a vision model's input, with Pillow only, and back.
+"""Turns pictures and masks into a vision model's input (with Pillow only), and input into pictures.
 
 The steps are resize, centre crop, scale to [0, 1], normalise. Masks are resized and cropped like
 their pictures, without mixing the classes of neighbouring pixels.
@@ -89,7 +89,8 @@ def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.
     """Returns the picture in the model's number of channels, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(
-            f"the model takes {cfg.channels} channels, but pictures have 1 or 3: give floats."
+            f"the model takes {cfg.channels} channels, but pictures have 1 or 3. Give preprocessed "
+            "images as a float tensor instead of pictures."
         )
     return _resize_and_crop(
         cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what
@@ -101,8 +102,8 @@ def _resize_and_crop(
 ) -> Image.Image:
     """Returns the picture at the size that the model takes.
 
-    Raises ValueError, naming the picture `what`, if it has no pixels, a step would make too many,
-    the crop is larger than the picture, or the final size is not the model's.
+    Raises ValueError, naming the picture `what`, if the picture has no pixels, a step would make
+    too many pixels, the crop is larger than the picture, or the final size is not the model's.
     """
     if 0 in image.size:
         raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixels.")
@@ -151,8 +152,7 @@ def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, i
         height, width = (longer, cfg.resize) if size[0] <= size[1] else (cfg.resize, longer)
         how = f"with its shorter side at resize={cfg.resize} it"
     checks.pixels(f"{what} is {size[1]} x {size[0]}: {how}", height, width)
-    # Pillow resizes in two steps: first all rows to the new width, then all columns to the new
-    # height
+    # Pillow resizes in two steps: all rows to the new width, then all columns to the new height
     checks.pixels(f"{what} is {size[1]} x {size[0]}: half-way {how}", size[1], width)
     return width, height
 
@@ -163,7 +163,7 @@ def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, 
     if width > size[0] or height > size[1]:
         raise ValueError(
             f"crop={cfg.crop} is larger than {what}, "
-            f"{size[1]} x {size[0]} after resize={cfg.resize}: "
+            f"which is {size[1]} x {size[0]} after resize={cfg.resize}: "
             "give a larger resize, or a smaller crop."
         )
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
@@ -211,13 +211,17 @@ def _stack(images: list[Tensor], kind: str = "image") -> Tensor:
 def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels height width"]:
     if cfg.mean is None or cfg.std is None:
         published = (
-            "published CRATE and CRATE-alpha: mean=[0.485, 0.456, 0.406], "
-            "std=[0.229, 0.224, 0.225]; for plain [0, 1]: zeros and ones"
+            "for published CRATE and CRATE-alpha: mean=[0.485, 0.456, 0.406], "
+            "std=[0.229, 0.224, 0.225]; for plain pixels in [0, 1]: zeros and ones"
         )
         raise ValueError(
             "the model does not say how its pictures were normalised. Load it with the mean and "
             "std of its training, one number per channel ("
-            + ("here 1; for plain [0, 1]: mean=[0], std=[1]" if cfg.channels == 1 else published)
+            + (
+                "one here; for plain pixels in [0, 1]: mean=[0], std=[1]"
+                if cfg.channels == 1
+                else published
+            )
             + "), or give float images that are already normalised."
         )
     images = array.to(torch.float32) / 255
@@ -230,8 +234,8 @@ def preprocess_masks(cfg: CrateConfig, masks: Pictures) -> UInt8[Tensor, "batch 
 
     masks: a PIL image, a path, a sequence of either, or a uint8 or bool array or tensor `[batch,
     height, width]`. They are resized and cropped as by `preprocess`, with nearest-neighbour
-    sampling. Values do not change: grey levels of 8-bit grey ("L"), palette indices ("P"), or 0 and
-    1 in black and white ("1").
+    sampling. Their values do not change: they stay grey levels in 8-bit grey ("L"), palette indices
+    ("P"), or 0 and 1 in black and white ("1").
 
     Raises ValueError for wrong modes, dtypes and shapes, unreadable files, no masks, and sizes that
     `preprocess` refuses.
@@ -253,8 +257,8 @@ def _mask_pictures(masks: Tensor) -> list[Image.Image]:
 def _fit_mask(cfg: CrateConfig, mask: Image.Image, what: str) -> UInt8[Tensor, "height width"]:
     if mask.mode not in ("1", "L", "P"):
         raise ValueError(
-            f"{what} has mode {mask.mode!r}: give one number per pixel, 8-bit grey or a palette "
-            "(modes L and P), or black and white (mode 1)."
+            f"{what} has mode {mask.mode!r}: give one number per pixel, as 8-bit grey (mode L), "
+            "a palette (mode P), or black and white (mode 1)."
         )
     # this keeps palette indices; convert("L") would turn them into the grey of their colours
     numbers = Image.fromarray(np.array(mask).astype(np.uint8))

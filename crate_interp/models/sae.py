@@ -1,4 +1,4 @@
-"""Sparse autoencoders of one hook point: the published CRATE-LM ones, and SAELens' kinds."""
+"""Sparse autoencoders of one hook point: CRATE-LM's published autoencoders, and SAELens' kinds."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -72,14 +72,14 @@ class SparseAutoencoder(nn.Module, SharedModel):
     """`acts = f((x - b_dec) W_enc + b_enc)`, `x' = acts W_dec + b_dec`.
 
     x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. f depends on the
-    architecture, with p its argument: "standard" ReLU(p); "topk" ReLU(p) where p is among the k
-    largest of its token, else 0; "jumprelu" ReLU(p) where p > threshold, else 0; "gated" `ReLU((x -
-    b_dec) W_enc exp(r_mag) + b_mag)` where `(x - b_dec) W_enc + b_gate > 0`, else 0 (it has no
-    b_enc).
+    architecture; p is the argument of f. "standard": ReLU(p). "topk": ReLU(p) where p is among the
+    k largest of its token, else 0. "jumprelu": ReLU(p) where p > threshold, else 0. "gated":
+    `ReLU((x - b_dec) W_enc exp(r_mag) + b_mag)` where `(x - b_dec) W_enc + b_gate > 0`, else 0;
+    "gated" has no b_enc.
 
     normalize_activations: "constant_norm_rescale" scales each token to the length sqrt(d_in) first;
     "layer_norm" subtracts each token's mean and divides by its standard deviation (ddof 1) + 1e-5.
-    `decode` undoes this, so it then needs x too. Nothing of a run stays on the module.
+    `decode` undoes this, for which it needs x too. The module stores nothing from a run.
 
     Code: neelnanda-io/1L-Sparse-Autoencoder `utils.py`, the format of the published CRATE-LM
     autoencoders, and decoderesearch/SAELens `sae_lens/saes` for the other architectures.
@@ -131,7 +131,7 @@ class SparseAutoencoder(nn.Module, SharedModel):
 
         x: the activations that were encoded. Only autoencoders that normalise activations read x,
         to restore each token's mean and scale. Raises ValueError if such an autoencoder gets no x,
-        or an x of other tokens than acts.
+        or an x whose shape does not fit that of acts.
         """
         recons = acts @ self.W_dec + self.b_dec
         if self.cfg.normalize_activations != "none":
@@ -139,8 +139,8 @@ class SparseAutoencoder(nn.Module, SharedModel):
                 came = "no x" if x is None else f"x of shape {list(x.shape)}"
                 raise ValueError(
                     f"normalize_activations is {self.cfg.normalize_activations!r}, and decode got "
-                    f"features of shape {list(acts.shape)} and {came}: give the activations that "
-                    f"were encoded, {list(recons.shape)}, decode(acts, x)."
+                    f"features of shape {list(acts.shape)} and {came}. Give the activations that "
+                    f"were encoded, of shape {list(recons.shape)}, as x: decode(acts, x)."
                 )
             _, mean, scale = self._normalised(x)
             recons = recons * scale + mean

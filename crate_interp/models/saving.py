@@ -24,7 +24,8 @@ from crate_interp.models.text.tokenizer import to_json
 LIBRARY = "crate_interp"
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 
-# the transformers classes in crate_interp/bridge/transformers_models.py: (model_type, architecture)
+# our class -> (model_type, architecture) of its transformers class, which is defined in
+# crate_interp/bridge/transformers_models.py
 HUGGING_FACE = {
     "HookedCrate": ("crate_vision", "CrateForImageClassification"),
     "HookedCrateLM": ("crate_text", "CrateForCausalLM"),
@@ -156,7 +157,7 @@ def check_new(folder: Path) -> None:
 class SharedModel(ModelHubMixin):
     """Models that are saved in folders of our own format."""
 
-    # the mixin's method returns the folder
+    # unlike the mixin's method, this one returns the folder
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         save_directory: str | Path,
@@ -182,7 +183,7 @@ class SharedModel(ModelHubMixin):
             self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
         return folder
 
-    # without the options of huggingface_hub that ci.load does not have
+    # unlike the mixin's method, this one has only the options that ci.load has
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,

@@ -166,9 +166,9 @@ class HookedCrate(ImageMixin, HookedModel):
     ) -> Float[Tensor, "... d_model"]:
         """Returns the direction of each class in the stream before ln_final.
 
-        It is the class's column of W_U times ln_final's weight. With that weight, TransformerLens'
-        logit attributions (centred, divided by `ln_final.hook_scale`) at the CLS token sum to the
-        logit minus its constant part `ln_final.bias @ W_U + b_U`.
+        It is the class's column of W_U times ln_final's weight. With this weight included,
+        TransformerLens' logit attributions (centred, divided by `ln_final.hook_scale`) at the CLS
+        token sum to the logit minus its constant part `ln_final.bias @ W_U + b_U`.
         """
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         return self.W_U.T[index] * at_hand(self.ln_final)

@@ -58,7 +58,7 @@ def _marks(model: HookedModel) -> tuple:
 def _sums(value: Tensor) -> bytes:
     """Returns sums of a tensor's bits by row and by column, and the bits that do not fill a row."""
     bits = value.contiguous().reshape(-1).view(torch.uint8)
-    bits = bits.clone() if bits.storage_offset() % 8 else bits  # int64 is aligned to 8 bytes
+    bits = bits.clone() if bits.storage_offset() % 8 else bits  # int64 needs 8-byte alignment
     whole = bits.numel() // (8 * _COLUMNS) * 8 * _COLUMNS
     rows = bits[:whole].view(torch.int64).view(-1, _COLUMNS)
     # integer sums wrap around and are exact

@@ -30,10 +30,10 @@ _OF_MODEL: dict[str, tuple[str, ...]] = {
 
 
 class Labels(list[str]):
-    """Names of heads, as a list that can also be called, because TransformerLens 3 has a method."""
+    """The names of the heads: a list that can also be called, like TransformerLens 3's method."""
 
     def __call__(self) -> "Labels":
-        """Returns itself, because newer TransformerLens has a method of this name."""
+        """Returns the list itself."""
         return self
 
 
@@ -153,13 +153,13 @@ class WeightsMixin:
             found["pos_embed.W_pos"] = cast(Any, self).W_pos
         for layer, block in enumerate(self.blocks):
             _collect(found, f"blocks.{layer}.", block, _OF_BLOCK)
-        # the model's own properties, which multiply out a class head of two maps
+        # the W_U and b_U of the model combine both maps if the class head has two
         for name in ("W_U", "b_U"):
             found[f"unembed.{name}"] = getattr(self, name)
         return found
 
     def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Returns the pairs of `tl_parameters()`."""
+        """Returns the (name, weight) pairs of `tl_parameters()`."""
         return iter(self.tl_parameters().items())
 
     def get_params(self) -> dict[str, Tensor]:
@@ -221,7 +221,7 @@ class WeightsMixin:
 def _collect(
     found: dict[str, Tensor], prefix: str, whole: object, table: dict[str, tuple[str, ...]]
 ) -> None:
-    """Adds to `found` the weights of a table that the parts of `whole` have."""
+    """Adds to `found` those weights named in `table` that the parts of `whole` have."""
     for part, names in table.items():
         for name in names:
             value = getattr(getattr(whole, part, None), name, None)

@@ -1,1 +1,1 @@
-"""What other libraries expect of a model: TransformerLens, transformers and torch.compile."""
+"""Makes models work as other libraries expect: TransformerLens, transformers and torch.compile."""

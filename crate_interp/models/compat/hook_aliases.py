@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-# after `blocks.{l}.`: name in a TransformerBridge -> our name
+# the part of a name after `blocks.{l}.`: in a TransformerBridge -> in our models
 IN_BLOCK: dict[str, str] = {
     "hook_in": "hook_resid_pre",
     "hook_out": "hook_resid_post",
@@ -31,7 +31,8 @@ IN_BLOCK: dict[str, str] = {
     "mlp.out.hook_out": "hook_mlp_out",
     "mlp.hook_out": "hook_mlp_out",
 }
-# outside the blocks: name -> our names; the first name that a model has is taken
+# names outside the blocks: in a TransformerBridge -> in our models; of several names of ours, the
+# first that a model has is used
 IN_MODEL: dict[str, tuple[str, ...]] = {
     "embed.hook_out": ("hook_embed",),
     "pos_embed.hook_out": ("hook_pos_embed",),
@@ -56,8 +57,8 @@ def candidates(name: str) -> list[str]:
 
 
 def resolve(name: str, names: Collection[str]) -> str:
-    """Returns the point in `names` that a name or alias means, or an unknown name as it is."""
-    known = names.keys() if isinstance(names, dict) else names  # `in Named` would find aliases too
+    """Returns the name in `names` that `name` stands for, or `name` itself if it is unknown."""
+    known = names.keys() if isinstance(names, dict) else names  # a Named also contains aliases
     if not isinstance(name, str) or name in known:
         return name
     return next((each for each in candidates(name) if each in known), name)
@@ -78,7 +79,10 @@ def aliases_of(names: Collection[str]) -> dict[str, str]:
 
 
 def matching(names: Collection[str], wanted: Callable[[str], bool]) -> list[str]:
-    """Returns the names that a function selects; if it selects none, by their aliases."""
+    """Returns the names that the function `wanted` selects.
+
+    If it selects none of the names, it is applied to their aliases instead.
+    """
     chosen = [name for name in names if wanted(name)]
     if chosen:
         return chosen

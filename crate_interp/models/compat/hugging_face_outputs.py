@@ -21,7 +21,8 @@ def one_of(input: object, input_ids: Tensor | None) -> Any:
     """
     if (input is None) == (input_ids is None):
         raise ValueError(
-            "give the model one input: either tokens or text, or token ids as input_ids=."
+            "give the model one input: tokens or text as the first argument, or token ids as "
+            "input_ids=."
         )
     if input_ids is not None and not isinstance(input_ids, Tensor):
         raise ValueError(

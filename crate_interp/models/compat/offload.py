@@ -1,4 +1,4 @@
-"""Weights that accelerate keeps on the CPU or on disk until a layer runs.
+"""Weights that the library accelerate keeps on the CPU or on disk until a layer runs.
 
 Between the runs of a layer its parameters are on the meta device, which holds no numbers. Code that
 reads weights outside a layer's own forward brings them back first. This module need not import
@@ -67,7 +67,8 @@ def bias_of(linear: nn.Linear) -> Tensor:
 def with_weights(measure: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """Wraps a function so that its first argument's weights are brought back while it runs.
 
-    That argument is a model or a cache; for anything else the function itself must raise the error.
+    The first argument is a model or a cache. Given anything else, the function itself must raise an
+    error.
     """
 
     @wraps(measure)

@@ -23,9 +23,9 @@ class CompiledMixin(HookedRootModule):
     `register_forward_hook` on a point are not.
     """
 
-    # Two texts: the state of the hooks, and the last state with hooks. The state is "" without
-    # hooks, and a new number for each new set of hooks. The towers of a CLIP share this list with
-    # the CLIP.
+    # Two strings: the current state of the hooks, and the last state with hooks. The current state
+    # is "" while there are no hooks; each new set of hooks gets a new number. The towers of a CLIP
+    # share this list with the CLIP.
     _hook_state: list[str]
 
     def __init__(self, *args: object) -> None:
@@ -47,8 +47,9 @@ class CompiledMixin(HookedRootModule):
         self.__dict__.setdefault("_warned_of_compiling", False)
         return True
 
-    # the mark of torch.compiler.assume_constant_result, with which the compiler calls the function
-    # once, outside the model; importing that decorator would take two seconds
+    # The decorator torch.compiler.assume_constant_result sets this mark: the compiler calls a
+    # marked function once, outside the model. The mark is set here by hand, because importing the
+    # decorator would take two seconds.
     _note_compiled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def compile(self, *args: object, **kwargs: object) -> None:
@@ -97,7 +98,7 @@ def readable(x: Tensor) -> bool:
     """Tells whether Python code may read the values of a tensor, for a check or a decision.
 
     The values may not be read under torch.compile, torch.export, jit tracing, torch.func.vmap or a
-    gradient of torch.func, on the meta device, or in a subclass without values such as FakeTensor.
+    gradient of torch.func, on the meta device, or in a subclass that has no values (FakeTensor).
     A forward that read values there could not be traced, or would be traced for one input only.
     """
     return not (

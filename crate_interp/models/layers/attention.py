@@ -190,8 +190,8 @@ class MSSA(Attention):
     official code.
 
     In language models a query sees the keys that its `Context` shows. nanochat-crate rotates and
-    normalises the codes first: hook_u comes before this, hook_q, hook_k and hook_v after it, so the
-    values are rotated too.
+    normalises the codes first: hook_u sees them before this change; hook_q, hook_k and hook_v see
+    them after it. So the values are rotated too.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:

@@ -14,7 +14,7 @@ from crate_interp.models.layers.sparse_steps import STEPS, SparseStep
 
 
 class Layer(nn.Module):
-    """The parts of a layer that measures read: norm, attention, second norm, sparse step or MLP."""
+    """A layer, as the measures read it: norm, attention, second norm, sparse step or MLP."""
 
     attn: Any
     mlp: Any

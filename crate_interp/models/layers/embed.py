@@ -27,7 +27,7 @@ class TokenEmbed(nn.Embedding):
 
 
 class ClassHead(nn.Linear):
-    """A linear map to classes, with TransformerLens' names of its weights."""
+    """A linear map to classes, with TransformerLens' names for its weights."""
 
     @property
     def W_U(self) -> Float[Tensor, "width n_classes"]:
@@ -103,8 +103,8 @@ def interpolate_positions(
     """Returns position embeddings of a `grid` (h, w) of patches, resampled bicubically to `wanted`.
 
     The entry of CLS is unchanged. The rule is DINO's, which CRATE's own scripts follow: the scale
-    for the resampler is (wanted + 0.1) / grid, not wanted / grid. The 0.1 prevents that a size is
-    rounded down to one patch too few. It shifts every sampling point a little, so the result
+    for the resampler is (wanted + 0.1) / grid, not wanted / grid. The added 0.1 prevents rounding
+    down to one patch too few. It shifts every sampling point a little, so the result
     differs from a plain resize to `wanted` (by a few per cent of the table's spread for small
     grids). If `grid` is already `wanted`, the table is returned unchanged.
     """

@@ -36,8 +36,8 @@ class HookedLayerNorm(nn.LayerNorm):
 
     The scale at `hook_scale` `[..., 1]` is computed only if that point is hooked. torch's fused
     kernel makes the output unless a hook changed the scale, so reading the scale leaves the output
-    the same to the bit. A scale that comes back detached, or from another run, is a constant for
-    gradients. `hook_normalized` `[..., d_model]` is after the affine map.
+    the same to the bit. If a hook returns a detached scale, or one from another run, that
+    scale is a constant for gradients. `hook_normalized` `[..., d_model]` is after the affine map.
     """
 
     def __init__(self, width: int, eps: float, bias: bool = True) -> None:
@@ -61,7 +61,7 @@ class HookedLayerNorm(nn.LayerNorm):
         return self.hook_normalized(out)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns what forward returns without hooks, but fires no hook point."""
+        """Returns the same as `forward` without hooks, and fires no hook point."""
         return super().forward(x)
 
     def _rescaled(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -95,7 +95,7 @@ class HookedRMSNorm(nn.Module):
         return self.hook_normalized(self.plain(x) if seen else x / edited)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns what forward returns without hooks, but fires no hook point."""
+        """Returns the same as `forward` without hooks, and fires no hook point."""
         return F.rms_norm(x, (self.width,), eps=self.eps)
 
 

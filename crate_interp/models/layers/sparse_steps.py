@@ -29,13 +29,13 @@ class Lasso:
     count: int
 
     def start(self, y: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch pos d_mlp"]:
-        """Returns where the steps start: the input without its negative entries, or zero."""
+        """Returns the code from which the steps start: the input's positive part, or zero."""
         return torch.relu(y) if self.warm else y.new_zeros(*y.shape[:-1], self.d.shape[1])
 
     def run(
         self, y: Float[Tensor, "*batch pos d_model"], lambd: Float[Tensor, "*atoms"]
     ) -> Float[Tensor, "*batch pos d_mlp"]:
-        """Returns the code after the steps with penalty `lambd`; the layer's own is self.lambd."""
+        """Returns the code after the steps, with penalty `lambd` instead of self.lambd."""
         code = y if self.warm else self.start(y)
         for _ in range(self.count):
             code = torch.relu(
@@ -237,9 +237,9 @@ class ThresholdODL(DecodedStep):
 
 
 class MLP(SparseStep):
-    """`W_out act(W_in y + b) + b`, where act is ReLU (gpt-baseline) or a GELU (CLIP's text tower).
+    """`W_out act(W_in y + b_in) + b_out`, the MLP of a plain transformer.
 
-    The GELU is the tanh form.
+    act is ReLU (gpt-baseline) or the tanh form of GELU (CLIP's text tower).
     """
 
     def __init__(self, cfg: CrateConfig) -> None:

@@ -186,7 +186,7 @@ class GenerateMixin(TextMixin):
 def _steps(
     model: Any, request: Request, max_new_tokens: int, use_past: bool, verbose: bool
 ) -> Iterator[tuple[Int[Tensor, "batch"], Float[Tensor, "batch d_vocab"]]]:
-    """Yields each row's token and the logits it was chosen from, until every row has ended."""
+    """Yields each row's next token and the logits it was chosen from, until all rows have ended."""
     checks.count("max_new_tokens", max_new_tokens, least=0)
     prompt, ending = request.prompt, request.ending
     tokens, past, n_ctx = prompt.tokens, Past(), model.cfg.n_ctx

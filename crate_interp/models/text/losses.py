@@ -21,7 +21,7 @@ def next_token_loss(
 
     Returns the mean `[]`, or with `per_token` one loss per prediction `[batch, pos - 1]`. real:
     which tokens are not padding; a prediction counts if the token that predicts and the predicted
-    token are both real. labels: token ids to predict in place of the tokens; -100 means no
+    token are both real. labels: token ids to predict instead of `tokens`; -100 means no
     prediction. With `per_token`, the loss of a prediction that does not count is 0. Raises
     ValueError if no prediction counts.
     """

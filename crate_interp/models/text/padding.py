@@ -35,7 +35,7 @@ def padding_of(
         raise ValueError(
             f"attention_mask has shape {list(mask.shape)}: give shape [{batch}, {length + n_new}], "
             f"one row per text and one number per token{whole}. The mask says which tokens are "
-            "padding; which earlier tokens a token sees, the model decides."
+            "padding; the model itself decides which earlier tokens a token sees."
         )
     real = mask.to(device).bool()
     if readable(mask):

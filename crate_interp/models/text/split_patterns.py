@@ -23,14 +23,15 @@ _SOME = rf"(?:{_ATOM}|{_GROUP})(?:\?\+?|\{{1,[1-9]\}})(?![?*+{{])"
 _ENDLESS = rf"{_ATOM}[+*]\+?(?![?*+{{])(?:{_ATOM}[*?]\+?(?![?*+{{]))*+"
 _ALTERNATIVE = rf"{_FIRM}*+(?:{_SOME}{_FIRM}*+){{0,2}}+(?:{_ENDLESS})?+"
 _ALTERNATIVES = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*+")
-# the last alternative of each matches the white space that the others only looked ahead at
+# in each of these ends, the last alternative matches the white space that the alternatives before
+# it only looked ahead at
 _ENDS = (
     r"\s*[\r\n]|\s+(?!\S)|\s+",
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
     r"\s++$|\s*[\r\n]|\s+(?!\S)|\s",
     r"\s+(?!\S)|\s+",
 )
-# the pattern of o200k: its second alternative matches text that the first gave back
+# the pattern of o200k: its second alternative matches text that the first alternative gave back
 _WHOLE = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"

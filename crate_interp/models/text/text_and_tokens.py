@@ -183,7 +183,7 @@ class TextMixin:
         mask: Tensor | None,
         past: Past | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns token ids and their attention mask, given or made from the padding."""
+        """Returns token ids and their attention mask, made from the padding if `mask` is None."""
         check_side(padding_side)
         if isinstance(input, Tensor):
             tokens, real = _long(input), None

@@ -109,7 +109,7 @@ def check(text: str) -> dict[str, Any]:
     check_added(added)
     if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
         raise ValueError("the ids of added tokens are not whole numbers from 0 to 2**31 - 1")
-    # no text is cut or padded
+    # without truncation and padding, no text is cut or padded
     complete = {"added_tokens": added, "truncation": None, "padding": None}
     return check_content(content) | complete
 

@@ -185,7 +185,8 @@ def _suits(kind: str, name: str, value: Any, vocab: Any) -> bool:
         return value is None or value == 0
     if name == "unk_token":  # without unk_token a model fails at the first unknown word
         return value is None if kind == "BPE" and value is None else value in vocab
-    if name == "continuing_subword_prefix":  # BPE cuts it off merges, even if they are shorter
+    if name == "continuing_subword_prefix":
+        # a BPE model cuts this prefix off every merge, even off a merge shorter than the prefix
         return value in (None, "") or (kind == "WordPiece" and _is_word(value, 16))
     if name == "end_of_word_suffix":
         return value is None or _is_word(value, 16)
