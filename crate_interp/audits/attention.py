@@ -20,7 +20,7 @@ from crate_interp.models.layers.norm import HookedNorm
 
 # (of, frame, eps, basis, tokens); of: "layer", or the name of a null or limit
 Key = tuple[str, str, float, str, str]
-Cells = dict[Key, dict[str, Tensor]]  # key -> number -> values `[batch]`
+Cells = dict[Key, dict[str, Tensor]]  # key -> name of a number -> values `[batch]`
 _SINGULAR = 1e-10  # smallest / largest pivot, below which columns are linearly dependent
 _MILD = 100.0  # highest condition number of U_k at which a Gram matrix can change basis
 
@@ -38,7 +38,7 @@ class Layer:
 
     @cached_property
     def whole(self) -> dict[str, float]:
-        """Returns |sum U_k U_k^T|_2 in the stored or the orthonormal basis."""
+        """Returns |sum U_k U_k^T|_2 by basis: "stored" and, if it exists, "orthonormal"."""
         turned = (self.u @ self.to_orthonormal).transpose(0, 1).flatten(1)
         both = {"stored": self.stored.wide, "orthonormal": turned}
         return {
@@ -48,10 +48,10 @@ class Layer:
         }
 
     def arms(self, setting: "Setting") -> tuple[Arm, ...]:
-        """Returns the arms of the star; the first has the stored basis and all tokens."""
+        """Returns the arms of the star design; the first has the stored basis and all tokens."""
         found = [Arm(setting.grid)]
         change = self.to_orthonormal
-        if setting.star and bool(change.isfinite().all()):  # not for dependent columns
+        if setting.star and bool(change.isfinite().all()):  # NaN for dependent columns
             values = torch.linalg.svdvals(change)
             mild = bool((values[:, 0] <= _MILD * values[:, -1]).all())
             found.append(Arm((setting.eps,), "orthonormal", change=change, mild=mild))
@@ -64,10 +64,11 @@ class Layer:
 class Setting:
     """The settings of an audit.
 
-    eps: the main eps; grid: all eps. draws: how often the update is shuffled. limited: the number
-    of first samples for which ceilings, operators and constructions are computed. has_cls: whether
-    token 0 is CLS. star: whether orthonormal U and patches without CLS are measured too, one at a
-    time. tokens: how many tokens of each sample the sparse step is measured on.
+    eps: the main eps; grid: all eps. draws: how often the update is shuffled. limited: how many
+    samples, counted from the first, have ceilings, operators and constructions. has_cls: whether
+    token 0 is CLS. star: whether to measure also with orthonormal U, and also on patches without
+    CLS, but not with both changes at once. tokens: how many tokens of each sample the sparse step
+    is measured on.
     """
 
     eps: float
@@ -86,9 +87,9 @@ class Setting:
 class Given:
     """A layer's streams for some samples: z before attention, and the update delta of attention.
 
-    other: the next samples' delta. orders: for each draw of the shuffled update, the token whose
-    update each token gets. noise: Gaussian directions. gathered: the heads' outputs, concatenated,
-    before the output map.
+    other: for each sample, the delta of the next sample. orders: one order per draw of the shuffled
+    update; its entry i is the token whose update token i gets. noise: Gaussian directions.
+    gathered: the heads' concatenated outputs before the output map.
     """
 
     z: Float[Tensor, "batch pos d_model"]
@@ -100,7 +101,7 @@ class Given:
 
 
 def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator]) -> Layer:
-    """Returns the `Layer` of an attention with subspaces U, and a random map for each generator."""
+    """Returns the `Layer` of an attention with subspaces U; each generator gives a random map."""
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
@@ -127,7 +128,7 @@ def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "h
 class Base:
     """The tokens that updates are applied to: their rates on each arm, and R^c's gradient.
 
-    found: the gradient in each frame at the eps of the first arm; empty if it is not needed.
+    found: the gradient in each frame at the eps of the first arm; empty if no gradient is needed.
     """
 
     rows: Rows
@@ -153,10 +154,10 @@ def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...]) -> Base:
 
 
 def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) -> Cells:
-    """Returns the numbers of the attention step and its nulls, and its limits if `limited`.
+    """Returns the numbers of the attention step, of its nulls and, if `limited`, of its limits.
 
-    The shuffled update is measured in every setting; other nulls only at the main eps, with U as
-    stored and all tokens.
+    The shuffled update is measured in every setting. The other nulls are measured only at the main
+    eps, with U as stored and all tokens.
     """
     u = layer.stored
     rows, update = frames.rows_of(given.z, u), frames.update_of(given.delta, given.z, u)
@@ -185,7 +186,7 @@ def _of_update(base: Base, update: Update) -> Cells:
 
 
 def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps]:
-    """Adds the numbers of one update to the cells, and returns the rates after it on each arm."""
+    """Adds the numbers of one update to the cells; returns the rates after the update, by arm."""
     moved = frames.side_of(base.rows, change, base.u)
     along: dict[str, dict[str, Tensor]] = {}
     if base.found:
@@ -205,7 +206,7 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
 def _beyond(
     descent: Descent, rows: Rows, u: Subspaces, eps: Sequence[float]
 ) -> Float[Tensor, "batch eps"]:
-    """Returns the share of eigenvalues alpha lambda above 1, of the min(pos, p) largest by head."""
+    """Returns the share of each head's min(pos, p) largest eigenvalues with alpha lambda > 1."""
     pos = rows.square.shape[1]
     alpha = alphas(u, pos, eps)
     values = descent.spectrum.values[..., -min(pos, u.width) :].flatten(1)
@@ -241,9 +242,9 @@ def _nulls(
 def _limits(
     cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base, update: Update
 ) -> None:
-    """Adds the numbers of ceilings, of the paper's operators, of an ideal layer and random maps."""
+    """Adds the numbers of ceilings, the paper's operators, an ideal layer and random maps."""
     norm = layer.stored.norm
-    # the squared distance of each token's norm output before and after the update
+    # the squared distance between each token's norm output before and after the update
     apart = norm.normalised(given.z + given.delta) - norm.normalised(given.z)
     apart = (apart * norm.gains).square().sum(dim=-1)
     for arm in base.arms:
@@ -284,7 +285,7 @@ def _ceiling(
 def _lengths(
     rows: Rows, update: Update, apart: Float[Tensor, "batch pos"], u: Subspaces, first: int
 ) -> dict[str, Tensor]:
-    """Returns the Frobenius distance of the two sides in each frame, from token `first` on."""
+    """Returns the Frobenius length of the update in each frame, over the tokens from `first` on."""
     square, along, length = (x[:, first:] for x in (rows.square, update.dot, update.square))
     own, dot, step = (part.sum(dim=-1) for part in (square, along, length))
     before = frames.unit_scale(square, u.d_model)
@@ -325,7 +326,7 @@ def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base:
 
 
 def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
-    """Adds the numbers of MSSA on orthonormal subspaces, each with the better sign of its map."""
+    """Adds the numbers of MSSA on orthonormal subspaces, each at the better sign of the map."""
     u = layer.ideal
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # u is orthonormal
     step = as_long(mssa(given.z, u, setting.causal), given.delta)
@@ -335,7 +336,7 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
         cells["construction", *key[1:]] = {
             name: _better(name, value, two[key][name])
             for name, value in numbers.items()
-            if not name.startswith("rate_") and name != "step"  # "step" needs its own length
+            if not name.startswith("rate_") and name != "step"  # "step" needs MSSA's own length
         }
 
 
@@ -350,7 +351,7 @@ def as_long(step: Tensor, update: Tensor) -> Float[Tensor, "batch pos d_model"]:
 
 
 def _add(cells: Cells, arm: Arm, of: str, frame: str, numbers: PerEps) -> None:
-    """Adds numbers `[batch, eps]` to the cells of their eps, which sum over repeated calls."""
+    """Adds numbers `[batch, eps]` to the cells of their eps; repeated calls add up."""
     for index, value in enumerate(arm.eps):
         cell = cells.setdefault((of, frame, value, arm.basis, arm.tokens), {})
         for name, number in numbers.items():

@@ -65,7 +65,7 @@ def _card(row: Any, judged: Any, main: Any) -> Card:
 
 
 def _same_untrained(rows: Any) -> bool | None:
-    """Tells whether the untrained mean always lies on the same side of its bounds as the value.
+    """Tells whether, in every row, value and untrained mean are both within the bounds or both not.
 
     Returns None if there is no untrained network.
     """

@@ -20,7 +20,7 @@ MARKS = {
 
 
 def is_judged(rows: Any, eps: float) -> Any:
-    """Tells which cells decide a claim: every eps if the number says so, else only the main eps."""
+    """Tells which cells decide a claim: a number counts at every eps, or only at the main eps."""
     every = rows["number"].map(lambda name: NUMBERS[name].every_eps)
     return every | rows["eps"].isna() | (rows["eps"] == eps)
 
@@ -132,9 +132,9 @@ def main_rows(result: Result, name: str) -> Any:
 
 
 def overview(result: Result) -> pd.DataFrame:
-    """Returns a row per claim: how many layers have each verdict, and its first number's range.
+    """Returns a row per claim: the number of layers by verdict, and its first number's range.
 
-    layers: a mark for each layer, see MARKS.
+    The column `layers` has a mark for each layer, see MARKS.
     """
     claims, cells = result.table("claims"), main_rows(result, "cells")
     rows: list[dict[str, Any]] = []

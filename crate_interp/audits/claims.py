@@ -9,8 +9,8 @@ from functools import partial
 from typing import Literal
 
 GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # the eps at which rates are measured besides the main one
-# properties that a layer needs for a claim to apply; `why_not` in crate_interp/audits/layer.py says
-# which of them a layer lacks
+# properties that a claim needs of a layer; `why_not` in crate_interp/audits/layer.py tells which
+# properties a layer lacks
 Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
 
 
@@ -18,10 +18,10 @@ Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
 class Number:
     """A number of the audit, kept if it lies in [low, high]; None means no bound.
 
-    null: the null that the excess is measured from. draws: the random weights that the gain is
-    measured from. every_eps: whether the number is judged at every eps, not only at the main one.
-    of_weights: whether it needs no data. ceiled: whether a ceiling is measured. top: the best
-    possible value, if a formula gives it.
+    null: the null whose value is subtracted to give the excess. draws: the random weights whose
+    value is subtracted to give the gain. every_eps: whether the number is judged at every eps, not
+    only at the main one. of_weights: whether it needs no data. ceiled: whether a ceiling is
+    measured. top: the best possible value, if a formula gives it.
     """
 
     title: str
@@ -37,7 +37,7 @@ class Number:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Returns low and high, infinite if there is no bound."""
+        """Returns (low, high); a missing bound is -inf or inf."""
         low = float("-inf") if self.low is None else self.low
         return low, float("inf") if self.high is None else self.high
 
@@ -55,8 +55,8 @@ class Claim:
 
     title: its heading on a page. short: its heading in a table. says: the paper's claim in our
     words; where: its place in the paper. needs: the properties that a layer must have. held,
-    missed, still: the words of the column `on` for a claim that holds, for one that fails, and for
-    no change.
+    missed, still: the words in the column `on` if the claim holds, if it fails, and if nothing
+    changes.
     """
 
     title: str

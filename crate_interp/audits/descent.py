@@ -140,8 +140,8 @@ class Descent:
     The first half of the axis `way` holds the gradient at every eps, the second half its Neumann
     form. coefficients: c_i in sum_i c_i C v_i v_i^T U^T over eigenvectors v_i, which gives the
     gradient. normal: the component of the gradient at right angles to the frame, by sample (unit)
-    or by token (read). steep: the length of the remaining component. curvature: L of the number
-    "step" (claims.py) at every eps.
+    or by token (read). steep: the length of the component along the frame. curvature: L of the
+    number "step" (claims.py) at every eps.
     """
 
     frame: str
@@ -175,7 +175,7 @@ class Descent:
         """Returns the numbers of an update's direction, `[batch, eps]` each.
 
         inner `[batch, way]`: the inner product of the update and the gradient. length: the length
-        of the update. Both count only components along the frame.
+        of the update. Product and length count only components along the frame.
         """
         count = len(self.curvature)
         cosine = frames.over(-inner, length[:, None] * self.steep)

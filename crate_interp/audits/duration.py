@@ -16,9 +16,9 @@ def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
     """Times a few samples, and prints about how long the audit will take.
 
     left: how many samples of each stage remain, the stage of the model itself first; if none
-    remain, nothing is timed or printed. timed: the stage of the model, without the limits, which
-    only the first samples get. nulls: how many nulls each sample has; a twin has none, so its
-    samples take 1 / (1 + nulls) of the time.
+    remain, nothing is timed or printed. timed: the stage of the model without its limits, because
+    only the first samples have limits. nulls: how many nulls each sample has; a twin has none, so
+    its samples take 1 / (1 + nulls) of the time.
     """
     if not any(left):
         return
@@ -41,7 +41,7 @@ def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
 
 
 def _words(left: Sequence[int], unit: str) -> str:
-    """Returns a text for what remains, such as "8 images, and 1 untrained twin on 8 each"."""
+    """Returns a text for the samples left, such as "8 images, and 1 untrained twin on 8 each"."""
     twins = [n for n in left[1:] if n]
     own = [f"{left[0]} {unit}"] if left[0] else []
     most = f"{max(twins)} each" if len(set(twins)) == 1 else f"up to {max(twins, default=0)} each"

@@ -42,7 +42,7 @@ class Norm:
 
 
 def norm_of(norm: HookedNorm, like: Float[Tensor, "d_model *more"]) -> Norm:
-    """Returns the norm of a layer; like: a tensor on its device whose first axis is d_model."""
+    """Returns the `Norm` of a layer; like: a tensor on the layer's device, first axis d_model."""
     gains = torch.ones(len(like), dtype=torch.float64, device=like.device)
     shift = torch.zeros_like(gains)
     centred = isinstance(norm, HookedLayerNorm)
@@ -55,7 +55,7 @@ def norm_of(norm: HookedNorm, like: Float[Tensor, "d_model *more"]) -> Norm:
 
 @dataclass(frozen=True)
 class Subspaces:
-    """Values computed from U and from the norm before it, in float64.
+    """Values computed from U and from the norm before the attention, in float64.
 
     wide: the U_k side by side; gained: diag(gains) U_k, the bases for normalised tokens. bias: the
     codes of the norm's shift. Expensive values are computed when first needed, then kept.
@@ -93,7 +93,7 @@ class Subspaces:
 
     @cached_property
     def kernels(self) -> tuple[Tensor, Tensor]:
-        """Returns the inner products of the columns of `wide`, and those of `reading`."""
+        """Returns the inner products of the columns of `wide`, and of the columns of `reading`."""
         return self.wide.T @ self.wide, self.reading.T @ self.reading
 
     @cached_property
@@ -105,7 +105,7 @@ class Subspaces:
 
 
 def subspaces_of(u: Float[Tensor, "head d_model d_head"], norm: HookedNorm) -> Subspaces:
-    """Returns the `Subspaces` of a layer: U and the norm before it."""
+    """Returns the `Subspaces` of U and of the norm before the attention."""
     wide = u.detach().double().transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     reads = norm_of(norm, wide)
     return Subspaces(wide, reads.gains[:, None] * wide, reads.shift @ wide, reads, len(u))
@@ -189,7 +189,7 @@ def taken(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]
 
 
 def unit_scale(square: Float[Tensor, "batch pos"], d_model: int) -> Float[Tensor, "batch"]:
-    """Returns the factor that gives one side |Z|_F = sqrt(pos d_model), from its squared rows."""
+    """Returns the factor that scales Z to |Z|_F = sqrt(pos d_model); square: |z|^2 by token."""
     total = square.sum(dim=-1)
     wanted = (square.shape[-1] * d_model) ** 0.5
     return wanted / total.clamp_min(0).sqrt().where(total > 0, 1.0)
@@ -211,8 +211,8 @@ class Side:
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
         """Returns C_k^T C_k by frame ("stream", "read") and tokens ("all", "patches").
 
-        The Gram matrix of all tokens is the sum of those of the first token and of the rest, and
-        not a difference, so that no digits cancel.
+        The Gram matrix of all tokens is that of the patches plus that of the first token. This
+        sum cancels no digits; a difference would.
         """
         found: dict[tuple[str, str], Tensor] = {}
         for frame, codes in (("stream", self.codes), ("read", self.read)):
@@ -223,7 +223,7 @@ class Side:
 
 
 def side_of(rows: Rows, update: Update | None, u: Subspaces) -> Side:
-    """Returns the side after an update, or the side before any update if it is None."""
+    """Returns the side after an update, or before any update if `update` is None."""
     square, mean, codes, read = rows.square, rows.mean, rows.codes, rows.read
     if update is not None:
         square = square + 2 * update.dot + update.square
@@ -247,7 +247,10 @@ def _inverse_scale(square: Tensor, mean: Tensor, u: Subspaces) -> Float[Tensor, 
 def read_products(
     rows: Rows, update: Update, u: Subspaces
 ) -> tuple[Float[Tensor, "batch pos"], Float[Tensor, "batch pos"], Float[Tensor, "batch pos"]]:
-    """Returns |x|^2, <x, x' - x> and |x' - x|^2 of the normalised tokens, row by row."""
+    """Returns |x|^2, <x, x' - x> and |x' - x|^2 for each token.
+
+    x, x': the normalised token before and after the update.
+    """
     width = u.d_model if u.norm.centred else 0
     own = rows.square - width * rows.mean.square()
     dot = update.dot - width * rows.mean * update.mean

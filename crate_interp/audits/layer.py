@@ -21,10 +21,10 @@ POINTS = (
 )  # fmt: skip
 MAPS = 8  # number of random output maps
 _AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they fit the cache
-_PLACES = 2**20  # upper limit of samples and of layers, which keeps seeds apart
+_PLACES = 2**20  # limit of the numbers of samples and of layers; it keeps seeds apart
 _STREAMS = 1009  # generators reserved for each sample or layer
-# the first generator of each null; those of "random" count down by layer, so that no two nulls
-# share a generator
+# the index of the first generator of each null; for "random" the index falls by 1 from layer to
+# layer, so that no two nulls share a generator
 _FIRST = {"shuffled": 0, "random D": 100, "random map": 200, "random": _STREAMS - 1}
 
 
@@ -36,7 +36,7 @@ class Audited:
     attention: Layer | None
     lasso: Lasso | str
     random: tuple[Tensor, ...]  # random dictionaries with the singular values of D
-    norm: Norm | None  # the norm through which the sparse step reads, if its code is as wide as Z
+    norm: Norm | None  # the norm before the sparse step, if the code is as wide as Z
 
 
 def audited(block: Any, index: int, setting: Setting) -> Audited:
@@ -87,10 +87,11 @@ def _unlike_the_stream(d: Float[Tensor, "d_model d_mlp"] | None) -> str:
 def of_layer(
     layer: Audited, acts: dict[str, Tensor], start: int, count: int, setting: Setting
 ) -> list[tuple[int, Cells]]:
-    """Returns the numbers of the first `count` samples, as (first sample, numbers) of each slice.
+    """Returns the numbers of the first `count` samples, as (first sample, numbers) by slice.
 
-    start: the index of the first sample in the data. acts may hold one more sample, whose update is
-    the null "next sample". Limits are computed for all samples of a slice or for none of them.
+    start: the index of the first sample in the data. acts may hold one more sample; its update is
+    the null "next sample" of the last sample. Limits are computed for all samples of a slice or for
+    none of them.
     """
     pos, width = acts[POINTS[0]].shape[1:]
     most = min(max(setting.limited - start, 0), count)
@@ -112,7 +113,7 @@ def of_layer(
 
 
 def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) of slices of `count` samples; no slice crosses `most`.
+    """Yields (start, stop) of slices of `count` samples; none extends across index `most`.
 
     numbers: how many numbers a sample holds.
     """
@@ -165,7 +166,7 @@ def _given(
 
 
 def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:
-    """Returns, for each token, the token whose update it gets; the same order in every layer."""
+    """Returns the token whose update each token gets; this order is the same in every layer."""
     first = int(setting.has_cls)
     generator = _generator(setting.seed, "shuffled", sample, draw)
     mixed = first + torch.randperm(pos - first, generator=generator)

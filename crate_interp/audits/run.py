@@ -59,8 +59,8 @@ def audit(
     eps: the main eps, as in the paper. lasso_tokens: how many evenly spaced tokens of each sample
     the sparse step is measured on. untrained: how many untrained twins (seeds 0, 1, ...) are
     audited, on the first 64 samples. grid: False measures the claims at the main eps only, in all
-    frames, without nulls and ceilings. seed: the seed of the nulls. data, run: as in `ci.sweep`. Of
-    a masked autoencoder the encoder is audited, and it sees every patch.
+    frames, without nulls and ceilings. seed: the seed of the nulls. data, run: as in `ci.sweep`. In
+    a masked autoencoder, the audit measures the encoder, which sees every patch.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """

@@ -90,7 +90,7 @@ def _zeros(
 ) -> dict[str, Float[Tensor, "batch"]]:
     """Returns numbers on what causes the zeros in the code.
 
-    "zeros" is over all tokens, the other numbers are over the tokens of `mid`, `y` and `some`.
+    "zeros" is the share over all tokens; mid, y and some hold the tokens of the other numbers.
     """
     nothing = torch.zeros_like(lasso.lambd)
     own, free, bare = (
@@ -122,9 +122,9 @@ def limits(
 ) -> tuple[Cells, Float[Tensor, "batch"]]:
     """Returns the numbers of the ceiling, of the lasso's solution and of the construction.
 
-    The ceiling is the code of `best_steps`. The construction is the step with D at its best scale
-    for each sample: the one of SCALES at which the step covers the largest share of the way from
-    its start to the solution. Also returns these scales.
+    The ceiling is the code of `best_steps`. The construction is the step with D at the best scale
+    for each sample. Of the scales in SCALES, the best is the one at which the step covers the
+    largest share of the way from its start to the solution. The best scales are returned too.
     """
     own = _double(lasso)
     some = y[:, evenly(y.shape[1], tokens, y.device)].double()
@@ -143,7 +143,7 @@ def limits(
 def best_steps(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_mlp"]:
-    """Returns the code of least objective that the layer's number of steps can reach.
+    """Returns the code with the least objective that the layer's number of steps can reach.
 
     Each step may have any size among eta times SIZES, the same size for all tokens of a sample.
     """

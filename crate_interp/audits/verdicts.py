@@ -19,7 +19,7 @@ from crate_interp.stats.contrasts import Difference, against_networks, paired
 from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
-_NEAR = 0.01  # how near its ceiling a value must be, as a share of the way to the bound
+_NEAR = 0.01  # largest distance from the ceiling, as a share of the bound's distance from it
 _ROUNDING = 1e-9  # tolerance for rounding, as the audit's numbers are of order 1
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
@@ -79,7 +79,7 @@ def cells(result: Result) -> pd.DataFrame:
 def by_sample(table: pd.DataFrame, of: str, name: str) -> Any:
     """Returns a number as a table: a row per cell, a column per sample (or seed and sample).
 
-    of: "layer", or the null or limit that the number is of. Missing values are NaN.
+    of: "layer", or the name of the null or limit whose values are wanted. Missing values are NaN.
     """
     if name not in table or not len(table):
         return pd.DataFrame()
@@ -110,9 +110,9 @@ def _cells(measured: Measured) -> pd.DataFrame:
         excess, tests[number.null] = _excess(measured)
         gain, tests[number.draws] = _gain(measured)
         columns |= excess | gain
-    # if the null is the random weights of the draws, the test of the gain replaces that of the
-    # excess: these weights are drawn once for all samples, so only the spread over draws tells
-    # about new weights
+    # if the null is random weights, the test of the gain replaces the test of the excess: each draw
+    # of weights serves all samples, so only the variation over draws shows what to expect of new
+    # weights
     columns |= _decided(values.index, list(tests.values()), at_ceiling)
     columns["reason"] = [
         _reason(row, number, {key: float(test.kept[place]) for key, test in tests.items()})
@@ -188,7 +188,7 @@ def _excess(measured: Measured) -> tuple[Columns, Tests]:
 
 
 def _gain(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the value minus the value with random weights, and tests it for a new draw."""
+    """Returns the gain over random weights, and tests whether a new draw would give one too."""
     values, ones = measured.values, np.ones(len(measured.values))
     start = f"{measured.number.draws} "
     drawn = sorted(of for of in measured.own["of"].unique() if of.startswith(start))
@@ -199,13 +199,16 @@ def _gain(measured: Measured) -> tuple[Columns, Tests]:
     together: Any = sum(over[1:], over[0]) / len(over)
     n, error = together.count(axis=1).to_numpy(), together.sem(axis=1).to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
-    # `against_networks` subtracts the networks, so 0 - (-means) gives the differences their sign
+    # the gain is 0 - (-means): `against_networks` subtracts the mean over networks from 0 here
     gain = against_networks(0 * ones, error, -means, n)
     return _columns("gain", gain), _better(measured.number, gain)
 
 
 def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Columns:
-    """Returns the mean of the untrained twins, and this network minus a new random network."""
+    """Returns the mean of the untrained twins, and the difference from a new random network.
+
+    The difference is this network's value minus that of the random network.
+    """
     others = by_sample(measured.twins, "layer", measured.name).reindex(measured.values.index)
     if not len(others.columns):
         return {}
@@ -216,9 +219,9 @@ def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Colum
 
 
 def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
-    """Returns the columns on the ceiling and on the construction, which is an ideal layer.
+    """Returns the columns about the ceiling and about the construction (an ideal layer).
 
-    Also returns which cells are at their ceiling: over the samples with a ceiling, the value is
+    Also returns which cells are at their ceiling: the mean over the samples that have a ceiling is
     within 1 % of the way from the ceiling to the bound. Such cells need not beat a null.
     """
     number, blank = measured.number, np.full(len(mean), np.nan)
@@ -263,7 +266,7 @@ def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
 
 
 def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
-    """Yields the cells of numbers of weights: the values are exact, only twins have a spread."""
+    """Yields the cells of the numbers of weights: values are exact, and only twins vary."""
     own: Any = result.table("weights")
     twins: Any = result.table("untrained_weights")
     for name, number in NUMBERS.items():

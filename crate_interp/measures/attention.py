@@ -15,7 +15,7 @@ __all__ = [
 
 _EMPTY = "there is no attention to measure"
 _PIECE = 2**17  # entries handled at a time: half a megabyte of float32
-# nats; entries below 1e-38, even thousands of them in a row, add at most 1e-33 to its entropy
+# nats; even thousands of entries below 1e-38 add at most 1e-33 to the entropy of a row
 _ALMOST_NONE = 1e-24
 
 
@@ -111,9 +111,9 @@ def causal_uniform_entropy(n: int) -> float:
 def _entropy_of_rows(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
     """Returns the entropy of rows; NaN for a row that holds a negative number.
 
-    0 ln 0 counts as 0: for the logarithm, entries are raised to at least the smallest float whose
-    logarithm is fast. Entries below that float matter only in rows of almost no entropy, which take
-    a second pass.
+    0 ln 0 counts as 0: the logarithm is taken of each entry or, if the entry is smaller, of the
+    smallest float whose logarithm is fast. Such small entries matter only in rows of almost no
+    entropy, which take a second pass.
     """
     least = min(torch.finfo(rows.dtype).tiny, 2**-24)
     entropy = -rows.clamp_min(least).log_().mul_(rows).sum(dim=-1)

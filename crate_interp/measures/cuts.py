@@ -81,8 +81,8 @@ def normalised_cut(
     pieces, whose lambda is 0, v separates the piece with the second most tokens (the first such
     piece) from the rest.
 
-    Raises ValueError if the matrix is not square with at least 2 tokens, not symmetric, not finite
-    or negative somewhere, or if a row holds only zeros.
+    Raises ValueError if the matrix is not square with at least 2 tokens, if it is not symmetric, if
+    it holds NaN, Inf or a negative number, or if a row holds only zeros.
     """
     require_floats(affinity, "pos pos")
     if affinity.ndim != 2 or affinity.shape[0] != affinity.shape[1] or len(affinity) < 2:
@@ -131,7 +131,7 @@ def _cut_out(masks: Bools, features: Floats, tau: float, affinity: str) -> None:
 
 
 def _foreground(weights: Floats, grid: tuple[int, ...]) -> Bools | None:
-    """Returns the part `[h, w]` of the foreground around its seed, or None if there is no cut."""
+    """Returns the part `[h, w]` of the foreground around the seed, or None if there is no cut."""
     from scipy import ndimage  # slow to import, and no model needs it
 
     degree = weights @ np.ones(len(weights))
@@ -145,7 +145,7 @@ def _foreground(weights: Floats, grid: tuple[int, ...]) -> Bools | None:
         return None
     sides = np.zeros(grid, dtype=bool)
     above = vector > vector.mean() + TIE * np.abs(vector).max()
-    # the sign of the vector puts the seed, its entry of largest absolute value, on this side
+    # the seed is the vector's entry of largest absolute value; its sign puts it above the mean
     sides.flat[joined] = above
     if sides[[0, 0, -1, -1], [0, -1, 0, -1]].sum() >= 3:
         vector = -vector

@@ -70,7 +70,7 @@ def neumann_gradient(
 def neumann_invalid(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch head"]:
-    """Returns the share of the eigenvalues of a C_k^T C_k above 1, where a = p / (N eps^2).
+    """Returns the share of the eigenvalues of `a C_k^T C_k` above 1, where a = p / (N eps^2).
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1], among the
     min(N, p) eigenvalues x of each head. Above 1 the Neumann step has the wrong size or sign: it

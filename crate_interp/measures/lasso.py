@@ -122,7 +122,7 @@ def _fista(
     max_steps: int,
 ) -> Float[Tensor, "token d_mlp"]:
     """Returns the code of each token from corr = Y D; lambd: the penalties by token and atom."""
-    # the Gram matrix is used if it has fewer entries than two products with D
+    # D^T D is used if one product with it reads no more entries than two products with D
     gram = d.mT @ d if d.shape[1] <= 2 * d.shape[0] else None
     solved = corr.new_zeros(corr.shape)
     open_ = torch.arange(len(corr), device=corr.device)  # indices of tokens that are not solved yet

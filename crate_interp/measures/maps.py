@@ -30,7 +30,7 @@ def attention_map(
     what DINO `visualize_attention.py` draws. special: the number of tokens before the patches, CLS
     first; all these tokens are treated as CLS is. Leaving CLS out changes neither the order of the
     patches nor their ratios; the scale changes their ratios. Raises ValueError if the shapes
-    differ, if there is no such query, or if there is no patch.
+    differ, if `query` is not a position, or if there is no patch.
     """
     require_floats(queries, "head pos d_head")
     require_floats(keys, "head pos d_head")

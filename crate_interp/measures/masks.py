@@ -18,10 +18,10 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
 
     map `[..., pos]` of numbers >= 0 -> bool `[..., pos]`. Of equal values the lower index wins; a
     map of zeros gives no token. Source: DINO `visualize_attention.py`, whose float32 sums may keep
-    one more token of a tie at the edge. Papers whose text says "the top 60 %", which describes
-    `top_mask`, compute `mass_mask`. The two differ: if ten of 100 tokens share four fifths of the
-    mass equally, `mass_mask` keeps 8 and `top_mask` keeps 60. Raises ValueError if mass is outside
-    (0, 1], if the map holds negative values, NaN or Inf, or if there are no tokens.
+    one token more if values tie at the edge of the mask. Papers whose text says "the top 60 %",
+    which describes `top_mask`, compute `mass_mask`. The two differ: if ten of 100 tokens share four
+    fifths of the mass equally, `mass_mask` keeps 8 and `top_mask` keeps 60. Raises ValueError if
+    mass is outside (0, 1], if the map holds negative values, NaN or Inf, or if there are no tokens.
     """
     _check_map(map)
     _check_share(mass, "mass")
@@ -35,7 +35,7 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
 
 
 def top_mask(map: Float[Tensor, "*batch pos"], fraction: float = 0.6) -> Bool[Tensor, "*batch pos"]:
-    """Returns the tokens with the largest values, a share `fraction` of them.
+    """Returns a share `fraction` of the tokens: those with the largest values.
 
     It keeps `floor(fraction pos + 1/2)` tokens, at least one.
 

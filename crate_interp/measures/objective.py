@@ -53,11 +53,12 @@ def layer_objectives(
 
     `mu_l = mu(f_l(sg(Z^{l-1})) | U_l)`, where sg detaches the output of the layer before.
 
-    layers: callables z -> z, such as `model.blocks`. bases: their U `[head, d_model, d_head]`. z:
-    the input of the first layer, `[..., pos, d_model]`. -> `[layer, ...]` in nats. arXiv 2411.17182
-    eq. 14 adds gamma = 0.001 times their sum, or times that of the last layer, to the
-    cross-entropy. The gradient of mu_l reaches only layer l, and the default penalty adds nothing
-    to it. Raises ValueError if there are no layers, or if there are not as many bases as layers.
+    layers: callables z -> z, such as `model.blocks`. bases: the U of each layer, `[head, d_model,
+    d_head]`. z: the input of the first layer, `[..., pos, d_model]`. -> `[layer, ...]` in nats.
+    arXiv 2411.17182 eq. 14 adds gamma = 0.001 times the sum of all mu_l, or times mu_l of the last
+    layer, to the cross-entropy. The gradient of mu_l reaches only layer l, and the default penalty
+    adds nothing to it. Raises ValueError if there are no layers, or if there are not as many bases
+    as layers.
     """
     if not len(layers) or len(layers) != len(bases):
         raise ValueError(

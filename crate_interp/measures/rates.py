@@ -32,7 +32,7 @@ FLOAT32_LIMIT = 1e3
 # for tokens near zero. Rates that pass were right to half of this limit.
 RELATIVE_ERROR = 2e-5
 # The limits of the same ratio in float64. Above them, singular values replace Cholesky: they are
-# slow but exact. A float32 sample that is computed again needs fewer digits: REDONE_LIMIT.
+# slow but exact. REDONE_LIMIT is for float32 samples computed again, which need fewer digits.
 FLOAT64_LIMIT = 1e3
 REDONE_LIMIT = 1e9
 
@@ -45,10 +45,10 @@ def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Ten
     columns.
 
     z `[..., pos, d_model]` -> `[...]` in nats per token, >= 0, and 0 only for Z = 0. arXiv
-    2306.01129 eq. 1, with the paper's eps, which is squared here. An all-zero token adds nothing
-    but counts in N. Results have the dtype of z; ill-conditioned float32 samples are computed in
-    float64. NaN or Inf in a sample gives NaN. Raises ValueError if eps <= 0 or if there are no
-    tokens.
+    2306.01129 eq. 1; `eps` is the paper's epsilon, and the formula squares it. An all-zero token
+    adds nothing but counts in N. Results have the dtype of z; ill-conditioned float32 samples are
+    computed in float64. NaN or Inf in a sample gives NaN. Raises ValueError if eps <= 0 or if there
+    are no tokens.
     """
     check_rate(z, eps)
     pos, width = z.shape[-2:]

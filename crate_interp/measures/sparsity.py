@@ -174,7 +174,8 @@ def _valid(
 ) -> Float[Tensor, "*batch pos"]:
     """Replaces the values of tokens that hold NaN or Inf by NaN.
 
-    seen: a number for each token that is finite only if the token is finite; it may overflow.
+    seen: a number for each token. It is NaN or Inf if the token holds NaN or Inf, and also if the
+    number overflows.
     """
     finite = seen.detach().isfinite()
     if not finite.all():

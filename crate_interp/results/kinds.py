@@ -39,7 +39,7 @@ class Kind:
         return None if name is None else self.stages.get(name[1])
 
 
-# kind -> (module, name in it) of the Kind, or of the class if it is not measured in chunks
+# kind -> (module, name in the module) of its Kind, or of its class if not measured in chunks
 KINDS: dict[str, tuple[str, str]] = {
     "atlas": ("crate_interp.circuits.atlases.atlas_run", "ATLAS"),
     "atoms": ("crate_interp.sweeps.atom_statistics", "ATOMS"),

@@ -26,7 +26,7 @@ _OF_A_RUN = {
     "data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "chunk_size",
     "threads", "engine", "command", "run", "skipped", "titles", "headings",
 }  # fmt: skip
-_LONGEST = 200  # characters of a value that an error quotes
+_LONGEST = 200  # the most characters of a value that an error quotes
 
 Table = pd.DataFrame
 Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # (ours, theirs, meta of both) -> merged
@@ -38,15 +38,15 @@ class Result:
 
     `stored` holds the tables that were measured, `meta` the model, data, settings and versions.
     `table(name)` also gives the tables that are computed from the stored ones. Two results of
-    different samples merge into the result of all of them: `a.merge(b)`.
+    different samples merge into one result of all the samples: `a.merge(b)`.
 
     A kind of result is a subclass with these class attributes. MAIN: the table that `table()`
     returns. STORED: how each stored table merges. DERIVED: how each other table is computed. META:
     the types of some entries of meta. ALONE: if not empty, why results of this kind do not merge.
 
     meta holds `format` (1), `result` (the kind) and `data`, a list of {fingerprint, start, stop}:
-    the samples start to stop - 1 of the data with this fingerprint. The fingerprint is None if the
-    data is unknown, as for numbers measured on a cache.
+    the samples from `start` up to, not including, `stop`, of the data with this fingerprint. The
+    fingerprint is None if the data is unknown, as for numbers measured on a cache.
     """
 
     stored: Mapping[str, Table]
@@ -179,11 +179,11 @@ class Result:
 
     @classmethod
     def check_folder(cls, folder: str | Path) -> None:
-        """Raises ValueError if `save` would refuse a folder because of what it holds."""
+        """Raises ValueError if `save` would refuse a folder because of the files in it."""
         check_place(Path(folder), cls.KIND)
 
     def _check_readable(self) -> None:
-        """Raises any error if the tables and settings of a loaded result cannot be read."""
+        """Raises an error, of any type, if tables or settings of a loaded result cannot be read."""
         self._repr_html_()
 
     def save(self, folder: str | Path) -> Path:
@@ -305,8 +305,8 @@ def by(*keys: str) -> Merge:
 
 
 def _in_order(rows: Table, keys: list[str]) -> bool:
-    """Tells whether rows are sorted by these columns; False if a column is not of whole numbers."""
-    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # equals the row before in the keys so far
+    """Tells whether rows are sorted by these columns; False unless they hold whole numbers."""
+    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # with the row before, in the keys so far
     for key in keys:
         values = rows[key].to_numpy()
         if values.dtype.kind not in "iu":

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from pyarrow import ChunkedArray
 
 FORMAT, META = 1, "meta.json"
-_LONGEST, _MOST_LAYERS = 2**26, 10_000  # most bytes of meta.json, and most layers
+_LONGEST, _MOST_LAYERS = 2**26, 10_000  # the most bytes of meta.json, the most layers
 _NEEDED = {
     "n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict,
     "model_digest": str, "dtype": str, "device": str,
 }  # fmt: skip
 _KEYS = ("sample", "layer", "token", "atom", "rank", "seed")  # columns that must hold whole numbers
-# The most values that a table may hold: _VALUES, or _PER_BYTE per byte of its file, if more.
+# A table may hold _VALUES values, or _PER_BYTE values per byte of its file if that is more.
 _VALUES, _PER_BYTE = 2**24, 64
 
 
@@ -91,7 +91,7 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
 def check_place(folder: Path, kind: str) -> None:
     """Raises ValueError if saving a result of this kind would overwrite something else.
 
-    That is a result of another kind in the folder, or a meta.json of another program.
+    It would overwrite a result of another kind, or a meta.json of another program.
     """
     path = folder / META
     if not path.exists() and not path.is_symlink():
@@ -100,7 +100,8 @@ def check_place(folder: Path, kind: str) -> None:
     if found != kind:
         held = f"a result of kind {plain(found)!r}" if isinstance(found, str) else f"another {META}"
         raise ValueError(
-            f"{str(folder)!r} holds {held}, which would be lost: give another folder, or remove it."
+            f"{str(folder)!r} holds {held}, which would be lost: give another folder, or empty "
+            "this one."
         )
 
 

@@ -1,7 +1,8 @@
 """The samples that a result covers: lists of {fingerprint, start, stop}.
 
-An entry stands for the samples start to stop - 1 of the data with this fingerprint. If results of
-different data were merged, `first` is the number of the entry's first sample in the merged result.
+An entry stands for the samples from `start` up to, not including, `stop`, of the data with this
+fingerprint. If results of different data were merged, `first` is the number of the entry's first
+sample in the merged result.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ Range = dict[str, Any]
 
 
 def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
-    """Returns the samples start to stop - 1 of one data set; None stands for unknown data."""
+    """Returns the samples from `start` to `stop - 1` of one data set; None means unknown data."""
     return [{"fingerprint": fingerprint, "start": start, "stop": stop}]
 
 
@@ -24,9 +25,9 @@ def different(mine: Sequence[Range], theirs: Sequence[Range]) -> bool:
 
 
 def shift(mine: Sequence[Range], theirs: Sequence[Range]) -> int:
-    """Returns the number to add to the sample numbers of `theirs`, which then follow `mine`.
+    """Returns the number to add to the sample numbers of `theirs`, so that they follow `mine`.
 
-    Samples of one data set keep their numbers. Raises ValueError if a sample is in both lists.
+    It is 0 if all samples are of one data set. Raises ValueError if a sample is in both lists.
     """
     for entry in theirs:
         for own in mine:

@@ -1,4 +1,4 @@
-"""Statistics in words: one record of name and reading, used by pages, tables and docs."""
+"""Describes statistics in words: one record per statistic, used by pages, tables and docs."""
 
 from dataclasses import dataclass
 
@@ -31,8 +31,8 @@ class Statistic:
         bounds = all(isinstance(end, (int, float, type(None))) for end in (self.low, self.high))
         if not self.title or not bounds or not all(isinstance(text, str) for text in words):
             raise ValueError(
-                f"{self!r} is no statistic: give a title, a direction, a unit, the lowest and the "
-                "highest value or None, and how to read it."
+                f"{self!r} is not a statistic: give a title, a direction, a unit, the lowest and "
+                "the highest value or None, and how to read it."
             )
 
     @property
@@ -47,9 +47,9 @@ class Statistic:
 
 
 def described(name: str, facts: object) -> Statistic:
-    """Returns the record of "probe.statistic", given as a Statistic or as a tuple of four fields.
+    """Returns the record of "probe.statistic"; facts: a Statistic or a tuple of four fields.
 
-    The title of a tuple is made from the name: "mine.my_own_number" is called "My own number".
+    For a tuple, the title is made from the name: "mine.my_own_number" is called "My own number".
     Raises ValueError for anything else.
     """
     if isinstance(facts, Statistic):

@@ -19,7 +19,7 @@ class Studentised:
     """Means of columns, their standard errors, and bootstrap-t draws.
 
     mean `[column]`. error `[column]`: the standard error of the mean, sd / sqrt(n) with ddof 1; 0
-    where all rows are equal, NaN where there are fewer than two. draws `[resample, column]`: the
+    where all rows are equal, NaN for fewer than two rows. draws `[resample, column]`: the
     bootstrap-t quantities t* = (mean* - mean) / error*, in ascending order. A resample whose rows
     are all equal has no error, so that t* is infinite: with two or three rows, or with one rare
     value, the interval may be infinite.
@@ -30,7 +30,7 @@ class Studentised:
     draws: Float[np.ndarray, "resample c"] = field(repr=False)
 
     def interval(self, level: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the two ends of an interval of the mean, each mean - q error with its own q.
+        """Returns the two ends of an interval of the mean; each end is mean - q error.
 
         q is the k-th largest draw for the lower end and the k-th smallest draw for the upper end,
         where k = (resamples + 1) (1 - level) / 2 rounded down. Where all rows are equal, both ends
@@ -52,9 +52,9 @@ class Studentised:
         One-sided, (1 + count of t* >= t) / (resamples + 1) with t = (mean - bound) / error. It is
         at most 0.025 exactly where the lower end of the 95 % interval is above the bound. p is 0
         for a bound of -inf, and 1 for fewer than two rows. Where all rows are equal, p is 0 if
-        their value is at least the bound, and else 1: a value on the bound counts as within it.
-        `below` is 0 for a value on the bound too, so first test whether a claim holds, then whether
-        it fails.
+        their value is at least the bound, and 1 otherwise: a value on the bound counts as within
+        it. `below` is 0 for a value on the bound too, so first test whether a claim holds, then
+        whether it fails.
         """
         return _tail(self.mean, self.error, self.draws, bound, 1)
 

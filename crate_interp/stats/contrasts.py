@@ -32,16 +32,16 @@ class Difference:
         return self.low, self.high
 
     def towards(self, sign: int) -> Float[np.ndarray, "layer"]:
-        """Returns p where the difference has this sign; 1 where it has not or p is unknown."""
+        """Returns p where the difference has this sign and p is known, and 1 elsewhere."""
         return np.where((sign * self.value > 0) & ~np.isnan(self.p), self.p, 1.0)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Networks whose spread makes a difference uncertain.
+    """A group of networks that differ from one another, which makes a difference uncertain.
 
-    values: the mean of each network. share: the factor of their variance, 1 / k for the mean of k
-    networks and 1 for a single further network.
+    values: one mean per network. share: the factor that multiplies the variance of these means. It
+    is 1 / k for the mean of k networks, and 1 for a single further network.
     """
 
     values: Float[np.ndarray, "network layer"]
@@ -80,15 +80,16 @@ def contrast(
 ) -> Difference:
     """Returns a difference of means over networks, with Welch's interval and p.
 
-    Each spread i of k_i networks adds a variance v_i = share * sd^2 (sd with ddof 1); v is their
-    sum. `variance` is added to v: it is the variance of means over `samples`. The half width is t
-    sqrt(v + variance), where t is the quantile of Student's t. Its degrees of freedom are those of
-    Welch and Satterthwaite, v^2 / sum(v_i^2 / (k_i - 1)), but at most samples - 1 where `variance`
-    is above 0.
+    The uncertainty has two sources. One is the networks: spread i, a group of k_i networks, adds
+    v_i = share * sd^2 (sd with ddof 1) to the variance v. The other is the samples: `variance` is
+    the variance of means over as many samples as `samples` says. The half width is
+    t sqrt(v + variance), where t is the quantile of Student's t. Its degrees of freedom are those
+    of Welch and Satterthwaite, v^2 / sum(v_i^2 / (k_i - 1)), but at most samples - 1 where
+    `variance` is above 0.
 
-    Spreads of the same networks count as one, with the sum of their shares. Where nothing varies,
-    the interval is the value alone, and p is 1 for a value of 0 and 0 for any other value. A spread
-    of fewer than two networks makes everything but the value NaN.
+    Spreads with the same networks count as one spread, with the sum of their shares. Where nothing
+    varies, the interval is the value alone, and p is 1 for a value of 0 and 0 for any other value.
+    A spread of fewer than two networks makes everything but the value NaN.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -124,9 +125,10 @@ def against_networks(
 ) -> Difference:
     """Returns one network's mean minus the mean of other networks, tested as by `contrast`.
 
-    mean, error: the mean of the one network over `samples`, and its standard error. For s other
-    networks the value is mean - mean(networks), and the half width is t_{s-1} sqrt(sd^2 (1 + 1/s) +
-    error^2). Everything is NaN for fewer than two networks, or if the error is NaN.
+    mean, error: the one network's mean, and the standard error of this mean. samples: how many
+    samples the mean is over. For s other networks the value is mean - mean(networks), and the half
+    width is t_{s-1} sqrt(sd^2 (1 + 1/s) + error^2). Everything is NaN for fewer than two networks,
+    or if the error is NaN.
     """
     s = len(networks)
     if s < 2:
