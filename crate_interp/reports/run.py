@@ -46,14 +46,14 @@ def report(
 ) -> Path:
     """Writes a report of a model on data into a folder, and returns the path of its report.html.
 
-    Sweeps the model over `data`, and `untrained` random twins over its first 64 samples. A twin is
+    Sweeps the model over `data`, and untrained twins over the first 64 samples of `data`. A twin is
     the same architecture with the official random initialisation, seeds 0, 1, ...; the global
-    random state does not change. data, probes, run: as in `ci.sweep`. The folder also gets the
-    result as SweepResult.save writes it, summary.txt (means by layer, the meaning of its columns,
-    the controls), layers.csv (with the twins' mean, lowest and highest) and figures/*.png. audit:
-    whether to write audit/audit.html too (`ci.audit`, with the same number of twins). With
-    `progress`, a line on stderr announces the parts, and a line at the end says how long each part
-    took.
+    random state does not change. untrained: the number of twins. data, probes, run: as in
+    `ci.sweep`. The folder also gets the result as SweepResult.save writes it, summary.txt (means by
+    layer, the meaning of its columns, the controls), layers.csv (with the twins' mean, lowest and
+    highest) and figures/*.png. audit: whether to write audit/audit.html too (`ci.audit`, with the
+    same number of twins). With `progress`, a line on stderr announces the parts, and a line at the
+    end says how long each part took.
 
     Raises ValueError, before work starts, if `out` cannot be written into or holds something other
     than a report. Also raises ValueError as `ci.sweep` does.
@@ -135,8 +135,8 @@ def _counted_twins(count: int) -> str:
 def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
     """Returns the CLS attention of each head over the first images, in a few layers.
 
-    The layers are the layer of the head whose CLS attends most sharply, if this was measured, and
-    the last layers.
+    These are the last layers and, if sharpness was measured, the layer that has the head with the
+    sharpest CLS attention.
     """
     first = samples.start
     found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs

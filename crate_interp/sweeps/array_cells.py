@@ -11,7 +11,7 @@ from crate_interp.results.result import Merge
 
 
 def to_bytes(values: Tensor) -> bytes:
-    """Returns the numbers of a tensor as float64, row by row."""
+    """Returns the bytes of a tensor's numbers as float64, row by row."""
     return values.detach().cpu().double().contiguous().numpy().tobytes()
 
 

@@ -67,8 +67,8 @@ class AtomResult(Result):
 
     `table()` has a row per layer and atom: layer, atom, firing_rate (the share of tokens at which
     the code is above 0), mean (over tokens), mean_on (over tokens at which the atom is on), max,
-    energy_share (of the layer's sum of squares), state: "dead" (never on), "dense" (on at more than
-    the share `dense` of the tokens), or "".
+    energy_share (the atom's share of the layer's sum of squares), state: "dead" (never on), "dense"
+    (on at more than the share `dense` of the tokens), or "".
 
     Stored tables: `sums`, `top`, `pairs` (empty without coactivation=True), `weights`.
     """
@@ -89,8 +89,8 @@ class AtomResult(Result):
 
         Columns: atoms, dead, dense, firing_rate, energy, n_tokens, coherence, condition.
 
-        energy: the mean |z|^2 of a token. coherence: the largest cosine between two atoms.
-        condition: the condition number of the dictionary. Both are NaN for an MLP.
+        energy: |z|^2, mean over tokens. coherence: the largest cosine between two atoms. condition:
+        the condition number of the dictionary. coherence and condition are NaN for an MLP.
         """
         return self.table("layers")
 
@@ -121,7 +121,8 @@ class AtomResult(Result):
     def coactivation(self, layer: int) -> Float[np.ndarray, "atom atom"]:
         """Returns the share of tokens at which two atoms are on together.
 
-        The diagonal is the firing rate; independent atoms would have the product of their rates.
+        The diagonal has the firing rates. For two independent atoms, the share is the product of
+        their firing rates.
         Raises ValueError if pairs were not counted.
         """
         self._width(layer)

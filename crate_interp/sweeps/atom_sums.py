@@ -16,9 +16,10 @@ TOP = ["layer", "atom", "rank", "value", "sample", "token"]
 
 @dataclass
 class LayerAtoms:
-    """Sums over the tokens of one layer, `[atom]` each.
+    """Sums over the tokens of one layer, as arrays `[atom]`.
 
-    top_* are `[rank, atom]`; together is `[atom, atom]`, or empty if pairs are not counted.
+    The arrays top_* are `[rank, atom]`. together is `[atom, atom]`, or empty if pairs are not
+    counted.
     """
 
     n_tokens: int
@@ -32,7 +33,7 @@ class LayerAtoms:
     together: np.ndarray
 
     def merged(self, other: "LayerAtoms", top: int) -> "LayerAtoms":
-        """Returns the sums over both sets of tokens."""
+        """Returns the sums over the tokens of `self` and `other` together."""
         values, samples, tokens = (
             np.concatenate([getattr(self, name), getattr(other, name)])
             for name in ("top_values", "top_samples", "top_tokens")
@@ -74,7 +75,7 @@ def _largest(
 ) -> tuple[Float[Tensor, "rank atom"], Int[Tensor, "rank atom"]]:
     """Returns the largest values of each atom and their tokens; equal values are in token order.
 
-    topk does not say which of equal values it takes, so atoms with such ties are sorted.
+    topk does not say which of several equal values it takes, so atoms with equal values are sorted.
     """
     values, indices = flat.topk(count, dim=0)
     least = values[-1]
@@ -101,7 +102,10 @@ def sum_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
 
 
 def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
-    """Returns a row per layer, atom and rank: the tokens at which the atom was on and largest."""
+    """Returns a row per layer, atom and rank: the token at which the atom's value has this rank.
+
+    Tokens at which the atom was not on have no row.
+    """
     parts: list[pd.DataFrame] = []
     for layer, own in sums.items():
         rank, atom = np.indices(own.top_values.shape)
@@ -124,13 +128,13 @@ def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
 
 
 def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns the sums and the largest value of each atom over both sets of tokens."""
+    """Returns the sums and the largest value of each atom over the tokens of both tables."""
     added = {name: mine[name] + theirs[name] for name in _ADDED}
     return mine.assign(**added, largest=np.maximum(mine["largest"], theirs["largest"]))
 
 
 def merged_pairs(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns the counts over both sets of tokens."""
+    """Returns the counts over the tokens of both tables."""
     if not len(mine):
         return mine
     pairs = zip(mine["counts"], theirs["counts"], strict=True)

@@ -1,13 +1,13 @@
-"""The negative controls of a sweep, next to the model on the same samples, in words and tables."""
+"""Sentences and tables that compare a model with its negative controls on the same samples."""
 
 import math
 from typing import Any
 
 from crate_interp.results.result import Result, as_text, counted
 
-EVERY = 8  # the controls within a layer see about one in so many of the controlled samples
+EVERY = 8  # the controls within a layer see about 1 in 8 of the controlled samples
 _GOLDEN = (5**0.5 - 1) / 2
-_TELLS = 10  # with so many samples, the model is better in all or none by chance once in 512
+_TELLS = 10  # with 10 samples, chance makes the model better in all or none once in 512
 # the statistics that are shown, and their names in a sentence
 CONTROLLED = {
     "compression.subspace_rate_mid": "R^c",
@@ -38,10 +38,11 @@ IN_BRACKETS = (
 
 
 def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]]]:
-    """Returns header and rows for "probe.statistic": the model and every control, a row per layer.
+    """Returns header and rows for "probe.statistic": a row per layer, with model and controls.
 
-    Controls that saw the same samples follow a column of the model on these samples. There are no
-    rows if no control applies to the statistic.
+    The columns are grouped by the number of samples. In each group, a column of the model's means
+    precedes the columns of the controls, over the same samples. There are no rows if no control
+    applies to the statistic.
     """
     probe, _, statistic = name.partition(".")
     table: Any = result.table("controls")
@@ -68,22 +69,25 @@ def _control(row: Any) -> str:
 
 
 def _better(row: Any) -> int:
-    """Returns in how many samples the model is better: higher for R - R^c, else lower."""
+    """Returns in how many samples the model is better than the control.
+
+    For R - R^c, better means higher; for other statistics, it means lower.
+    """
     return row.n - row.lower if row.statistic.startswith("reduction") else row.lower
 
 
 def an_eighth(start: int, count: int) -> list[int]:
-    """Returns which of the samples start, start + 1, ... the controls within a layer see.
+    """Returns which of `count` samples, from `start` on, the controls within a layer see.
 
-    Each entry is a sample's number minus start. The golden ratio selects samples 0, 5, 13, 18, ...:
-    5 of the first 32, and about an eighth of many. A fixed step might show only one class of data
-    whose classes alternate.
+    Each entry is a sample's number minus `start`. The golden ratio selects samples 0, 5, 13, 18,
+    ...: 5 of the first 32, and about an eighth of many. A fixed step might show only one class of
+    data whose classes alternate.
     """
     return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
 
 
 def few_controlled(result: Result) -> str:
-    """Returns a caution if so few samples were controlled that all may agree by chance, else ""."""
+    """Returns a caution if there are too few controlled samples to rule out chance, else ""."""
     counts: Any = result.table("controls")["n"]
     least, asked, n = int(counts.min()), result.meta["controls"], result.meta["n_samples"]
     if least > _TELLS:
@@ -99,7 +103,10 @@ def few_controlled(result: Result) -> str:
 
 
 def by_rate(result: Result) -> str:
-    """Returns in how many samples the model is better than random subspaces, by each rate."""
+    """Returns a text with the number of samples in which the model beats random subspaces.
+
+    There is a number for each rate and layer. The text is "" for fewer than two rates.
+    """
     table: Any = result.table("controls")
     if "lower" not in table:
         return ""

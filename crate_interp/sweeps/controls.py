@@ -51,7 +51,7 @@ def random_subspaces(block: Block, acts: Acts, generator: torch.Generator) -> tu
 def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
     """Writes each head's output with the output map of the previous head."""
     attn = block.attn
-    # a user's own layer may lack a map for each head
+    # a user's own layer may have no output map per head
     if attn.cfg.n_heads < 2 or getattr(attn, "W_O", None) is None:
         return block, acts
     gathered = acts["attn.hook_z"].to(attn.W_O.dtype)  # its precision may be lower under autocast
@@ -64,7 +64,7 @@ def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tupl
 def tight_frame(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
     """Replaces the stream by a stream of the same energy that prefers no direction.
 
-    R^c depends only on Z Z^T.
+    R^c depends on the stream Z only through Z Z^T.
     """
     pos, width = acts[_STREAM[0]].shape[1:]
     frame = _frame(pos, width)
@@ -120,7 +120,7 @@ class Controls:
     found: dict[str, Answers] = field(default_factory=dict)
 
     def readings(self) -> list[Reading]:
-        """Returns readings of all activations of a layer that the probes and the controls need."""
+        """Returns readings of all activations that probes and controls need, layer by layer."""
         points = _points(self._layers(), self.probes, CONTROLS)
         seen = an_eighth(self.start, self.count)
         return [Reading(points, self._measure)] if points and seen else []
@@ -201,7 +201,10 @@ def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]
 def _add(
     found: Answers, probes: Sequence[Probe], block: Any, layer: int, shared: LayerActs
 ) -> None:
-    """Appends the numbers of probes that read a layer's activations to those of earlier samples."""
+    """Appends each probe's numbers for a layer to this probe's numbers for earlier samples.
+
+    Probes that read no activations are left out.
+    """
     for probe in probes:
         if probe.points:
             for name, value in on_activations(probe, block, shared).items():

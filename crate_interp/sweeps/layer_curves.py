@@ -126,7 +126,7 @@ def _chance(result: SweepResult, statistic: str) -> tuple[str, np.ndarray] | Non
 def head_interval(
     result: SweepResult, statistic: str
 ) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None:
-    """Returns the ends of the 95 % intervals of a statistic per head; None for weights."""
+    """Returns the ends of each head's 95 % interval, or None for a statistic of the weights."""
     rows = _rows(result.heads(), statistic)
     low, high = result.mean_ends(rows)
     rows = rows.assign(low=low, high=high)
@@ -157,7 +157,7 @@ def _columns(result: SweepResult) -> list[tuple[str, str]]:
     known = {name: statistic(result.meta, name).column for name in names(result)}
     columns: dict[str, str] = {}
     for name, column in known.items():
-        if column:  # a second statistic with this heading keeps its name
+        if column:  # a second statistic with this heading is shown under its own name
             columns[name if column in columns else column] = name
     return [(name, column) for column, name in columns.items()] or [
         (name, name) for name in list(known)[:6]

@@ -31,8 +31,8 @@ from crate_interp.sweeps.stores.replay import Replay, digests_of, opened
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 POOLS = ("cls", "mean", "last")
-# features: one array for each chunk. Small arrays kept from every batch would lie between the
-# activations and fragment the memory, which would then grow by more than the kept numbers.
+# "features" has one array per chunk. Small arrays kept from every batch would lie between the
+# activations and fragment the memory. The memory would then grow by more than the kept numbers.
 POOLED: Rules = {"samples": by("sample"), "features": by("sample")}
 _ROWS = 256  # rows of features that are converted to float64 at once
 
@@ -40,9 +40,10 @@ _ROWS = 256  # rows of features that are converted to float64 at once
 def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Tables:
     """Returns the tables "samples" and "features" of a chunk.
 
-    Columns of samples: sample, label (from the data), named (from `classes`, whose first entry is
-    for sample number `first`), digest (of the input). Columns of features: sample (number of the
-    first), n, values (the bytes of `[n, n_layers + 1, d_model]` in float32).
+    Columns of samples: sample, label (from the data), named (from `classes`), digest (of the
+    input). The first entry of `classes` belongs to sample number `first`. Columns of features:
+    sample (the number of the first sample), n (the number of samples), values (the bytes of
+    `[n, n_layers + 1, d_model]` in float32).
 
     Raises ValueError, with the layer and the samples, if the stream holds NaN or Inf.
     """
@@ -86,17 +87,20 @@ def _fill(
 
 
 def _short(digest: str) -> int:
-    """Returns the first 64 bits of a digest; any two of a million samples agree with p = 3e-8."""
+    """Returns the first 64 bits of a digest.
+
+    The probability that a million different samples contain two with equal bits is 3e-8.
+    """
     return int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
 
 
 def by_layer(
     table: pd.DataFrame, n_layers: int, first: Bool[np.ndarray, "sample"]
 ) -> list[Float[np.ndarray, "sample d_model"]]:
-    """Returns the features of each layer from the table "features"; samples in `first` come first.
+    """Returns the features of each layer from the table "features".
 
-    Values are removed from the table chunk by chunk as they are copied, so that memory never holds
-    both copies in full.
+    The samples marked in `first` come before the other samples. Values are removed from the table
+    chunk by chunk as they are copied, so that memory never holds both copies in full.
     """
     chunks = table.pop("values").tolist()[::-1]
     place = np.empty(len(first), dtype=np.int64)  # the row of each sample
@@ -107,7 +111,7 @@ def by_layer(
         values = np.frombuffer(chunks.pop(), dtype=np.float32).reshape(count, n_layers + 1, -1)
         if not layers:
             shape = (len(first), values.shape[-1])
-            # from torch, as memory from NumPy would take huge pages wherever rows are written
+            # allocated by torch, since NumPy would take huge pages wherever rows are written
             layers = [torch.empty(shape).numpy() for _ in range(n_layers + 1)]
         for layer, rows in enumerate(layers):
             rows[place[start : start + count]] = values[:, layer]
@@ -122,7 +126,10 @@ class LinearProbeResult(SweepResult):
     ALONE = "a linear probe is fitted to its data and does not merge: fit one to all of the data."
 
     def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ends of the 95 % interval of each row of `layers()`, a share of samples."""
+        """Returns the ends of the 95 % interval of each row of `layers()`.
+
+        The mean of each row is a share of samples.
+        """
         n = rows["n"].to_numpy()
         return share_interval(rows["mean"].to_numpy(float) * n, n)
 
@@ -290,10 +297,10 @@ def _of_layer(
     train: Bool[np.ndarray, "sample"],
     answers: Sequence[Int[np.ndarray, "sample"]],
 ) -> list[Float[np.ndarray, "held"]]:
-    """Returns for each held-out sample 1 if it is classified correctly, else 0.
+    """Fits a classifier for each array in `answers`, and returns an array for each classifier.
 
-    A classifier is fitted for each array in `answers`. features: the training part comes first; the
-    features are standardised in place.
+    A returned array has a number per held-out sample: 1 if the sample is classified correctly, else
+    0. features: the training part comes first; the features are standardised in place.
     """
     count = int(train.sum())
     middle, scale = _scaling(features[:count])
@@ -309,9 +316,10 @@ def _of_layer(
 def _scaling(
     values: Float[np.ndarray, "row d_model"],
 ) -> tuple[Float[np.ndarray, "d_model"], Float[np.ndarray, "d_model"]]:
-    """Returns mean and standard deviation of each column; the latter is 1 for a constant column.
+    """Returns the means and the standard deviations of the columns.
 
-    scikit-learn's scaler would make float64 copies of all rows.
+    The standard deviation is given as 1 for a constant column. scikit-learn's scaler is not used,
+    because it would make float64 copies of all rows.
     """
     origin = values[0].astype(float)
     total, squares = np.zeros_like(origin), np.zeros_like(origin)
@@ -338,7 +346,7 @@ def _fitted(features: Float[np.ndarray, "row d_model"], classes: Int[np.ndarray,
 def _tables(
     columns: dict[str, list[np.ndarray]], held: Bool[np.ndarray, "sample"], samples: pd.DataFrame
 ) -> Tables:
-    """Returns a sweep's tables; samples are right (1), wrong (0) or not held out (NaN)."""
+    """Returns a sweep's tables, in which a sample is right (1), wrong (0) or not held out (NaN)."""
     tally = Tally(len(samples))
     for name, layers in columns.items():
         for layer, right in enumerate(layers):

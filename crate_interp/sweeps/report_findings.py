@@ -23,7 +23,7 @@ from crate_interp.sweeps.sweep_findings import (
     turns,
 )
 
-# statistic -> (expectation for a trained network, 1 if it is above untrained, else -1)
+# statistic -> (expectation for a trained network, its sign: 1 above untrained, -1 below)
 _BESIDE_UNTRAINED = {
     OFFICIAL: ("Authors' R^c is lower than untrained", -1),
     "sparsity.zero_fraction": ("More zeros than untrained", 1),
@@ -31,7 +31,7 @@ _BESIDE_UNTRAINED = {
     "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
     "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
 }
-# the second is shown if there is no CLS token
+# _INSTEAD is shown in place of _CLS if there is no CLS token
 _CLS, _INSTEAD = "attention.support_cls", "attention.entropy"
 
 
@@ -138,7 +138,7 @@ def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
 
 
 def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
-    """Returns the rows of the strip: what the theory expects, and which layers do it."""
+    """Returns the rows of the strip: what the theory expects, and which layers agree with it."""
     rows: list[Row] = []
     for words, measured in (
         (f"R^c of {_what(result)} falls at attention", at_attention),
@@ -163,7 +163,7 @@ def _falls(words: str, result: SweepResult, change: Change, twins: list[Change |
 
 
 def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
-    """Returns for each layer 1 or -1 if the means of all seeds rise or fall, else 0."""
+    """Returns one sign per layer: 1 if the means of all seeds rise, -1 if all fall, else 0."""
     known = [np.sign(twin.change) for twin in twins if twin is not None]
     if not known:
         return None
@@ -171,7 +171,7 @@ def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
 
 
 def _beside_untrained(result: SweepResult, twins: Sequence[SweepResult], name: str) -> Row:
-    """Returns a row: whether each layer's mean differs from one further untrained network's."""
+    """Returns a row: whether each layer's mean differs from that of a further untrained network."""
     words, better = _BESIDE_UNTRAINED[name]
     drawn, random = curve(result, name), baseline(twins, name)
     assert random is not None
@@ -193,9 +193,10 @@ def _row(
 ) -> Row:
     """Returns a row of the strip.
 
-    signs: 1 or -1 if a layer is shown to lie above or below, else 0. said: each sign in words, None
-    for a layer without a sign. better: the sign that the theory expects. untrained: the signs of
-    untrained networks, for the rings.
+    signs: a sign per layer: 1 if the layer is shown to rise, or to lie above untrained networks; -1
+    if it is shown to fall, or to lie below them; else 0. said: the words for each sign, and, under
+    None, the words for a layer without a sign. better: the sign that the theory expects. untrained:
+    the signs of untrained networks; a layer with the same sign gets a ring.
     """
     cells = []
     for layer in range(result.meta["n_layers"]):

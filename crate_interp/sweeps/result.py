@@ -120,7 +120,7 @@ class SweepResult(Result):
         return self.layers() if name is None else super()._written(name)
 
     def sharpest(self, count: int = 3) -> str:
-        """Returns the heads with the sharpest attention in words, lowest entropy first.
+        """Returns lines of text on the heads with the sharpest attention, lowest entropy first.
 
         There is a line for each of `attention.entropy_cls`, `entropy_patches` and `entropy` that
         was measured; "" if none was. A line has the means over samples in nats, the value of even
@@ -165,7 +165,7 @@ class SweepResult(Result):
 
 
 def _ranked(heads: Any, count: int) -> str:
-    """Returns the first `count` heads in words, and whether other heads differ from the first."""
+    """Returns a text on the first `count` heads, and on how other heads compare with the first."""
     shown = []
     for row in heads.head(count).itertuples():
         ends = f" ({row.low:#.4g} to {row.high:#.4g}; sd {row.std:.2g})"

@@ -61,8 +61,7 @@ def sweep(
     each chunk as soon as it is measured, and repeating the call continues where an earlier call
     stopped.
 
-    Memory grows with the number of samples only by the measured numbers. Hooks on the model stay
-    active.
+    With more samples, memory grows only by the measured numbers. Hooks on the model stay active.
 
     Raises ValueError before work starts for arguments and data that cannot be measured, including
     NaN or Inf, and if the folder holds something else. Raises ValueError, with layer and samples,
@@ -177,8 +176,9 @@ def _readings(
     of_weights: list[dict],
     extra: dict[str, Tensor],
 ) -> list[batches.Reading]:
-    """Returns a reading for each probe, so that a layer is measured while its points are in cache.
+    """Returns a reading for each probe.
 
+    Each layer is measured as soon as it has run, while its points are in the processor's cache.
     Values that a layer's probes share are kept until the last of these probes is done.
     """
     layers: Any = getattr(chunk.model, chunk.blocks)
@@ -262,10 +262,11 @@ def check_masks(
 
 
 def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
-    """Returns the tensors `MASKS` of a batch for probes of masks, if the stage reads masks.
+    """Returns the tensors that probes of masks read, by their names in `MASKS`.
 
-    "other_masks" has the mask of the next sample for each sample; the first sample follows the
-    last. Samples without a decodable mask are skipped.
+    Returns no tensors if the stage reads no masks. "other_masks" has, for each sample, the mask of
+    the next sample; the first sample follows the last. Samples without a decodable mask are
+    skipped.
     """
     read = chunk.samples.masks
     if batch.masks is None or read is None:

@@ -35,14 +35,15 @@ class Change:
 
     @property
     def signs(self) -> list[int]:
-        """Returns for each layer -1 if the number is shown to fall, 1 if shown to rise, else 0."""
+        """Returns one sign per layer: 1 if the number is shown to rise, -1 if to fall, else 0."""
         return signs(self.low, self.high).tolist()
 
 
 def at_attention(result: Result) -> Change | None:
-    """Returns how R^c changes from before to after the attention of each layer, if both are known.
+    """Returns how R^c changes at the attention of each layer.
 
-    Both rates use the subspaces of that layer.
+    Both rates, before and after attention, use the subspaces of the layer. Returns None unless both
+    rates are known.
     """
     before, after = _wide(result, _BEFORE), _wide(result, _AFTER)
     if before is None or after is None:
@@ -111,7 +112,7 @@ def sharpest(result: Result, statistic: str) -> pd.DataFrame:
 def mean_ends(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`, by Student's t.
 
-    NaN for a single sample, and for statistics of the weights.
+    The ends are NaN for a single sample, and for statistics of the weights.
     """
     mean, std, n = (rows[name].to_numpy(float) for name in ("mean", "std", "n"))
     return student_interval(mean, std / np.sqrt(n), n)
@@ -120,10 +121,10 @@ def mean_ends(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 def beyond_untrained(
     result: Any, statistic: str, untrained: Float[np.ndarray, "seed layer"]
 ) -> Int[np.ndarray, "layer"]:
-    """Returns for each layer 1 if the mean is shown to be above one further untrained network's.
+    """Returns one sign per layer: how the layer's mean compares with untrained networks.
 
-    It is -1 if the mean is shown to be below, 0 if neither is shown. untrained: each network's
-    mean.
+    1: the mean is shown to be above the mean of one further untrained network. -1: it is shown to
+    be below that mean. 0: neither is shown. untrained: the mean of each untrained network.
     """
     table, weights = result.layers(), result.table("weights")
     rows = table[table["probe"] + "." + table["statistic"] == statistic]
@@ -134,7 +135,7 @@ def beyond_untrained(
 
 
 def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
-    """Returns a statistic of attention, by layer, for equal shares on all keys.
+    """Returns, by layer, the value of a statistic of attention if all keys get equal shares.
 
     Returns None if the statistic is not in `OF_EVEN`, or if the entropy of even attention was not
     measured.
@@ -187,9 +188,10 @@ def path(along: Change) -> str:
 
 
 def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
-    """Returns how values go from the first to the last layer, in words like those of `path`.
+    """Returns how values go from the first to the last layer, worded as in the examples of `path`.
 
-    later: all layers but the first. unit: if empty, the ends are given without their layers.
+    later: all layers but the first. unit: if it is "", the first and the last value are given
+    without their layers.
     """
     layers = [later[0] - 1, *later]
     words = f"{values[0]:.4g} to {values[-1]:.4g}"
@@ -206,9 +208,10 @@ def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
 
 
 def _outside(values: Sequence[float]) -> int | None:
-    """Returns the place of the value furthest outside the two ends, or None if none is far.
+    """Returns the index of the value furthest outside the range from the first to the last value.
 
-    A rate with such a value has not simply fallen or risen.
+    Returns None if no value is far outside. A rate with a value far outside has not simply fallen
+    or risen.
     """
     low, high = sorted((values[0], values[-1]))
     beyond = [max(low - value, value - high) for value in values]
@@ -217,7 +220,10 @@ def _outside(values: Sequence[float]) -> int | None:
 
 
 def _wide(result: Result, name: str) -> Any:
-    """Returns a statistic by sample and layer, without layers that lack it, or None."""
+    """Returns a statistic as a table of samples and layers, without layers that lack it.
+
+    Returns None if every layer lacks it.
+    """
     samples = result.table("samples")
     if name not in samples:
         return None

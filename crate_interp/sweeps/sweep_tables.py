@@ -21,7 +21,7 @@ Key = tuple[str, str, int]  # probe, statistic, layer
 CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
 _STATISTIC = ["probe", "statistic", "layer"]
 _NUMBERS = ["mean", "std", "n"]
-TOGETHER = -1  # the "head" of the moments of each sample's mean over heads
+TOGETHER = -1  # in place of a head's number: the moments of each sample's mean over heads
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Tally:
         }
 
     def add_weights(self, probe: str, layer: int, answer: dict[str, Tensor]) -> None:
-        """Takes the numbers of a layer's weights from a probe, `[]` or `[head]` each."""
+        """Adds a probe's numbers for a layer's weights, tensors of shape `[]` or `[head]`."""
         for statistic, tensor in answer.items():
             values = tensor.detach().double().cpu().numpy()
             if not np.isfinite(values).all():
@@ -142,7 +142,10 @@ class Tally:
 
 
 def _columns(values: list[Tensor]) -> list[np.ndarray]:
-    """Returns tensors as float64 `[batch, 1 or head]`, in a transfer per dtype and batch length."""
+    """Returns tensors as float64 arrays `[batch, 1 or head]`.
+
+    Tensors of the same dtype and batch length are transferred together.
+    """
     groups: dict[tuple, list[int]] = {}
     for place, value in enumerate(values):
         groups.setdefault((value.dtype, len(value)), []).append(place)
@@ -222,7 +225,10 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
 
 
 def _head_sample_table(tally: Tally) -> pd.DataFrame:
-    """Returns a row per sample, layer and head of any statistic; statistics without it have NaN."""
+    """Returns a row per sample, layer and head that any statistic has.
+
+    In this row, every statistic that lacks the layer or the head is NaN.
+    """
     tables: dict[tuple, dict[str, Any]] = {}  # statistics of the same layers and heads share rows
     for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
         layers = sorted(key[2] for key in tally.head_samples if key[:2] == (probe, statistic))
@@ -315,7 +321,7 @@ def merged_moments(
     squares = both["squares"] + both["squares_other"] + step**2 * (both["n"] * both["n_other"] / n)
     mean = both["mean"] + step * (both["n_other"] / n)
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
-    # drops a mean over heads that one result lacks, as it is over the other's samples only
+    # drops a mean over heads that only one result has, as it covers only that result's samples
     whole = merged.groupby(_STATISTIC)["n"].transform("max") == merged["n"]
     merged = merged[whole | (merged["head"] != TOGETHER)]
     order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()

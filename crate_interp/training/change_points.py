@@ -1,19 +1,19 @@
-"""Finds where the mean of a series changes most: the largest two-segment F, tested by shifts."""
+"""Finds where the mean of a series changes most, by the largest two-segment F and a shift test."""
 
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-SHIFTS, FEWEST = 999, 7  # most shifts; fewest values
-_SHORTEST = 2  # fewest values of a segment
+SHIFTS, FEWEST = 999, 7  # the most shifts of a test; the fewest values of a series
+_SHORTEST = 2  # the fewest values of a segment
 
 
 class Change(NamedTuple):
     """Where a series changes: the second segment begins at value `at`.
 
-    f: the F of two means against one. p: see `change_point`. before, after: the means of the two
-    segments.
+    f: the F of a fit with two means against a fit with one. p: see `change_point`. before, after:
+    the means of the two segments.
     """
 
     at: int

@@ -42,7 +42,10 @@ def _changes(result: "WatchResult") -> pd.DataFrame:
 
 
 def _evenly_spaced(steps: np.ndarray) -> int:
-    """Returns how many gaps between steps are equal; the last may differ, if a step came early."""
+    """Returns how many gaps between steps are equal, counted from the first gap.
+
+    Only the last gap may differ, if the last step came early.
+    """
     gaps = np.diff(steps)
     return len(gaps) - int(len(gaps) > 1 and gaps[-1] != gaps[-2])
 
@@ -104,7 +107,7 @@ class WatchResult(Result):
         return self.table("layers")
 
     def heads(self) -> pd.DataFrame:
-        """Returns a row per step, statistic, layer and head: columns of `layers()`, and head."""
+        """Returns a row per step, statistic, layer and head: the columns of `layers()` and head."""
         return self.table("heads")
 
     def changes(self) -> pd.DataFrame:

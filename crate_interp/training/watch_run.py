@@ -107,7 +107,7 @@ class Watch:
         self._open = self._ledger = None
 
     def step(self, number: int | None = None) -> None:
-        """Counts an update, and measures the model if its number is a multiple of `every`.
+        """Counts an update, and measures the model if the update's number is a multiple of `every`.
 
         number: the number of updates so far, if you count them yourself. Raises RuntimeError
         outside `with`, and ValueError if the number is not above the last one.
@@ -189,7 +189,7 @@ def _other(kept: Tables, now: Tables) -> str | None:
         numbers = kept[name].select_dtypes("float").columns
         for column in numbers.difference(["n", "squares"]):
             was, found = kept[name][column].to_numpy(), now[name][column].to_numpy()
-            # wide, because a training is the same on another device or in another precision
+            # wide, because another device or precision does not make it another training
             if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
                 means = [f"{np.nanmean(values):.4g}" for values in (was, found)]
                 return (

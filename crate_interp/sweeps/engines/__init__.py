@@ -24,8 +24,8 @@ def _measured(
             yield task, stage.measured(task, advance, ahead_of(task))
 
 
-# An engine measures tasks of a stage and yields each with its tables, in any order. Its third
-# argument is a function that is called with the number of newly finished samples.
+# An engine takes a stage, its tasks, and a function. It measures the tasks, and yields each task
+# with its tables, in any order. It calls the function with the number of newly finished samples.
 Engine = Callable[[Stage, Iterable[Task], Callable[[int], Any]], Iterator[tuple[Task, Tables]]]
 # name of an engine -> a context manager that opens it
 ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {"local": local, "ray": on_ray}

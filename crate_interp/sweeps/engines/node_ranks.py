@@ -20,13 +20,13 @@ from crate_interp.core.folders import read_index
 from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.safe_text import file_name
 
-_LOOK = 0.1  # seconds between looks
-_LONG = 600.0  # seconds that the first process may take until its file says that it has begun
+_LOOK = 0.1  # seconds between two looks at the file of the first process
+_LONG = 600.0  # seconds within which the first process must write that it has begun
 
 
 @contextmanager
 def after_rank_0(out: str | Path | None) -> Iterator[None]:
-    """Runs the block on each node first in the process with LOCAL_RANK 0, then in the others.
+    """Runs the block first in each node's LOCAL_RANK 0 process, then in the node's other processes.
 
     out: the folder of the run, which all processes share. If the first process fails, the others
     print a note and continue. A process without a rank or a folder does not wait.
@@ -63,7 +63,7 @@ def device_of_rank() -> str:
 
 
 def _marker(out: Path) -> Path:
-    """Returns the path of this launch's file; its name has the id of the processes' parent."""
+    """Returns the path of this launch's file, whose name contains the id of the parent process."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     launch = "-".join(os.environ.get(name, "") for name in names)
     return out / f"{_prefix()}{os.getppid()}-{file_name(launch)}.json"
@@ -94,7 +94,7 @@ def _wait(marker: Path) -> None:
 
 
 def _remove_old(marker: Path) -> None:
-    """Removes the files of launches on this node whose first process has ended."""
+    """Removes each launch's file on this node, if the process that wrote the file has ended."""
     for path in marker.parent.iterdir():
         if path.name.startswith(_prefix()) and not _lives(read_index(path).get("pid")):
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The engine of a Ray cluster: actors hold the model, and only numbers come back to the driver.
 
-The driver gives a chunk to each free actor. If an actor dies, with its process or its node, another
-actor measures its chunk.
+The driver gives a chunk to each free actor. If the process or the node of an actor dies, another
+actor measures the chunk.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
 Parcel = tuple[int, int, int, Sequence[Row]]  # the arguments of `Stage.task`
-# Seconds between looks at the cluster, and how many looks without a started actor bring advice. An
-# actor for which the cluster has room starts sooner.
+# _LOOK: seconds between two looks at the cluster. _LONG: if no actor has started after this number
+# of looks, advice is printed. An actor for which the cluster has room starts sooner.
 _LOOK, _LONG = 5.0, 12
-_DEATHS = 5  # so many deaths in a row for each actor mean that the chunks are at fault
+_DEATHS = 5  # with more deaths in a row, per actor, the chunks must be at fault
 
 
 def surroundings() -> dict[str, str | int]:
-    """Returns everything except the stage that may change the bits of a chunk."""
+    """Returns everything outside the stage that may change the bits of a chunk."""
     versions = {name: version(name) for name in _PACKAGES}
     own = {"crate_interp": __version__, "Python": platform.python_version()}
     return {**own, **versions, "torch threads": torch.get_num_threads()}
@@ -117,12 +117,15 @@ class Worker:
 
 
 class Pool:
-    """Idle actors, and busy actors by the reference to their next result; ray: the module `ray`."""
+    """The idle and the busy actors. The key of a busy actor is the reference to its next result.
+
+    ray: the module `ray`.
+    """
 
     def __init__(self, ray: ModuleType) -> None:
         self.ray, self.threads = ray, torch.get_num_threads()
         self.idle: list[Any] = []
-        self.busy: dict[Any, tuple[Any, Task | None]] = {}  # an actor without a task is starting
+        self.busy: dict[Any, tuple[Any, Task | None]] = {}  # actor, task (None while starting)
         self.most = self.deaths = self.looks = 0
 
     @property

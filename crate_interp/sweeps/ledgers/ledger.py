@@ -39,7 +39,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a ledger about a chunk: the samples start to stop - 1, and the file's digest."""
+    """A ledger's line about a chunk, which has the samples from `start` to `stop` - 1.
+
+    sha256: the digest of the chunk's file.
+    """
 
     start: int
     stop: int
@@ -133,7 +136,7 @@ class Ledger:
         return whole
 
     def missing(self, stage: str) -> list[int] | None:
-        """Returns the missing chunks of a stage, or None if their number is unknown.
+        """Returns the missing chunks of a stage, or None if its number of chunks is unknown.
 
         Damaged chunks count as missing.
         """

@@ -10,7 +10,7 @@ _ABSENT = object()
 
 
 def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError, with the fields that differ, unless two settings are the same.
+    """Raises ValueError if two settings differ; the message names the fields that differ.
 
     there: the settings of the run in the folder `where`. here: the settings of the call.
     """
@@ -21,7 +21,7 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) ->
         if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]
     if names:
-        # a run's settings contain those of its result, hence the double prefix
+        # the settings of a run contain the settings of its result, hence the double prefix
         named = {name: name.replace("settings.settings.", "settings.") for name in names[:3]}
         shown = "; ".join(
             f"{plain(own, 100)} is {_value(old, name)} there and {_value(new, name)} here"

@@ -31,7 +31,7 @@ _DTYPES = {"bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Batch:
-    """Contiguous samples on the model's device; `start` is the number of the first.
+    """Contiguous samples on the model's device; `start` is the number of the first sample.
 
     masks: the samples' masks, on the CPU, if the stage reads masks.
     """
@@ -92,8 +92,8 @@ class Chunk:
     chunks of a stage, by name. advance(n) reports that n more samples are done. masks: whether
     batches have masks. skip_bad: whether samples that cannot be decoded are left out. bad: sample
     number -> why the sample cannot be decoded, for each sample that `batches` left out.
-    ahead(start, stop): returns the samples start to stop - 1 and their masks if a worker has read
-    these samples, else None.
+    ahead(start, stop): returns the samples from `start` to `stop` - 1, with their masks, if a
+    worker has read these samples, else None.
     """
 
     model: HookedModel
@@ -213,9 +213,9 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
 
 
 def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples | Stream:
-    """Returns samples as `samples_of` does, but a datasets.IterableDataset as a stream.
+    """Returns the samples of `data` as `samples_of` does, except that a stream stays a stream.
 
-    It is for verbs that read each sample only once.
+    A stream is a datasets.IterableDataset, for verbs that read each sample only once.
     """
     if not is_stream(data):
         return samples_of(model, data, options)
@@ -250,7 +250,7 @@ def _check_finite(inputs: Tensor, start: int) -> None:
 
 
 def in_precision(precision: str | None, forward: Forward) -> Forward:
-    """Returns a forward that runs under torch.autocast, or `forward` itself for None.
+    """Returns a forward that runs under torch.autocast, or `forward` if `precision` is None.
 
     Raises ValueError for anything but None and "bfloat16".
     """

@@ -69,7 +69,10 @@ class Stage:
             yield self.task(number, start, min(start + chunk_size, stop))
 
     def task(self, number: int, start: int, stop: int, rows: Sequence[Row] = ()) -> Task:
-        """Returns chunk `number`: the samples start to stop - 1; rows: their rows, for a stream."""
+        """Returns chunk `number`, which has the samples from `start` to `stop` - 1.
+
+        rows: the rows of these samples, if the data is a stream.
+        """
         if isinstance(self.samples, Stream):
             return Task(number, self.samples.held(rows, start), rows)
         return Task(number, part(self.samples, start, stop))
@@ -138,8 +141,8 @@ def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) ->
     return pd.DataFrame([row | {"seconds": both["seconds"].sum()}])
 
 
-# The tables that every stage has. chunk: the samples of a chunk, and its seconds. counts: sums for
-# the meta. skipped: samples that could not be decoded.
+# The tables that every stage has. chunk: the samples of a chunk, and the seconds that it took.
+# counts: sums for the meta. skipped: samples that could not be decoded.
 OF_A_CHUNK: dict[str, Merge] = {"chunk": _whole, "counts": sums("name"), "skipped": by("sample")}
 
 

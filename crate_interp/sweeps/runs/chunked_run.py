@@ -145,14 +145,17 @@ class Job:
             self.ledger.begin(stage.name, total)
 
     def _own(self, stage: Stage, tasks: Iterable[Task], chunks: int) -> Iterator[Task]:
-        """Yields the unfinished tasks of this shard; chunks: how many earlier stages have."""
+        """Yields the unfinished tasks of this shard.
+
+        chunks: the number of chunks of earlier stages.
+        """
         if self.ledger is None:
             yield from tasks
             return
         entries, last = self.ledger.entries(stage.name), -1
         for task in tasks:
             last = task.number
-            # a whole stage has one chunk, and the process in charge of it may have ended already
+            # a `whole` stage has one chunk, and the process in charge of that chunk may have ended
             mine = stage.whole or (chunks + task.number) % self.shard.total == self.shard.place
             if mine and not self._has(stage, task.number, entries):
                 yield task
@@ -171,7 +174,7 @@ class Job:
         )
 
     def _has(self, stage: Stage, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> bool:
-        """Tells whether a chunk is finished, and the files that its tables refer to exist."""
+        """Tells whether a chunk is finished and all files that its tables refer to exist."""
         assert self.ledger is not None
         if not self.ledger.has(stage.name, chunk, entries):
             return False
@@ -290,7 +293,10 @@ def _ends(task: Task) -> tuple[int, int]:
 
 
 def _in_order(found: Iterable[tuple[Task, Tables]]) -> Iterator[tuple[Task, Tables]]:
-    """Yields tasks in the order of their chunks; holds each back until earlier chunks are done."""
+    """Yields tasks in the order of their chunks, each with its tables.
+
+    A finished task waits until the tasks of all earlier chunks are finished.
+    """
     waiting: dict[int, tuple[Task, Tables]] = {}
     following = 0
     for task, tables in found:

@@ -88,7 +88,7 @@ class _Queue:
 
         Raises the error that a worker met when it read the samples.
         """
-        if self.found is None:  # so late that no process is forked if nothing is measured
+        if self.found is None:  # forks processes only when something is measured
             self.found = _started(self.stage, self.tasks)
         while self.head is None or self.head[0][:2] < (chunk, start):
             self.head = next(self.found, None)
@@ -147,7 +147,7 @@ def _rows(task: Task, start: int, stop: int) -> Sequence[Row] | None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Returns an exception with the same message that can be sent between processes."""
+    """Returns an exception that can be sent between processes, with the same message."""
     kind = type(error)
     simple = all(isinstance(part, (str, int, type(None))) for part in error.args)
     if kind.__module__ == "builtins" and simple:

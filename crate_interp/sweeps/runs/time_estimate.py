@@ -9,7 +9,7 @@ import torch
 
 from crate_interp.core.progress import note
 
-LONG = 600.0  # a note is printed if the work takes at least so many seconds
+LONG = 600.0  # a note is printed if the work takes at least this number of seconds
 _TRIAL = 10.0  # seconds that are timed first
 
 
@@ -20,17 +20,18 @@ def _load() -> float:
 
 @dataclass
 class Forecast:
-    """Counts samples as they are measured; after ten seconds, may print one or two lines once.
+    """Counts samples as they are measured, and may print a note of one or two lines, once.
 
-    The first batch is not timed, because weights and controls are measured with it. n: how many
-    samples this process measures. advance: a function that is called with each count.
+    A note appears after ten seconds, if the work is long or the machine is crowded. The first batch
+    is not timed, because weights and controls are measured with it. n: how many samples this
+    process measures. advance: a function that is called with each count.
     """
 
     what: str
     unit: str
     n: int
     advance: Callable[[int], object]
-    busy: float = field(default_factory=_load)  # before this work began
+    busy: float = field(default_factory=_load)  # the load before this work began
     _done: int = 0
     # time at which the first batch was done, and its samples
     _first: tuple[float, int] | None = None

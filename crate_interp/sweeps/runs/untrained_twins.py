@@ -12,12 +12,13 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 
 SAMPLES = 64  # number of samples on which twins are measured
-_SMALLER = 1 / 3  # training does not shrink officially initialised positions this far
+_SMALLER = 1 / 3  # training does not shrink officially initialised positional embeddings this far
 
 
 def first_samples(samples: Samples) -> Samples | None:
-    """Returns the samples on which twins are measured: any among the data's first 64, or None.
+    """Returns the samples on which twins are measured, or None if there are no such samples.
 
+    Twins are measured on the given samples that are among the first 64 of the data.
     64 samples are enough for a mean, and networks differ more than samples do.
     """
     stop = min(SAMPLES, samples.start + samples.n)

@@ -23,7 +23,7 @@ _NAME = re.compile(rf"{STAGE}-\d{{6,9}}\.arrow")
 class ActivationStore(Result):
     """The index of stored activations: `files` has a row per Arrow file, with its digest.
 
-    meta: points (the shape of one sample by point), stored (their dtype on the disk), model, data.
+    meta: points (point -> shape of one sample), stored (the dtype on the disk), model, data.
     """
 
     KIND = "store"
@@ -33,7 +33,7 @@ class ActivationStore(Result):
     ALONE = "stores do not merge: join results of ci.open_store with datasets.concatenate_datasets."
 
     def headline(self) -> str:
-        """Returns how many samples of how many points there are, and their size."""
+        """Returns the number of samples, the number of points, and the size of the activations."""
         table: Any = self._table("files")
         samples = counted(self.meta["n_samples"], self.meta["unit"])
         points = counted(len(self.meta["points"]), "points")
@@ -69,7 +69,7 @@ class ActivationStore(Result):
 def open_store(folder: str | Path) -> "datasets.Dataset":
     """Returns the activations that `ci.store` wrote, mapped into memory; none is read yet.
 
-    Each row is a sample. Its columns are `sample` (its number in the data), `label` if the data has
+    Each row is a sample. The columns are `sample` (its number in the data), `label` if the data has
     labels, `input` (the SHA-256 of the model's input), and one column per hook point, in the shape
     of the point's activation. `.with_format("torch")` gives float32 tensors, which a torch
     DataLoader takes. `.info.description` is JSON: model, model_digest, points with shapes, dtype,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SAMPLE, LABEL, INPUT = "sample", "label", "input"  # the columns that are not hook points
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-_MOST = 2**30  # most values of a point in one batch of rows, as Arrow counts them in 32 bits
+_MOST = 2**30  # the most values of a point in a batch of rows, since Arrow counts in 32 bits
 
 
 def features_of(
@@ -119,13 +119,13 @@ def mapped(paths: Sequence[Path], description: str, fingerprint: str) -> "datase
 def rows_of(
     data: "datasets.Dataset", start: int, stop: int, names: Sequence[str]
 ) -> "dict[str, pa.ChunkedArray]":
-    """Returns some columns of the rows start to stop - 1, without copying them."""
+    """Returns the columns `names` of the rows from `start` to `stop` - 1, without copying them."""
     table: Any = data.with_format("arrow", columns=list(names))[start:stop]
     return {name: table[name] for name in names}
 
 
 def tensor_of(column: "pa.ChunkedArray", shape: Sequence[int]) -> Tensor:
-    """Copies a column into a tensor `[rows, *shape]`; shape: that of each row."""
+    """Copies a column into a tensor `[rows, *shape]`; shape: the shape of each row."""
     parts = []
     for chunk in column.chunks:
         flat = getattr(chunk, "storage", chunk)

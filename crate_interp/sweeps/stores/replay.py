@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Replay:
     """A forward that hands stored activations to the model's hook points; no layer runs.
 
-    It takes the numbers of samples as its input. stored: the result of `ci.open_store`. shapes:
-    point -> shape of one sample, in the order in which points fire. start: the first sample's
-    number.
+    The input of this forward is a tensor of sample numbers. stored: the result of
+    `ci.open_store`. shapes: point -> shape of one sample, in the order in which points fire. start:
+    the first sample's number.
     """
 
     stored: "datasets.Dataset"

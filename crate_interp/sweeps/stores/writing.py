@@ -98,7 +98,7 @@ STORE = kind_of_one_stage(ActivationStore, STAGE)
 
 
 def _checked(options: RunOptions) -> Path:
-    """Returns the folder; raises ValueError without one, and if samples would be left out."""
+    """Returns the folder. Raises ValueError if there is none, or if samples would be left out."""
     if options.out is None:
         raise ValueError("ci.store writes files and needs a folder. Give out=DIR.")
     if options.skip_bad:
@@ -112,7 +112,7 @@ def _checked(options: RunOptions) -> Path:
 def _tried(
     model: HookedModel, samples: Samples, names: Sequence[str]
 ) -> tuple[Shapes, dict[str, Any]]:
-    """Returns each point's shape for the first sample, and options of a forward to all points.
+    """Returns each point's shape for the first sample, and forward options that reach all points.
 
     A forward through the layers is enough for most points; later points need the full forward.
     """
