@@ -82,7 +82,7 @@ class PositionsPart(Part):
 
 
 class UnembedPart(Part):
-    """The map to logits. After a linear map to features, `W_U` and `b_U` combine both maps."""
+    """The map to logits. If a linear map to features comes before, `W_U` and `b_U` combine both."""
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -293,7 +293,7 @@ class CrateAdapter(ArchitectureAdapter):
             if isinstance(part, Part):
                 part.__dict__["root"] = model
         for block in bridge.blocks:
-            block.config = block.attn.config = model.cfg  # the bridge sets its switches there
+            block.config = block.attn.config = model.cfg  # the bridge sets switches in this config
         for name, point in bridge_names(model).items():
             place, end = name.rsplit(".", 1)
             part = _part_at(bridge, place)

@@ -33,8 +33,8 @@ def check_reading(model: BridgedModel) -> None:
     cfg: Any = model.cfg
     if not fixed_input.whole_is_small(model):
         raise ValueError(
-            f"images of {cfg.image_size} are {cfg.n_tokens} tokens, whose attention takes more "
-            "than 1 GiB in each layer: give a smaller image_size."
+            f"images of {cfg.image_size} are {cfg.n_tokens} tokens. Their attention takes more "
+            "than 1 GiB in each layer. Give a smaller image_size."
         )
     seen: dict[int, dict[str, Tensor]] = {}
     training = model.training
@@ -67,7 +67,7 @@ def check_reading(model: BridgedModel) -> None:
 def _pairs(
     block: Any, acts: dict[str, Tensor], model: BridgedModel
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """Returns the pairs of tensors that must be equal, each with the words for a difference."""
+    """Returns pairs of tensors that must be equal, each with the error text if the pair differs."""
     pattern, z, mlp_code = (
         acts[name] for name in ("attn.hook_pattern", "attn.hook_z", "mlp.hook_post")
     )

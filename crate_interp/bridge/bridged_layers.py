@@ -129,7 +129,7 @@ class BridgedNorm(nn.Module):
         return float(getattr(self.inner, "eps", None) or self.inner.variance_epsilon)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns the norm of x, and fires no hook point."""
+        """Returns x after the norm, without firing a hook point."""
         return self.inner.forward(x)
 
     forward = plain  # for code that applies the norm directly, such as a logit lens

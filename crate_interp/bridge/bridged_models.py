@@ -109,7 +109,7 @@ class BridgedModel(HookedModel):
             "a bridged model has no attn.hook_q_input: edit attn.hook_q, or use model.bridge."
         )
 
-    # it raises, and so returns nothing
+    # this method raises, and so returns nothing
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, save_directory: str | Path, **kwargs: object
     ) -> Path:

@@ -29,8 +29,8 @@ def to_bridge(model: object) -> TransformerBridge:
     """Returns TransformerLens' TransformerBridge over a copy of a hooked model.
 
     The bridge's logits are the model's bit for bit, and its hook points are the model's. Each point
-    has its own name (`blocks.0.hook_resid_pre`, `blocks.0.attn.hook_u`), which is its `name`, and
-    the name that other bridges use for it (`blocks.0.hook_in`, `blocks.0.attn.hook_in`). The copy
+    has two names: the model's (`blocks.0.hook_resid_pre`, `blocks.0.attn.hook_u`), which is
+    `point.name`, and that of other bridges (`blocks.0.hook_in`, `blocks.0.attn.hook_in`). The copy
     has the model's weights, switches, mode and tokenizer, and none of its hooks. The model itself
     does not change, and later changes of model or copy do not reach the other.
 
@@ -39,7 +39,7 @@ def to_bridge(model: object) -> TransformerBridge:
     `ioi_eval`. Everything else in TransformerLens takes the model itself.
 
     A bridge differs from the model: `pos_slice` cuts axis 1 of every point, even the classes of
-    `unembed.hook_out` in an image model; a function as `names_filter` that matches no point raises
+    `unembed.hook_out` in an image model; a `names_filter` function that matches no point raises
     no error; `stop_at_layer=n_layers` returns logits; `generate` runs the whole text again for each
     token; `state_dict` has only the parameters called weight or bias, so save the model;
     `tokens_to_residual_directions` leaves out the weight of ln_final; the name of a special token
@@ -70,7 +70,7 @@ def to_bridge(model: object) -> TransformerBridge:
     )  # fmt: skip
     tokenizer = _tokenizer(hooked)
     if tokenizer is not None:
-        # not passed to the builder, which would look for a tokenizer with bos on the Hub
+        # set here, because the builder would look on the Hub for a tokenizer with bos
         found = sources.detect_tokenizer_bos_eos(tokenizer)
         bridge.cfg.tokenizer_prepends_bos, bridge.cfg.tokenizer_appends_eos = found
         bridge.tokenizer = tokenizer
@@ -91,7 +91,7 @@ def bare_copy(model: HookedModel) -> HookedModel:
 
 
 def _tokenizer(model: Any) -> Any:
-    """Returns a copy of the model's tokenizer, or None if a bridge does not take its kind.
+    """Returns a copy of the model's tokenizer, or None if a bridge cannot use its type.
 
     In the copy, the name of a special token in a text is read as that token, because that is how a
     bridge puts bos first.

@@ -19,8 +19,8 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.tokenizer import check, safely
 
-# model_type in config.json -> transformers classes that config.json may name; if it names any other
-# class, the last of these is loaded, for images without a head
+# model_type in config.json -> transformers classes that config.json may name. If it names any other
+# class, the last class of the list is loaded; for images, this class has no head.
 BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "vit": ("ViTForImageClassification", "ViTModel"),
     "deit": ("DeiTForImageClassification", "DeiTModel"),
@@ -62,8 +62,8 @@ def load(
     A folder or repo whose config.json has a known model_type (`BLACK_BOXES`: vit, deit, dinov2,
     gpt2, llama, ...) is loaded by transformers, bridged, and given to `ci.from_bridge` with
     `subspaces` and `config`. Its weights must be safetensors: pickles and code of the repo are
-    never read. `model.preprocess` does what its preprocessor_config.json says. Everything else goes
-    to `ci.load` with the same arguments but `subspaces`.
+    never read. `model.preprocess` does what the source's preprocessor_config.json says. Any other
+    source goes to `ci.load` with the same arguments, without `subspaces`.
 
     Raises CheckpointError, in one line, for any fault of a source.
     """

@@ -97,8 +97,8 @@ def build(
     """Builds a TransformerBridge around a network and replaces the network's parts.
 
     adapter: the adapter's class; None means ours if we have one for this network, or else
-    TransformerLens' own.
-    Nothing is registered globally. Raises ValueError for a network without an adapter.
+    TransformerLens' own. Nothing is registered globally. Raises ValueError for a network without an
+    adapter.
     """
     config: Any = network.config
     name, dtype = type(network).__name__, next(network.parameters()).dtype

@@ -1,4 +1,4 @@
-"""Checks of what a transformers folder asks for, before transformers opens a file of it."""
+"""Checks of what a transformers folder asks for, before transformers opens any of its files."""
 
 from collections.abc import Mapping
 from math import prod
@@ -20,7 +20,7 @@ _FREE = ("dinov2", "dinov2_with_registers")
 
 
 def preprocessing(folder: Path, config: object) -> dict[str, Any]:
-    """Returns resize, crop, interpolation, mean and std, and image_size if the model takes any.
+    """Returns resize, crop, interpolation, mean, std, and image_size if the model takes any size.
 
     config: transformers' config of the network. Returns {} without preprocessor_config.json.
 
@@ -85,7 +85,7 @@ def _filter(number: object, folder: Path) -> str:
 WEIGHTS, SHARDS, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
 _LAYERS = ("num_hidden_layers", "n_layer")
 _MOST_HEADER, _MOST_SHARDS, _LONGEST_NAME = 2**24, 1000, 200
-# how many numbers a network may have: _MOST_TIMES as many as its files, and _SPARE more
+# a network may have _MOST_TIMES as many numbers as its files hold, and _SPARE more
 _SPARE, _MOST_TIMES = 2**20, 2
 
 

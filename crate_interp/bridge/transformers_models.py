@@ -278,10 +278,10 @@ def register() -> None:
 
     Then `.from_pretrained(folder)` of `AutoConfig`, `AutoModel`, `AutoModelForImageClassification`
     or `AutoModelForCausalLM`, and `AutoTokenizer` loads a folder of `model.save_pretrained` or a
-    repo of `model.push_to_hub`; no code of the folder runs. Logits are those of `ci.load(folder)`
-    bit for bit, in the dtype of the file (ci.load takes float32). The digests in config.json are
-    not checked. The hooked model is the loaded model's `.model`. Folders of an earlier version,
-    whose config.json has no `model_type`, must be saved again.
+    repo of `model.push_to_hub`; no code of the folder runs. The model takes the dtype of the file,
+    while ci.load takes float32; in one dtype, their logits are equal bit for bit. The digests in
+    config.json are not checked. The hooked model is the loaded model's `.model`. Folders of an
+    earlier version, whose config.json has no `model_type`, must be saved again.
 
     This is the only function here that changes another library for the whole process; nothing else
     calls it. It may be called more than once.

@@ -60,9 +60,9 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
     A row per target, layer and head: target, layer, head, score, low, high, even, samples. score:
     the share of a query's attention that goes to its targets, averaged over the queries that have a
     target, and then over samples. low, high: the 95 % interval of the mean over samples. even: the
-    score of a head that attends evenly to every key it may see; it is also the mean score of any
-    head whose keys are permuted. samples: the number of samples in which some query has a target;
-    other samples are left out.
+    score of a head that attends evenly to every key it may see. It is also the score of any head,
+    averaged over permutations of the keys. samples: the number of samples in which some query has a
+    target; other samples are left out.
 
     cache: the cache of `model.run_with_cache(tokens)`, with attn.hook_pattern. targets: masks
     `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own. In language

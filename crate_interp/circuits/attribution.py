@@ -117,7 +117,8 @@ def logit_attribution(
 
     `logit = sum_c <c, g * w_t - mean> / scale + constant`. c: a part's contribution to the stream
     at the token that is read. w_t: the target's column of W_U. g, scale: weight and scale of the
-    last norm. The scale is taken from this run and held constant, although every part changes it.
+    last norm. mean: the mean of g * w_t over d_model, which only a LayerNorm subtracts. The scale
+    is taken from this run and held constant, although every part changes it.
 
     In nanochat-crate, the residual lambdas of later layers multiply what a layer adds, and every
     layer adds the embedding again; the logit is the one before the softcap. The atoms of
@@ -156,7 +157,7 @@ def logit_attribution(
 def _contributions(
     cache: CrateCache, direction: Float[Tensor, "batch d_model"], position: int
 ) -> dict[str, Tensor]:
-    """Returns what each part but the constant adds along a direction, `[batch, ...]`."""
+    """Returns what each part except the constant adds along a direction, `[batch, ...]`."""
     model: Any = cache.model
     gains, entry = residual_gains(model)
     heads, atoms, biases = [], [], []
@@ -246,14 +247,15 @@ def _indices(model: Any, target: Target) -> Tensor:
     """
     index = model.to_single_token(target) if isinstance(target, str) else target
     if not isinstance(index, (Tensor, int, list, tuple)) and not checks.is_int(index):
-        raise ValueError(f"target={target!r}: give a number, a name, or one per sample.")
+        raise ValueError(f"target={target!r}: give a number, a name, or one number per sample.")
     indices = torch.atleast_1d(torch.as_tensor(index, device=model.W_U.device))
     count = model.W_U.shape[1]
     integers = not indices.is_floating_point() and indices.dtype != torch.bool
     listed = integers and indices.ndim == 1 and len(indices) > 0
     if not listed or bool(((indices < 0) | (indices >= count)).any()):
         raise ValueError(
-            f"target={target!r}: give a number from 0 to {count - 1}, its name, or one per sample."
+            f"target={target!r}: give a number from 0 to {count - 1}, a name, or one number per "
+            "sample."
         )
     return indices
 
@@ -276,7 +278,7 @@ def _constant(model: Any, target: Target) -> Float[Tensor, "target"]:
 
 
 def residual_gains(model: Any) -> tuple[list[Any], Any]:
-    """Returns the factor that each layer's output has in the final stream, and the embedding's."""
+    """Returns the factor of each layer's output in the final stream, and that of the embedding."""
     count = len(model.blocks)
     if not hasattr(model, "resid_lambdas"):
         return [1.0] * count, 1.0

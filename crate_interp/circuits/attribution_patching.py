@@ -22,14 +22,14 @@ def attribution_patch(
     steps: int = 1,
     progress: bool = True,
 ) -> Float[Tensor, "layer head"]:
-    """Estimates for each head how the metric changes if its output is patched in from `source`.
+    """Estimates how the metric changes if the output of one head at a time comes from `source`.
 
     The estimate is `<z_source - z_base, d metric / d z>`, the change to first order. With steps=1
     the gradient is that of the base run, as in TransformerLens' `attribution_patch` for heads. With
-    steps > 1 it is the mean gradient at `steps` points between the embeddings of base and source,
-    the midpoints of equal steps: integrated gradients (EAP-IG, arXiv 2403.17806), which
-    TransformerLens 4.3 declares but does not implement. Each step takes one forward and one
-    backward, however many heads there are.
+    steps > 1 the gradient is the mean over `steps` points between the embeddings of base and
+    source, the midpoints of equal steps. This is the method of integrated gradients (EAP-IG, arXiv
+    2403.17806), which TransformerLens 4.3 declares but does not implement. Each step takes one
+    forward and one backward, however many heads there are.
 
     How good a first-order estimate is depends on the inputs. On crate-tiny-fashion, its correlation
     with real patching is .51 on four pairs of images (.52 with 32 steps), and .92, .95 and .45 on

@@ -92,7 +92,7 @@ class Circuit:
         if len(text) > _MOST_BYTES:
             raise ValueError(
                 f"the circuit needs more than {_MOST_BYTES >> 20} MiB: save circuit.largest(), or "
-                "a smaller meta."
+                "shorten its meta."
             )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,8 +115,8 @@ class Circuit:
     def largest(self, count: int = 1000) -> "Circuit":
         """Returns a circuit of the `count` largest edges, by absolute weight; its note says so.
 
-        A circuit without more edges is returned as it is. Raises ValueError unless the count is a
-        whole number of at least 1.
+        A circuit of at most `count` edges is returned as it is. Raises ValueError unless the count
+        is a whole number of at least 1.
         """
         checks.count("count", count)
         if len(self.edges) <= count:
@@ -128,9 +128,9 @@ class Circuit:
     def svg(self) -> str:
         """Returns a drawing, layers from left to right.
 
-        A wider edge has a larger weight; blue edges have a weight of at least 0, orange dashed
-        edges a weight below 0. If there are more than 1,000 edges, only the 1,000 largest are
-        drawn, and the title says so. `ci.viz.circuit` draws a circuit for a paper.
+        A wider edge has a larger absolute weight. Blue edges have a weight of at least 0,
+        orange dashed edges a weight below 0. If there are more than 1,000 edges, only the 1,000
+        largest are drawn, and the title says so. `ci.viz.circuit` draws a circuit for a paper.
         """
         shown = self.largest()
         places = {name: place_of(name) for name in shown.nodes()}
@@ -147,7 +147,7 @@ def head_name(layer: int, head: int) -> str:
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """Returns (layer, 0 for heads and 1 for atoms); the layer is -1 for "embed", LAST for "logits".
+    """Returns (layer, kind): kind is 1 for atoms, else 0; "embed" has layer -1, "logits" LAST.
 
     Raises ValueError if the name is not a node.
     """
@@ -198,7 +198,7 @@ def _check(content: dict[str, Any]) -> None:
     if not isinstance(edges, list) or not all(isinstance(e, list) and len(e) == 3 for e in edges):
         raise ValueError("the edges are not a list of [source, target, weight].")
     if len(edges) > _MOST_EDGES:
-        raise ValueError(f"there are {len(edges):,} edges, and at most {_MOST_EDGES:,} are read.")
+        raise ValueError(f"there are {len(edges):,} edges; at most {_MOST_EDGES:,} are allowed.")
     if not isinstance(note, str) or len(note) > _MOST_NOTE:
         raise ValueError(f"the note is not a text of at most {_MOST_NOTE:,} characters.")
     if not isinstance(meta, dict) or _is_deep(meta):

@@ -20,8 +20,8 @@ Place = tuple[int, int]
 def drawn(places: dict[str, Place], edges: Sequence[tuple[str, str, float]], title: str) -> str:
     """Returns the SVG of nodes and edges.
 
-    places: the place of each node, by its name. Nodes of the same place share a column, and columns
-    are in the order of places. edges: (from, to, weight). Edges with a weight below 0 are dashed.
+    places: the place of each node, by the node's name. Nodes with equal places share a column, and
+    columns are sorted by place. edges: (from, to, weight). Edges with a weight below 0 are dashed.
     """
     spots, width, height = layout(places, [(a, b) for a, b, _ in edges])
     largest = max((abs(weight) for *_, weight in edges), default=0.0) or 1.0
@@ -52,7 +52,7 @@ def layout(
             y = 30 + (row + (most - len(names)) / 2) * TALL
             spots[name] = (20.0 + column * WIDE, y)
     width = 40 + max(len(columns) - 1, 0) * WIDE + BOX[0]
-    # the top of the arc is three quarters of the way to its inner points
+    # an arc rises three quarters of the way to the inner control points of its curve
     bends = [bend(spots[a], spots[b]) for a, b in edges]
     tops = [0.25 * start[1] + 0.75 * inner[1] for start, inner, _, _ in bends]
     lower = max(0, math.ceil(20 - min(tops, default=20)))
@@ -64,7 +64,7 @@ def bend(start: Point, end: Point) -> tuple[Point, Point, Point, Point]:
     """Returns the four points of the cubic curve from one node's right side to another's left."""
     x0, y0 = start[0] + BOX[0], start[1] + BOX[1] / 2
     x1, y1 = end[0], end[1] + BOX[1] / 2
-    if start[1] == end[1] and x1 - x0 > WIDE:  # an arc around the nodes between
+    if start[1] == end[1] and x1 - x0 > WIDE:  # an arc around the nodes in between
         y = y0 - BOX[1] * (1 + 0.15 * math.sqrt(x1 - x0))
         return (x0, y0), (x0 + 40, y), (x1 - 40, y), (x1, y1)
     x = (x0 + x1) / 2

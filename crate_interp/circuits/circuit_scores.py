@@ -28,7 +28,7 @@ _COLUMNS += ["random_mean", "random_low", "random_high", "share_as_good"]
 Heads = frozenset[Head]
 Ends = tuple[np.ndarray, np.ndarray]
 Ablation = Callable[[list[int]], edit.Edit]  # heads of a layer -> the edit that ablates them
-# distance of a score from its best: faithfulness 1, completeness 0, minimality high
+# how far a score is from the best score: faithfulness 1, completeness 0, high minimality
 _DISTANCES: dict[str, Callable[[float], float]] = {
     "faithfulness": lambda value: abs(value - 1),
     "completeness": abs,
@@ -45,8 +45,9 @@ class CircuitScores(Result):
     as well. The best scores are faithfulness 1, completeness 0 and a high minimality.
     `table("heads")`: the cost of removing each head from the circuit (minimality), with low and
     high. meta: `whole`, the metric with all heads, and `none`, the metric with every head ablated.
-    If the two are close, the scores scatter: look at both, and at other inputs. The intervals
-    ignore how the circuit was chosen, so evaluate it on inputs that were not used to choose it.
+    If `whole` and `none` are close, the scores are noisy: look at both numbers, and at other
+    inputs. The intervals ignore how the circuit was chosen, so evaluate it on inputs that were not
+    used to choose it.
     """
 
     KIND = "circuit_scores"
@@ -59,7 +60,7 @@ class CircuitScores(Result):
     )
 
     def headline(self) -> str:
-        """Returns the scores, those of random circuits, and the metric with all and no heads."""
+        """Returns the scores, those of random circuits, and the metric with all or no heads."""
         rows: Any = self._table("scores").itertuples()
         words = [f"{row.measure} {row.value:.3f}{_beside(row)}" for row in rows]
         heads = counted(len(self._table("heads")), "heads")
@@ -100,13 +101,13 @@ def evaluate(
     is above 0 if every head counts.
 
     circuit: a Circuit, or (layer, head) pairs. metric(logits) returns one number, or a tensor of
-    one number for each input, `[batch]`. With a tensor, F is its mean, and the scores get intervals
-    over the inputs, the bootstrap-t of linearised ratios. Completeness and minimality are the
-    largest or least of several ratios; their intervals hold for all these ratios at once, so they
-    may be wide. ablation: "mean" replaces each head's output by its mean over `reference` (None
-    means `inputs`), position by position; "zero" replaces it by 0. Sparse steps stay on: they
-    belong to no head. random: the number of random circuits to compare with; each has as many heads
-    as the circuit, drawn from all heads.
+    one number for each input, `[batch]`. If it returns a tensor, F is the mean of the tensor, and
+    the scores get intervals over the inputs (bootstrap-t of linearised ratios). Completeness is the
+    largest of several ratios, minimality the least of several; their intervals hold for all these
+    ratios at once, so they may be wide. ablation: "mean" replaces each head's output by its mean
+    over `reference` (None means `inputs`), position by position; "zero" replaces it by 0. Sparse
+    steps stay on: they belong to no head. random: the number of random circuits to compare with;
+    each has as many heads as the circuit, drawn from all heads.
 
     Raises ValueError for inputs that are not a tensor, or a reference of another shape; for a
     circuit that has no head, all heads, or heads that the model does not have; for a metric that
@@ -195,11 +196,11 @@ def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablati
 
 @dataclass(frozen=True)
 class _Parts:
-    """Differences of the metric, whose ratios are a circuit's scores.
+    """Differences of the metric; their ratios are a circuit's scores.
 
-    There is a row for each input, or one row for all inputs. span: all heads minus none. kept: the
-    circuit minus none. gaps: for each subset, the circuit without it minus all heads without it.
-    costs: for each head of the circuit, the circuit minus the circuit without that head.
+    There is a row for each input, or one row for all inputs. In the symbols of `evaluate`, span is
+    `F(M) - F(none)`, and kept is `F(C) - F(none)`. gaps: `F(C without K) - F(M without K)` for each
+    subset K. costs: `F(C) - F(C without v)` for each head v of the circuit.
     """
 
     span: Float[np.ndarray, "sample 1"]
@@ -231,7 +232,7 @@ class _Runs:
     known: dict[Heads, np.ndarray] = field(default_factory=dict)
 
     def kept(self, heads: Heads) -> Float[np.ndarray, "sample"]:
-        """Returns the metric with every head but these ablated."""
+        """Returns the metric with all heads ablated except the given heads."""
         if heads not in self.known:
             hooks = []
             for layer, ablation in enumerate(self.ablations):
@@ -275,9 +276,11 @@ def _scores(parts: _Parts) -> dict[str, float]:
 def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
     """Returns the ends of the intervals of the scores.
 
-    The upper end for the largest ratio is the largest upper end of the ratios' own intervals. Its
-    lower end is the largest lower end of intervals that hold jointly for all ratios. For the least
-    ratio, the lower end comes from the own intervals and the upper end from the joint intervals.
+    Completeness is the largest of several ratios. Each ratio has its own interval, and a joint
+    interval that holds for all ratios at once. The upper end for completeness is the largest upper
+    end of the own intervals, the lower end is the largest lower end of the joint intervals.
+    Minimality is the least of several ratios. The lower end for it is the least lower end of the
+    own intervals, the upper end is the least upper end of the joint intervals.
     """
     (low,), (high,) = parts.ratios(parts.kept).interval()
     gaps, costs = parts.ratios(parts.gaps), parts.ratios(parts.costs)

@@ -93,23 +93,23 @@ class Composition(Result):
         return table.head(count).reset_index(drop=True)
 
     def above(self) -> pd.DataFrame:
-        """Returns the pairs above the 99th percentile of random subspaces.
+        """Returns the pairs whose score exceeds the 99th percentile of random subspaces.
 
-        By chance, one pair in a hundred lies above it. Pairs share heads, so the number of pairs
-        above it varies widely: compare this number with that of an untrained network.
+        By chance, one pair in a hundred has such a score. Because pairs share heads, the number of
+        such pairs varies widely: compare it with the number in an untrained network.
         """
         table: Any = self._table("pairs")
         above = table[table["score"] > table["percentile_99"]]
         return above.sort_values("score", ascending=False).reset_index(drop=True)
 
     def circuit(self, count: int = 10) -> Circuit:
-        """Returns the `count` highest pairs as edges between heads, weighted by their scores."""
+        """Returns a circuit of the `count` pairs with the highest scores, weighted by score."""
         rows: Any = self.top(count).itertuples()
         edges = [Edge(*_names(row), float(row.score)) for row in rows]
         return Circuit(tuple(edges), f"composition, {self.meta['settings']['through']}")
 
     def headline(self) -> str:
-        """Returns the highest pair, chance, and how many pairs exceed random subspaces."""
+        """Returns the pair with the highest score, the chance score, and the size of `above()`."""
         best: Any = next(iter(self.top(1).itertuples()))
         writer, reader = _names(best)
         return (
@@ -144,7 +144,7 @@ def composition(
     The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1], with Q_j = qr(U_j). Head i writes the rows of
     W_O,i `[d_head, d_model]` (all codes of the head weigh the same), and the layers between carry
     these rows on. A holds the rows as they arrive at layer m, after its LayerNorm. A score of 1
-    means that head j reads everything; a random subspace gets p/d, d_head / d_model.
+    means that head j reads everything; a random subspace gets p/d, which is d_head / d_model.
 
     role: the map by which head j reads, "q", "k" or "v"; in CRATE all three are one subspace U_j.
     through: how the layers between carry the rows. "direct" leaves them unchanged. "linear" applies
@@ -158,8 +158,9 @@ def composition(
     scores have a fixed scale.
 
     data, run: as in `ci.sweep`, only with through="data"; batch_size is 8 unless given. Raises
-    ValueError for an unknown `through` or role, for data that is missing or not used, for a folder
-    or shard without data, for a model of a single layer, and for a CLIP (give one of its towers).
+    ValueError for an unknown `through` or role, for data that is missing or that `through` does not
+    use, for a folder or shard without data, for a model of a single layer, and for a CLIP (give one
+    of its towers).
     """
     options = run_options(composition, run, batch_size=8)
     _check(model, data, through, role)
@@ -196,7 +197,7 @@ def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:
 
 
 def _bases(model: Any, settings: dict[str, Any]) -> Bases:
-    """Returns orthonormal bases `[base, d_model, width]`: random, and of each layer's heads."""
+    """Returns orthonormal bases `[base, d_model, width]`: (random, those of each layer's heads)."""
     cfg, name = model.cfg, f"W_{settings['role']}".upper()
     generator = torch.Generator().manual_seed(settings["seed"])
     shape = (settings["draws"], cfg.d_model, cfg.d_head)
@@ -206,7 +207,7 @@ def _bases(model: Any, settings: dict[str, Any]) -> Bases:
 
 
 def _tables(model: Any, grams: Grams, bases: Bases) -> Tables:
-    """Returns the sums for each sender, each pair, and each sender with each random subspace."""
+    """Returns the tables of sums: by sender, by pair, and by sender and random subspace."""
     cfg, (random, of_layer) = model.cfg, bases
     parts: dict[str, list[pd.DataFrame]] = {"senders": [], "inside": [], "random": []}
     for layer, gram in grams.items():
@@ -278,7 +279,7 @@ def _measured(chunk: Chunk) -> Grams:
 def normed(norm: HookedNorm, rows: Rows) -> Rows:
     """Returns rows of the stream after a norm of scale 1, without its bias.
 
-    That is `(v - mean v) * weight`. An RMS norm, or no norm, then changes nothing.
+    A LayerNorm gives `(v - mean v) * weight`. An RMS norm, or no norm, does not change the rows.
     """
     if not isinstance(norm, HookedLayerNorm):
         return rows

@@ -34,10 +34,10 @@ Means = Float[Tensor, "pos head d_head"]
 
 @dataclass(frozen=True)
 class Ablating:
-    """How heads are ablated, and by which metric.
+    """How heads are ablated, and which metric is measured.
 
-    means: by layer, the tensor that replaces the heads' z. shared: whether a run may start at the
-    layer of the ablated head, from the stream of the unchanged model.
+    means: for each layer, the tensor that replaces z of the ablated heads. shared: whether a run
+    may start at the layer of the ablated head, from the stream of the unchanged model.
     """
 
     model: HookedModel
@@ -54,13 +54,13 @@ def ablate_heads(
 
     how: "mean" replaces the head's output (hook_z) at each position by its mean over all samples at
     that position, which a first pass measures; "zero" replaces it by 0. metric: "loss" is the
-    cross-entropy in nats, with the labels or of the next token (mean over a window); "accuracy" is
+    cross-entropy in nats, of the label or of the next token (mean over a window); "accuracy" is
     the share of right answers. run: as in `ci.sweep`. With "mean", a shard returns None while the
     means of other shards are missing; run it again to continue.
 
     The layers below the head run once for all heads, so the cost is about layers * heads / 2
     forwards of the data, half the cost of full runs. (Full runs are needed if a layer reads more
-    than the stream, and for a black box behind a bridge.) A drop compares each sample with itself.
+    than the stream, and for a black box behind a bridge.) A drop is paired by sample.
     The mean that replaces an output is not measured again for the resamples of an interval.
 
     Raises ValueError, before work starts, for a model without logits, for images whose labels are

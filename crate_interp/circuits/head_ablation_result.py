@@ -19,7 +19,7 @@ _HOW = {
     "zero": "zero ablation: the head's output is replaced by 0.",
 }
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
-# a third of the level, because the far tail of a bootstrap can be three times too small
+# a third of LEVEL, because the far tail of a bootstrap can be three times too small
 BOOTSTRAP_LEVEL = 0.017
 
 
@@ -56,10 +56,10 @@ class HeadAblation(Result):
     `table()` has a row per layer and head. base and ablated: the mean of the metric without and
     with the ablation. drop: how much worse the metric becomes (ablated - base for a loss, base -
     ablated for an accuracy); it is above 0 for a head that helps. low, high: the 95 % interval of
-    the drop. p_alone: twice the smaller tail, for this head by itself. p: p_alone adjusted over all
-    heads (Holm). n: the number of samples. Intervals and p come from the bootstrap-t of the drops,
-    paired by sample. For the accuracy of images, where an answer flips or does not, they are
-    Tango's score interval and the exact sign test (`crate_interp/stats/paired_shares.py`).
+    the drop. p_alone: the p of this head by itself, twice the smaller tail. p: p_alone adjusted
+    over all heads (Holm). n: the number of samples. Intervals and p come from the bootstrap-t of
+    the drops, paired by sample. For the accuracy of images, where an answer flips or does not, they
+    are Tango's score interval and the exact sign test (`crate_interp/stats/paired_shares.py`).
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """
@@ -129,7 +129,7 @@ class HeadAblation(Result):
         return LEVEL if _one_answer(self) else BOOTSTRAP_LEVEL
 
     def headline(self) -> str:
-        """Returns how many heads matter, how many would by chance, and the most important one."""
+        """Returns how many heads matter, how many would by chance, and the most important head."""
         table: Any = self._table("heads")
         count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
         apart = int((signs(table["low"], table["high"]) != 0).sum())
@@ -147,7 +147,7 @@ class HeadAblation(Result):
         )
 
     def _largest(self, among: Any) -> str:
-        """Returns the largest effect of some heads in words."""
+        """Returns a sentence on the largest effect among some heads."""
         settings, unit = self.meta["settings"], _UNITS[self.meta["settings"]["metric"]]
         best = among.loc[among["drop"].abs().idxmax()]
         head = head_name(int(best["layer"]), int(best["head"]))
@@ -162,7 +162,7 @@ class HeadAblation(Result):
         )
 
     def _worse(self) -> str:
-        """Returns a warning if answers are worse than by chance, or nothing."""
+        """Returns a warning if answers are worse than by chance, else ""."""
         metric, config = self.meta["settings"]["metric"], self.meta["config"]
         choices = config.get("n_classes") or config.get("d_vocab") or 1
         table: Any = self._table("heads")

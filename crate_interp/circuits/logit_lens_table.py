@@ -17,7 +17,7 @@ _COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
 
 
 class LogitLens(Result):
-    """The likeliest answers at each layer, if the last norm and the unembedding read its stream.
+    """The likeliest answers if the last norm and the unembedding read the stream at each layer.
 
     `table()` has a row per sample, layer and rank: sample, layer, rank (from 0), answer,
     probability. Layer l is the stream before that layer; layer n_layers is the final stream.

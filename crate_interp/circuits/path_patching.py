@@ -33,9 +33,9 @@ def path_patch(
     Heads that are not senders get NaN. For each sender there are two forwards on `base`, as in
     arXiv 2211.00593 (IOI). In the first, the sender's output comes from the run on `source`, and
     every other head keeps its output on `base`, so the change travels only through norms and sparse
-    steps. In the second, the receivers read what reached them in the first. Sparse steps are
-    computed again, because in CRATE they rewrite the stream and no path goes around them. If
-    nothing reaches the receivers, the value is metric(model(base)).
+    steps. In the second, the receivers take the queries, keys or values that they had in the
+    first. Sparse steps are computed again, because in CRATE they rewrite the stream and no path
+    goes around them. If nothing reaches the receivers, the value is metric(model(base)).
 
     source, base: two inputs of one shape. metric(logits) returns one number. receivers: (layer,
     head) pairs, or "logits", which needs only the first forward. senders: (layer, head) pairs; None

@@ -66,9 +66,9 @@ class Constant:
 class Moments:
     """Sums over the tokens at a hook point, from which mean and covariance follow, in float64.
 
-    tokens: their number. mean `[d_in]`. products `[d_in, d_in]`: the sum of products of centred
-    activations, so that a large mean costs the variances no precision. features: the number of
-    active features, summed over tokens.
+    tokens: the number of tokens. mean `[d_in]`. products `[d_in, d_in]`: the sum of products of
+    centred activations, so that a large mean costs the variances no precision. features: the number
+    of active features, summed over tokens.
     """
 
     tokens: int
@@ -78,7 +78,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Float[Tensor, "token d_in"], features: int) -> "Moments":
-        """Returns the moments of tokens. features: the active features, summed over tokens."""
+        """Returns the moments of tokens. features: how many are active, summed over tokens."""
         wide = x.double()
         mean = wide.mean(dim=0)
         off = wide - mean
@@ -93,7 +93,10 @@ class Moments:
         return Moments(tokens, mean, products, self.features + other.features)
 
     def components(self) -> Components:
-        """Returns PCA with as many components as a token has active features on average, or 1."""
+        """Returns PCA with as many components as a token has active features on average.
+
+        There is at least one component.
+        """
         width = len(self.mean)
         k = min(max(round(self.features / self.tokens), 1), width)
         directions = torch.linalg.eigh(self.products / self.tokens).eigenvectors[:, width - k :]

@@ -68,8 +68,7 @@ def flat(sae: object, x: Tensor, point: str) -> Tensor:
     where = f" It was trained on {checks.shown(trained)}." if isinstance(trained, str) else ""
     raise ValueError(
         f"{point} is {x.shape[-1]} wide{heads}, but the autoencoder reads {width}: check the point "
-        "and "
-        f"that the autoencoder belongs to this model.{where}"
+        f"and that the autoencoder belongs to this model.{where}"
     )
 
 
@@ -110,7 +109,7 @@ def decoded(sae: Coder, acts: Tensor, x: Tensor, point: str) -> Float[Tensor, ".
 
     Raises ValueError if decode returns another shape.
     """
-    # ours need x to undo a normalisation; others keep what they need when they encode
+    # our autoencoders need x to undo a normalisation; other coders keep what they need from encode
     recons = sae.decode(acts, x) if isinstance(sae, SparseAutoencoder) else sae.decode(acts)
     _check_floats(recons, "decode", point)
     if recons.shape != x.shape:

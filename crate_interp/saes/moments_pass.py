@@ -38,7 +38,7 @@ class Plan:
 
 
 def vectors_of(sae: Coder, x: Tensor, point: str) -> Tensor:
-    """Returns the activations at a point, one row for each row of features, in the model dtype."""
+    """Returns a point's activations in the model's dtype, one row for each row of features."""
     read = flat(sae, x, point)
     matched(sae, read)  # raises if the autoencoder is on another device
     return read.flatten(-2) if getattr(sae, "hook_z_reshaping_mode", False) is True else read

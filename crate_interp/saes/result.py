@@ -96,8 +96,9 @@ class SaeResult(Result):
     features. dead: the share of features that no token activates. loss: the loss in nats with the
     coder in place of the activation, mean over samples (for a window, the mean over its tokens).
     clean: the loss of the unchanged model. loss_change: loss - clean. recovered_zero,
-    recovered_mean: (L_ablated - L) / (L_ablated - L_clean). 1 means the clean loss, 0 the loss
-    under ablation, and NaN that the 95 % interval of the rise under ablation is not above 0.
+    recovered_mean: (L_ablated - L) / (L_ablated - L_clean). The value 1 stands for the clean loss,
+    and 0 for the loss under ablation. The value is NaN if the 95 % interval of the rise under
+    ablation is not above 0.
 
     Columns ending in _low and _high are 95 % intervals over samples: bootstrap-t of means, and for
     ratios (l0, variance_explained, cosine, recovered_*) bootstrap-t of the linearised ratio

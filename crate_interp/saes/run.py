@@ -62,8 +62,8 @@ def evaluate(
     of `labels` (numbers of classes, or names in cfg.labels; None takes the data's labels). Without
     labels it is the divergence KL(own answers || answers with the autoencoder). attention_mask `[n,
     pos]` of a language model: 1 for tokens, 0 for padding after them; padding is never counted.
-    seed: for the shuffled weights. data, run: as in `ci.sweep`. A shard returns None while the
-    means of other shards are missing; run it again to continue.
+    seed: the seed of the shuffled weights. data, run: as in `ci.sweep`. A shard returns None while
+    the means of other shards are missing; run it again to continue.
 
     Raises ValueError, before work starts, for a model without logits, for wrong labels or masks,
     and as `ci.saes.spliced` and `ci.sweep` do. Raises KeyError for a point that does not exist.

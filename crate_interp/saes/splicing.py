@@ -118,8 +118,8 @@ def _replace(
         return _hooked(point, OUTPUT, recons.reshape(x.shape).to(x.dtype))
     constant = x.detach().clone()  # a hook may write into the tensor that it gets
     with torch.no_grad():
-        # encode runs before each decode, because some autoencoders remember in it how to undo a
-        # normalisation
+        # some autoencoders store during encode how decode is to undo a normalisation, so encode
+        # runs before each decode
         clean = decoded(sae, encoded(sae, read, name), read, name).clone()
         lost = constant - clean.reshape(x.shape).to(x.dtype)
         change = _hooked(point, ERROR, lost.clone()) - lost

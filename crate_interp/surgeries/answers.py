@@ -70,7 +70,7 @@ def answer(
 
 
 def check_answers(model: HookedModel, what: str = "surgery") -> None:
-    """Raises ValueError, naming `what`, unless the logits are for classes or for next tokens."""
+    """Raises ValueError, with `what` in its text, unless logits are for classes or next tokens."""
     if not model.has_logits or model.cfg.family in _TOWERS:
         raise ValueError(
             f"a model of family {model.cfg.family!r} returns no logits: {what} needs a "

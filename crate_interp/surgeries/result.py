@@ -46,7 +46,7 @@ def _another(values: np.ndarray) -> tuple[float, float, float]:
 
     The interval is `mean +- t sd sqrt(1 + 1 / n)`, with t of n - 1 degrees of freedom.
     """
-    nothing = np.zeros(1)  # zero, from which another draw is subtracted
+    nothing = np.zeros(1)  # the further value is subtracted from this 0
     less = against_networks(nothing, nothing, values[:, None])
     return -float(less.value[0]), -float(less.high[0]), -float(less.low[0])
 
@@ -119,7 +119,10 @@ class SurgeryResult(Result):
     DERIVED = {"slopes": _slopes, "mixes": _mixes}
 
     def headline(self) -> str:
-        """Returns in how many layers the loss falls, and falls more than in random directions."""
+        """Returns in how many layers the loss falls.
+
+        The sentence also says in how many layers the loss falls more than in random directions.
+        """
         table: Any = self._table("slopes")
         single = table[table["layer"] != ALL]
         rises, falls = int((single["slope_low"] > 0).sum()), int(single["falls"].sum())

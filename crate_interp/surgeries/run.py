@@ -62,7 +62,7 @@ class _Plan:
 
 @dataclass
 class _Rows:
-    """The tables of a chunk in parts; `random` holds sums over samples."""
+    """The parts of a chunk's tables; `random` holds sums over samples."""
 
     unchanged: list[pd.DataFrame] = field(default_factory=list)
     samples: list[pd.DataFrame] = field(default_factory=list)
@@ -224,7 +224,7 @@ class _BatchPass:
         return new
 
     def _slopes(self, step: Step, layer: int, new: Tensor) -> Tensor:
-        """Adds a layer's slopes to the rows, and returns slope and added as `[2, batch]`."""
+        """Adds a layer's slopes to the rows, and returns `slope` and `added`, `[2, batch]`."""
         name, plan = full_name(step.point, layer), self.plan
         own, gradient = self.base.acts[name], self.base.gradients[name]
         slopes = torch.stack([answers.slope(gradient, new - own), answers.slope(gradient, new)])

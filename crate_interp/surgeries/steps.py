@@ -24,7 +24,7 @@ ATTENTION = ("gradient", "neumann", "plus", "minus")
 SOLUTION = "solution"
 Replacement = str | int  # a name, or a number of proximal steps
 Acts = Mapping[str, Tensor]  # activations of one layer, by point
-# (block, activations, visible tokens, eps)
+# takes (block, activations, visible tokens, eps), returns the step
 Make = Callable[[CrateBlock, Acts, Tensor | None, float], Tensor]
 
 
@@ -142,7 +142,7 @@ def visible_gradient(
 def _grams(
     codes: Float[Tensor, "batch pos d_head"], visible: Bool[Tensor, "pos pos"]
 ) -> Float[Tensor, "batch pos d_head d_head"]:
-    """Returns the Gram matrix of the codes that each token sees."""
+    """Returns, for each token, the Gram matrix of the codes that it sees."""
     squares = (codes[..., :, None] * codes[..., None, :]).flatten(2)
     return (visible.to(codes) @ squares).unflatten(2, (codes.shape[-1], codes.shape[-1]))
 

@@ -33,7 +33,7 @@ _SHOWN = ["layer", "atom", "firing_rate", "first_order", "ablation", "raises", "
 
 
 def _atlas(result: Result) -> pd.DataFrame:
-    """Returns statistics, effects and directions side by side."""
+    """Returns the main table: each atom's statistics, effects and directions in one row."""
     effects: Any = result.table("effects")
     mean, low, high = interval_of_sums(effects)
     numbers = {"first_order": mean, "first_order_low": low, "first_order_high": high}
@@ -56,16 +56,17 @@ class Atlas(AtomResult):
     - first_order, first_order_low, first_order_high: the change of a sample's loss, to first order
       and in nats, if the atom is set to 0 at every token; the mean over all samples and its 95 %
       interval;
-    - ablation, ablation_low, ablation_high: the same change, measured by running the model without
-      the atom on `ablated` samples. For atoms that were not chosen, the effects are NaN and
-      `ablated` is 0;
+    - ablation, ablation_low, ablation_high, ablated: the same change, measured by running the model
+      without the atom, and the number of samples of this measurement. For atoms that were not
+      chosen for it, the change is NaN and the number is 0;
     - raises, lowers: names of classes or tokens whose logits the atom moves most. If the stream is
-      a sum (crate-alpha, gpt-baseline, nanochat-crate), this is the direct path, `<row of W_out,
-      g * w_t>` less the mean over t (a logit lens); effects through later layers are left out. In
-      crate and crate-lm each step re-codes the stream, so there is no direct path. There it is the
-      first-order effect on the logits over the samples of `ablate`, with half the width of its 95 %
-      interval; effects whose interval contains 0 are left out. Each logit takes a backward, so of
-      more than 16 classes or tokens only the 16 that the model answers most often are measured;
+      a sum (crate-alpha, gpt-baseline, nanochat-crate), the effect on a logit is that of the direct
+      path, `<row of W_out, g * w_t>` less the mean over t (a logit lens); effects through later
+      layers are left out. In crate and crate-lm each step re-codes the stream, so there is no
+      direct path. There the effect is the first-order effect on the logit over the samples of
+      `ablate`, with half the width of its 95 % interval; effects whose interval contains 0 are left
+      out. Each logit takes its own backward. So if there are more than 16 classes or tokens, only
+      the 16 that the model answers most often are measured;
     - nearest, nearest_cosine: the atoms of other layers with the largest cosine of columns of D,
       and the largest cosine.
 
@@ -103,7 +104,7 @@ class Atlas(AtomResult):
         return table[(table["layer"] == layer) & (table["atom"] == atom)].iloc[0].to_dict()
 
     def merge(self, other: Result) -> Any:
-        """Returns the atlas over both atlases' samples, with excerpts of its own top tokens only.
+        """Returns the atlas over both atlases' samples, with excerpts of merged top tokens only.
 
         Raises ValueError as `Result.merge` does.
         """
@@ -120,8 +121,8 @@ class Atlas(AtomResult):
     def headline(self) -> str:
         """Returns how many atoms there are, how many are dead, and the effect of the top atom.
 
-        The top atom has the largest first-order effects, by their root mean square. If it was set
-        to 0, its effect is given on samples that were not used to choose it.
+        The top atom has the largest first-order effects, by their root mean square. If this atom
+        was set to 0, the effect is that on samples that were not used to choose the atom.
         """
         clear, every = self.clear("ablation")
         words = f"{super().headline()} {self.largest()}"
@@ -150,9 +151,10 @@ class Atlas(AtomResult):
         )
 
     def clear(self, effect: str) -> tuple[int, int]:
-        """Returns how many intervals of "first_order" or "ablation" exclude 0, and how many exist.
+        """Returns how many intervals of an effect exclude 0, and how many intervals there are.
 
-        If no atom had an effect, about 5 % of them would exclude 0.
+        effect: "first_order" or "ablation". If no atom had an effect, about 5 % of the intervals
+        would exclude 0.
         """
         checks.one_of("effect", effect, ("first_order", "ablation"))
         table: Any = self._table("atlas")
@@ -160,7 +162,7 @@ class Atlas(AtomResult):
         return int((signs(low, high) != 0).sum()), int(low.notna().sum())
 
     def _first_by_the_others(self, table: pd.DataFrame) -> int:
-        """Returns the row of the atom with the largest effects on samples without its ablation."""
+        """Returns the row number of the top atom, judged on samples that do not ablate it."""
         tried: Any = self._table("ablations")
         own = tried.assign(own=tried["first_order"] ** 2).groupby(_KEYS)["own"]
         own = own.agg(["sum", "count"]).reset_index()
@@ -194,8 +196,8 @@ def atlas(
       the largest first-order effects on the other samples, by their root mean square.
 
     `table("agreement")` has the rank correlation of both effects in each layer. Look at it before
-    you trust first-order effects: removing a code far from 0 may change the loss by another amount
-    than its slope says, even with the other sign.
+    you trust first-order effects: if a code far from 0 is removed, the change of the loss may
+    differ from what the slope at the code says, even in sign.
 
     If a forward of a sample costs 1 and a backward 2, each sample costs about 4, and each sample of
     `ablate` a further 10 for each layer and 2 for each measured logit. With ablate=0 neither exact
@@ -277,7 +279,7 @@ def _of_few(
     skipped: set[int],
     progress: bool,
 ) -> Tables:
-    """Returns the tables of the `ablate` samples, of the weights, and of excerpts."""
+    """Returns the last stage's tables: of the `ablate` samples, of the weights, and excerpts."""
     model, samples = chunk.model, chunk.samples
     there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
     count = min(ablate, len(there) // 2)

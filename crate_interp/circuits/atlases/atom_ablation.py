@@ -62,8 +62,8 @@ def ablations(
 def ablated(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per chosen atom.
 
-    Columns: layer, atom, ablation, ablation_low, ablation_high (a 95 % interval of the mean over
-    samples, by resampling them), ablated (the number of samples).
+    Columns: layer, atom, ablation, ablation_low, ablation_high (a 95 % interval of the mean, by
+    resampling the samples), ablated (the number of samples).
     """
     wide: Any = table.pivot(index="sample", columns=_KEYS, values="ablation")
     there = wide.notna().to_numpy()
@@ -86,7 +86,8 @@ def agreement(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per layer: layer, atoms, samples, rank_correlation.
 
     rank_correlation: Spearman's, between the first-order and the exact effects of the layer's
-    chosen atoms, both averaged over the same samples; NaN if one of them is constant.
+    chosen atoms, both averaged over the same samples; NaN if the effects of either kind are all
+    equal.
     """
     rows: list[tuple] = []
     grouped: Any = table.groupby("layer")

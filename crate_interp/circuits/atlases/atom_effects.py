@@ -25,14 +25,15 @@ LOSSES = {  # kind -> the name of the loss on pages
     "answers": "the cross-entropy with the class that the unchanged model answers",
     "tokens": "the cross-entropy of the next token, mean over the window",
 }
-_LOGITS = 2**25  # most logits in the forward of one piece of a batch: 128 MB
+_LOGITS = 2**25  # the most logits in one forward of a piece of a batch: 128 MB
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss in which effects are measured: a number for each sample, in nats.
+    """The loss whose changes are the effects: a number for each sample, in nats.
 
-    kind: a key of LOSSES. classes: with "labels", the class of each sample from number `start` on.
+    kind: a key of LOSSES. classes: for kind "labels" only, the class of each sample; the first
+    class belongs to sample number `start`.
     """
 
     kind: str
@@ -55,9 +56,10 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
     """Returns the loss for a data set, with its labels if every label is a class of the model.
 
     Labels with names (folders, or a ClassLabel column) are matched by name. If the model's classes
-    have no names, a ClassLabel column is matched by number if it has as many classes as the model;
-    folders are not, because nothing says how a training numbered its folders. Numbers without
-    names are matched by number. If a label has no match, the loss is that of the model's answers.
+    have no names, a ClassLabel column is matched by number, provided that it has as many classes as
+    the model. Folders are never matched by number, because the numbers that they had in the
+    training are unknown. Labels that are numbers without names are matched by number. If a label
+    has no match, the loss is that of the model's answers.
 
     Raises ValueError for windows of one token: they have no next token.
     """
@@ -104,7 +106,7 @@ def losses(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]
 
 
 def at_once(model: Any, inputs: Tensor) -> int:
-    """Returns how many of these samples one forward takes, since logits of all tokens are large."""
+    """Returns how many of the inputs one forward may take, because logits of texts are large."""
     if model.cfg.kind != "text":
         return len(inputs)
     return max(1, _LOGITS // (inputs.shape[1] * model.W_U.shape[1]))
@@ -113,11 +115,11 @@ def at_once(model: Any, inputs: Tensor) -> int:
 def loss_effects(
     model: HookedModel, inputs: Tensor, numbers: Sequence[int], loss: Loss
 ) -> tuple[Float[Tensor, "batch layer atom"], Float[Tensor, "batch"]]:
-    """Returns the first-order effect of setting each atom to 0 on each sample's loss, and the loss.
+    """Returns how setting each atom to 0 changes each sample's loss, to first order, and the loss.
 
     The effect is `sum_t (0 - z_tj) d loss / d z_tj` over the tokens t, in nats: the derivative
-    along the way to a code without the atom. It takes one forward and one backward for all atoms
-    of all layers. An atom whose code is 0 has no effect.
+    of the loss in the direction that takes the atom's code to 0. One forward and one backward give
+    the effects of all atoms of all layers. An atom whose code is 0 has no effect.
     """
     effects, values = [], []
     size = at_once(model, inputs)

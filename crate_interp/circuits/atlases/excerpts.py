@@ -16,10 +16,10 @@ from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 
-TILE = 48  # pixels of the tile of a patch and its surroundings
+TILE = 48  # side, in pixels, of the tile that shows a patch and its surroundings
 ENTIRE = -1  # the token number of a row that holds the entire picture
-_SIDE = 112  # pixels of the longer side of an entire picture
-_BEFORE, _AFTER = 12, 4  # tokens of a context
+_SIDE = 112  # longer side, in pixels, of an entire picture
+_BEFORE, _AFTER = 12, 4  # how many tokens a context shows before and after its own token
 
 
 def excerpts(
@@ -57,7 +57,7 @@ def excerpts(
 
 
 def _readable(model: HookedModel) -> list[str]:
-    """Returns the strings of tokens; without a tokenizer, their ids after a space."""
+    """Returns the string of each token id; without a tokenizer, a space and the id."""
     names = answer_names(model)
     return [f" {name}" for name in names] if all(name.isdigit() for name in names) else names
 
@@ -76,7 +76,7 @@ def _rgb(image: Tensor, cfg: CrateConfig) -> UInt8[np.ndarray, "height width 3"]
 def _tile(
     picture: UInt8[np.ndarray, "height width 3"], token: int, patch: tuple[int, int]
 ) -> Image.Image:
-    """Returns a patch in a box with one patch on each side of it; for CLS the entire picture."""
+    """Returns a boxed patch and the patches around it; for CLS, the entire picture."""
     if token == 0:
         return Image.fromarray(picture).resize((TILE, TILE), Image.Resampling.BILINEAR)
     columns = picture.shape[1] // patch[1]

@@ -13,7 +13,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import signs
 
-MANY = 16  # most logits to measure, since each takes its own backward
+MANY = 16  # the most logits to measure, since each takes its own backward
 COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
 
 
@@ -21,10 +21,10 @@ def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
     """Returns a row per layer, atom and logit: layer, atom, logit, name, n, total, squares.
 
     total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square. Here
-    the mean of all logits is subtracted from the logit, which for text is averaged over tokens. A
+    `logit` is the logit less the mean of all logits; for text, it is averaged over tokens. A
     positive sum means that the atom raises the logit, to first order. Each logit takes its own
-    backward. So if there are more than 16 logits, only those of the 16 classes or tokens that the
-    model answers most often on these samples are measured. The table is empty without inputs.
+    backward. So if there are more than 16 classes or tokens, only the 16 that the model answers
+    most often on these samples are measured. The table is empty without inputs.
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
