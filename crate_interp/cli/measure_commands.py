@@ -77,7 +77,7 @@ def compare(
     probes: options.ProbeNames = None,
     untrained: Annotated[
         int | None,
-        Option(help="Untrained twins to measure for each side, if it is a model. Default: 5."),
+        Option(help="Untrained twins to measure for each side that is a model. Default: 5."),
     ] = None,
 ) -> None:
     """Compare two networks, or two groups of them.
@@ -111,7 +111,7 @@ def compare(
 @on_data("SegmentResult", leading={**MODEL, "data": (_MASKED, MODEL["data"][1])})
 def segment(
     asked: Asked,
-    mass: Annotated[float, Option(help="The share of its map that a mask holds.")] = 0.6,
+    mass: Annotated[float, Option(help="The share of an attention map that its mask holds.")] = 0.6,
     fraction: Annotated[
         float, Option(help="For the other rule (top): the share of the patches that a mask holds.")
     ] = 0.6,
