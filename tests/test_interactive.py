@@ -229,7 +229,11 @@ def test_what_does_not_fit_is_said(cache, model, images):
         ("13 tokens, but 16 names", ValueError, lambda: view.attention(cache, 0, grid=(3, 5))),
         ("give numbers from 0 to", ValueError, lambda: view.activations(cache, 10**6)),
         ("give the cache of", ValueError, lambda: view.activations({}, 0)),
-        ("tokens are of 1 samples", ValueError, lambda: view.top_tokens(cache, 0, tokens=[["a"]])),
+        (
+            "the length of tokens is 1",
+            ValueError,
+            lambda: view.top_tokens(cache, 0, tokens=[["a"]]),
+        ),
         ("count=0", ValueError, lambda: ci.circuits.logit_lens(cache, count=0)),
         ("count=0", ValueError, lambda: view.top_tokens(cache, 0, count=0)),
         ("position=99", ValueError, lambda: ci.circuits.logit_lens(cache, position=99)),

@@ -9,7 +9,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
 
-# takes a source, which may include its revision: "NAME@step-100"
+# loads the network that a text names, such as NAME@step-100
 Load = Callable[[str], HookedModel]
 
 
@@ -24,7 +24,7 @@ def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], s
     if not words:
         raise ValueError(
             f"{asked!r} names no network. Give a name of `crate-interp models`, a weight file, or "
-            "the folder of a saved model or sweep. Give several seeds with commas between them."
+            "the folder of a saved model or sweep. Separate several seeds with commas."
         )
     called = Path(words[0]).name if Path(words[0]).exists() else words[0]
     more = f" and {len(words) - 1} more" if words[1:] else ""

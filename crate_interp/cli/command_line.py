@@ -1,4 +1,4 @@
-"""Adds commands to the command line, and words errors for people who typed a command."""
+"""Adds commands to the command line, and puts error messages in terms of options."""
 
 import copy
 import inspect
@@ -39,7 +39,7 @@ _MORE: dict[str, Any] = {
     "quiet": Annotated[bool, Option("--quiet", help="Show no progress.")],
     "debug": Annotated[bool, Option("--debug", help="Show the traceback of an error.")],
 }
-# options whose Python argument may stand in an error, as in limit=0
+# options that an error message may name as Python arguments, such as limit=0
 _OPTIONS = (
     "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
     "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
@@ -90,7 +90,7 @@ def _complete(command: Callable[..., None], example: str) -> Callable[..., None]
 
 
 def taking(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """Returns a wrapper whose signature, read by typer, has these parameters as keywords."""
+    """Gives a function the signature that typer reads: these parameters, as keywords."""
     taken = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
     vars(run).pop("__wrapped__")
     vars(run)["__signature__"] = inspect.Signature(taken)
@@ -106,7 +106,10 @@ def _written(item: inspect.Parameter) -> str:
 
 
 def _optional(item: inspect.Parameter) -> inspect.Parameter:
-    """Returns a parameter that is optional for typer, and whose help says that it is required."""
+    """Returns a required parameter in a form that is optional for typer.
+
+    Its help still says that it is required.
+    """
     kind, info = get_args(item.annotation)
     info = copy.copy(info)
     info.help = f"{info.help} [required]"
@@ -119,7 +122,7 @@ def _optional(item: inspect.Parameter) -> inspect.Parameter:
 
 
 def spoken(text: str) -> str:
-    """Returns an error with command-line options in place of Python's arguments.
+    """Returns an error message with command-line options in place of Python's arguments.
 
     ci.load(..., n_heads=6) becomes --config n_heads=6, limit=0 becomes --limit 0.
     """

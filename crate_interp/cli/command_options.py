@@ -104,8 +104,8 @@ def on_data(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns a decorator that gives a command its options, as an `Asked` in its first parameter.
 
-    result: the name of a class in `ci`; before work starts, it refuses a folder that holds anything
-    but such a result. of: the options of the verb, Run or Pass. leading: the options for model,
+    result: the name of a result class in `ci`; a folder that holds anything else is refused before
+    work starts. of: the options of the verb, Run or Pass. leading: the options for model,
     data and folder. --threads is applied before the command begins, because torch reads the number
     of threads when it is imported.
     """

@@ -65,7 +65,7 @@ def convert(
 
 
 def _lacks(cfg: Any) -> list[str]:
-    """Returns a sentence on each field that an image model's config lacks: what needs the field."""
+    """Returns a sentence for each field that an image model's config lacks, on what needs it."""
     lacks = []
     if getattr(cfg, "mean", 0) is None:
         lacks.append(

@@ -20,7 +20,7 @@ _MASKED = Annotated[
 ]
 _COMPARED = Annotated[
     str | None,
-    Option(help="Data, as for `report`. Not for saved sweeps, which hold their numbers."),
+    Option(help="Data, as for `report`. Give none for saved sweeps: they hold their numbers."),
 ]
 
 
@@ -77,12 +77,12 @@ def compare(
     probes: options.ProbeNames = None,
     untrained: Annotated[
         int | None,
-        Option(help="Untrained twins to measure for each side, if it is a model. Default: 5."),
+        Option(help="Untrained twins to measure for each side that is a model. Default: 5."),
     ] = None,
 ) -> None:
     """Compare two networks, or two groups of them.
 
-    Layer by layer, with their untrained twins.
+    Compares them layer by layer, next to their untrained twins.
     """
     from crate_interp.cli import argument_parsing
 
@@ -92,7 +92,7 @@ def compare(
         except ValueError as error:
             if asked.config:
                 raise ValueError(
-                    f"{error} --config counts for every network of the comparison. If a network "
+                    f"{error} --config applies to every network of the comparison. If a network "
                     "needs other fields, first make a folder of it with `crate-interp convert`."
                 ) from error
             raise
@@ -104,14 +104,14 @@ def compare(
     page = ci.viz.compare_page(result, asked.out)
     first, second = (result.meta[side]["name"] for side in "ab")
     options.say(f"a: {first}, b: {second}\n\n{result.text()}\n")
-    signs = "+ a higher, - a lower, ? undecided, . cannot be tested."
+    signs = "+: a is higher, -: a is lower, ?: undecided, a dot: cannot be tested."
     options.say(f"{signs} {options.finding(result)} The page: {page}")
 
 
 @on_data("SegmentResult", leading={**MODEL, "data": (_MASKED, MODEL["data"][1])})
 def segment(
     asked: Asked,
-    mass: Annotated[float, Option(help="The share of its map that a mask holds.")] = 0.6,
+    mass: Annotated[float, Option(help="The share of an attention map that its mask holds.")] = 0.6,
     fraction: Annotated[
         float, Option(help="For the other rule (top): the share of the patches that a mask holds.")
     ] = 0.6,
@@ -213,8 +213,8 @@ def sweep(
         int,
         Option(
             help="On how many samples to measure the negative controls. An untrained network sees "
-            "all of these samples, the other controls 5 of the first 32, or about an eighth of "
-            "many. 0: no controls."
+            "all of these samples. The other controls see 5 of the first 32 samples, or about an "
+            "eighth of a larger number. 0: no controls."
         ),
     ] = 32,
     precision: Annotated[
@@ -236,9 +236,7 @@ def sweep(
 @on_data("AtomResult")
 def atoms(
     asked: Asked,
-    top: Annotated[
-        int, Option(help="How many of its strongest tokens to keep for each atom.")
-    ] = 16,
+    top: Annotated[int, Option(help="How many of the strongest tokens of each atom to keep.")] = 16,
     coactivation: Annotated[
         bool, Option("--coactivation", help="Count pairs of atoms that are on together.")
     ] = False,

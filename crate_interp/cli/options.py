@@ -88,17 +88,17 @@ Side = Annotated[
     str,
     Argument(
         help="A name of `crate-interp models`, NAME@step-N, a weight file, or the folder of a "
-        "saved model or sweep. Several seeds have commas between them."
+        "saved model or sweep. Separate several seeds with commas."
     ),
 ]
 ProbeNames = Annotated[
-    str | None, Option(help="Names of probes with commas between them. Default: the usual four.")
+    str | None, Option(help="Names of probes, separated by commas. Default: the usual four.")
 ]
 Untrained = Annotated[int, Option(help="How many untrained twins to measure as well.")]
 
 
 def take_threads(threads: int | None) -> None:
-    """Sets torch's number of threads; raises ValueError if torch already runs with another."""
+    """Sets torch's number of threads; raises ValueError if torch runs with another number."""
     if threads is None:
         return
     checks.count("--threads", threads)

@@ -13,7 +13,7 @@ from crate_interp.viz.explorer import panels
 from crate_interp.viz.explorer.packing import Attention, pack_attention, words_of
 from crate_interp.viz.pages.page import Html, render
 
-# Ends of the names of the points that a cache should hold: attention, codes, atoms, the stream.
+# The points that a cache should hold end with these names: attention, codes, atoms, the stream.
 POINTS = (
     "attn.hook_pattern", "attn.hook_q", "attn.hook_k", "mlp.hook_post", "hook_resid_pre",
     "hook_resid_post", "hook_pooled", "hook_mask",
@@ -31,23 +31,22 @@ def explore(
     sample: int = 0,
     name: str | None = None,
 ) -> Html:
-    """Returns a page on which you point at a patch or token and see every head there.
+    """Returns a page on which you point at a patch or token and see what every head does with it.
 
     For each head, the page shows what the patch or token attends to, what attends to it, and which
-    tokens have similar codes. It also shows the largest atoms there and where else these atoms are
-    large; for images, MaskCut's masks and the principal components of the codes; for texts, the
-    logit lens. The page is one file, runs no model and asks the network for nothing. It holds codes
-    in 16 bits and computes attention from them. This is checked when the page is made: an entry is
-    right to 1 % of its row's largest.
+    tokens have similar codes. It also shows the largest atoms of the patch or token, and where else
+    these atoms are large. For images it adds MaskCut's masks and the principal components of the
+    codes; for texts, the logit lens. The page is one file, runs no model and asks the network for
+    nothing. It holds codes in 16 bits and computes attention from them. The error of a share of
+    attention, checked when the page is made, is at most 1 % of the largest share in its row.
 
-    cache: from `model.run_with_cache(x)`, for a model of images or of text. inputs: the x that the
-    model was run on. circuit: a circuit to draw on the page; its heads get a ring. sample: the
-    number of the sample in the cache. name: the sample's name on the page; None means "sample 0",
-    with its number.
+    cache: from `model.run_with_cache(x)`, for a model of images or of text. inputs: the same x.
+    circuit: a circuit to draw on the page; its heads get a ring. sample: the number of the sample
+    in the cache. name: the sample's name on the page; None means "sample" and this number.
 
-    The cache must hold attn.hook_pattern of every layer. attn.hook_q and attn.hook_k,
-    mlp.hook_post, hook_resid_pre with the last hook_resid_post, and hook_pooled each add a part;
-    the page says which parts are missing from the cache.
+    The cache must hold attn.hook_pattern of every layer. Other points each add a part to the page:
+    attn.hook_q and attn.hook_k; mlp.hook_post; hook_resid_pre with the last hook_resid_post;
+    hook_pooled. The page names the parts that it leaves out.
 
     Raises KeyError if a pattern was not cached; ValueError if cache, inputs and sample do not
     belong together, for NaN or Inf, and if the circuit has heads that the model lacks.
@@ -136,8 +135,8 @@ def _start(seen: panels.Seen) -> dict[str, int]:
     """Returns where the page opens: the token, layer and head with the largest share of attention.
 
     Shares are taken relative to the even share, since a large share among three tokens says little.
-    For an image the attending token is CLS. Shares of the token itself and of the first token are
-    not counted.
+    For an image, the attending token is CLS. A token's attention to itself or to the first token
+    does not count.
     """
     tokens = np.arange(seen.count)
     sees = [
@@ -159,7 +158,10 @@ def _start(seen: panels.Seen) -> dict[str, int]:
 
 
 def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
-    """Returns what the page compares by cosine: "codes", "queries" if keys differ, or None."""
+    """Returns the word for the vectors compared by cosine: "codes", or "queries" if keys differ.
+
+    Returns None if the page holds no such vectors.
+    """
     if not any("codes" in each.parts for each in attention):
         return None
     queries, keys = seen.codes("q", 0), seen.codes("k", 0)
@@ -184,6 +186,6 @@ def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
     if stored:
         notes.append(
             f"The attention of {words_of(stored)} is stored in 255 steps of each row's largest "
-            "share, because it is not the softmax of the cached codes, rounded to 16 bits."
+            "share, because the softmax of the cached codes, rounded to 16 bits, differs from it."
         )
     return notes

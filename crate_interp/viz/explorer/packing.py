@@ -19,11 +19,12 @@ LIMIT = 0.01  # the largest error of recomputed attention, relative to a row's l
 class Attention:
     """One layer's attention as a page stores it.
 
-    parts: name -> text. "codes", and "keys" if they differ from the queries, are float16 `[head,
-    pos, d_head]` in planes. "rows" is there if attention is not the softmax of these codes: it has
-    bytes `[head, query, key]` in steps of 1/255 of a row's largest share. "largest" has these
-    largest shares as float16 `[head, query]` in planes. error: the largest error of a share,
-    relative to its row's largest. most: the largest share of each head.
+    parts: name -> text. "codes" holds the codes of the queries, and "keys" those of the keys if the
+    two differ: float16 `[head, pos, d_head]` in planes. "rows" and "largest" hold the attention
+    itself, if it is not the softmax of the codes. "rows" has bytes `[head, query, key]`, in steps
+    of 1/255 of a row's largest share; "largest" has the largest share of each row as float16
+    `[head, query]` in planes. error: the largest error of a share, relative to the largest share in
+    its row. most: the largest share of each head.
     """
 
     parts: dict[str, str]
@@ -58,7 +59,7 @@ def pack_attention(
     keys: Float[np.ndarray, "head pos d_head"] | None,
     causal: bool,
 ) -> Attention:
-    """Returns a layer's attention as text: as codes if their softmax is right to 1 %, else as rows.
+    """Returns a layer's attention as text: codes if their softmax errs by at most 1 %, else rows.
 
     codes: the queries' codes, None if unknown. keys: None if queries and keys are the same code.
     causal: whether a query sees no later keys.
@@ -87,7 +88,7 @@ def pack_tops(
     """Returns the `count` largest numbers of each row as text: their places, values and a total.
 
     The text has places uint32 `[pos, count]`, values float32 `[pos, count]` and totals float32
-    `[pos]`, in this order. Among equal numbers the first comes first.
+    `[pos]`, in this order. Equal numbers keep their order in the row.
     """
     count = min(count, values.shape[1])
     order = np.argsort(-values, axis=1, kind="stable")[:, :count]
@@ -118,7 +119,10 @@ def _fits(values: np.ndarray) -> bool:
 
 
 def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: bool) -> float:
-    """Returns the largest error of the softmax of float16 codes, relative to its row's largest."""
+    """Returns the largest error of the softmax of float16 codes.
+
+    Each error is relative to the largest share in its row.
+    """
     worst = 0.0
     for head in range(len(pattern)):  # one head at a time: a long text has large patterns
         q, k = (each[head].astype(np.float16).astype(np.float32) for each in (codes, keys))
@@ -132,5 +136,5 @@ def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: boo
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Returns the errors of rows, divided by the largest entry of each."""
+    """Returns the errors of entries, each divided by the largest wanted entry of its row."""
     return np.abs(found - wanted) / wanted.max(axis=-1, keepdims=True).clip(min=1e-30)

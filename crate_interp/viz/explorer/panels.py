@@ -92,7 +92,7 @@ class Seen:
 
     @cached_property
     def lens(self) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest next tokens `[layer, pos, rank]` after each layer, and their shares."""
+        """The likeliest next tokens `[layer, pos, rank]` after each layer, with probabilities."""
         with torch.inference_mode():
             found = self.cache.logit_lens(
                 positions=None,
@@ -111,8 +111,8 @@ class Seen:
 def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
     """Returns one sample of a cache.
 
-    Raises ValueError for anything but a cache of images or texts, inputs of another shape, and a
-    sample that the cache does not have.
+    Raises ValueError if `cache` is no cache of images or texts, if the inputs do not fit the cache,
+    and if the cache lacks the sample.
     """
     model = getattr(cache, "model", None)
     if not isinstance(cache, CrateCache) or not isinstance(model, HookedModel) or model.towers:
@@ -123,7 +123,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
     given = _tensor(net, inputs)
     first = next((value for name, value in cache.items() if name.endswith("hook_pattern")), None)
     if not cache.has_batch_dim:
-        cache.at("attn.hook_pattern", 0)  # raises with the remedy if it is missing
+        cache.at("attn.hook_pattern", 0)  # raises an error that says what to do
     shape = list(given.shape)
     if model.cfg.kind == "text":
         grid, count = None, shape[1]
@@ -160,7 +160,9 @@ def _tensor(model: Any, inputs: object) -> Tensor:
     if not isinstance(inputs, Tensor) or inputs.ndim != (2 if text else 4):
         got = f"shape {list(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
         wanted = "tokens [batch, pos]" if text else "images [batch, channels, height, width]"
-        raise ValueError(f"inputs must be {wanted}, but got {got}. Give what the model was run on.")
+        raise ValueError(
+            f"inputs must be {wanted}, but got {got}. Give the inputs that the model was run on."
+        )
     if text:
         check_tokens(inputs, model.cfg, inputs.shape[1])
     elif not inputs.isfinite().all():
@@ -169,7 +171,7 @@ def _tensor(model: Any, inputs: object) -> Tensor:
 
 
 def reaches(seen: Seen) -> list[int]:
-    """Returns, for each layer, how many tokens a token can see, itself included."""
+    """Returns one number per layer: how many tokens a token can see, itself included."""
     if seen.grid is not None:
         return [seen.count] * len(seen.model.blocks)
     back = window_sizes(seen.model.cfg)
@@ -249,10 +251,11 @@ def tops(seen: Seen, layer: int) -> dict[str, str]:
 
 
 def overlays(seen: Seen) -> list[dict[str, Any]] | None:
-    """Returns the masks and principal components of each layer's codes; None without them.
+    """Returns the masks and principal components of each layer; None for a text or without codes.
 
-    They are computed from the concatenated codes of all heads, without CLS. masks: the number of a
-    patch's mask, 0 for none. components: in steps of 1/100 of each component's largest.
+    Both are computed from the concatenated codes of all heads, without CLS. masks: for each patch,
+    the number of its mask, or 0 for no mask. components: for each component, its values at the
+    patches, in 1/100 of the component's largest.
     """
     if seen.grid is None or not _has_codes(seen):
         return None
@@ -300,7 +303,7 @@ def hidden_patches(seen: Seen) -> int:
 def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] | None:
     """Returns nodes with their columns, and the largest edges; None without a circuit.
 
-    Raises ValueError for anything but a circuit whose heads and atoms the model has.
+    Raises ValueError if `circuit` is no Circuit, or if the model lacks one of its heads or atoms.
     """
     if circuit is None:
         return None

@@ -113,7 +113,8 @@ def maps_on(
 ) -> Float[np.ndarray, "batch head h w"]:
     """Returns `ci.maps.attention` over the grid of patches of these images.
 
-    options: of `ci.maps.attention`. Raises ValueError if the cache is not of these images.
+    options: other arguments of `ci.maps.attention`. Raises ValueError if the cache is not of these
+    images.
     """
     if not isinstance(images, Tensor) or images.ndim != 4:
         got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
@@ -136,8 +137,8 @@ def maps_on(
         raise ValueError(
             f"the cached {point} {list(stored.shape)} does not belong to images "
             f"{list(images.shape)}, which are {len(images)} images of {height} x {width} patches, "
-            f"and {special} before the patches, CLS first. Give the images that the model was run "
-            "on, or run the model on these: _, cache = model.run_with_cache(images)."
+            f"with {special} tokens before the patches, CLS first. Give the images that the model "
+            "was run on, or make a cache of the images: _, cache = model.run_with_cache(images)."
         )
     found = maps.attention(cache, layer, grid=(height, width), **options)
     return found.float().cpu().numpy()
@@ -152,10 +153,10 @@ def head_grid(
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Html:
-    """Returns a page with a slider over layers: a map of a query's attention per head and image.
+    """Returns a page that maps a query's attention for each head and image; a slider picks layers.
 
-    cache: from `model.run_with_cache(images)`, with attn.hook_pattern of the layers (with
-    attn.hook_q and hook_k if scaled or cls_key is False). layers: their numbers, None for all.
+    cache: from `model.run_with_cache(images)`, with attn.hook_pattern of the layers or, if `scaled`
+    or `cls_key` is False, with attn.hook_q and attn.hook_k. layers: their numbers, None for all.
     query: 0 for CLS, or (row, column) of a patch. Every map is scaled to its own largest value,
     which is written below it. A notebook shows the page, and `.save(path)` writes it as one file
     that needs no network. The arrow keys move the slider, the tab key visits the maps.
@@ -197,9 +198,8 @@ def _finding(found: list[np.ndarray], layers: list[int], even: float) -> tuple[s
     images = len(found[0])
     mean = f" (mean over {images} images)" if images > 1 else ""
     words = (
-        f"L{layers[place]}H{head} singles out one patch most of {largest.size} heads: this patch "
-        f"gets {largest.max():.2f} of its attention{mean}. Even attention would give every patch "
-        f"{even:.2g}."
+        f"Of {largest.size} heads, L{layers[place]}H{head} gives the most attention to one patch: "
+        f"{largest.max():.2f}{mean}. Even attention would give every patch {even:.2g}."
     )
     return words, layers[place]
 
@@ -210,9 +210,9 @@ def _head(values: np.ndarray) -> dict[str, str]:
 
 
 def _layers(layers: Any, cache: CrateCache) -> list[int]:
-    """Returns the numbers of the layers, each once, from 0.
+    """Returns the numbers of the layers without repeats, negative ones counted from the end.
 
-    Raises ValueError if there is no such layer.
+    Raises ValueError for a layer that the model lacks.
     """
     if cache.model.towers:
         raise ValueError("a CLIP is two models. Give the cache of its image tower, cache.visual.")

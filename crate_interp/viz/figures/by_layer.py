@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 
-# CRATE-S on ImageNet validation, arXiv 2306.01129 figure 3, read off the figure: no table was
-# published. Layer l = 1..12 there is 0..11 here. The figure shows the fraction of non-zeros; here
-# it is the fraction of zeros, as in `sparsity.zero_fraction`.
-# statistic: (values, how far the reading may be off)
+# CRATE-S on ImageNet validation, read off figure 3 of arXiv 2306.01129, as no table was published.
+# The paper's layers 1 to 12 are layers 0 to 11 here. The figure shows the fraction of non-zeros;
+# the values here are the fraction of zeros, as in `sparsity.zero_fraction`.
+# statistic -> (values, how far the reading may be off)
 PUBLISHED: dict[str, tuple[tuple[float, ...], float]] = {
     "compression.official_rate": (
         (1101, 1028, 1093, 1063, 916, 933, 1002, 945, 856, 833, 754, 667), 3.0,
@@ -54,17 +54,17 @@ def layers(
     """Returns a matplotlib Figure of "probe.statistic" by layer, for one result or several.
 
     A line is the mean over samples, and its band a 95 % interval of this mean by Student's t; a
-    statistic of the weights has no band. For a statistic per head, each sample counts with its mean
-    over heads; if there is a single result, thin lines show the heads. The dashed line is the mean
-    of `untrained`, results of the same network with random weights, and its band goes from the
-    lowest to the highest of them. The chance level, if it is known, is dotted. labels: a name for
-    each result; None takes the model's name. For a CRATE-S, the published curve of
-    `compression.official_rate` or `sparsity.zero_fraction` is added, labelled as read off a figure
-    (`PUBLISHED` in this file).
+    statistic of the weights has no band. If a statistic has a value per head, each sample counts
+    with its mean over heads; if there is a single result, thin lines show the heads. The dashed
+    line is the mean of `untrained`, results of the same network with random weights, and its band
+    goes from the lowest to the highest of these results. The chance level, if it is known, is
+    dotted. labels: a name for each result; None takes the model's name. For a CRATE-S, the
+    published curve of `compression.official_rate` or `sparsity.zero_fraction` is added, labelled as
+    read off a figure (`PUBLISHED` in this file).
 
     ax: Axes of your own to draw into, legend included; their Figure is returned. title: None takes
-    the statistic's title, "" means no title. dpi: of the figure; None means 200, or with ax no
-    change.
+    the statistic's title, "" means no title. dpi: the resolution of the figure. None means 200, or
+    the present resolution if `ax` is given.
 
     Raises ValueError if a result lacks the statistic, if there is no result, if `untrained` has
     another number of layers, if ax is no matplotlib Axes, and if dpi is not above 0.
@@ -76,7 +76,7 @@ def layers(
     if random is not None and random.shape[1] != len(drawn[0].layers):
         raise ValueError(
             f"untrained has {random.shape[1]} layers of {statistic!r}, "
-            f"but the result has {len(drawn[0].layers)}."
+            f"but the result has {len(drawn[0].layers)}. Give untrained networks of the same depth."
         )
     figure, axes = canvas.canvas(ax, 2.1, dpi)
     alone = len(drawn) == 1
@@ -146,7 +146,9 @@ def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[st
     names = [one.meta["model"] or "model" for one in results] if labels is None else list(labels)
     names = [canvas.label(name) for name in names]
     if len(names) != len(results):
-        raise ValueError(f"got {len(names)} labels for {len(results)} results. Give one for each.")
+        raise ValueError(
+            f"got {len(names)} labels for {len(results)} results. Give a label for each result."
+        )
     if labels is None and len(set(names)) < len(names):
         names = [f"{name} {place}" for place, name in enumerate(names)]
     return names
@@ -173,7 +175,7 @@ def _draw(
 
 
 def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) -> None:
-    """Adds to the legend what the bands are, and over how many samples."""
+    """Adds to the legend what the bands mean, and over how many samples they are."""
     banded = [one.n for one in drawn if not np.isnan(one.low).all()]
     if banded:
         low, high = min(banded), max(banded)
@@ -232,7 +234,7 @@ def steps(
     checks.one_of("statistic", statistic, tuple(result.meta["statistics"]))
     means = _means(result, statistic)
     if not means.size:
-        raise ValueError(f"the result has no number of {statistic!r}: no layer has it.")
+        raise ValueError(f"the result holds no value of {statistic!r} in any layer.")
     figure, axes = canvas.canvas(ax, 2.4, dpi)
     import matplotlib
 

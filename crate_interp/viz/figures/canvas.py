@@ -33,8 +33,8 @@ def as_written(figure: Any, *own: object) -> Any:
     """Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
 
     Names may come from unknown files: "$\nonsense$" would raise when the figure is drawn. Tick
-    labels are matplotlib's own and stay unchanged. own: the Axes that were drawn into, if the rest
-    of the figure is the caller's.
+    labels are matplotlib's own and stay unchanged. own: the Axes that were drawn into, if the
+    figure belongs to the caller; the rest of the figure then stays unchanged.
     """
     from matplotlib.axes import Axes
     from matplotlib.legend import Legend
@@ -80,8 +80,9 @@ def panels(
 ) -> tuple["matplotlib.figure.Figure", list[list[Any]]]:
     """Returns a figure and its panels, row by row; if the caller gives Axes, they hold all panels.
 
-    shape: rows and columns. size: width and height of a new figure. gap: between rows and columns
-    of panels within Axes, as shares of a panel. Raises ValueError as `canvas` does.
+    shape: rows and columns. size: width and height of a new figure. gap: the space between rows and
+    between columns of panels in the caller's Axes, as shares of a panel's height and width. Raises
+    ValueError as `canvas` does.
     """
     figure = _figure(ax, size, dpi)
     rows, columns = shape
@@ -117,14 +118,17 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
 
 
 def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
-    """Writes `title` `pad` points above the Axes, or `words` if it is None; "" means no title."""
+    """Writes a title `pad` points above the Axes: `title`, or `words` if `title` is None.
+
+    If `title` is "", nothing is written.
+    """
     text = plain(words if title is None else title)
     if text:
         axes.set_title(fill(text, _LINE), fontsize=TITLE, pad=pad)
 
 
 def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
-    """Adds one legend for all Axes: below a figure of our own, or below the Axes of a caller."""
+    """Adds one legend for all Axes: below a new figure, or below the last of a caller's Axes."""
     from matplotlib.transforms import ScaledTranslation
 
     named = {

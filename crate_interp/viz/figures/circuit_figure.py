@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _ABOVE, _BELOW, _INK, _CARD = "#1f66a3", "#b8601f", "#1a1d20", "#f4f6f8"
-_INCHES = 1 / 108  # of a unit of the layout; six columns are then 6.2 inches wide
+_INCHES = 1 / 108  # inches for a unit of the layout: six columns are 6.2 inches wide
 _THIN, _THICK = 0.6, 3.5  # points
 _SIGNS = 38  # characters that fit on a title line of the narrowest figure
 _BELOW_NODES = 10  # room for two lines of words

@@ -1,6 +1,6 @@
-"""The colours of figures; pages replace them by those of the light or dark scheme."""
+"""The colours of figures; pages replace them by the colours of the light or dark scheme."""
 
-# lines in these colours are legible on white; styles/colours.css has those of both schemes
+# lines in these colours are legible on white; styles/colours.css has the colours of pages
 INK = "#0a0b0c"
 TRAINED = "#1f66a3"
 UNTRAINED = "#a8500f"

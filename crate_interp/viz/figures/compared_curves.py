@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compared:
-    """A statistic of a comparison, by layer of a.
+    """A statistic of a comparison, for each layer of side a.
 
     rows: the columns of `Comparison.table()` as arrays. bands: the 95 % interval of each side's
-    mean, over samples for a single network, else over networks; NaN if nothing varies.
+    mean, over samples if the side is one network, else over its networks; NaN if nothing varies.
     """
 
     layers: Float[np.ndarray, "layer"]
@@ -63,12 +63,13 @@ def compare(
     title: str | None = None,
     dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of "probe.statistic" by layer: both sides above, a - b below.
+    """Returns a matplotlib Figure of "probe.statistic" by layer: sides a and b, and a - b.
 
-    Bands are 95 % intervals, over samples for a single network, else over networks. Dashed lines
-    are the means of the untrained twins; in the lower panel, the difference of these means. In the
-    lower panel a filled dot marks a difference that holds (p <= 0.05, adjusted over layers), and a
-    hollow dot a difference that does not. If a and b differ in depth, the layers are those of a.
+    The upper panel shows both sides, the lower panel their difference. Bands are 95 % intervals:
+    over samples if a side is one network, over networks if it has several. Dashed lines are the
+    means of the untrained twins; in the lower panel, the difference of these means. A filled dot
+    marks a difference that holds (p <= 0.05, adjusted over layers), a hollow dot a difference that
+    does not hold. If a and b differ in depth, the layers are those of a.
 
     ax, title, dpi: as in `ci.viz.layers`; ax holds both panels. Raises ValueError, with the nearest
     names, if the statistic was not compared.

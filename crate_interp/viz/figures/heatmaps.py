@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequence[Sequence[float]]
-_ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: one row; least and most for all rows
+_ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: one row; limits for all rows together
 _BELOW = 0.42  # inches between the cells and the colour bar: numbers of heads, and the word "head"
 _DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths of characters, relative to the font size
 _UNITS = {"loss": "rise of the loss (nats)", "accuracy": "drop of the accuracy"}
@@ -106,7 +106,7 @@ def heads(
 def _grid(values: object, name: str, infinite: bool = False) -> Float[np.ndarray, "layer head"]:
     """Returns numbers `[layer, head]` as float64; raises ValueError for anything else.
 
-    infinite: whether infinite numbers are allowed, as in intervals over one rare value.
+    infinite: whether infinite numbers are allowed, as they are at the ends of intervals.
     """
     if isinstance(values, Tensor):
         values = values.detach().double().cpu().numpy()
@@ -151,7 +151,7 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     frame(axes, framed)
     # below the cells, so that twelve heads and their numbers have the full column width
     pad = 0.03
-    if figure.get_layout_engine() is None:  # no layout engine keeps the bar off the heads' numbers
+    if figure.get_layout_engine() is None:  # then nothing keeps the bar off the heads' numbers
         box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
         pad = _BELOW / box.height
     bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, fraction=0.05, pad=pad)
@@ -173,7 +173,7 @@ def frame(axes: "matplotlib.axes.Axes", cells: np.ndarray, dashed: bool = False)
 def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
     """Writes the numbers into the cells, if all of them fit."""
     image, most = axes.images[-1], _largest(grid)
-    figure.draw_without_rendering()  # only then the width of a cell is known
+    figure.draw_without_rendering()  # a cell has no known width before this
     box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     wide, tall = box.width * 72 / grid.shape[1], box.height * 72 / grid.shape[0]
     if canvas.SMALL + 0.8 > tall:
@@ -201,8 +201,9 @@ def ink_on(colour: Sequence[float]) -> str:
 
 
 def written(value: float, most: float, digits: int = 2) -> str:
-    """Returns a number as a short text, for numbers of which the largest is `most`: .12, 1.2, 12.
+    """Returns a number as a short text: .12, 1.2, 12.
 
+    most: the size of the largest number that is shown, which sets the decimals of all numbers.
     digits: how many digits the largest number has if it is below .1: .012 (2) or .01 (1).
     """
     if np.isnan(value):
@@ -223,9 +224,10 @@ def head_ablation(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of what ablating each head costs: layers down, heads across.
 
-    Blue means that a head helps, orange that the model does better without it. A frame marks an
-    effect: p <= 0.017, adjusted over all heads (0.05 for the accuracy of images). A dashed frame
-    marks an open case: p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
+    A blue head helps the model; without an orange head, the model does better. A frame marks an
+    effect: p, adjusted over all heads, is at most 0.017 (at most 0.05 for the accuracy of images).
+    A dashed frame marks an undecided head: p is larger, but at most 0.05. ax, title, dpi: as in
+    `ci.viz.layers`.
     """
     table: Any = result.heads()
     drop, low, high, p = (

@@ -32,10 +32,11 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
 
     atoms.csv holds the atlas's main table. Returns the path of the index, which lists all atoms
     with their pictures and can be sorted and filtered. Atoms whose effect on the loss was measured
-    exactly come first, by its size; then the other atoms, by their first-order effect. An image's
-    patch is shown boxed, with the patches around it; CLS is shown as the entire image, with a note.
-    A token of a text is shown with 12 tokens before and 4 after it. A file in patches/ has the
-    pictures of 64 atoms, images/ has the entire images. The pages open from the disk.
+    exactly come first, in order of this effect; then the other atoms, in order of their first-order
+    effect. An image's patch is shown boxed, with the patches around it; CLS is shown as the entire
+    image, with a note. A token of a text is shown with 12 tokens before and 4 after it. Each file
+    in patches/ has the pictures of 64 atoms; images/ has the entire images. The pages open from the
+    disk.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -76,7 +77,7 @@ def _write(atlas: Atlas, out: Path) -> None:
 
 
 def _order(atom: Mapping[str, Any]) -> tuple[bool, float, int, int]:
-    """Returns the order: exact effects before first-order ones, large before small."""
+    """Returns an atom's sort key: exact effects before first-order ones, large before small."""
     return not atom["exact"], -abs(atom["effect"]), atom["layer"], atom["atom"]
 
 
@@ -190,12 +191,12 @@ def _listed(atom: Mapping[str, Any], count: int) -> list[Any]:
 
 
 def _short(value: float) -> float | None:
-    # JSON has neither NaN nor the infinite ends of intervals over very few samples
+    # intervals over very few samples have infinite ends, and JSON has no infinity and no NaN
     return float(f"{value:.3g}") if math.isfinite(value) else None
 
 
 def _layers(atlas: Atlas) -> dict[str, list]:
-    """Returns the table of layers, with the agreement of both effects where it was measured."""
+    """Returns the table of layers; if measured, with how exact and first-order effects agree."""
     layers: Any = atlas.layers()
     agreement: Any = atlas.table("agreement")
     if len(agreement):
@@ -217,7 +218,7 @@ def _grid(atlas: Atlas) -> list[int]:
 
 
 def _logits(atlas: Atlas) -> str:
-    """Returns how the logits that an atom raises or lowers were found, or "" if none were."""
+    """Returns how the logits that an atom raises or lowers were found; "" without logits."""
     measured: Any = atlas.table("logits")
     if len(measured):
         each = "mean over the tokens of a window, " if _is_text(atlas) else ""

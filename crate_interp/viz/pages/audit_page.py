@@ -1,4 +1,4 @@
-"""The page of an audit: the finding, claims by layers, and every number behind a cell."""
+"""The page of an audit: the finding, a verdict by claim and layer, the numbers behind it."""
 
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def _few(result: AuditResult) -> int:
 
 
 def _numbers(card: Card) -> list[dict[str, Any]]:
-    """Returns the numbers of a card: formula, bounds, and intervals drawn."""
+    """Returns each number of a card: its formula, its bounds, and a drawing of its intervals."""
     found = []
     for name, rows in card.numbers.items():
         number = NUMBERS[name]
@@ -90,7 +90,7 @@ def _numbers(card: Card) -> list[dict[str, Any]]:
 
 
 def _groups(result: AuditResult) -> list[dict[str, Any]]:
-    """Returns the claims of each group with a chart of each number, and every row behind it."""
+    """Returns the groups of claims, with a chart of each number and a table of each claim."""
     cells, main = result.table(), main_rows(result, "cells")
     found: dict[str, dict[str, Any]] = {}
     for name, claim in CLAIMS.items():
@@ -105,12 +105,15 @@ def _groups(result: AuditResult) -> list[dict[str, Any]]:
 
 
 def _panel(claim: Claim, name: str, main: Any) -> dict[str, Any]:
-    """Returns the chart of a number by layer: the frames as a band, untrained, and the bounds."""
+    """Returns a number's chart by layer, trained and untrained, with its bounds.
+
+    A line is the mean over the frames, and its band goes from the lowest to the highest frame.
+    """
     number, rows = NUMBERS[name], main[main["number"] == name]
     by_layer = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
     by_layer = by_layer[by_layer["value", "mean"].notna()]
     lines = [
-        Line("chance", np.full(len(by_layer), round(bound, 5) + 0.0))  # a 1e-6 stands for 0
+        Line("chance", np.full(len(by_layer), round(bound, 5) + 0.0))  # a bound of 1e-6 is 0
         for bound in (number.low, number.high)
         if bound is not None
     ]
@@ -155,7 +158,7 @@ def _number(value: float) -> str:
 
 
 def _nulls(result: AuditResult) -> dict[str, Any]:
-    """Returns the nulls, ceilings and operators at the main eps, and means over layers."""
+    """Returns a table of the nulls, the ceilings and the papers' operators at the main eps."""
     rows = [
         [row.of, NUMBERS[row.number].title, row.frame, str(row.layer), _number(row.value)]
         + [_number(row.error), str(row.n)]

@@ -48,15 +48,15 @@ def attention(
     Pointing at a pair shows its share in words and highlights the tokens or patches that the row
     attends to; the arrow keys go from pair to pair.
 
-    cache: from `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: the names of
-    the tokens, as strings, ids or the text itself; None reads a text's tokens from hook_embed if it
-    was cached, and otherwise numbers them. The tokens of an image are "CLS" and "row,column". grid:
-    rows and columns of patches, if the image is not of the model's own size. heads: the numbers of
-    the heads to show, None for all. Shares are stored in 255 steps of a row's largest: 12 heads of
-    197 tokens make 0.7 MB.
+    cache: from `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: the tokens
+    as strings or ids, or the text itself. None reads the tokens of a text from hook_embed, or
+    numbers them if hook_embed was not cached; it names the tokens of an image "CLS" and
+    "row,column". grid: rows and columns of patches, needed if the image does not have the model's
+    own size. heads: the numbers of the heads to show, None for all. Shares are stored in 255 steps
+    of the largest share in their row: 12 heads of 197 tokens make 0.7 MB.
 
-    Raises KeyError for a pattern that was not cached, ValueError for a layer, sample, head or
-    tokens that do not exist.
+    Raises KeyError for a pattern that was not cached; ValueError for a layer, sample or head that
+    does not exist, and if `tokens` or `grid` do not fit the cache.
     """
     pattern = _held(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
@@ -87,7 +87,7 @@ def attention(
 def _matrix(
     title: str, values: Float[np.ndarray, "head query key"], pattern: dict[str, Any], sample: int
 ) -> Html:
-    """Returns the page of a matrix for each head."""
+    """Returns a page with one matrix for each head."""
     finding, first = _finding(values, pattern["heads"], pattern["causal"])
     layer = pattern["heads"][0].split("H")[0].removeprefix("L")
     page = render(
@@ -114,7 +114,7 @@ def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
 def _finding(
     values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
 ) -> tuple[str, int]:
-    """Returns a sentence on the head that looks at the fewest tokens, and this head's place."""
+    """Returns a sentence on the head that looks at the fewest tokens, and its place in `names`."""
     safe = np.where(values > 0, values, 1.0)
     entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
     keys = (
@@ -179,8 +179,9 @@ def top_tokens(
 ) -> Html:
     """Returns a page with a table of the tokens with the largest and smallest values of atoms.
 
-    The reader chooses sample, layer and atom. "Atom" numbers the entries of `atoms` in the order
-    given. tokens: a list of strings, ids or text for each sample. count: the most rows to show.
+    The reader chooses sample, layer and atom. The menu "Atom" shows an atom's place in `atoms`, not
+    its number. tokens: for each sample, its tokens as strings or ids, or its text. count: how many
+    rows to show at most.
     Raises KeyError and ValueError as `attention` does.
     """
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
@@ -189,10 +190,10 @@ def top_tokens(
     given = [_tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(given) != n:
         raise ValueError(
-            f"tokens are of {len(given)} samples, but the cache has {n}. Give a list for each "
-            "sample."
+            f"the length of tokens is {len(given)}, but the cache has {n} samples. Give a list for "
+            "each sample."
         )
-    # a single sample is shown twice: for one alone circuitsvis would show only one atom
+    # circuitsvis would show only one atom of a single sample, so a single sample is passed twice
     samples = list(range(n)) if n > 1 else [0, 0]
     best = {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
     names, seen, places, picked = [], [], [], []
@@ -223,7 +224,7 @@ def top_tokens(
 
 
 def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
-    """Returns the names of the tokens in sentences: CLS, a patch by its place, or in quotes."""
+    """Returns the tokens as sentences name them: CLS, patch 1,2 or the token 'cat'."""
     names = _names(model, tokens, count, grid)
     if tokens is None and model.cfg.kind != "text":
         return [names[0], *(f"patch {name}" for name in names[1:])]
@@ -233,7 +234,7 @@ def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
 def _most_on(
     values: Float[Tensor, "pos layer atom"], places: list[str], layers: list[int], atoms: list[int]
 ) -> str:
-    """Returns the largest atom, its place, and how often the atoms are above 0."""
+    """Returns a sentence on the largest atom, its token, and how often atoms are above 0."""
     on = values > 0
     if not on.any():
         return "None of these atoms is above 0 in any token."
@@ -269,7 +270,7 @@ def _bundle() -> str:
 
 
 def _rounded(values: Tensor) -> Any:
-    """Returns nested lists of numbers of three digits."""
+    """Returns the numbers as nested lists, rounded to three digits."""
     nested = values.detach().double().cpu()
     if not bool(nested.isfinite().all()):
         raise ValueError("the cache holds NaN or Inf at these atoms, which cannot be drawn.")
@@ -296,7 +297,7 @@ def _held(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
 
 
 def _numbers(what: str, wanted: Any, count: int) -> list[int]:
-    """Returns the wanted numbers, from 0; None means all."""
+    """Returns the wanted numbers, negative ones counted from the end; None means all."""
     if wanted is None:
         return list(range(count))
     values = wanted.tolist() if hasattr(wanted, "tolist") else wanted
@@ -357,7 +358,7 @@ def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
 
 
 def _cells(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
-    """Returns the tokens of a text, or cells whose line breaks make the grid of patches."""
+    """Returns the tokens of a text, or blank cells for patches, a line break after each row."""
     if model.cfg.kind == "text" or tokens is not None:
         return _names(model, tokens, count, None)
     columns = _grid(model, grid)[1]

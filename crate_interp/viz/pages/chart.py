@@ -13,20 +13,20 @@ import numpy as np
 from jaxtyping import Float
 
 WIDTH, HEIGHT = 300, 184
-_TOP, _BOTTOM, _LETTER = 10, 22, 6.6  # the last: the width of a digit
+_TOP, _BOTTOM, _LETTER = 10, 22, 6.6  # _LETTER: the width of a digit
 _APART = 13  # least distance between the numbers at the ends of lines
 
 Height = Callable[[float], float]
-_DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10  # of intervals: width, row, room on both sides
+_DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10  # intervals: width, row, room left and right
 
 
 @dataclass(frozen=True)
 class Line:
     """A line of a chart, one value for each layer.
 
-    kind: "trained", "untrained", "chance" or "head", which is thin and has no number at its end. In
-    a comparison: "first", "second" and "gap", and "first-untrained" and so on, without numbers.
-    low, high: the band around it, if it has one.
+    kind: "trained", "untrained", "chance" or "head"; a "head" is thin and has no number at its end.
+    A comparison has "first", "second" and "gap"; their untrained lines, such as "first-untrained",
+    have no numbers. low, high: the ends of the band around the line, None without a band.
     """
 
     kind: str
@@ -44,7 +44,7 @@ def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -
     parts = [part for line in shown for part in (line.values, line.low, line.high)]
     every = np.concatenate([part for part in parts if part is not None] or [np.zeros(1)])
     low, high, ticks, words = ticks_of(every[np.isfinite(every)].tolist())
-    left = max(34.0, 8 + _LETTER * max(map(len, words)))  # "layer" is written below the numbers
+    left = max(34.0, 8 + _LETTER * max(map(len, words)))  # at least room for the word "layer"
     ends = [line for line in shown if line.kind != "head" and not line.kind.endswith("-untrained")]
     labels = [_short(_last(line.values)) for line in ends]
     right = 12 + _LETTER * max(map(len, labels), default=0)
@@ -169,7 +169,7 @@ def _spread(ends: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its interval, and the untrained networks' value, NaN if there is none."""
+    """A value with its interval. untrained: the value of untrained networks, NaN if unknown."""
 
     label: str
     value: float
@@ -183,7 +183,7 @@ def intervals(
 ) -> dict[str, object]:
     """Returns the data for the template intervals.svg; the bounds are a shaded part of the axis.
 
-    low, high: the bounds, None if there is none. A row without a value stays empty.
+    low, high: the bounds; None means no bound on this side. A row without a value stays empty.
     """
     ends = [low, high, *(x for row in rows for x in (row.value, row.low, row.high, row.untrained))]
     known = [x for x in ends if x is not None and math.isfinite(x)] or [0.0, 1.0]

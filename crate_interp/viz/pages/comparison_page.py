@@ -26,7 +26,7 @@ from crate_interp.viz.figures.compared_curves import Compared, compared
 from crate_interp.viz.pages.chart import Line, chart
 from crate_interp.viz.pages.page import fingerprints, render
 
-_HERO = 3  # statistics whose curves the page begins with
+_HERO = 3  # how many statistics have curves at the top of the page
 
 
 def compare_page(result: Comparison, out: str | Path) -> Path:
@@ -79,7 +79,7 @@ def _networks(result: Comparison, side: str) -> str:
 
 
 def _panel(name: str, drawn: Compared, result: Comparison) -> dict[str, str]:
-    """Returns both sides' curves and, below, their difference, as SVG with words."""
+    """Returns two charts, of both sides and of their difference, with the words around them."""
     rows = drawn.rows
     lines = [
         Line(f"{kind}-untrained", rows[f"untrained_{side}"].astype(float))
@@ -117,7 +117,7 @@ def _panel(name: str, drawn: Compared, result: Comparison) -> dict[str, str]:
 def _sections(
     result: Comparison, every: dict[str, Compared], layers: list[int]
 ) -> list[dict[str, Any]]:
-    """Returns for each probe its heading, a row of signs and a table for each statistic."""
+    """Returns a section for each probe: for each statistic, a row of signs and a table."""
     sections: dict[str, dict[str, Any]] = {}
     for name, drawn in every.items():
         probe = name.partition(".")[0]
@@ -146,9 +146,9 @@ def _row(title: str, drawn: Compared, layers: list[int]) -> Row:
 
 
 def _sign(row: dict[str, Any]) -> Sign:
-    """Returns + if a is higher and a minus sign if it is lower, with the numbers in words.
+    """Returns the sign of one layer: plus if a is higher, minus if a is lower, else undecided.
 
-    It is ringed if untrained networks may differ as much.
+    The sign carries its numbers as words. It has a ring if untrained networks may differ as much.
     """
     way = sign(row)
     words = f"{place(row)}: a {MINUS} b is {signed(row['difference'])}{_ends(row, 'low', 'high')}"
@@ -159,7 +159,7 @@ def _sign(row: dict[str, Any]) -> Sign:
         )
     if not way:
         return sign_of(way, f"{words}: {'without an interval' if way is None else 'undecided'}")
-    return sign_of(way, words, bool(row["excess_p"] > LEVEL))  # False if it is unknown
+    return sign_of(way, words, bool(row["excess_p"] > LEVEL))  # False for NaN
 
 
 def _ends(row: dict[str, Any], low: str, high: str) -> str:
@@ -167,7 +167,7 @@ def _ends(row: dict[str, Any], low: str, high: str) -> str:
 
 
 def _table(drawn: Compared) -> tuple[list[str], list[list[str]]]:
-    """Returns header and rows of every number of a statistic, a row for each layer."""
+    """Returns the header and the rows of a statistic's table, with a row for each layer."""
     header = ["layer", "a", "b", f"a {MINUS} b", "95 % interval", "p", "holds", "untrained"]
     header += ["training adds", "95 % interval", "p"]
     rows = []

@@ -95,7 +95,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def _score(value: float) -> str:
-    """Returns a value with three decimals, or a dash for NaN, a value that was not measured."""
+    """Returns a value with three decimals, or a dash for a value that was not measured (NaN)."""
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""Pictures inside a page: images and maps as PNG, outlines of masks and figures as SVG."""
+"""Pictures inside a page: images, maps, outlines of masks and figures, as PNG, JPEG or SVG."""
 
 import base64
 import html
@@ -17,12 +17,12 @@ from crate_interp.viz.figures.colours import INK, ON_A_PAGE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# colours of a map's palette: steps too fine to see, in tiles of about half a kilobyte
+# colours in a map's palette: steps are too fine to see, and a map is about half a kilobyte
 _LEVELS = 32
 
 
 def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
-    """Returns a picture `[height, width]` or `[height, width, 3]` in 0 to 1 as a PNG data URI.
+    """Returns a picture `[height, width]` or `[height, width, 3]` (0 to 1) as a PNG data URI.
 
     The picture is made smaller if its longer side has more than `longest` pixels.
     """
@@ -35,7 +35,7 @@ def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
 
 
 def map_tile(values: Float[np.ndarray, "h w"]) -> str:
-    """Returns a map of numbers of at least 0 as a palette PNG with one pixel for each patch.
+    """Returns a map as a palette PNG with one pixel for each patch. values: 0 or more.
 
     Colours go from dark (0) to bright (the map's own largest value). The map hides the picture
     below it, whose bright places would look like attention.
@@ -54,7 +54,7 @@ def map_tile(values: Float[np.ndarray, "h w"]) -> str:
 def outline(mask: Bool[np.ndarray, "h w"]) -> str:
     """Returns the border of a mask as an SVG path, in pixels of the mask.
 
-    Each run of edges is one line: first the horizontal ones, row by row, then the vertical ones.
+    Each run of edges is one line of the path: horizontal runs, row by row, then vertical runs.
     """
     parts = []
     for kind, values in (("h", mask), ("v", mask.T)):
@@ -67,7 +67,7 @@ def outline(mask: Bool[np.ndarray, "h w"]) -> str:
 
 
 def _runs(on: Bool[np.ndarray, "row place"]) -> list[tuple[int, int, int]]:
-    """Returns row, start and length of each run of True."""
+    """Returns the row, start and length of each run of True."""
     ends = np.diff(np.pad(on.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     starts, stops = np.argwhere(ends == 1), np.argwhere(ends == -1)
     return [
@@ -98,9 +98,9 @@ def figure_uri(figure: "Figure", dpi: int = 110) -> str:
 def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
     """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
 
-    Words are drawn in the page's text colour, and the lines of crate_interp/viz/figures/colours.py
-    in the page's colours; other colours stay. salt: makes the ids of this figure differ from those
-    of other figures on the page.
+    Words get the page's text colour. The colours in crate_interp/viz/figures/colours.py become
+    colours of the page; all other colours stay. salt: makes the ids in this figure differ from the
+    ids in other figures of the page.
     """
     import matplotlib
 
@@ -118,7 +118,10 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
 
 
 def _recolour(figure: Any) -> None:
-    """Colours spines, ticks and words INK; words on heat maps and coloured words keep their own."""
+    """Gives spines, ticks and words the colour INK.
+
+    Words on heat maps, and words that have a colour of their own, keep it.
+    """
     from matplotlib.colors import to_hex
     from matplotlib.text import Text
 

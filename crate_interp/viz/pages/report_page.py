@@ -1,4 +1,4 @@
-"""The page of a report: a model's default measurements beside the same network untrained."""
+"""The page of a report: a model's default measurements next to the same network untrained."""
 
 import json
 import shlex
@@ -33,7 +33,10 @@ _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart with its texts; numbers: its first and last values; chance: the dotted line."""
+    """A chart with its texts.
+
+    numbers: the first and last value of its lines. chance: what the dotted line means.
+    """
 
     name: str
     title: str
@@ -45,7 +48,7 @@ class Panel:
 
 
 def hero(result: SweepResult, twins: Sequence[SweepResult]) -> list[Panel]:
-    """Returns the first few panels of a report, from what was measured."""
+    """Returns the panels at the top of a report, chosen among the measured statistics."""
     known = layer_curves.names(result)
     change = _change(result, twins)
     chosen = [panel(result, twins, name, heads=False) for name in beginning(known)]
@@ -75,7 +78,10 @@ def panel(
         lines.append(Line("chance", level))
     if is_crate_s(result.meta["config"]) and name in PUBLISHED:
         lines.append(Line("published", np.array(PUBLISHED[name][0])))
-        words = "published for CRATE-S on ImageNet, read off a figure (long and short dashes)"
+        words = (
+            "the chance level, if it is known. Long and short dashes: published for CRATE-S on "
+            "ImageNet, read off a figure"
+        )
     numbers = ends(result, twins, name)
     lines.append(Line("trained", drawn.mean, low, high))
     svg = _drawn(drawn.layers, lines, f"{record.title} by layer: {numbers}.")
@@ -113,9 +119,9 @@ def _drawn(layers: np.ndarray, lines: Sequence[Line], alt: str) -> str:
 class AttentionPictures:
     """The attention of an image model's CLS token, for the page of a report.
 
-    figures: a figure for each layer that is shown. images: how many images each of them has.
-    uniform: the share of each patch if attention were even. names: the names of the images, if they
-    have any.
+    figures: a figure for each layer that is shown. images: how many images each figure has.
+    uniform: the share of each patch if attention were even. names: the names of the images, if the
+    images have names.
     """
 
     figures: Mapping[int, "matplotlib.figure.Figure"]
@@ -137,11 +143,14 @@ def report_page(
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
-    The folder also gets summary.txt (means by layer, the meaning of its columns, the controls),
-    layers.csv (layers() with the twins' mean, lowest and highest) and figures/*.png. Returns the
-    path of the page. twins: results of the same network with random weights, for one seed each.
-    audited: link to the page of an audit, audit/audit.html. data: the name of the data, for the
-    command that the page gives to repeat it. start: a caution about the twins.
+    The folder also gets figures/*.png and two tables: summary.txt has means by layer, the meaning
+    of its columns, and the controls; layers.csv has `result.layers()` with the mean, lowest and
+    highest value of the twins. Returns the path of the page.
+
+    twins: results of the same network with random weights, one result for each seed. audited:
+    whether the page links to the page of an audit, audit/audit.html. data: the name of the data,
+    shown in the command that repeats the report. start: a caution about the twins, shown at the
+    top of the page.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -205,7 +214,7 @@ def _page(
 
 
 def _layers_csv(result: SweepResult, twins: Sequence[SweepResult]) -> str:
-    """Returns layers() with the untrained mean, lowest and highest of each row."""
+    """Returns `result.layers()` as CSV, with the untrained mean, lowest and highest value."""
     rows = result.layers()
     if twins:
         keys = ["probe", "statistic", "layer"]
@@ -262,7 +271,7 @@ def _contents(sections: list[dict[str, Any]], attention: bool) -> list[tuple[str
 
 
 def _caution(result: SweepResult) -> str:
-    """Returns cautions: what was measured in place of U, edits, and intervals of few samples."""
+    """Returns cautions: on what replaces U, on edits, and on intervals over few samples."""
     n = result.meta["n_samples"]
     few = (
         f"Intervals over {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
@@ -277,7 +286,7 @@ def _command(
 ) -> list[str]:
     """Returns the command that repeats this measurement; unknown parts are in capitals."""
     words = ["crate-interp", "report", str(result.meta["model"] or "MODEL")]
-    if not result.meta["model"]:  # a user's own file does not hold these
+    if not result.meta["model"]:  # a user's own file lacks these fields
         config = result.meta["config"]
         known = {
             name: config[name] for name in _OF_NO_FILE if config.get(name) not in (None, False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 SHOWN = 2  # images of each group that are shown without a click
-# levels of a guess that does not look at the image
+# chance levels of guesses that do not look at the image
 _BLIND = {
     "centre": "a centred map",
     "all_foreground": "all foreground",
@@ -67,7 +67,10 @@ def _settings(result: SegmentResult) -> dict[str, Any]:
 
 
 def _chosen(result: SegmentResult) -> list[tuple[int, int]]:
-    """Returns (layer, head) of the head chosen among all layers, or of one for each half."""
+    """Returns (layer, head) of each head that was chosen among all layers.
+
+    One head was chosen for each half of the images; if both are the same, there is only one.
+    """
     table: Any = result.table("images")
     places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
     return sorted((int(layer), int(head)) for layer, head in places)

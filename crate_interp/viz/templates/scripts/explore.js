@@ -44,7 +44,8 @@ function largestOf(values, head) {
   const alike = state.mode === "alike";
   if (state.scale === "absolute" || (alike && state.scale === "head")) return 1;
   if (state.scale === "head") return data.most[state.layer][head];
-  // a code is like itself, and the first token often gets nearly all: both would make the rest pale
+  // a code is most like itself, and the first token often gets nearly all attention: next to these
+  // values, all others would be pale
   return values.reduce((most, value, token) => token === (alike ? state.query : 0) && data.count > 1
     ? most : Math.max(most, Math.abs(value)), 1e-30);
 }
@@ -154,7 +155,7 @@ function drawText(values, most) {
   });
   const frame = byId("surface").getBoundingClientRect();
   const spot = number => {
-    const box = [...tokens[number].getClientRects()].at(-1); // its space may be a line before
+    const box = [...tokens[number].getClientRects()].at(-1); // the token's space may be on the line before
     return [(box.left + box.right) / 2 - frame.left, box.top - frame.top + 3];
   };
   const [x0, y0] = spot(state.query), order = Array.from(values.keys());
@@ -195,7 +196,7 @@ function drawAtoms() {
   byId("atom-name").textContent = `L${state.layer}A${atom}`;
   const values = layer.atoms.where(atom), largest = values.reduce((a, b) => Math.max(a, b), 1e-30);
   const on = values.filter(value => value > 0).length, where = values.indexOf(largest);
-  byId("atom-words").textContent = `Among the ${layer.atoms.ranks} largest atoms in ${on} of `
+  byId("atom-words").textContent = `One of the ${layer.atoms.ranks} largest atoms in ${on} of `
     + `${data.count} tokens${on ? `; its largest value is ${digits(largest)}, at ${nameOf(where)}` : ""}.`;
   if (!isText) return paintMap(byId("atom-map"), data.grid, values, largest);
   byId("atom-tokens").querySelectorAll("span").forEach((token, number) =>

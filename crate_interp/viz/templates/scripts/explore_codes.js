@@ -53,7 +53,7 @@ class Layer {
     this.atoms = fromRanked(parts.atoms, this.count);
     this.lens = fromRanked(parts.lens, this.count);
     this.width = this.codes ? this.codes.length / this.heads / this.count : 0;
-    this.sums = []; // of each head: the logarithm of the sum of exp(score) of each row
+    this.sums = []; // for each head and row: the logarithm of the sum of exp(score)
     this.norms = [];
   }
 
