@@ -95,8 +95,8 @@ def test_positions(tokens):
         with pytest.raises(ValueError, match=match):
             ci.probes.attention(tokens=wrong)
     for wrong, match in (
-        ([13], "the position 13: there are 13 tokens"),
-        ([0, -13], "names a token twice"),
+        ([13], "position 13 does not exist, because there are 13 tokens"),
+        ([0, -13], "two of these positions are the same token"),
     ):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))

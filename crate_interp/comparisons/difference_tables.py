@@ -14,18 +14,18 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import TOGETHER, with_std
 
 NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
-_CHOSEN = "subspaces"  # the setting of the map measured in place of U; sides may differ in it
+_CHOSEN = "subspaces"  # setting: the map measured in place of U; may differ between sides
 
 
 @dataclass(frozen=True)
 class Statistic:
     """A statistic of one network.
 
-    numbers: a row per layer with mean, error and n, over samples; error is the standard error, 0
-    for statistics of the weights and NaN for a single sample. values: a row per sample and a column
-    per layer, or None if the sweep has no values by sample, as for weights, and for heads of which
-    only means were saved. per_head: whether the numbers are means over heads. of_weights: whether
-    they are of weights, not of samples.
+    numbers: a row per layer with mean, error and n, over samples. error is the standard error: 0
+    for statistics of the weights, NaN for a single sample. values: a row per sample and a column
+    per layer. It is None if the sweep has no value for each sample, as for weights, or for heads if
+    only their means were saved. per_head: whether the numbers are means over heads. of_weights:
+    whether the statistic is of weights, not of samples.
     """
 
     numbers: pd.DataFrame
@@ -42,8 +42,8 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     """Returns "probe.statistic" -> its numbers, in the order in which they were measured.
 
     A statistic per head is averaged over heads: for each sample if the sweep has every sample's
-    numbers, else for all samples together. If a result was saved without the variance of this mean,
-    the mean of the heads' errors, an upper bound, is its standard error.
+    numbers, else for all samples together. If a result was saved without the variance of the mean
+    over heads, the mean of the heads' standard errors is used instead, which is an upper bound.
     """
     samples, heads = result.table("samples"), result.table("head_samples")
     found = _of_weights(result.table("weights")) | _of_moments(result.table("moments"))
@@ -192,10 +192,10 @@ def _over_samples(
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:
-    """Returns the uncertainty of a difference over networks: spreads, variance and samples.
+    """Returns arguments of `contrast` for a difference over networks: spreads, variance, samples.
 
-    They are arguments of `contrast`. A single network is compared with one further network of the
-    other side, as in `against_networks`.
+    A single network is tested as if it were one more network of the other side, as in
+    `against_networks`.
     """
     spreads, variance, samples = [], np.zeros(one.means.shape[1]), np.inf
     for own, other in ((one, two), (two, one)):
@@ -217,7 +217,7 @@ def _numbers(difference: Difference) -> dict[str, np.ndarray]:
 def _beside(
     one: Group, two: Group, trained: Difference, n: np.ndarray, same_twins: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of the untrained networks, and of the excess over their difference."""
+    """Returns the columns of the untrained networks, and of the excess: trained minus untrained."""
     blank = np.full(len(trained.value), np.nan)
     means = [centre(group.twins) if len(group.twins) else blank for group in (one, two)]
     untrained = means[0] - means[1]
@@ -264,8 +264,8 @@ def shared(
 ) -> tuple[list[str], dict[str, str]]:
     """Returns the statistics to compare, and {"probe.statistic": reason} for those left out.
 
-    a, b: the statistics of each network of a side. metas: the meta of the first network of each
-    side. paired: whether the values of every sample are needed.
+    a, b: the statistics of each network of the two sides. metas: the meta of the first network of
+    each side. paired: whether the values of every sample are needed.
     """
     chosen: list[str] = []
     left: dict[str, str] = {}

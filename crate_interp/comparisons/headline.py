@@ -22,9 +22,10 @@ def headline(result: Result, named: Callable[[str], str] = str, shown: int = SHO
 
 
 def sign(row: Mapping[str, Any]) -> int | None:
-    """Returns 1 if a is higher, -1 if it is lower, 0 if undecided, None if it cannot be tested.
+    """Returns a row's sign: 1 if a is higher than b, -1 if lower, 0 if undecided.
 
-    A statistic of the weights of single networks has no samples, so untrained networks decide.
+    Returns None if the row cannot be tested. A statistic of the weights of single networks has no
+    samples, so its sign is that of the excess over untrained networks.
     """
     if row["difference"] == row["low"] == row["high"] == 0:
         return None
@@ -44,7 +45,7 @@ def overview(result: Result) -> str:
     table: Any = result.table("differences")
     beside = {"untrained": "untrained", "excess": "training adds"}
     if not (table["untrained"].fillna(0) != 0).any():
-        # no untrained networks, or the same on both sides: then training adds the whole difference
+        # without untrained networks that differ between sides, training adds the whole difference
         beside = {}
     header = ["statistic", "layers", "a - b", *beside.values()]
     rows: list[list[str]] = []
@@ -87,7 +88,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     words = f"{start}{held} {among} hold at 95 %, adjusted over layers"
     if table["excess_p"].notna().any():
         changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
-        # if both sides have the same twins, these show how much trainings scatter
+        # untrained networks that both sides share differ by 0, but show how trainings scatter
         same = not (table["untrained"].fillna(0) != 0).any()
         words += (
             f"; {changed} of them exceed the scatter of untrained networks"

@@ -64,7 +64,7 @@ def listed(name: str, given: object) -> list[Network]:
 def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
     """Raises ValueError, before work starts, if the models cannot be swept on the same samples.
 
-    Also raises it if a result on either side is of other samples than the models will be.
+    Also raises it if a given result was measured on other samples than the models will be.
     """
     results = [one for side in sides for one in side if isinstance(one, SweepResult)]
     prints: dict[str, Samples] = {}
@@ -83,12 +83,12 @@ def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
     if any(one.meta["data"] != given for one in results):
         raise ValueError(
             f"data has {own.n} samples of {own.fingerprint}, but a result is of other samples: "
-            "give the data and the limit of its sweep, or its model instead of the result."
+            "give the data and the limit that the result had, or its model instead of the result."
         )
 
 
 def swept(sides: Sequence[list[Network]], how: Measuring) -> list[list[SweepResult]]:
-    """Returns the results of both sides: given results, and a sweep of each model."""
+    """Returns the results of both sides; each model is swept, and given results are kept."""
     count = sum(isinstance(one, HookedModel) for side in sides for one in side)
     results: list[list[SweepResult]] = []
     with tqdm(total=count, desc="networks", disable=not how.options.progress or count < 2) as bar:
@@ -173,7 +173,7 @@ def _kept(
 def _averaging(probe: Probe, seen: dict[str, None]) -> Probe:
     """Returns a probe that averages statistics per head over heads.
 
-    seen: collects the names of these statistics. A sample without a value in some head gets none.
+    seen: collects the names of these statistics. A sample that lacks a value in some head gets NaN.
     """
 
     def averaged(measure: Callable[..., Any], axes: int, *args: Any) -> Any:

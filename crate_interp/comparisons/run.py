@@ -45,12 +45,12 @@ def compare(
     If each side is one network, a - b is paired by sample, and the mean has a bootstrap-t interval
     (crate_interp/stats/bootstrap.py). This interval is for these two networks; other seeds may
     differ. If a side is a list, networks are the unit, and their means are compared by Welch's t; a
-    single network is then compared with one further network of the other side. p is two-sided,
+    single network is then tested as if it were one more network of the other side. p is two-sided,
     adjusted over the layers of a statistic (Holm).
 
     untrained: how many untrained twins of each side to measure. A twin has the same architecture,
     with the official random initialisation and seed 0, 1, ... None: 5 if there are models. For
-    sides that are results, give the results of their twins, `([...], [...])`. `excess` is the
+    sides that are results, give the results of their twins as `([...], [...])`. `excess` is the
     trained difference minus the untrained difference, with an interval over networks; a single
     network is taken to scatter as its twins do.
 
@@ -86,7 +86,7 @@ def compare(
 def _measured(
     sides: Sequence[list[Network]], how: Measuring, count: int, given: Any, names: Names
 ) -> Comparison:
-    """Sweeps the models, and returns the comparison, with `count` new twins or given ones."""
+    """Sweeps the models and compares the sides, with `count` new twins each or `given` results."""
     started = time.perf_counter()
     results = networks.swept(sides, how)
     _check_samples([one for side in results for one in side])
@@ -128,8 +128,8 @@ def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
     right = all(isinstance(one, SweepResult) for group in groups for one in group)
     if len(groups) != 2 or not right:
         raise ValueError(
-            "untrained is neither a number nor two lists of SweepResult: give a number, or the "
-            "results of a's untrained twins and of b's."
+            "untrained is neither a number nor two lists of SweepResult: give a number, or "
+            "([...], [...]) with the results of the untrained twins of a and of b."
         )
     return 0, (groups[0], groups[1])
 

@@ -20,17 +20,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of samples that were decoded. bad: number of each other sample -> the reason."""
+    """The runs of samples that were decoded, and the samples that cannot be decoded.
+
+    bad: the number of each sample that cannot be decoded -> the reason.
+    """
 
     runs: list[Run]
     bad: dict[int, str]
 
 
 def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> Found:
-    """Reads the samples start to stop - 1, in contiguous runs of samples that can be decoded.
+    """Reads the samples from `start` up to, not including, `stop`.
 
-    masks: whether to read masks; a sample whose mask cannot be decoded is bad too. Raises
-    ValueError if a sample can be decoded but not used.
+    Samples that cannot be decoded divide the others into contiguous runs. masks: whether to read
+    masks; a sample whose mask cannot be decoded is bad too. Raises ValueError if a sample can be
+    decoded but not used.
     """
     try:
         return Found([_run(samples, start, stop, masks)], {})
@@ -54,9 +58,9 @@ def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, 
 def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: bool) -> Tensor:
     """Reads the sample that follows sample `number`; the first sample follows the last.
 
-    read: reads samples from start to stop - 1. of: the number of samples. skip_bad: whether to skip
-    samples that cannot be decoded. Raises Undecodable if the following sample cannot be decoded or,
-    with skip_bad, if no sample can be decoded.
+    read: takes start and stop, and reads the samples from start up to, not including, stop. of: the
+    number of samples. skip_bad: whether to skip samples that cannot be decoded. Raises Undecodable
+    if the following sample cannot be decoded or, with skip_bad, if no sample can be decoded.
     """
     for step in range(1, of + 1):
         following = (number + step) % of
@@ -65,7 +69,7 @@ def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: 
         except Undecodable:
             if not skip_bad or step == of:
                 raise
-    raise ValueError(f"there is no sample after number {number} of {of}.")
+    raise ValueError(f"there is no sample after number {number}: the data has {of} samples.")
 
 
 def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:

@@ -21,8 +21,8 @@ def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], wh
     """
     if mode not in MODES:
         raise ValueError(
-            f"the mask of {what} has mode {mode!r}: give one number per pixel, 8-bit grey or a "
-            "palette (Pillow's modes L and P), or black and white (mode 1)."
+            f"the mask of {what} has mode {mode!r}: give one number per pixel, as 8-bit grey "
+            "(Pillow's mode L), a palette (mode P), or black and white (mode 1)."
         )
     if size != image_size:
         raise ValueError(
@@ -35,7 +35,7 @@ def is_binary(masks: Iterable[Image.Image]) -> bool:
     """Tells whether masks hold only 0 and 255, so that 255 means the object, not "ignore".
 
     Pass the masks of the whole data set: a single image may have only background and ignored
-    pixels. Black and white masks (mode "1") do not count: their white is class 1 either way.
+    pixels. Black and white masks (mode "1") are skipped: their white is class 1 in any case.
     """
     for mask in masks:
         values = np.asarray(mask) if mask.mode in ("L", "P") else np.zeros(1)
@@ -60,10 +60,10 @@ def mask_reader(
     masks_of: Callable[[int, int], Sequence[Picture]],
     binary: bool = False,
 ) -> Callable[[int, int], UInt8[Tensor, "batch height width"]] | None:
-    """Returns a function (start, stop) that reads the class maps of samples start to stop - 1.
+    """Returns a function that reads class maps, or None if `preprocess_masks` is None.
 
-    masks_of(start, stop) returns the masks of these samples. If `preprocess_masks` is None, returns
-    None instead of a function.
+    The function takes start and stop, and reads the class maps of the samples from start up to, not
+    including, stop. masks_of(start, stop) returns the masks of these samples.
     """
     if preprocess_masks is None:
         return None

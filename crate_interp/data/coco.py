@@ -26,13 +26,13 @@ _NEEDED = {  # table -> fields that its rows must have
     "annotations": ("id", "image_id", "category_id", "segmentation"),
     "categories": ("id",),
 }
-_USABLE = {  # field -> whether its value can be used; other fields are ids
+_USABLE = {  # field -> function that tells whether a value can be used; other fields are ids
     "file_name": lambda value: isinstance(value, str),
     "segmentation": lambda value: True,
     "width": lambda value: checks.is_int(value) and 0 < value < 2**31,
     "height": lambda value: checks.is_int(value) and 0 < value < 2**31,
 }
-MOST_COVERED = 10_000_000_000  # painted pixels of one class map, with overlaps: some seconds
+MOST_COVERED = 10_000_000_000  # painted pixels of one class map, with overlaps; takes some seconds
 
 
 def coco_samples(
@@ -93,7 +93,8 @@ def coco_results(
 
     Masks must have the size of the image in the annotations. Empty masks are left out. Every mask
     gets the category 1, because the masks show objects, not classes. Run COCOeval with
-    `params.useCats = 0`; it ignores these masks if `params.catIds` lacks 1 (COCO's own has 1).
+    `params.useCats = 0`. COCOeval ignores these masks if `params.catIds` lacks 1; the categories of
+    COCO itself include 1.
 
     Raises ValueError if scores are not finite or not one per mask, or if pycocotools is missing.
     """
@@ -145,7 +146,7 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _is_id(value: Any) -> bool:
-    # a file could choose larger ids such that all of them collide in a dict
+    # a file could choose larger integers that all collide as keys of a dict
     return checks.is_int(value) and -(2**53) < value < 2**53
 
 
@@ -176,7 +177,7 @@ def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
 def _by_image(
     path: Path, tables: dict[str, Any], classes: dict[int, int]
 ) -> dict[int, list[dict[str, Any]]]:
-    """Returns the annotations of each image id; raises ValueError if one cannot be drawn."""
+    """Returns image id -> its annotations; raises ValueError if an annotation cannot be drawn."""
     images = {row["id"]: row for row in tables["images"]}
     found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
     work: dict[int, tuple[int, int]] = {}

@@ -1,7 +1,7 @@
 """The region of one COCO annotation as run lengths, from polygons or (compressed) run lengths.
 
-A region is checked before it is drawn: for a polygon with NaN or a long outline pycocotools takes
-all memory, and for run lengths that are too short it returns unrelated bytes from memory.
+A region is checked before it is drawn. For a polygon with NaN or with a long outline, pycocotools
+takes all memory; for run lengths that are too short, it returns unrelated bytes from memory.
 """
 
 from typing import Any
@@ -14,7 +14,8 @@ from crate_interp.core.safe_text import plain
 
 # polygons [x, y, x, y, ...], or run lengths {"size": [height, width], "counts": ...}
 Segmentation = list[list[int | float]] | dict[str, Any]
-MOST_EDGE = 4_000_000  # run lengths, and pixels along outlines; pycocotools needs 80 bytes for each
+# largest number of run lengths, or of pixels along outlines; pycocotools needs 80 bytes for each
+MOST_EDGE = 4_000_000
 _LONGEST = 7  # characters of one number; its 35 bits suffice for the pixels of any picture
 
 
@@ -127,7 +128,8 @@ def _compressed(counts: str) -> Int64[np.ndarray, "run"]:
     numbers = np.add.reduceat((bits & 31) << (5 * place), starts)
     negative = bits[ends] & 16  # the fifth bit of a number's last character
     numbers -= np.where(negative > 0, 1 << (5 * lengths), 0)
-    # the first three are stored as they are; then odd and even places are separate running sums
+    # the first three numbers are stored as they are, each later number as the difference to the
+    # number two places before: so odd and even places are separate running sums
     numbers[1::2] = np.cumsum(numbers[1::2])
     numbers[2::2] = np.cumsum(numbers[2::2])
     return numbers

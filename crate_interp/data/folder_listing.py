@@ -48,7 +48,7 @@ class Listing:
 
     @classmethod
     def kept(cls, path: Path, folder: Path) -> "Listing | None":
-        """Returns the listing of a folder from a file that `keep` wrote, or None if it has none."""
+        """Returns a folder's listing from a file that `keep` wrote; None if the file has none."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 

@@ -28,15 +28,15 @@ def pictures_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Pat
 
 
 def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[str]:
-    """Yields the names of the files under a folder that have one of these endings, in order.
+    """Yields, in order, the names of the files under a folder that end in one of `suffixes`.
 
     A name is the path below the folder, written with /. Folders are read one at a time.
 
     Folders themselves are not yielded, whatever their names. Files and folders whose names begin
     with a dot are left out. Links are followed wherever they lead, because the user unpacked the
-    folder, except links that lead back to a folder around them. Pipes, broken links and the like
-    are yielded; `check_file` refuses them later, by name. Pictures that belong to a result which
-    was saved under the folder are left out.
+    folder, except links that lead back to a folder that contains them. Pipes, broken links and the
+    like are yielded; `check_file` refuses them later, by name. Pictures that belong to a result
+    which was saved under the folder are left out.
 
     Raises ValueError if a folder is reached twice, because its pictures would count twice.
     """
@@ -99,9 +99,9 @@ def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) 
 def inside(folder: Path, name: str, where: Path) -> Path:
     """Returns the path of the file `name` in a folder.
 
-    Links in the folder are the user's own and are followed. where: the path of the list that has
-    the name, for the error. Raises ValueError if the name leads out of the folder, or if no file
-    can have it.
+    Links in the folder are the user's own and are followed. where: the path of the list that
+    contains the name, for the error. Raises ValueError if the name leads out of the folder, or if
+    no file can have this name.
     """
     parts = PureWindowsPath(name)  # takes both / and \ as separators
     if not name or parts.anchor or ".." in parts.parts or "\0" in name or not _can_be_asked(name):

@@ -34,9 +34,9 @@ class Samples:
     labels: one label for each of the n samples, or None. names: the names of numeric labels, if the
     data gives them. fingerprint: a digest of order and content (tensors, embedded data), of names
     and sizes (folders), or the fingerprint of `datasets`; a part has the fingerprint of the whole.
-    start: the number of the first sample in the whole data set. of: how many samples the whole data
-    set has; 0 means n. name_of: returns the file name of a sample, if samples have files. listing:
-    the listed files, if the data is a folder.
+    start: the number that the first of the n samples has in the whole data set. of: how many
+    samples the whole data set has; 0 means n. name_of: returns the file name of a sample, if
+    samples have files. listing: the listed files, if the data is a folder.
     """
 
     n: int
@@ -67,7 +67,7 @@ class Samples:
 
 
 def part(samples: Samples, start: int, stop: int) -> Samples:
-    """Returns the samples with the numbers start to stop - 1 in the whole data set.
+    """Returns the samples from number `start` up to, not including, `stop` of the whole data set.
 
     The part keeps the fingerprint of the whole. Raises ValueError unless start and stop are whole
     numbers, start < stop, and `samples` has all samples between them.

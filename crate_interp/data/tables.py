@@ -20,7 +20,8 @@ from crate_interp.data.class_maps import check_mask, class_maps, is_binary
 from crate_interp.data.samples import Preprocess, Samples
 
 MASK_COLUMNS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
-# Code for users who trust a table: it copies the files that the table names into the table.
+# An error shows this code to users who trust a table: the code copies the files that the table
+# names into the table.
 EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
@@ -67,7 +68,8 @@ def table_samples(
     if dataset.format["type"] == "custom":
         raise ValueError(
             "the dataset has a transform, for which datasets would decode any file that a row "
-            "names: give data.with_format(None), or a dataset of the pictures that it makes."
+            "names: give data.with_format(None), or a dataset of the pictures that the "
+            "transform makes."
         )
     rows, label = columns.undecoded(dataset), columns.label
     alone = lambda name: rows.select_columns([name])  # noqa: E731
@@ -84,7 +86,7 @@ def row_samples(
     preprocess: Preprocess,
     preprocess_masks: Preprocess | None = None,
 ) -> Samples:
-    """Returns rows with undecoded pictures as samples, numbered from start on.
+    """Returns rows with undecoded pictures as samples, numbered from `start` on.
 
     The masks of these rows alone decide whether 255 is a class.
     """
@@ -143,7 +145,7 @@ def _samples(
     preprocess: Preprocess,
     preprocess_masks: Preprocess | None,
 ) -> Samples:
-    """Returns samples with these numbers. alone(name): returns the rows of one column."""
+    """Returns samples numbered by `numbers`. alone(name): returns rows that hold this column."""
     files = {name: _Column(alone(name), name, mode) for name, mode in columns.modes.items()}
     images, masks = files[columns.image], None
     if columns.mask is not None and preprocess_masks is not None:
@@ -163,7 +165,7 @@ def _samples(
 def texts_of(table: Table) -> Sequence[str]:
     """Returns the first text column; texts are read from the disk when they are used.
 
-    Raises ValueError if there is none.
+    Raises ValueError if there is no text column.
     """
     dataset: Any = table
     return dataset[text_column(table)]
@@ -211,7 +213,7 @@ def _is_plain(feature: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of pictures as files in memory. mode: the mode they are converted to, or None."""
+    """A column of pictures as files in memory. mode: the mode to convert pictures to, or None."""
 
     rows: Any
     name: str
@@ -242,7 +244,7 @@ class _Column:
             raise ValueError(
                 f"{self._what(number)} is the name of a file, {quoted(cell['path'])}, without its "
                 "bytes: no file that a table names is opened. For a folder of pictures give "
-                f'"imagefolder:DIR". If you trust the table, put the files into it first: {EMBED}'
+                f'"imagefolder:DIR". If you trust the table, first put the files into it: {EMBED}'
             )
         return cell["bytes"]
 
@@ -268,7 +270,7 @@ def _decoded(data: bytes, what: str, mode: str | None) -> Image.Image:
 
 
 def _readable(column: _Column, numbers: range) -> Iterator[Image.Image]:
-    """Yields the pictures that can be decoded; reading the others raises errors later."""
+    """Yields the pictures that can be decoded; the others raise errors when they are read."""
     for number in numbers:
         with suppress(Undecodable):
             yield column.pictures(number, number + 1)[0].make()
@@ -279,7 +281,7 @@ def _masks(
 ) -> Callable[[int, int], Tensor]:
     @cache
     def binary() -> bool:
-        """Looks at all masks of the data set: slow, so only when the first mask is read."""
+        """Looks at all masks, which is slow, and therefore waits until the first mask is read."""
         return is_binary(_readable(drawn, numbers))
 
     def masks(start: int, stop: int) -> Tensor:

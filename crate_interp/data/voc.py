@@ -21,8 +21,8 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
 
     The images of a split have the order of its list; without a split they are ordered by name.
     Masks hold classes as palette indices or grey levels; 255 is ignored in every data set of this
-    kind. Masks must fit the images after these are turned upright by their EXIF orientation. There
-    are no labels, because an image has several classes.
+    kind. Images are turned upright by their EXIF orientation, and each mask must fit the upright
+    image. There are no labels, because an image has several classes.
 
     Raises ValueError for missing folders, an unknown split, names without an image or a mask, and
     masks whose size is not that of their image.
@@ -70,7 +70,8 @@ def _split(folder: Path, split: str) -> list[str]:
         if known:
             there = f"give one of {plain(', '.join(known), 1000)}"
         raise ValueError(
-            f"no split of {quoted(folder)} is called {quoted(split)}: {there}. voc:DIR takes all."
+            f"no split of {quoted(folder)} is called {quoted(split)}: {there}. "
+            "voc:DIR takes all images that have a mask."
         )
     path = folder / SPLITS / f"{split}.txt"
     check_file(path, f"the list of names {quoted(path)}")

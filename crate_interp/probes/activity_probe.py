@@ -42,10 +42,11 @@ def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:
 
     For the code `mlp.hook_post` it measures the Gini index, the share of entries with |a| below 1 %
     of the token's largest, and the share of entries that hold 90 % of the token's sum of squares.
-    For attention it measures the share of the visible tokens over which a head spreads. So networks
-    with ReLU and GELU can be compared, and codes of different width. tokens: "all", "patches"
-    (without CLS) or positions; for attention, these are the queries. The levels in the statistics'
-    descriptions are those of noise; measure an untrained twin for the level of the architecture.
+    For attention it measures the share of the visible tokens over which a head spreads. So
+    networks with ReLU can be compared with networks with GELU, and codes of different widths with
+    each other. tokens: "all", "patches" (without CLS) or positions; for attention, these are the
+    queries. The statistics' descriptions give the levels of noise; to get the level of the
+    architecture, measure an untrained twin.
     """
     tokens = check_tokens(tokens)
     return Probe(

@@ -60,7 +60,8 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
     return Probe(
         name=name,
         heading="Geometry: are the weights what the theory assumes",
-        # attn.hook_u is not read: it leaves out layers without this point, which have no U
+        # the value at attn.hook_u is not used; naming this point leaves out layers without U,
+        # which lack the point
         points=("hook_resid_mid", "attn.hook_u"),
         measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,

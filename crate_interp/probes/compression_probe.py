@@ -53,15 +53,16 @@ def compression(
 ) -> Probe:
     """Returns a probe of the coding rates R, R^c and R - R^c of the stream.
 
-    It also measures the number that the authors plot. eps: as in the paper. at: "pre" (Z^l), "mid"
+    It also measures the number that the authors' script plots as R^c (official_rate), which always
+    uses the stored U. eps: as in the paper. at: the places to measure, "pre" (Z^l), "mid"
     (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: measure LN(Z) instead of
     Z. So that rates can be compared, every place then uses the same LayerNorm, the one before the
     layer's own attention (ln1; in a MAE decoder ln2). The model itself reads Z^{l+1/2} through ln2
     and Z^{l+1} through the next layer's ln1. Hooks on the norm have no effect here. tokens: "all",
-    "patches" (without CLS) or positions. basis: the U for R^c, "stored" or "orthonormal" (Q of U_k
-    = Q_k R_k); the official number always uses the stored U.
+    "patches" (without CLS) or positions. basis: the basis for R^c, "stored" (U_k) or "orthonormal"
+    (Q_k, where U_k = Q_k R_k).
 
-    If `at` has "pre" and norm is False, Z^L is measured too, as layer n_layers, but only rate_pre.
+    If `at` has "pre" and norm is False, rate_pre is measured on Z^L too, as layer n_layers.
     Layers whose queries, keys and values are different codes have no U, so only R is measured.
     `zero_codes` is summed into the result's meta. Raises ValueError for eps <= 0, and for an
     unknown place or basis.

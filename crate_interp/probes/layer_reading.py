@@ -43,7 +43,7 @@ class LayerActs(dict[str, Tensor]):
         self.made: Store = {} if made is None else made
 
     def only(self, points: Iterable[str]) -> "LayerActs":
-        """Returns the activations of some points; both objects share the computed values."""
+        """Returns the activations of some points; `made` and `of_weights` stay shared."""
         return LayerActs(
             {point: self[point] for point in points if point in self}, self.of_weights, self.made
         )
@@ -96,10 +96,11 @@ def as_attention_reads(
 
 @dataclass(frozen=True)
 class Frame:
-    """The words for a frame, which is a form in which tokens are measured.
+    """The words that describe a frame: a form that tokens are brought into to be measured.
 
-    title: the frame in the title of a statistic. tokens: the measured tokens; {z} stands for the
-    tokens themselves. sides: how an audit treats the tokens before and after a step.
+    title: words for the title of a statistic. tokens: words for the measured tokens, in which {z}
+    stands for the tokens themselves. sides: words for how an audit treats the tokens before and
+    after a step.
     """
 
     title: str
@@ -139,7 +140,7 @@ def orthonormal_basis(block: Block, acts: Mapping[str, Tensor]) -> tuple[Tensor,
 def stored_codes(
     block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Returns the activations at a point in the coordinates of the stored U_k, for all tokens."""
+    """Returns the codes Z U_k of all tokens Z at a point, with U_k as stored."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}
     u: Any = block.attn.U
     return head_codes(acts[point], _once(store, "U", lambda: u.detach().contiguous()))
@@ -148,7 +149,7 @@ def stored_codes(
 def orthonormal_codes(
     block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Returns the activations at a point in the orthonormal bases Q_k, for all tokens."""
+    """Returns the codes Z Q_k of all tokens Z at a point, with the orthonormal bases Q_k."""
     store = acts.made if isinstance(acts, LayerActs) else {}
     basis, _ = orthonormal_basis(block, acts)
     return _once(store, f"codes of {point}", lambda: head_codes(acts[point], basis))
@@ -173,10 +174,10 @@ def check_tokens(tokens: Tokens) -> Tokens:
 
 
 def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tensor:
-    """Returns the tokens to measure along an axis; "all" and "patches" give a view.
+    """Returns a tensor with only the tokens to measure. axis: the tensor's axis of tokens.
 
-    Raises ValueError for positions that do not exist, repeated positions, and "patches" in a model
-    without CLS.
+    For "all" and "patches" the result is a view of the tensor. Raises ValueError for positions that
+    do not exist, for repeated positions, and for "patches" in a model without CLS.
     """
     if tokens == "all":
         return tensor
@@ -191,11 +192,15 @@ def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tenso
     wrong = [place for place in tokens if not -count <= int(place) < count]
     if wrong:
         raise ValueError(
-            f"tokens has the position {wrong[0]}: there are {count} tokens, 0 to {count - 1}."
+            f"tokens: the position {wrong[0]} does not exist, because there are {count} tokens. "
+            f"Give positions from 0 to {count - 1}; -1 is the last."
         )
     places = [int(place) % count for place in tokens]
     if len(set(places)) < len(places):
-        raise ValueError(f"tokens={list(tokens)} names a token twice, as there are {count}.")
+        raise ValueError(
+            f"tokens={list(tokens)}: two of these positions are the same token, because there are "
+            f"{count} tokens. Give each token once."
+        )
     return tensor.index_select(axis, tensor.new_tensor(places).long())
 
 

@@ -128,15 +128,15 @@ def windowed(
     names: NamesFilter = None,
     progress: bool = True,
 ) -> Float[Tensor, "batch map h w"]:
-    """Returns maps of images larger than the model's, from overlapping windows of the model's size.
+    """Returns maps of images larger than the model's own, from overlapping windows of its size.
 
     Where windows overlap, their maps are averaged. read: takes the cache of one window and returns
     maps `[batch, map, h, w]`, such as `lambda cache: ci.maps.attention(cache, 4)`. stride: pixels
     between windows, one number or (rows, columns), in multiples of the patch; None is half a
-    window. The last window of a row ends at the edge. names: the names_filter of the caches, of
-    which one is held at a time. Attention sums to 1 within each window, so in a window without the
-    object it goes elsewhere. Raises ValueError for images smaller than a window, sides that are not
-    multiples of the patch, and a stride that leaves gaps.
+    window. The last window of a row ends at the edge. names: the names_filter for the cache of
+    each window; only one cache is held at a time. Attention sums to 1 within each window, so in a
+    window without the object attention goes elsewhere. Raises ValueError for images smaller than a
+    window, sides that are not multiples of the patch, and a stride that leaves gaps.
     """
     corners = _corners(model, images, stride)
     (height, width), patch = model.cfg.image_size, model.cfg.patch_size
@@ -172,7 +172,8 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
     if any(side < w or side % p for side, w, p in zip(sides, window, patch, strict=True)):
         raise ValueError(
             f"images are {sides[0]} x {sides[1]}: give at least a window, {window[0]} x "
-            f"{window[1]}, in multiples of the patch {patch}; model.pad(images) makes multiples."
+            f"{window[1]}, in multiples of the patch {patch}. model.pad(images) pads images to "
+            "such multiples."
         )
     half = [max(w // 2 // p, 1) * p for w, p in zip(window, patch, strict=True)]
     steps = half if stride is None else checks.size("stride", stride)
@@ -196,8 +197,8 @@ def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
         )
     if not cache.model.has_cls:
         raise ValueError(
-            "maps over patches are read from the cache of a model of images: give one, or, for a "
-            "CLIP, cache.visual."
+            "this cache is not of a model of images, but maps over patches need one: give the "
+            "cache of a model of images, or cache.visual of a CLIP's cache."
         )
     return cache.at(point, layer)
 
@@ -205,7 +206,7 @@ def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
 def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
     """Returns the attention of all queries `[batch, head, query, key]`.
 
-    Raises ValueError if the cache holds a slice of the queries, because it shifts their positions.
+    Raises ValueError if the cache holds a slice of the queries, because slicing shifts positions.
     """
     pattern = _point(cache, layer, "attn.hook_pattern")
     if pattern.shape[-2] != pattern.shape[-1]:

@@ -33,21 +33,21 @@ def objective(
 ) -> Probe:
     """Returns a probe of the objective that a layer should lower, for its output Z^{l+1}.
 
-    `lambd |Z|_0 + R^c(Z | U; eps) - R(Z; eps)`, with U of the same layer: the summand of arXiv
-    2411.17182 eq. 11. "count" uses |Z|_0, the number of entries that are not zero; "l1" uses the
-    sum of absolute values; both are sums over entries and tokens, and outweigh the rates in wide
-    models. The paper does not say whether its count is a fraction.
+    The objective is `lambd |Z|_0 + R^c(Z | U; eps) - R(Z; eps)`, with U of the same layer. It is
+    the summand of arXiv 2411.17182 eq. 11. "count" uses |Z|_0, the number of entries that are not
+    zero; "l1" uses the sum of absolute values; both are sums over entries and tokens, and outweigh
+    the rates in wide models. The paper does not say whether its count is a fraction.
 
     The rates depend on the length of Z, so there are three frames. "stream": Z as it is, which is
     what the paper measures (its App. C leaves out LayerNorm). "read": LN(Z) by the LayerNorm before
     the layer's own attention, ln1. "unit": Z scaled to |Z|_F = sqrt(pos d_model). LayerNorm leaves
     no zeros, so in every frame the sparsity is measured on Z itself, scaled to the Frobenius norm
-    of the frame; the count is therefore the same in all three.
+    that Z has in the frame; the count is therefore the same in all three frames.
 
     eps, lambd: as in the paper, whose lambd is 0.1. tokens: "all", "patches" (without CLS) or
-    positions. Layers whose queries, keys and values are three codes have no U and are left out. In
-    a MAE decoder the output is not a code, because attention comes last. Raises ValueError for eps
-    <= 0 or lambd < 0.
+    positions. Layers whose queries, keys and values are different codes have no U and are left out.
+    In a MAE decoder the output is not a code, because attention comes last. Raises ValueError for
+    eps <= 0 or lambd < 0.
     """
     eps, lambd = checks.positive("eps", eps), checks.non_negative("lambd", lambd)
     tokens = layer_reading.check_tokens(tokens)

@@ -35,12 +35,12 @@ class Probe:
     sample (`result.head_samples()`), not only as mean and variance.
 
     masks: the probe needs data with masks, and `measure` also gets acts["masks"], uint8 `[batch,
-    height, width]` as `Samples.masks` returns them; acts["other_masks"], for each sample the mask
-    of the next sample (for the last sample, of the first); and acts["sample"] `[batch]`, the
-    numbers of the samples. partial: a sample may lack a value (NaN), in any head, and is then left
-    out of the statistic's means. subspaces: the probe uses U; for a black box the result's settings
-    say what was used in its place. heading: the heading above the probe's statistics on pages; ""
-    means its name.
+    height, width]` as `Samples.masks` returns them; acts["other_masks"], which holds for each
+    sample the mask of the next sample (the first sample follows the last); and acts["sample"]
+    `[batch]`, the numbers of the samples. partial: a sample may lack a value (NaN), in any head,
+    and is then left out of the statistic's means. subspaces: the probe uses U; for a black box the
+    result's settings say what was used in its place. heading: the heading above the probe's
+    statistics on pages; "" means its name.
     """
 
     name: str
@@ -140,7 +140,7 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
 
 
 def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block, axes: set[int]) -> None:
-    """Raises ValueError if "heads" are really tokens or atoms, because a mean was forgotten.
+    """Raises ValueError if an axis returned as heads is of tokens or atoms: a mean was forgotten.
 
     axes: the sizes of all axes of the activations except the first.
     """

@@ -56,8 +56,8 @@ def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
     level of a random network: measure an untrained twin. tokens: the tokens of stream and code,
     "all", "patches" (without CLS) or positions.
 
-    Z^L is measured too, as layer n_layers. A MAE decoder, whose layers have no sparse step, has no
-    `code`; a layer that lacks one of the maps lacks the rank of that map. This is not a default
+    Z^L is measured too, as layer n_layers. A MAE decoder has no `code`, because its layers have no
+    sparse step; a layer that lacks a weight lacks the rank of that weight. This is not a default
     probe, because a singular value decomposition costs as much as a layer.
     """
     tokens = layer_reading.check_tokens(tokens)

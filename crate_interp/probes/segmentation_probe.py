@@ -69,15 +69,15 @@ def segmentation(
     head]` is the mean over the classes in the image. Rule: "mass" (`mass_mask` with the share
     `mass`) or "top" (`top_mask` with `fraction`). Resolution: "pixel" or "token". For "token" a
     patch belongs to the class that covers more than half of it; a class without such a patch gets
-    the patch that it covers most. `..._best` `[batch]` is the score of the best head for each
-    class. The mask itself chooses this head (arXiv 2308.16271 eq. 13), so the score is biased
-    upward, more so with more heads.
+    the patch that it covers most. `..._best` `[batch]` scores each class by the head that is best
+    for this class. The data's mask chooses this head (arXiv 2308.16271 eq. 13), so the score is
+    biased upward, more so with more heads.
 
     Each score has two chance levels. For `..._random`, the patches of an image's maps are put in a
-    random order (the same for all heads, drawn from the number of the sample). For `..._other`, an
+    random order (the same for all heads; the number of the sample is the seed). For `..._other`, an
     image's maps are judged by the mask of the next image. An image without any class has no score;
     if the next image has no class, there is no `..._other`. Patches of which more than half is 255
-    are ignored in both masks, unless they belong to the class.
+    are removed from the head's mask and from the data's mask, unless they belong to the class.
 
     query, scaled, cls_key: as in `attention_map`. If scaled and cls_key are True, the probe reads
     the pattern that the model computed, with the edits of hooks. scaled=False, cls_key=False is
@@ -167,8 +167,8 @@ class Targets:
         self.image = torch.tensor(images, dtype=torch.long, device=masks.device)  # [pair]
         ids = torch.tensor(which, dtype=masks.dtype, device=masks.device)
         own = masks[self.image] == ids[:, None, None]
-        self.pixels = _per_patch(own, patch_size)  # covered by the class, [pair, patch]
-        self.judged = _per_patch(masks != IGNORED, patch_size)  # not ignored, [batch, patch]
+        self.pixels = _per_patch(own, patch_size)  # pixels of the class, [pair, patch]
+        self.judged = _per_patch(masks != IGNORED, patch_size)  # pixels not ignored, [batch, patch]
 
     def any(self) -> Tensor:
         """Returns which images have a class, bool `[batch]`."""
@@ -185,13 +185,13 @@ class Targets:
     def jaccard(self, masks: Tensor, resolution: str) -> Tensor:
         """Returns the scores `[pair, head]` of masks of patches `[batch, head, patch]`.
 
-        Ignored patches or pixels are removed from both masks.
+        Ignored patches or pixels are removed from the heads' masks and from the data's.
         """
         if resolution == "token":
             target = self.tokens()
             kept = (2 * self.judged[self.image] >= self.size) | target
             return jaccard(masks[self.image] & kept[:, None], target[:, None])
-        # all pixels of a patch have its value, so counts of pixels per patch are enough
+        # a mask of patches is constant within a patch, so counts of pixels per patch are enough
         taken = masks[self.image].double()  # [pair, head, patch]
         both = torch.einsum("ihp,ip->ih", taken, self.pixels.double())
         size = torch.einsum("ihp,ip->ih", taken, self.judged[self.image].double())

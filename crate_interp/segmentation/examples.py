@@ -16,7 +16,7 @@ from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.probes.segmentation_probe import IGNORED
 
-SHOWN, MEDIAN = 3, 2  # images with the highest, and with the lowest, scores; and in the middle
+SHOWN, MEDIAN = 3, 2  # images in each of "best" and "worst"; images in "median"
 _LONGEST = 224  # pixels of the longer side of a stored picture
 COLUMNS = [
     "group", "sample", "label", "layer", "head", "score", "picture", "mask", "map", "rows",

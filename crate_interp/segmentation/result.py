@@ -16,17 +16,18 @@ CELL = {"other_image": "mask of another image", "random": "random order", "untra
 class SegmentResult(Result):
     """How well attention maps segment.
 
-    `table("scores")`, the main table, has a row per rule, resolution, way and layer, with 95 %
-    bootstrap intervals over images. layer is empty in the row of the head that is fixed over all
-    layers; head_layer and head name this head if both halves of the images agree on it. Further
-    columns hold the scores to compare with: of the same maps on the mask of the next image, of the
-    maps with patches in random order, of untrained networks, of the whole image as foreground, and
-    of a centred map. `table("heads")` has a row per rule, resolution, layer and head.
-    `table("images")` has a row per image with an object, with its score by the fixed head, the mass
-    rule and tokens. `table("examples")` has the images with the highest and lowest scores.
+    `table("scores")`, the main table, has a row per rule, resolution, way (of choosing heads)
+    and layer, with 95 % bootstrap intervals over images. layer is empty in the row of the head that
+    is fixed over all layers; head_layer and head name this head if both halves of the images agree
+    on it. Further columns hold scores to compare with: the same maps judged by the mask of the next
+    image, the maps with patches in random order, untrained networks, the whole image as foreground,
+    and a centred map. `table("heads")` has a row per rule, resolution, layer and head.
+    `table("images")` has a row per image with an object: the score of the fixed head by the rule
+    "mass" at the resolution "token". `table("examples")` has the images with the highest and lowest
+    scores.
 
-    Stored tables: `samples` and `head_samples` as a sweep has them, both also for the untrained
-    twins with their seeds, `constants` (scores that need no network, per image) and `examples`.
+    Stored tables: `samples` and `head_samples` as in a sweep; the same two tables for the untrained
+    twins, with their seeds; `constants` (scores that need no network, per image); and `examples`.
     """
 
     KIND = "segmentation"

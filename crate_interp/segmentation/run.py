@@ -48,19 +48,19 @@ def segment(
     masks are judged at two resolutions (`ci.probes.segmentation`).
 
     A layer is scored in three ways. "best head for each image" is the published mIoU (arXiv
-    2308.16271 eq. 13-14): the mask itself chooses the head. "fixed head" takes the head that is
+    2308.16271 eq. 13-14): the data's mask chooses the head. "fixed head" takes the head that is
     best on the other half of the images. "mean over heads" averages over all heads.
 
-    There are two chance levels, which choose heads in the same three ways: the same maps judged by
-    the mask of the next image, which keeps their knowledge of where objects usually are; and the
-    same maps with their patches in random order. Further levels: the mean of `untrained` networks
-    with random weights (seeds 0, 1, ...), the whole image as foreground, and a centred map.
-    Intervals are over images, with the chosen heads fixed. The data is read once for each network;
-    maps are not kept. run: as in `ci.sweep`.
+    There are two chance levels, each with heads chosen in the same three ways. One judges the same
+    maps by the mask of the next image, which keeps the maps' knowledge of where objects usually
+    are. The other puts the patches of the same maps in random order. Further levels: the mean of
+    `untrained` networks with random weights (seeds 0, 1, ...), the whole image as foreground, and a
+    centred map. Intervals are over images, with the chosen heads fixed. The data is read once for
+    each network; maps are not kept. run: as in `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
-    object (with several shards, the last shard checks this), if the model has no CLS token, or if a
-    measure refuses a setting.
+    object, if the model has no CLS token, or if a measure refuses a setting. With several shards,
+    the number of images with an object is checked by the last shard.
     """
     options = run_options(segment, run)
     untrained = checks.count("untrained", untrained, least=0)

@@ -46,11 +46,11 @@ def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> S
 
 
 def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores `[n]` by a head that other samples chose, and its layer and head `[n, 2]`.
+    """Returns each sample's score `[n]`, and the layer and head that gave the score `[n, 2]`.
 
-    Samples with even and with odd numbers are two halves; each half is scored by the head that is
-    best on the other half. heads: `[n, layer, head]`. If heads are equally good, the first one is
-    taken.
+    The samples with even numbers are one half, those with odd numbers the other; each half is
+    scored by the head that is best on the other half. heads: `[n, layer, head]`. If heads are
+    equally good, the first one is taken.
     """
     score, place = np.empty(len(heads)), np.empty((len(heads), 2), dtype=int)
     for half in (0, 1):
@@ -80,7 +80,7 @@ def head_table(result: Result) -> pd.DataFrame:
 
 
 def image_table(result: Result) -> pd.DataFrame:
-    """Returns a row per image with an object: its score by fixed head, mass rule and tokens."""
+    """Returns a row per image with an object: the fixed head's score `mass_token`."""
     kept, constants = _with_object(result), result.table("constants")
     own = scores_of(result.table("samples"), result.table("head_samples"), "mass_token")
     score, place = fixed(own.heads[kept])

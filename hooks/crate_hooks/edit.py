@@ -5,12 +5,13 @@
 
 An edit returns a new tensor, never writes into its input, and lets gradients through. `heads`,
 `atoms` and `positions` limit it to a part of the tensor; each is a number, several numbers, or None
-for all. heads: along the head axis of codes, patterns and results. atoms: along the last axis of
-codes such as mlp.hook_post. positions: numbers of tokens, CLS and prompts included (at a pattern or
-at scores: of queries); `patch_positions` returns the positions of an image's patches.
+for all. heads: numbers along the head axis of codes, patterns and results. atoms: numbers along the
+last axis of codes such as mlp.hook_post. positions: numbers of tokens, CLS and prompts included; at
+a pattern or at scores these tokens are queries. `patch_positions` returns the positions of an
+image's patches.
 
 When its hook is called, an edit raises ValueError, with the name of the point, if the tensor there
-lacks the axis, or if the axis is too short for a number.
+lacks the axis, or if the axis is too short for one of the numbers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -272,9 +273,9 @@ def sparse_step(
         with edit.sparse_step(model.blocks[3], lambd=0.5):
             logits = model(images)
 
-    Raises ValueError if neither is given, if a value is negative or not finite, or if the layer has
-    no such number. An MLP has none; nanochat-crate has learned a threshold for each atom instead,
-    to which `edit.threshold` adds.
+    Raises ValueError if neither lambd nor eta is given, if a value is negative or not finite, or if
+    the layer lacks the lambd or eta that is given. An MLP has neither; nanochat-crate has a learned
+    threshold for each atom instead, to which `edit.threshold` adds.
     """
     step: Any = getattr(block, "mlp", None)
     wanted = {name: value for name, value in (("lambd", lambd), ("eta", eta)) if value is not None}
@@ -346,7 +347,7 @@ def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: boo
 def _basis(
     subspace: Float[Tensor, "*head d_model width"], orthonormal: bool
 ) -> Float[Tensor, "d_model rank"]:
-    """Returns an orthonormal basis of the subspace; if not orthonormal, its columns as stored."""
+    """Returns an orthonormal basis of the subspace or, if not `orthonormal`, the stored columns."""
     right = isinstance(subspace, Tensor) and subspace.ndim in (2, 3) and 0 not in subspace.shape
     if not right or not arguments.is_finite(subspace) or not subspace.is_floating_point():
         raise ValueError(
