@@ -316,6 +316,7 @@ def test_what_does_not_fit_is_said():
     _, cache = model.run_with_cache(images)
     _, alpha = ready("crate-alpha")[0].run_with_cache(images)
     metric = lambda logits: logits[:, 2].mean()  # noqa: E731
+    patch = patching.get_act_patch_resid_pre
     for words, call in {
         "is not a node": lambda: Circuit((Edge("head 1", "logits", 1.0),)),
         "does not go to a later node": lambda: Circuit((Edge("L1H1", "L0H1", 1.0),)),
@@ -361,13 +362,9 @@ def test_what_does_not_fit_is_said():
             ready("gpt-baseline")[0].run_with_cache(tokens)[1], 1, position="a"
         ),
         r"circuit=\[\]": lambda: evaluate(model, Circuit(()), images, metric),
-        "positions=99": lambda: patching.get_act_patch_resid_pre(
-            model, images, cache, metric, positions=99
-        ),
-        "give images": lambda: patching.get_act_patch_resid_pre(model, tokens, cache, metric),
-        "the clean run has 13 tokens": lambda: patching.get_act_patch_resid_pre(
-            lm, tokens, cache, metric
-        ),
+        "positions=99": lambda: patch(model, images, cache, metric, positions=99),
+        "give images": lambda: patch(model, tokens, cache, metric),
+        "the clean run has 13 tokens": lambda: patch(lm, tokens, cache, metric),
     }.items():
         with pytest.raises(ValueError, match=words):
             call()

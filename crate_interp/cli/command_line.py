@@ -47,8 +47,10 @@ _OPTIONS = (
 )  # fmt: skip
 _WORDS = {
     "ci.list_models()": "`crate-interp models`",
-    "load it with labels=[...], ": 'give --config \'labels=["...", "..."]\', ',
-    "Load it with mean and std, ": 'Give --config "mean=[...]" and --config "std=[...]", ',
+    "load the model with labels=[...], ": 'give --config \'labels=["...", "..."]\', ',
+    "Load it with the mean and std of its training, ": (
+        'Give --config "mean=[...]" and --config "std=[...]" of its training, '
+    ),
 }
 _ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(_OPTIONS)})=")
 _LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")

@@ -4,10 +4,13 @@ Nothing here depends on models or probes: the functions that turn pictures, mask
 tensors are passed as arguments.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from crate_interp.data.named_data import embedded
 from crate_interp.data.samples import Samples, part
@@ -15,6 +18,8 @@ from crate_interp.data.sources import forms, open_data, open_text
 from crate_interp.data.tables import Table
 
 # what may be given as data; see `open_data` and `open_text`
-Data = str | Sequence[str] | Tensor | np.ndarray | Table | Samples
+Data = (
+    str | Path | Tensor | np.ndarray | Table | Samples | Dataset | Mapping[str, Any] | Iterable[Any]
+)
 
 __all__ = ["Data", "Samples", "embedded", "forms", "open_data", "open_text", "part"]

@@ -13,18 +13,25 @@ from torch import Tensor
 from crate_interp.core.pictures import SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import Listing
+from crate_interp.data.items import upright_array
 from crate_interp.data.picture_files import first_folders
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.measures.checks import all_finite
 
 
-def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) -> Samples:
-    """Returns the images of a tensor `[n, channels, height, width]`.
+def tensor_samples(
+    images: Tensor | np.ndarray, preprocess: Preprocess, limit: int | None
+) -> Samples:
+    """Returns the images of a tensor or array `[n, channels, height, width]`.
+
+    A uint8 one may be `[n, height, width, channels]` with 1 or 3 channels.
 
     Floats count as preprocessed; uint8 images (0 to 255) are preprocessed when they are read. The
     fingerprint is that of the entire tensor. Raises ValueError for other shapes and dtypes, and for
     NaN or Inf in the first `limit` images.
     """
+    images = torch.as_tensor(images)
+    images = upright_array(images, "data") if images.ndim == 4 else images
     if images.ndim != 4:
         raise ValueError(f"data has shape {list(images.shape)}: give [n, channels, height, width].")
     if not (images.is_floating_point() or images.dtype == torch.uint8):

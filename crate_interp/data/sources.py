@@ -5,13 +5,24 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
-from crate_interp.data import coco, cutouts, images, named_data, streams, voc
+from crate_interp.data import batch_streams, coco, cutouts, images, named_data, streams, voc
+from crate_interp.data.item_samples import (
+    is_item_data,
+    is_pair,
+    item_samples,
+    labelled,
+    pair_samples,
+    read_item,
+    taken_apart,
+    token_items,
+)
+from crate_interp.data.items import is_array
 from crate_interp.data.samples import Preprocess, Samples, first
 from crate_interp.data.tables import Table, checked, table_samples, texts_of
 
@@ -56,6 +67,17 @@ def forms(*, masks: bool = False, text: bool = False) -> str:
     return f"{', '.join(shown[:-1])} or {shown[-1]}"
 
 
+IMAGES = (
+    "images [n, channels, height, width] as uint8 or preprocessed floats, (images, labels), "
+    '{"image": ..., "label": ...}, a torch Dataset or DataLoader, a list of PIL images or paths, a '
+    f"datasets.Dataset, a folder, {forms()}"
+)
+TEXTS = (
+    "token ids [n, pos], (tokens, labels), a list of texts, a torch Dataset of either, a "
+    f"datasets.Dataset with a text column, a text file, {forms(text=True)}"
+)
+
+
 def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
     """Returns the source that a string names, and the text after its scheme.
 
@@ -67,15 +89,13 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
         if source.form.partition(":")[0] == scheme and where and (source.table or not text):
             return source, where
     near = checks.did_you_mean(scheme, [source.form.partition(":")[0] for source in SOURCES])
-    meant = "imagefolder" if os.path.isdir(data) and not text else ""
-    meant = "embedded" if data in named_data.EMBEDDED else meant
     hint = f" {near}" if where and near else ""
-    hint = f" Did you mean '{meant}:{data}'?" if meant else hint
+    hint = f" Did you mean 'embedded:{data}'?" if data in named_data.EMBEDDED else hint
     raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
 
 
 def open_data(
-    data: str | Tensor | np.ndarray | Table | Samples,
+    data: Any,
     preprocess: Preprocess,
     limit: int | None = None,
     preprocess_masks: Preprocess | None = None,
@@ -86,12 +106,16 @@ def open_data(
     """Opens images, and returns the first `limit` of them as samples.
 
     data: a float tensor or array (taken as preprocessed) or a uint8 one
-    `[n, channels, height, width]`; a datasets.Dataset (its first image column and its label
-    column); "embedded:fashion"; "imagefolder:DIR" (labels are the sub-folders, spread evenly);
-    "hf:owner/name:split", which datasets fetches from the Hub. Data that is already a Samples is
-    only cut to the limit. `preprocess` turns pictures and uint8 images into floats.
+    `[n, channels, height, width]`; (images, labels) or {"image": ..., "label": ...}; a map-style
+    torch Dataset or a list, whose items are pictures (PIL images, paths or arrays), (picture,
+    label), (picture, mask) or dictionaries of these; a DataLoader or another iterable of batches,
+    which is read once; a datasets.Dataset (its first image column and its label column);
+    "embedded:fashion"; "imagefolder:DIR" or a folder (labels are the sub-folders, spread evenly);
+    the path of a picture; "hf:owner/name:split", which datasets fetches from the Hub. Data that is
+    already a Samples is only cut to the limit. `preprocess` turns pictures and uint8 images into
+    floats.
 
-    Some data has masks too: a datasets.Dataset with a mask column (crate_interp/data/tables.py);
+    Some data has masks too: (picture, mask); a datasets.Dataset with a mask column (tables.py);
     "embedded:cutouts"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
     "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
     objects with alpha (data/cutouts.py). `preprocess_masks` turns masks into class maps; if it is
@@ -108,21 +132,31 @@ def open_data(
     tensor, and for a stream without a limit.
     """
     checks.limit(limit)
-    kinds = f"a float or uint8 tensor [n, channels, h, w], a datasets.Dataset, {forms()}"
     if isinstance(data, Samples):
         return first(data, limit)
+    functions = preprocess, preprocess_masks
+    if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):
+        data = f"imagefolder:{data}" if os.path.isdir(data) else [data]
+    elif isinstance(data, str) and os.path.isdir(data):
+        data = f"imagefolder:{data}"
     if isinstance(data, str):
-        source, where = source_of(data, kinds)
+        source, where = source_of(data, IMAGES)
         options = {"kept": kept} if source.listed else {}
-        samples = source.images(where, preprocess, preprocess_masks, **options)
-    elif isinstance(data, (Tensor, np.ndarray)):
-        samples = images.tensor_samples(torch.as_tensor(data), preprocess, limit)
+        samples = source.images(where, *functions, **options)
+    elif is_array(data):
+        samples = images.tensor_samples(data, preprocess, limit)
     elif streams.is_stream(data):
         samples = streams.image_stream(data, preprocess, limit, preprocess_masks).kept()
     elif isinstance(data, Table):
-        samples = table_samples(data, preprocess, preprocess_masks)
+        samples = table_samples(data, *functions)
+    elif is_pair(data):
+        samples = pair_samples(data, *functions, limit)
+    elif batch_streams.is_batches(data):
+        samples = batch_streams.batch_stream(data, preprocess, limit).kept()
+    elif is_item_data(data):
+        samples = item_samples(data, *functions, limit)
     else:
-        raise ValueError(f"cannot take data from {type(data).__name__}: give {kinds}.")
+        raise ValueError(f"cannot take images from {type(data).__name__}: give {IMAGES}.")
     if samples.n == 0:
         raise ValueError("the data is empty: there is no image in it.")
     try:
@@ -135,48 +169,78 @@ def open_data(
 
 
 def open_text(
-    data: str | Sequence[str] | Tensor | np.ndarray | Table | Samples,
-    windows: Callable[[Iterable[str]], Tensor],
-    limit: int | None = None,
+    data: Any, windows: Callable[[Iterable[str]], Tensor], limit: int | None = None
 ) -> Samples:
-    """Returns the first `limit` samples, each a window of tokens. There are no labels.
+    """Returns the first `limit` samples, each a window of tokens.
 
-    data: token ids `[n, pos]` (whole numbers), a list of strings, a datasets.Dataset (its first
-    text column), "embedded:held-out-text" or "hf:owner/name:split". `windows` turns texts into
-    token ids `[n, pos]`. Data that is already a Samples is only cut to the limit.
+    data: token ids `[n, pos]` (whole numbers), (tokens, labels) or {"input_ids": ..., "label":
+    ...}; a list, or a map-style torch Dataset, of token ids of one length; a list or a Dataset of
+    strings; a datasets.Dataset (its first text column); the path of a text file;
+    "embedded:held-out-text" or "hf:owner/name:split". `windows` turns texts into token ids
+    `[n, pos]`; windows have no labels. Data that is already a Samples is only cut to the limit.
 
     Raises ValueError for anything else, for data without tokens, and for texts shorter than one
     window.
     """
     checks.limit(limit)
-    kinds = (
-        "whole numbers [n, pos], a list of strings, a datasets.Dataset with a text column, "
-        f"{forms(text=True)}"
-    )
     if isinstance(data, Samples):
         return first(data, limit)
-    if isinstance(data, (Tensor, np.ndarray)):
-        return first(_token_samples(torch.as_tensor(data)), limit)
+    if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):
+        data = [_text_of(Path(data))]
+    labels = None
+    if not isinstance(data, Table) and not isinstance(data, str):
+        if is_pair(data):
+            whole = taken_apart(data)
+            data, labels = whole.value, whole.label
+        if is_item_data(data) and len(data) and not _is_text(data):
+            data, found = token_items(data, limit)
+            labels = labels if found is None else found
+    if is_array(data):
+        return labelled(first(_token_samples(torch.as_tensor(data)), limit), labels)
+    texts = _texts(data)
+    if not len(texts):
+        raise ValueError("the data is empty: there is no text in it.")
+    return first(_token_samples(windows(checked(texts))), limit)
+
+
+def _texts(data: Any) -> Sequence[str]:
+    """Returns the texts of data; raises ValueError for data without texts."""
     if isinstance(data, str):
-        source, where = source_of(data, kinds, text=True)
+        source, where = source_of(data, TEXTS, text=True)
         assert source.table is not None
-        texts = texts_of(source.table(where))
-    elif streams.is_stream(data):
+        return texts_of(source.table(where))
+    if streams.is_stream(data):
         raise ValueError(
             "the dataset is a stream, whose windows of tokens are made while it is read: give it "
             "to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
         )
-    elif isinstance(data, Table):
-        texts = texts_of(data)
-    elif isinstance(data, (list, tuple)):
-        texts = data
-        for _ in checked(texts):  # reads all texts, before work starts
-            pass
-    else:
-        raise ValueError(f"cannot take text from {type(data).__name__}: give {kinds}.")
-    if not len(texts):
-        raise ValueError("the data is empty: there is no text in it.")
-    return first(_token_samples(windows(checked(texts))), limit)
+    if isinstance(data, Table):
+        return texts_of(data)
+    if not is_item_data(data):
+        raise ValueError(f"cannot take text from {type(data).__name__}: give {TEXTS}.")
+    texts = data
+    if not isinstance(data, (list, tuple)) or not all(isinstance(text, str) for text in data):
+        texts = [read_item(data, number).value for number in range(len(data))]
+    for _ in checked(texts):  # reads all texts, before work starts
+        pass
+    return texts
+
+
+def _is_text(data: Any) -> bool:
+    """Tells whether the first item of a list or a Dataset is a text."""
+    return isinstance(read_item(data, 0).value, str)
+
+
+def _text_of(path: Path) -> str:
+    """Returns the text of a file; raises ValueError for a file that is not one in UTF-8."""
+    try:
+        pictures.check_file(path, f"the text {pictures.quoted(path)}")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{pictures.quoted(path)} is not a text file in UTF-8 ({error.reason} at byte "
+            f"{error.start})."
+        ) from None
 
 
 def _token_samples(tokens: Tensor) -> Samples:

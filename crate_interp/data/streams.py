@@ -10,11 +10,12 @@ import torch
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
+from crate_interp.data.items import Item
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, checked, columns_of, row_samples, text_column
 
-# a row of a table, as {column: value}, or the tokens of a window
-Row = dict[str, Any] | list[int]
+# a row of a table as {column: value}, the tokens of a window, or an item of a batch
+Row = dict[str, Any] | list[int] | Item
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Stream:
         if self.limit is None:
             raise ValueError(
                 "the dataset is a stream, but its samples are needed more than once: give limit=n, "
-                "which keeps the first n samples in memory, or a map-style datasets.Dataset."
+                "which keeps the first n samples in memory, or data with a length, such as "
+                "loader.dataset or a map-style datasets.Dataset."
             )
         return self.held(list(self.rows()), 0)
 
@@ -79,7 +81,7 @@ def image_stream(
     def held(rows: Sequence[Row], start: int) -> Samples:
         return row_samples(rows, start, columns, print_, preprocess, preprocess_masks)
 
-    return _not_empty(Stream(lambda: islice(_rows(undecoded), limit), held, print_, limit), "image")
+    return not_empty(Stream(lambda: islice(_rows(undecoded), limit), held, print_, limit), "image")
 
 
 def text_stream(
@@ -105,7 +107,7 @@ def text_stream(
         read = lambda first, stop: tokens[first - start : stop - start]  # noqa: E731
         return Samples(len(rows), None, print_, read, start=start, of=start + len(rows))
 
-    return _not_empty(Stream(rows, held, print_, limit), "text")
+    return not_empty(Stream(rows, held, print_, limit), "text")
 
 
 def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
@@ -125,7 +127,8 @@ def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
         number += 1
 
 
-def _not_empty(stream: Stream, what: str) -> Stream:
+def not_empty(stream: Stream, what: str) -> Stream:
+    """Returns a stream; raises ValueError, saying that `what` is missing, if it has no row."""
     if next(stream.rows(), None) is None:
         raise ValueError(f"the data is empty: there is no {what} in the stream.")
     return stream

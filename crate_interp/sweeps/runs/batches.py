@@ -15,8 +15,11 @@ from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.data.batch_reading import Found, bad_ones, next_of, read_runs
+from crate_interp.data.batch_streams import batch_stream, is_batches, token_stream
+from crate_interp.data.item_samples import is_pair
 from crate_interp.data.samples import Preprocess
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
+from crate_interp.data.tables import Table
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel, check_hooked
@@ -199,9 +202,8 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     reader: Any = model  # has windows, or preprocess and preprocess_masks
     given: Any = data
     if model.unit == "windows":
-        if is_stream(data):
-            return text_stream(given, reader.window_rows, options.limit).kept()
-        return open_text(given, reader.windows, options.limit)
+        stream = _stream(model, data, options)
+        return stream.kept() if stream else open_text(given, reader.windows, options.limit)
     kept = options.out / LISTING if options.out is not None and options.resume else None
     try:
         return open_data(
@@ -215,15 +217,25 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
 def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples | Stream:
     """Returns the samples of `data` as `samples_of` does, except that a stream stays a stream.
 
-    A stream is a datasets.IterableDataset, for verbs that read each sample only once.
+    A stream is a datasets.IterableDataset, a DataLoader or another iterable of batches. It is for
+    verbs that read each sample only once.
     """
-    if not is_stream(data):
-        return samples_of(model, data, options)
+    return _stream(model, data, options) or samples_of(model, data, options)
+
+
+def _stream(model: HookedModel, data: Data, options: RunOptions) -> Stream | None:
+    """Returns data that arrives row by row as a stream, and None for other data."""
     reader: Any = model
     given: Any = data
+    if is_stream(data):
+        if model.unit == "windows":
+            return text_stream(given, reader.window_rows, options.limit)
+        return image_stream(given, on_cpu(model), options.limit)
+    if isinstance(data, (Samples, Table)) or is_pair(data) or not is_batches(data):
+        return None
     if model.unit == "windows":
-        return text_stream(given, reader.window_rows, options.limit)
-    return image_stream(given, on_cpu(model), options.limit)
+        return token_stream(given, reader.window_rows, options.limit)
+    return batch_stream(given, on_cpu(model), options.limit)
 
 
 def on_cpu(model: HookedModel) -> Preprocess:

@@ -1,0 +1,223 @@
+"""Items: one sample as people hold it, such as (picture, label); batches are made of these."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from crate_interp.core.pictures import Undecodable, quoted
+from crate_interp.core.safe_text import plain
+from crate_interp.data.samples import Preprocess
+from crate_interp.data.tables import MASK_COLUMNS
+
+IMAGE_KEYS = ("image", "images", "pixel_values", "img")
+TOKEN_KEYS = ("input_ids", "tokens")
+TEXT_KEYS = ("text", "texts")
+LABEL_KEYS = ("label", "labels", "target", "targets", "y")
+_PARTS = {"an image": IMAGE_KEYS, "tokens": TOKEN_KEYS, "a text": TEXT_KEYS}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A sample, or a batch of samples: the value, and its label and mask if there are any.
+
+    value: a picture (PIL image or path), an array of an image, tokens or a text; in a batch, a
+    sequence of these or an array with one axis more.
+    """
+
+    value: Any
+    label: Any = None
+    mask: Any = None
+
+
+def is_array(value: object) -> bool:
+    """Tells whether a value is a torch tensor or a numpy array."""
+    return isinstance(value, (Tensor, np.ndarray))
+
+
+def is_picture(value: object) -> bool:
+    """Tells whether a value is a PIL image or a path, also one that is a string."""
+    return isinstance(value, (Image.Image, Path, str))
+
+
+def item_of(thing: Any, where: str) -> Item:
+    """Returns the parts of an item or a batch: of (value, label), (value, mask) or a dictionary.
+
+    where: its place, for errors. Raises ValueError for a dictionary without a value, and for a
+    tuple of another length.
+    """
+    if isinstance(thing, Mapping):
+        return _of_mapping(thing, where)
+    if not isinstance(thing, (tuple, list)) or _is_tokens(thing):
+        return Item(thing)
+    if len(thing) == 1:
+        return Item(thing[0])
+    if len(thing) != 2 or not (is_array(thing[0]) or is_picture(thing[0]) or _is_list(thing[0])):
+        kinds = ", ".join(type(part).__name__ for part in thing[:4])
+        raise ValueError(
+            f"{where} is a {type(thing).__name__} of {len(thing)} ({kinds}). Give (image, label), "
+            '(image, mask) or a dictionary such as {"image": ..., "label": ...}.'
+        )
+    value, second = thing
+    return Item(value, mask=second) if _is_mask(second, value) else Item(value, second)
+
+
+def _of_mapping(thing: Mapping[Any, Any], where: str) -> Item:
+    names = [key for keys in _PARTS.values() for key in keys if key in thing]
+    if not names:
+        wanted = "; ".join(f"{what} as {' or '.join(keys)}" for what, keys in _PARTS.items())
+        raise ValueError(
+            f"{where} is a dictionary with the keys {', '.join(plain(key) for key in thing)}. "
+            f"Name {wanted}."
+        )
+    label = next((thing[key] for key in LABEL_KEYS if thing.get(key) is not None), None)
+    mask = next((thing[key] for key in MASK_COLUMNS if thing.get(key) is not None), None)
+    if _is_mask(label, thing[names[0]]) and mask is None:
+        label, mask = None, label
+    return Item(thing[names[0]], label, mask)
+
+
+def _is_tokens(thing: Any) -> bool:
+    return isinstance(thing, list) and all(type(one) is int for one in thing)
+
+
+def _is_list(thing: Any) -> bool:
+    return isinstance(thing, (list, tuple))
+
+
+def _is_mask(second: Any, value: Any) -> bool:
+    """Tells whether the second of a pair is a mask: a picture, or an array of height and width."""
+    if isinstance(second, Image.Image):
+        return True
+    if _is_list(second):
+        return bool(second) and isinstance(second[0], Image.Image)
+    return is_array(second) and second.ndim >= 2 and not (is_array(value) and value.ndim <= 2)
+
+
+def label_of(label: Any, where: str) -> Any:
+    """Returns a label as an int or a str, or None.
+
+    Raises ValueError for anything else, such as one-hot vectors and fractions.
+    """
+    if (is_array(label) and label.ndim == 0) or isinstance(label, np.generic):
+        label = label.item()
+    if isinstance(label, float) and label.is_integer():
+        return int(label)
+    if label is None or isinstance(label, str) or type(label) in (int, bool):
+        return int(label) if isinstance(label, bool) else label
+    shown = f"shape {list(getattr(label, 'shape', ()))}" if is_array(label) else repr(label)[:50]
+    raise ValueError(
+        f"the label of {where} is a {type(label).__name__} ({shown}). Give the number or the name "
+        "of one class."
+    )
+
+
+def upright_array(array: Tensor | np.ndarray, where: str) -> Tensor:
+    """Returns an image, or a batch of them, with channels before height and width.
+
+    Only uint8 arrays can have channels last, 1 or 3 of them; one without channels is grey.
+    """
+    image = torch.as_tensor(array)
+    if image.dtype == torch.uint8 and image.ndim == 2:
+        return image[None]
+    last_is_channels = image.ndim in (3, 4) and image.shape[-1] in (1, 3)
+    if image.dtype == torch.uint8 and last_is_channels and image.shape[-3] not in (1, 3):
+        return image.movedim(-1, -3)
+    if image.ndim not in (3, 4):
+        raise ValueError(
+            f"{where} has shape {list(image.shape)}. Give images [channels, height, width], or "
+            "uint8 arrays [height, width, channels]."
+        )
+    return image
+
+
+def images_of(items: Sequence[Item], start: int, preprocess: Preprocess) -> Tensor:
+    """Returns the preprocessed images of items; the first item has the number start."""
+    values: list[Any] = [
+        upright_array(item.value, f"sample {number}") if is_array(item.value) else item.value
+        for number, item in enumerate(items, start)
+    ]
+    for number, value in enumerate(values, start):
+        if not is_array(value) and not is_picture(value):
+            raise ValueError(
+                f"sample {number} is of type {type(value).__name__}. Give a PIL image, a path or "
+                "an array."
+            )
+    kinds = {(value.dtype, value.shape) if is_array(value) else "picture" for value in values}
+    if kinds == {"picture"}:
+        return preprocess(values)
+    if len(kinds) == 1:
+        return preprocess(torch.stack(values))
+    each: list[Any] = [one[None] if is_array(one) else [one] for one in values]
+    return torch.cat([preprocess(one) for one in each])
+
+
+def mask_picture(item: Item, number: int) -> Image.Image | Path | str:
+    """Returns the mask of an item as a picture; raises ValueError unless it is [height, width]."""
+    mask = item.mask
+    if mask is None:
+        raise Undecodable(f"sample {number} has no mask, but other samples do.")
+    if is_picture(mask):
+        return mask
+    array = torch.as_tensor(mask)
+    array = array[0] if array.ndim == 3 and len(array) == 1 else array
+    whole = not array.is_floating_point() and not array.is_complex()
+    if array.ndim != 2 or not whole or array.min() < 0 or array.max() > 255:
+        raise ValueError(
+            f"the mask of sample {number} is {array.dtype} of shape {list(array.shape)}. Give the "
+            "class of each pixel, whole numbers from 0 to 255, [height, width]."
+        )
+    return Image.fromarray(array.to(torch.uint8).cpu().numpy())
+
+
+def tokens_of(value: Any, where: str) -> Tensor:
+    """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
+    try:
+        tokens = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{where} is of type {type(value).__name__}. Give token ids or a text."
+        ) from error
+    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    if tokens.ndim != 1 or odd:
+        raise ValueError(
+            f"{where} is {tokens.dtype} of shape {list(tokens.shape)}. Give token ids, whole "
+            "numbers [pos]."
+        )
+    return tokens.long()
+
+
+def digest_of(item: Item) -> bytes:
+    """Returns a digest of an item's content: pixels, or the bytes of files, label and mask."""
+    digest = hashlib.sha256(repr(item.label).encode())
+    for value in (item.value, item.mask):
+        if isinstance(value, Image.Image):
+            digest.update(f"picture {value.mode} {value.size}".encode())
+            digest.update(value.tobytes())
+        elif isinstance(value, Path) or (isinstance(value, str) and Path(value).is_file()):
+            digest.update(b"file")
+            digest.update(_digest_of_file(Path(value)))
+        elif is_array(value):
+            array = torch.as_tensor(value).detach().cpu().contiguous()
+            digest.update(f"array {array.dtype} {list(array.shape)}".encode())
+            digest.update(array.view(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(repr(value).encode("utf-8", "surrogatepass"))
+    return digest.digest()
+
+
+def _digest_of_file(path: Path) -> bytes:
+    """Returns the digest of a file, or of its name if it cannot be read: reading it says why."""
+    try:
+        if not path.is_file():
+            return quoted(path).encode()
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError:
+        return quoted(path).encode()

@@ -1,0 +1,298 @@
+"""Every form in which people hold images or tokens gives what the plain tensor gives."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import crate_interp as ci
+from conftest import make, make_lm
+
+COUNT, SIZE = 5, (6, 20)
+LABELS = [3, 0, 7, 3, 10]
+NAMES = [f"class {number}" for number in range(11)]
+BYTES = torch.randint(
+    0, 256, (COUNT, 3, *SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
+)
+TOKENS = torch.randint(0, 47, (COUNT, 11), generator=torch.Generator().manual_seed(4))
+MASKS = torch.randint(0, 3, (COUNT, *SIZE), dtype=torch.uint8,
+                      generator=torch.Generator().manual_seed(5))  # fmt: skip
+
+
+def pictures():
+    return [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in BYTES]
+
+
+class Own(Dataset):
+    """A dataset as people write them, with an item for each number."""
+
+    def __init__(self, values, labels=None, form="pair", classes=None):
+        self.values, self.labels, self.form = values, labels, form
+        if classes:
+            self.classes = classes
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, number):
+        value = self.values[number]
+        if self.labels is None:
+            return value
+        label = self.labels[number]
+        return (value, label) if self.form == "pair" else {"image": value, "label": label}
+
+
+class Arriving(IterableDataset):
+    def __iter__(self):
+        yield from zip(BYTES, LABELS, strict=True)
+
+
+class ByIndex(Own):
+    class_to_idx = {name: number for number, name in enumerate(NAMES)}
+
+
+def together(batch):
+    return [image for image, _ in batch], torch.tensor([label for _, label in batch])
+
+
+@pytest.fixture
+def paths(tmp_path):
+    names = []
+    for number, image in enumerate(pictures()):
+        names.append(tmp_path / f"{number}.png")
+        image.save(names[-1])
+    return names
+
+
+LABELLED = {
+    "pair": lambda: (BYTES, torch.tensor(LABELS)),
+    "pair of a list": lambda: (pictures(), LABELS),
+    "pair of numpy arrays": lambda: (BYTES.numpy(), np.array(LABELS)),
+    "channels last": lambda: (BYTES.permute(0, 2, 3, 1).numpy(), LABELS),
+    "dictionary": lambda: {"image": BYTES, "label": torch.tensor(LABELS)},
+    "a batch of a loader": lambda: [BYTES, torch.tensor(LABELS)],
+    "TensorDataset": lambda: TensorDataset(BYTES, torch.tensor(LABELS)),
+    "Dataset of tensors": lambda: Own(BYTES, LABELS),
+    "Dataset of pictures": lambda: Own(pictures(), LABELS),
+    "Dataset of dictionaries": lambda: Own(pictures(), torch.tensor(LABELS), "dict"),
+    "Dataset with classes": lambda: Own(pictures(), LABELS, classes=NAMES),
+    "Dataset with class_to_idx": lambda: ByIndex(pictures(), LABELS),
+    "list of pairs": lambda: list(zip(pictures(), LABELS, strict=True)),
+}
+STREAMS = {
+    "DataLoader": lambda: DataLoader(Own(BYTES, LABELS), batch_size=2),
+    "DataLoader of pictures": lambda: DataLoader(
+        Own(pictures(), LABELS), batch_size=3, collate_fn=together
+    ),
+    "DataLoader of dictionaries": lambda: DataLoader(Own(BYTES, LABELS, "dict"), batch_size=2),
+    "DataLoader of items": lambda: DataLoader(Own(BYTES, LABELS), batch_size=None),
+    "IterableDataset": lambda: Arriving(),
+    "generator": lambda: ((BYTES[i : i + 2], LABELS[i : i + 2]) for i in (0, 2, 4)),
+    "list of batches": lambda: [(BYTES[:3], LABELS[:3]), (BYTES[3:], LABELS[3:])],
+}
+PLAIN = {
+    "list of pictures": pictures,
+    "list of tensors": lambda: list(BYTES),
+    "numpy": lambda: BYTES.numpy(),
+    "numpy, channels last": lambda: BYTES.permute(0, 2, 3, 1).numpy(),
+    "Dataset without labels": lambda: Own(pictures()),
+    "TensorDataset of images": lambda: TensorDataset(BYTES),
+    "DataLoader of images": lambda: DataLoader(BYTES, batch_size=2),
+}
+
+
+def vision():
+    return make(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), labels=NAMES)
+
+
+def same(found, wanted):
+    """Compares the results' tables, but for labels, which only one of the two may have."""
+    for name in wanted.tables:
+        one, other = found.table(name), wanted.table(name)
+        if "label" in other.columns and other["label"].isna().all():
+            one, other = one.drop(columns="label"), other.drop(columns="label")
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+
+
+QUIET = {"batch_size": 2, "progress": False}
+SWEEP = {**QUIET, "controls": 0, "probes": "sparsity"}
+
+
+@cache
+def wanted(count=COUNT):
+    return ci.sweep(vision(), BYTES[:count], **SWEEP)
+
+
+@pytest.mark.parametrize("form", [*LABELLED, *STREAMS, *PLAIN])
+def test_a_sweep_has_the_same_bits(form):
+    data = {**LABELLED, **STREAMS, **PLAIN}[form]()
+    result = ci.sweep(vision(), data, **SWEEP)
+    same(result, wanted())
+    if form not in PLAIN:
+        assert list(result.table("samples").groupby("sample")["label"].first()) == LABELS
+
+
+def test_a_list_of_paths_and_a_folder_and_one_picture(paths):
+    for data in (paths, [str(path) for path in paths], paths[0].parent, str(paths[0].parent)):
+        same(ci.sweep(vision(), data, **SWEEP), wanted())
+    for data in (paths[0], str(paths[0])):
+        same(ci.sweep(vision(), data, **SWEEP), wanted(1))
+
+
+def opened(data, **more):
+    model = vision()
+    return ci.data.open_data(data, model.preprocess, None, model.preprocess_masks, **more)
+
+
+@pytest.mark.parametrize("form", LABELLED)
+def test_labels_and_their_names_come_along(form):
+    samples = opened(LABELLED[form]())
+    assert samples.labels == LABELS and type(samples.labels[0]) is int
+    assert samples.names == (tuple(NAMES) if "class" in form else None)
+    assert torch.equal(samples.read(1, 4), vision().preprocess(BYTES[1:4]))
+    assert samples.fingerprint == opened(LABELLED[form]()).fingerprint
+    changed = LABELLED[form]()
+    if form == "pair":
+        assert samples.fingerprint != opened((changed[0], changed[1] + 0 * 1 - 1)).fingerprint
+
+
+def masked():
+    images = pictures()
+    masks = [Image.fromarray(mask.numpy()) for mask in MASKS]
+    return {
+        "pair of tensors": (BYTES, MASKS),
+        "Dataset of pictures": Own(images, masks),
+        "list of dictionaries": [
+            {"image": one, "mask": mask, "label": 3}
+            for one, mask in zip(images, masks, strict=True)
+        ],
+        "Dataset of tensors": Own(BYTES, MASKS.long()),
+    }
+
+
+@pytest.mark.parametrize("form", masked())
+def test_masks_come_along(form):
+    samples = opened(masked()[form])
+    assert samples.masks is not None
+    assert torch.equal(samples.masks(1, 4), MASKS[1:4])
+    assert samples.labels == ([3] * COUNT if "dict" in form else None)
+
+
+VERBS = {
+    "audit": lambda model, data: ci.audit(model, data, untrained=0, grid=False, **QUIET),
+    "atoms": lambda model, data: ci.atoms(model, data, **QUIET),
+    "ablate_heads": lambda model, data: ci.ablate_heads(model, data, **QUIET),
+    "segment": lambda model, data: ci.segment(model, data, **QUIET),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verbs_take_a_dataset_and_a_loader(verb):
+    labels, masks = LABELS, None
+    if verb == "segment":
+        masks = [Image.fromarray(mask.numpy()) for mask in MASKS]
+    results = [
+        VERBS[verb](vision(), data)
+        for data in ((BYTES, masks or labels), Own(pictures(), masks or labels))
+    ]
+    same(results[1], results[0])
+    if verb != "segment":
+        loader = DataLoader(Own(BYTES, labels), batch_size=3)
+        data = loader if verb == "atoms" else loader
+        same(VERBS[verb](vision(), ci.data.open_data(data, vision().preprocess, COUNT)), results[0])
+
+
+TOKEN_FORMS = {
+    "lists": lambda: TOKENS.tolist(),
+    "numpy": lambda: TOKENS.numpy(),
+    "pair": lambda: (TOKENS, LABELS),
+    "dictionary": lambda: {"input_ids": TOKENS, "labels": LABELS},
+    "Dataset": lambda: Own(TOKENS),
+    "Dataset of lists": lambda: Own(TOKENS.tolist()),
+    "Dataset of pairs": lambda: Own(TOKENS, LABELS),
+    "TensorDataset": lambda: TensorDataset(TOKENS, torch.tensor(LABELS)),
+    "DataLoader": lambda: DataLoader(Own(TOKENS, LABELS), batch_size=2),
+    "generator": lambda: (TOKENS[i : i + 2] for i in (0, 2, 4)),
+}
+
+
+@cache
+def wanted_tokens():
+    return ci.sweep(make_lm(), TOKENS, **SWEEP)
+
+
+@pytest.mark.parametrize("form", TOKEN_FORMS)
+def test_a_sweep_of_tokens_has_the_same_bits(form):
+    same(ci.sweep(make_lm(), TOKEN_FORMS[form](), **SWEEP), wanted_tokens())
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (lambda: DataLoader(Own(BYTES, LABELS), shuffle=True), r"shuffles \(RandomSampler\)"),
+        (lambda: Own(list(BYTES), [[1, 2]] * 5), "the label of data\\[0\\] is a list"),
+        (lambda: Own(list(BYTES), torch.eye(5)), "Give the number or the name of one class"),
+        (lambda: [(BYTES[0], 1, 2)], "is a tuple of 3"),
+        (lambda: [{"picture": BYTES[0]}], "a dictionary with the keys picture"),
+        (lambda: (BYTES, LABELS[:3]), "5 samples and 3 labels"),
+        (lambda: [], "the data is empty"),
+        (lambda: 3, "cannot take images from int: give images"),
+        (lambda: {3, 4}, "sample 0 is of type int"),
+        (lambda: [3, 4], "sample 0 is of type int"),
+        (lambda: Own([Path("/no/such.png")]), "cannot read"),
+        (lambda: (BYTES.double()[:, 0, 0], LABELS), "give \\[n, channels"),
+        (lambda: Own([BYTES[0], BYTES[1][:, :5]]), "5 x 20"),
+    ],
+)
+def test_what_is_not_taken_is_said(data, words, unchecked):
+    with pytest.raises(ValueError, match=words):
+        ci.sweep(vision(), data(), **SWEEP)
+
+
+class Random(Own):
+    def __getitem__(self, number):
+        return torch.rand(3, *SIZE)
+
+
+class Broken(Own):
+    def __getitem__(self, number):
+        if number == 2:
+            raise KeyError("no such row")
+        return super().__getitem__(number)
+
+
+def test_a_dataset_that_changes_or_fails_is_refused():
+    with pytest.raises(ValueError, match="not the same when it is read twice. Take random steps"):
+        ci.sweep(vision(), Random(BYTES), **SWEEP)
+    with pytest.raises(ValueError, match=r"data\[2\] raised KeyError: .*no such row"):
+        ci.sweep(vision(), Broken(BYTES), **SWEEP)
+
+
+def test_a_generator_cannot_begin_again():
+    batches = iter([(BYTES[:3], LABELS[:3]), (BYTES[3:], LABELS[3:])])
+    kept = ci.data.open_data(batches, vision().preprocess, 4)
+    assert kept.labels == LABELS[:4]
+    with pytest.raises(ValueError, match="give limit=n"):
+        ci.ablate_heads(vision(), iter([BYTES]), **QUIET)
+
+
+def test_pictures_that_cannot_be_read_are_left_out(paths):
+    paths[3].write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="not a picture"):
+        ci.sweep(vision(), paths, **SWEEP)
+    result = ci.sweep(vision(), paths, skip_bad=True, **SWEEP)
+    assert sorted(result.table("samples")["sample"].unique()) == [0, 1, 2, 4]
+
+
+def test_a_run_goes_on_with_the_same_samples_only(tmp_path):
+    first = ci.sweep(vision(), Own(pictures(), LABELS), out=tmp_path / "o", chunk_size=2, **SWEEP)
+    again = ci.sweep(vision(), Own(pictures(), LABELS), out=tmp_path / "o", chunk_size=2, **SWEEP)
+    same(again, first)
+    other = [*LABELS[:-1], 1]
+    with pytest.raises(ValueError, match="data"):
+        ci.sweep(vision(), Own(pictures(), other), out=tmp_path / "o", chunk_size=2, **SWEEP)
