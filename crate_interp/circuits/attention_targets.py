@@ -86,12 +86,15 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
         for layer in range(len(model.blocks)):
             pattern = cache.at("attn.hook_pattern", layer)  # [batch, head, query, key]
             seen = _seen(pattern, causal=model.cfg.kind == "text")
+            if cache.mask is not None:  # padding neither asks nor answers
+                real = cache.mask.to(pattern.device)
+                seen = seen & real[:, :, None] & real[:, None, :]
             wanted = _fitting(name, given, pattern) & seen
             there = wanted.any(dim=-1)  # [batch, query]
             kept = there.any(dim=-1)
             if not kept.any():
                 raise ValueError(f"no query sees a target {name!r}: give other tokens.")
-            shares = (wanted.sum(dim=-1) / seen.sum(dim=-1))[:, None]
+            shares = (wanted.sum(dim=-1) / seen.sum(dim=-1).clamp(min=1))[:, None]
             scores, even = (
                 _mean_over(values, there)[kept].double().cpu().numpy()
                 for values in ((pattern * wanted[:, None]).sum(dim=-1), shares)

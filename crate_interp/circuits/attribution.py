@@ -185,6 +185,9 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
     cfg = cache.model.cfg
     if cfg.kind == "vision" and cfg.pool == "mean":
         return held.mean(dim=1)
+    if cache.is_padded:
+        places = cache.real_places(position).to(held.device)
+        return held[torch.arange(len(held), device=held.device), places]
     place = 0 if cfg.kind == "vision" else position
     if not checks.is_int(place) or not -held.shape[1] <= place < held.shape[1]:
         raise ValueError(
@@ -225,6 +228,7 @@ def _checked(cache: CrateCache) -> Any:
             f"cannot attribute logits from {type(cache).__name__}: "
             "give the cache of model.run_with_cache(x)."
         )
+    cache.check_weights()
     model = cache.model
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(

@@ -93,9 +93,17 @@ def logit_lens(
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {n - 1}.")
     if not checks.is_int(position) or not -tokens <= position < tokens:
         raise ValueError(f"position={position!r}: the cache has positions 0 to {tokens - 1}.")
+    if cache.is_padded:
+        cache = cache.alone(int(sample))
+        tokens = len(cache.at("hook_resid_pre", 0)[0])
+        if not -tokens <= position < tokens:
+            raise ValueError(f"position={position!r}: the text has positions 0 to {tokens - 1}.")
+        row = 0
+    else:
+        row = int(sample)
     fixed = model.lens_positions is not None
     place = model.lens_positions if fixed else position
-    values: Tensor = cache.logit_lens(positions=place).values[:, sample].float()  # [layer, answer]
+    values: Tensor = cache.logit_lens(positions=place).values[:, row].float()  # [layer, answer]
     best = values.softmax(dim=-1).topk(min(count, values.shape[-1]), dim=-1)
     names = answer_names(model)
     layers = zip(best.values.tolist(), best.indices.tolist(), strict=True)

@@ -102,6 +102,8 @@ def _tokens(model: HookedModel, inputs: Tensor) -> int:
 
 
 def _check_clean(cache: CrateCache, activation: str, count: int) -> None:
+    if isinstance(cache, CrateCache):
+        cache.refuse_padding("patching")
     shapes = [value.shape for name, value in cache.items() if name.endswith(f"hook_{activation}")]
     if not shapes:
         raise KeyError(f"clean_cache has no hook_{activation}: use model.run_with_cache(clean)[1].")

@@ -1,7 +1,10 @@
 """The activations of one forward: TransformerLens' cache, adapted to CRATE models."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.utilities.slice import Slice
@@ -11,6 +14,29 @@ from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import resolve
 from crate_interp.models.compat.unsupported_methods import refuse
 from crate_interp.models.layers.norm import NoNorm
+from crate_interp.models.weight_cache import has_weights
+
+# [batch, head, query, key]: pos_slice cuts the query axis
+QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
+# points that have no position axis, [batch, width], or that hold only the patches, without CLS
+NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
+
+
+def _at_places(value: Tensor, name: str, places: Int[Tensor, "pos"], of_all: int) -> Tensor:
+    """Returns the part of a point's activation at some of all positions.
+
+    Raises ValueError if the activation does not hold all positions.
+    """
+    places = places.to(value.device)
+    axes = (-2, -1) if name.endswith(QUERY_AXIS) else (1,)
+    for axis in axes:
+        if value.shape[axis] != of_all:
+            raise ValueError(
+                "the cache holds only some of the positions of padded texts. Call run_with_cache "
+                "without pos_slice."
+            )
+        value = value.index_select(axis % value.ndim, places)
+    return value
 
 
 class CrateCache(ActivationCache):
@@ -18,9 +44,99 @@ class CrateCache(ActivationCache):
 
     Code of this library reads activations with `at`, which raises clear errors for activations that
     are missing.
+
+    mask: which of the cached tokens are real, `[batch, pos]`, if texts of unequal length were
+    padded, else None. `alone(sample)` is the cache of one text without its padding. mark: tells the
+    weights that made the activations from other weights, or None.
     """
 
     model: Any
+
+    def __init__(
+        self,
+        cache_dict: dict[str, Tensor],
+        model: Any,
+        has_batch_dim: bool = True,
+        mask: Bool[Tensor, "*batch pos"] | None = None,
+        mark: Any = None,
+    ) -> None:
+        super().__init__(cache_dict, model, has_batch_dim)
+        self.mask, self.mark = mask, mark
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some of the cached tokens are padding."""
+        return self.mask is not None and not bool(self.mask.all())
+
+    def alone(self, sample: int) -> "CrateCache":
+        """Returns the cache of one sample, with a batch axis of 1 and without padding.
+
+        Raises ValueError for a sample that the cache does not have, and for a padded cache that
+        holds only some of the positions (`pos_slice`).
+        """
+        count = self._batch_size()
+        if not checks.is_int(sample) or not 0 <= sample < count:
+            raise ValueError(f"sample={sample!r}: the cache has samples 0 to {count - 1}.")
+        one = self.apply_slice_to_batch_dim([int(sample)])
+        if one.mask is not None and one.is_padded:
+            places = one.mask[0].nonzero()[:, 0]
+            of_all = one.mask.shape[1]
+            one.cache_dict = {
+                name: _at_places(value, name, places, of_all)
+                for name, value in one.cache_dict.items()
+            }
+        one.mask = None
+        return one
+
+    def parts(self) -> Iterator[tuple[int, "CrateCache"]]:
+        """Yields (number of the first sample, cache): the whole cache, or each text if padded."""
+        if not self.is_padded:
+            yield 0, self
+            return
+        for sample in range(self._batch_size()):
+            yield sample, self.alone(sample)
+
+    def refuse_padding(self, reader: str) -> None:
+        """Raises ValueError, naming the reader, if some of the cached tokens are padding."""
+        if self.is_padded:
+            raise ValueError(
+                f"the cache holds padded texts of unequal length, and {reader} would read padding "
+                "as tokens. Give the cache of one text, cache.alone(i), or texts of one length."
+            )
+
+    def check_weights(self) -> None:
+        """Raises ValueError if the model's weights are not those that made the activations."""
+        if self.mark is None or self.model is None:  # users may drop the model
+            return
+        if not has_weights(self.model, self.mark):
+            raise ValueError(
+                "the model's weights have changed since this cache was made, or the cache is of "
+                "another model. Call run_with_cache again."
+            )
+
+    def to(self, device: Any) -> "CrateCache":
+        """Moves the activations and the mask to a device, and returns the cache."""
+        super().to(device)
+        self.mask = None if self.mask is None else self.mask.to(device)
+        return self
+
+    def real_places(self, position: int) -> Int[Tensor, "batch"]:
+        """Returns where a position of each text stands in the padded rows.
+
+        position: from 0, or from -1 backwards, counting real tokens only. Raises ValueError for a
+        position that a text does not have.
+        """
+        assert self.mask is not None
+        lengths = self.mask.sum(dim=1)
+        shortest = int(lengths.min())
+        if not checks.is_int(position) or not -shortest <= position < shortest:
+            raise ValueError(
+                f"position={position!r}: the shortest text has {shortest} tokens. Give a number "
+                f"from {-shortest} to {shortest - 1}."
+            )
+        wanted = position + lengths if position < 0 else torch.full_like(lengths, position)
+        rank = self.mask.cumsum(dim=1) - 1
+        return ((rank == wanted[:, None]) & self.mask).int().argmax(dim=1)
 
     def at(self, point: str, layer: int | None = None) -> Tensor:
         """Returns the activation at a hook point, batch first.
@@ -93,12 +209,18 @@ class CrateCache(ActivationCache):
                 f"{type(self.model).__name__} has no single stream to read out: take cache.visual "
                 "or cache.text of a CLIP, or cache.decoder of a masked autoencoder."
             )
+        self.refuse_padding("the logit lens")
+        self.check_weights()
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
 
     def apply_slice_to_batch_dim(self, *args: Any, **kwargs: Any) -> "CrateCache":
         """Returns TransformerLens' slice along the batch axis, as a CrateCache."""
         cut = super().apply_slice_to_batch_dim(*args, **kwargs)
-        return CrateCache(cut.cache_dict, self.model, has_batch_dim=cut.has_batch_dim)
+        mask = self.mask
+        if mask is not None:
+            given: Any = kwargs.get("batch_slice", args[0] if args else None)
+            mask = (given if isinstance(given, Slice) else Slice(given)).apply(mask, dim=0)
+        return CrateCache(cut.cache_dict, self.model, cut.has_batch_dim, mask, self.mark)
 
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
         """Returns TransformerLens' stack of neurons, with the same arguments.
@@ -134,7 +256,8 @@ class CrateCache(ActivationCache):
             for key, value in self.items()
             if key.startswith(f"{name}.")
         }
-        return CrateCache(kept, getattr(self.model, name), has_batch_dim=self.has_batch_dim)
+        mark = None if self.mark is None else self.mark.of_part(name)
+        return CrateCache(kept, getattr(self.model, name), self.has_batch_dim, mark=mark)
 
     @property
     def visual(self) -> "CrateCache":

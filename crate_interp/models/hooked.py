@@ -6,22 +6,19 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
-from crate_interp.models.cache import CrateCache
+from crate_interp.models.cache import NO_POS_AXIS, QUERY_AXIS, CrateCache
 from crate_interp.models.compat import hook_aliases, torch_compile, unsupported_methods
 from crate_interp.models.hook_points import Hooks, NamesFilter, PointsMixin, follow, without_batch
 from crate_interp.models.saving import SharedModel
+from crate_interp.models.weight_cache import weight_mark
 from crate_interp.models.weights import WeightsMixin
-
-# [batch, head, query, key]: pos_slice cuts the query axis
-_QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
-# points that have no position axis, [batch, width], or that hold only the patches, without CLS
-_NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
 
 
 def own_config(
@@ -220,7 +217,15 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
             raise (no_backward(error) if backward else None) or error from None
         if not return_cache_object:
             return out, cache
-        return out, CrateCache(cache, self, has_batch_dim=not remove_batch_dim)
+        mask = self.real_tokens(*args, **kwargs)
+        if mask is not None:
+            mask = Slice.unwrap(kwargs.get("pos_slice")).apply(mask, dim=1)
+            mask = mask[0] if remove_batch_dim else mask
+        return out, CrateCache(cache, self, not remove_batch_dim, mask, weight_mark(self))
+
+    def real_tokens(self, *args: Any, **kwargs: Any) -> Bool[Tensor, "batch pos"] | None:
+        """Returns which tokens of a forward with these arguments are real, or None if all are."""
+        return None
 
     def run_with_hooks(
         self,
@@ -262,8 +267,8 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
             # gradients are copied, because autograd adds to the tensor later
             kept = (tensor.detach().clone() if suffix else tensor.detach()).to(device)
-            if not name.endswith(_NO_POS_AXIS) and not (pooled and name.startswith("ln_final.")):
-                kept = cut.apply(kept, dim=-2 if name.endswith(_QUERY_AXIS) else 1)
+            if not name.endswith(NO_POS_AXIS) and not (pooled and name.startswith("ln_final.")):
+                kept = cut.apply(kept, dim=-2 if name.endswith(QUERY_AXIS) else 1)
             if remove_batch_dim and kept.shape[0] == 1:
                 kept = kept[0]
             cache[name + suffix] = kept

@@ -1,12 +1,14 @@
 """HookedCrateLM: tokens to next-token logits, with a hook point at every equation."""
 
+import warnings
 from collections.abc import Sequence
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
@@ -161,6 +163,25 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         return self._answer(
             z, tokens, return_type, loss_per_token, padding, labels, input_ids is not None
         )
+
+    def real_tokens(self, *args: Any, **kwargs: Any) -> Bool[Tensor, "batch pos"] | None:
+        """Returns which tokens of a forward with these arguments are real, or None if all are."""
+        own = signature(self.forward)
+        known = {name: value for name, value in kwargs.items() if name in own.parameters}
+        given: Any = own.bind_partial(*args, **known).arguments
+        read: Any = given.get("input") if given.get("input") is not None else given.get("input_ids")
+        past, mask = given.get("past"), given.get("attention_mask")
+        if given.get("start_at_layer") is None:
+            sides = given.get("prepend_bos"), given.get("padding_side")
+            with warnings.catch_warnings():  # the forward has warned of a text that is cut
+                warnings.simplefilter("ignore")
+                read, mask = self._read(read, *sides, mask, None)
+        if past is not None:  # the forward has added the new tokens to it
+            mask = past.mask
+        if mask is None:
+            return None
+        real = (mask[None] if mask.ndim == 1 else mask).bool()
+        return real[:, real.shape[1] - read.shape[1] :].to(read.device)
 
     def _through(
         self,

@@ -3,23 +3,47 @@
 import hashlib
 import json
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crate_interp.models.compat.offload import onloaded
-from crate_interp.models.hooked import HookedModel
 
 T = TypeVar("T")
 _COLUMNS = 512  # integers in a row of a checksum
 
 # model -> marks of its weights, and values computed from them; an entry disappears with its model
-_KEPT: WeakKeyDictionary[HookedModel, tuple[tuple, dict[Hashable, Any]]] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[nn.Module, tuple[tuple, dict[Hashable, Any]]] = WeakKeyDictionary()
+_LAST_MARKS: WeakKeyDictionary[nn.Module, "WeightMark"] = WeakKeyDictionary()
+_SPREAD = 1024  # numbers of a parameter, at least, whose change is noticed at once
 
 
-def model_digest(model: HookedModel) -> str:
+@dataclass(frozen=True)
+class WeightMark:
+    """What tells the weights of a model from other weights.
+
+    quick: the version counter and a sample of the bits of each parameter. full: sums over all bits.
+    """
+
+    quick: tuple
+    full: tuple
+
+    def of_part(self, name: str) -> "WeightMark":
+        """Returns the mark of a part of the model, such as a tower."""
+        start = f"{name}."
+        own = [
+            tuple(
+                (one[0].removeprefix(start), *one[1:]) for one in marks if one[0].startswith(start)
+            )
+            for marks in (self.quick, self.full)
+        ]
+        return WeightMark(*own)
+
+
+def model_digest(model: Any) -> str:
     """Returns the SHA-256 of the config and of every parameter's name, dtype, shape and bytes."""
     digest = hashlib.sha256(json.dumps(model.cfg.to_dict(), sort_keys=True).encode())
     with onloaded(model):
@@ -29,7 +53,7 @@ def model_digest(model: HookedModel) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
+def kept(model: Any, name: Hashable, make: Callable[[], T]) -> T:
     """Returns make(), or its earlier result under this name if config and weights have not changed.
 
     To notice changes, each call reads the weights and sums their bits as whole numbers, by row and
@@ -45,7 +69,38 @@ def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
     return made[name]
 
 
-def _marks(model: HookedModel) -> tuple:
+def weight_mark(model: Any) -> WeightMark | None:
+    """Returns the mark of a model's weights, or None if they are not in memory.
+
+    The sums over all bits are computed again only if the quick part differs from the last one.
+    """
+    if any(value.is_meta for value in model.parameters()):
+        return None
+    quick, last = _quick(model), _LAST_MARKS.get(model)
+    if last is None or last.quick != quick:
+        last = _LAST_MARKS[model] = WeightMark(quick, _marks(model)[1])
+    return last
+
+
+def has_weights(model: Any, mark: WeightMark) -> bool:
+    """Tells whether a model has the weights that a mark was made of."""
+    return _quick(model) == mark.quick or _marks(model)[1] == mark.full
+
+
+def _quick(model: Any) -> tuple:
+    """Returns the name, the version and up to 2,048 spread numbers of each parameter."""
+    return tuple(
+        (name, value._version, _spread(value.detach()).float().cpu().numpy().tobytes())
+        for name, value in model.named_parameters()
+    )
+
+
+def _spread(value: Tensor) -> Tensor:
+    # an odd step, so that the numbers lie in all rows and columns of a matrix of even sides
+    return value.reshape(-1)[:: max(1, value.numel() // _SPREAD) | 1]
+
+
+def _marks(model: Any) -> tuple:
     """Returns values that change if the config, device or weights of a model change."""
     with onloaded(model):
         tensors = tuple(

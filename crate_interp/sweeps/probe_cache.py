@@ -22,11 +22,14 @@ from crate_interp.sweeps.sweep_tables import Tally, tables_of
 def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     """Measures the cache of `model.run_with_cache(x)`, with the model's current weights.
 
+    Texts of unequal length, which were padded, are measured one by one without their padding.
+
     The decoder of a masked autoencoder is `ci.probe(cache.decoder)`; the towers of a CLIP are
     `cache.visual` and `cache.text`. Controls are not measured, as they need another forward.
 
-    Raises ValueError for anything but such a cache, and if the cache has no batch axis or only some
-    of the tokens. Raises KeyError if the cache lacks a hook point that the probes read.
+    Raises ValueError for anything but such a cache, if the cache has no batch axis or only some of
+    the tokens, and if the model's weights have changed since the cache was made. Raises KeyError if
+    the cache lacks a hook point that the probes read.
     """
     if not isinstance(cache, CrateCache):
         raise ValueError(
@@ -43,25 +46,33 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     chosen = fitting(probes, model, "blocks")
     check_masks(chosen, None)
     n = _check(cache, chosen)
+    cache.check_weights()
     tally = Tally(n)
     with torch.no_grad():
         measure_weights(model, "blocks", chosen, tally)
-        for layer, block in enumerate(model.blocks):
-            reading = [item for item in chosen if item.points]
-            points = [point for item in reading for point in (*item.points, *item.optional)]
-            names = {point: full_name(point, layer) for point in points}
-            held = {point: cache[name] for point, name in names.items() if name in cache.cache_dict}
-            acts = LayerActs(held, {})
-            for item in reading:
-                tally.add(item, layer, on_activations(item, block, acts), 0)
-        for item in (item for item in chosen if item.final):
-            answer = on_final(item, cache[last_point(model)], model.blocks[-1])
-            tally.add(item, len(model.blocks), answer, 0)
+        for first, part in cache.parts():
+            _measure(part, chosen, tally, first)
         tally.flush(chosen)
     blocks = "decoder_blocks" if isinstance(model, DecoderView) else "blocks"
     meta = model_meta(model, n) | probes_meta(chosen, model)
     meta |= {"blocks": blocks, "controls": 0, "counts": tally.totals()}
     return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
+
+
+def _measure(cache: CrateCache, probes: list[Probe], tally: Tally, first: int) -> None:
+    """Adds the answers of probes on a cache without padding; first: its first sample's number."""
+    model: Any = cache.model
+    reading = [item for item in probes if item.points]
+    points = [point for item in reading for point in (*item.points, *item.optional)]
+    for layer, block in enumerate(model.blocks):
+        names = {point: full_name(point, layer) for point in points}
+        held = {point: cache[name] for point, name in names.items() if name in cache.cache_dict}
+        acts = LayerActs(held, {})
+        for item in reading:
+            tally.add(item, layer, on_activations(item, block, acts), first)
+    for item in (item for item in probes if item.final):
+        answer = on_final(item, cache[last_point(model)], model.blocks[-1])
+        tally.add(item, len(model.blocks), answer, first)
 
 
 def _check(cache: CrateCache, probes: list[Probe]) -> int:

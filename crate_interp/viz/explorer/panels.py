@@ -147,6 +147,11 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         raise ValueError(
             f"sample={checks.shown(sample)}: the cache has samples 0 to {shape[0] - 1}."
         )
+    cache.check_weights()
+    if cache.is_padded and cache.mask is not None:
+        real = cache.mask[sample].to(given.device)
+        given, cache = given[int(sample)][real][None], cache.alone(int(sample))
+        return Seen(cache, model, given, 0, given.shape[1], grid)
     return Seen(cache, model, given, int(sample), count, grid)
 
 
