@@ -34,13 +34,8 @@ class WeightMark:
     def of_part(self, name: str) -> "WeightMark":
         """Returns the mark of a part of the model, such as a tower."""
         start = f"{name}."
-        own = [
-            tuple(
-                (one[0].removeprefix(start), *one[1:]) for one in marks if one[0].startswith(start)
-            )
-            for marks in (self.quick, self.full)
-        ]
-        return WeightMark(*own)
+        own = (one for one in self.full if one[0].startswith(start))
+        return WeightMark((), tuple((one[0].removeprefix(start), *one[1:]) for one in own))
 
 
 def model_digest(model: Any) -> str:
@@ -88,11 +83,12 @@ def has_weights(model: Any, mark: WeightMark) -> bool:
 
 
 def _quick(model: Any) -> tuple:
-    """Returns the name, the version and up to 2,048 spread numbers of each parameter."""
-    return tuple(
-        (name, value._version, _spread(value.detach()).float().cpu().numpy().tobytes())
-        for name, value in model.named_parameters()
-    )
+    """Returns the names and versions of the parameters, and up to 2,048 spread numbers of each."""
+    named = list(model.named_parameters())
+    if not named:
+        return ()
+    spread = torch.cat([_spread(value.detach()).float().cpu() for _, value in named])
+    return (*((name, value._version) for name, value in named), spread.numpy().tobytes())
 
 
 def _spread(value: Tensor) -> Tensor:
