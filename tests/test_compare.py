@@ -342,7 +342,7 @@ def test_misuse_is_told_in_a_line(unchecked):
             ci.compare(*args)
         assert "\n" not in str(error.value)
     for options, match in (
-        ({"untrained": 2}, "results have no model to make twins of"),
+        ({"untrained": 2}, "untrained twins can be made only of models"),
         ({"untrained": ([one], "x")}, "two lists of SweepResult"),
         ({"limit": 3}, "limit is for models"),
         ({"names": ("x",)}, "give two texts"),

@@ -106,8 +106,11 @@ PLAIN = {
 }
 
 
+SCALE = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+
+
 def vision():
-    return make(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), labels=NAMES)
+    return make(**SCALE, labels=NAMES)
 
 
 def same(found, wanted):
@@ -296,3 +299,38 @@ def test_a_run_goes_on_with_the_same_samples_only(tmp_path):
     other = [*LABELS[:-1], 1]
     with pytest.raises(ValueError, match="data"):
         ci.sweep(vision(), Own(pictures(), other), out=tmp_path / "o", chunk_size=2, **SWEEP)
+
+
+def many():
+    """Two classes of eight pictures each, as a dataset and as tensors."""
+    images = torch.randint(
+        0, 256, (16, 3, *SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(7)
+    )
+    labels = [number % 2 for number in range(16)]
+    held = [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in images]
+    return (images, torch.tensor(labels)), Own(held, labels)
+
+
+def test_a_linear_probe_takes_the_labels_of_a_dataset():
+    pair, dataset = many()
+    model = make(**SCALE, n_layers=1)
+    same(*(ci.linear_probe(model, data, **QUIET) for data in (dataset, pair)))
+
+
+def test_a_comparison_and_a_watch_take_a_dataset():
+    few = {"untrained": 0, "probes": "sparsity", **QUIET}
+    data = (Own(pictures(), LABELS), BYTES)
+    found, wanted = (ci.compare(vision(), make(**SCALE, seed=3), one, **few) for one in data)
+    same(found, wanted)
+    watches = []
+    for one in data:
+        with ci.watch(vision(), one, every=1, probes="sparsity") as watch:
+            watch.step()
+        watches.append(watch.result())
+    same(*watches)
+
+
+@pytest.mark.slow
+def test_a_report_takes_a_dataset(tmp_path):
+    path = ci.report(vision(), Own(pictures(), LABELS), out=tmp_path / "r", untrained=0, **QUIET)
+    assert path is not None and (tmp_path / "r" / "report.html").is_file()

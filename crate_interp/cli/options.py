@@ -98,7 +98,10 @@ Untrained = Annotated[int, Option(help="How many untrained twins to measure as w
 
 
 def take_threads(threads: int | None) -> None:
-    """Sets torch's number of threads; raises ValueError if torch runs with another number."""
+    """Sets the number of threads for torch, before torch is imported.
+
+    Raises ValueError if torch was imported earlier and runs with another number.
+    """
     if threads is None:
         return
     checks.count("--threads", threads)

@@ -120,8 +120,8 @@ def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
         count = checks.count("untrained", untrained, least=0)
         if count and not models:
             raise ValueError(
-                f"untrained={count}: results have no model to make twins of. Give the results of "
-                "the twins, untrained=([...], [...]), or the models."
+                f"untrained={count}: untrained twins can be made only of models, but results were "
+                "given. Give the models, or the twins' own results, untrained=([...], [...])."
             )
         return count, None
     groups = [list(group) if isinstance(group, (list, tuple)) else [group] for group in untrained]

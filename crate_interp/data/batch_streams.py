@@ -131,7 +131,7 @@ def _held(
 def _rows_of(
     data: Any, separated: Callable[[Any], Iterator[Item]], limit: int | None
 ) -> tuple[Callable[[], Iterator[Any]], str]:
-    """Returns a function that reads the samples from the start, and the stream's fingerprint."""
+    """Returns the stream's fingerprint, after a function that reads the samples from the start."""
     _check_order(data)
     once = data if iter_is_itself(data) else None
     found = separated(data)

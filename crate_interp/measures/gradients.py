@@ -17,11 +17,12 @@ def coding_rate_gradient(
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Returns the gradient of `coding_rate` with respect to the tokens.
 
-    `a Z (I + a Z^T Z)^{-1}` = a (I + a Z Z^T)^{-1} Z, where a = d / (N eps^2).
+    The gradient is `a Z (I + a Z^T Z)^{-1}` = a (I + a Z Z^T)^{-1} Z, where a = d / (N eps^2)
+    (arXiv 2306.01129, appendix).
 
-    z `[..., pos, d_model]` -> like z, in nats per unit of z. arXiv 2306.01129, appendix. It points
-    towards higher rates: a step against it compresses. `<Z, grad> = sum a s^2 / (1 + a s^2)` over
-    the singular values s of Z, at most the rank. Computed in float64. NaN or Inf in a sample gives
+    z `[..., pos, d_model]` -> like z, in nats per unit of z. The gradient points towards higher
+    rates: a step against it compresses. `<Z, grad> = sum a s^2 / (1 + a s^2)` over the singular
+    values s of Z, which is at most the rank of Z. Computed in float64. NaN or Inf in a sample gives
     NaN. Raises ValueError as `coding_rate` does.
     """
     rates.check_rate(z, eps)

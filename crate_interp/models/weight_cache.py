@@ -67,7 +67,8 @@ def kept(model: Any, name: Hashable, make: Callable[[], T]) -> T:
 def weight_mark(model: Any) -> WeightMark | None:
     """Returns the mark of a model's weights, or None if they are not in memory.
 
-    The sums over all bits are computed again only if the quick part differs from the last one.
+    A mark has a quick part and sums over all bits of the weights. The sums are computed again only
+    if the quick part has changed since the last call.
     """
     if any(value.is_meta for value in model.parameters()):
         return None

@@ -188,10 +188,10 @@ def path(along: Change) -> str:
 
 
 def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
-    """Returns how values go from the first to the last layer, worded as in the examples of `path`.
+    """Returns in words how values change from the first to the last layer; see `path`.
 
-    later: all layers but the first. unit: if it is "", the first and the last value are given
-    without their layers.
+    later: the numbers of all layers but the first. unit: the text after the first value. If it is
+    "", the layers of the first and the last value are left out too.
     """
     layers = [later[0] - 1, *later]
     words = f"{values[0]:.4g} to {values[-1]:.4g}"
@@ -210,8 +210,8 @@ def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
 def _outside(values: Sequence[float]) -> int | None:
     """Returns the index of the value furthest outside the range from the first to the last value.
 
-    Returns None if no value is far outside. A rate with a value far outside has not simply fallen
-    or risen.
+    Returns None if no value is far outside. If one is, the values have not simply fallen or risen
+    from layer to layer.
     """
     low, high = sorted((values[0], values[-1]))
     beyond = [max(low - value, value - high) for value in values]

@@ -106,7 +106,7 @@ def losses(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]
 
 
 def at_once(model: Any, inputs: Tensor) -> int:
-    """Returns how many of the inputs one forward may take, because logits of texts are large."""
+    """Returns how many of the inputs one forward may take: the logits of texts take much memory."""
     if model.cfg.kind != "text":
         return len(inputs)
     return max(1, _LOGITS // (inputs.shape[1] * model.W_U.shape[1]))

@@ -203,8 +203,8 @@ def ink_on(colour: Sequence[float]) -> str:
 def written(value: float, most: float, digits: int = 2) -> str:
     """Returns a number as a short text: .12, 1.2, 12.
 
-    most: the size of the largest number that is shown, which sets the decimals of all numbers.
-    digits: how many digits the largest number has if it is below .1: .012 (2) or .01 (1).
+    most: the largest absolute value that is shown, which sets the decimals of all numbers. digits:
+    the significant digits of that value if it is below .1: 2 gives .012, and 1 gives .01.
     """
     if np.isnan(value):
         return ""
