@@ -183,8 +183,8 @@ def item_samples(
     dictionary of these. Floats count as preprocessed. Names of labels are the dataset's `classes`,
     or the keys of its `class_to_idx`. The fingerprint is a digest of pixels, files and labels.
 
-    Raises ValueError for items of other forms, for labels of some items only, and, when a sample is
-    read, for an item that has changed.
+    Raises ValueError for items of other forms. Reading a sample raises it for an item that has
+    changed since it was digested.
     """
     items, labels, masked = digested(data, limit)
     read_masks = None
