@@ -1,4 +1,4 @@
-"""The audit: measures a layer against the claims of the papers, by layer and sample."""
+"""The audit, which measures each layer on each sample against the claims of the papers."""
 
 from crate_interp.audits.result import AuditResult
 from crate_interp.audits.run import audit

@@ -21,8 +21,8 @@ from crate_interp.models.layers.norm import HookedNorm
 # (of, frame, eps, basis, tokens); of: "layer", or the name of a null or limit
 Key = tuple[str, str, float, str, str]
 Cells = dict[Key, dict[str, Tensor]]  # key -> name of a number -> values `[batch]`
-_SINGULAR = 1e-10  # smallest / largest pivot, below which columns are linearly dependent
-_MILD = 100.0  # highest condition number of U_k at which a Gram matrix can change basis
+_SINGULAR = 1e-10  # columns count as dependent if smallest / largest pivot is at most this
+_MILD = 100.0  # a Gram matrix changes basis only if U_k has at most this condition number
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Layer:
         """Returns the arms of the star design; the first has the stored basis and all tokens."""
         found = [Arm(setting.grid)]
         change = self.to_orthonormal
-        if setting.star and bool(change.isfinite().all()):  # NaN for dependent columns
+        if setting.star and bool(change.isfinite().all()):  # it is NaN for dependent columns
             values = torch.linalg.svdvals(change)
             mild = bool((values[:, 0] <= _MILD * values[:, -1]).all())
             found.append(Arm((setting.eps,), "orthonormal", change=change, mild=mild))
@@ -88,7 +88,7 @@ class Given:
     """A layer's streams for some samples: z before attention, and the update delta of attention.
 
     other: for each sample, the delta of the next sample. orders: one order per draw of the shuffled
-    update; its entry i is the token whose update token i gets. noise: Gaussian directions.
+    update; if its entry i is j, token i gets the update of token j. noise: Gaussian directions.
     gathered: the heads' concatenated outputs before the output map.
     """
 
@@ -126,7 +126,7 @@ def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "h
 
 @dataclass(frozen=True)
 class Base:
-    """The tokens that updates are applied to: their rates on each arm, and R^c's gradient.
+    """The tokens before an update, with their rates on each arm and the gradient of R^c.
 
     found: the gradient in each frame at the eps of the first arm; empty if no gradient is needed.
     """
@@ -206,7 +206,7 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
 def _beyond(
     descent: Descent, rows: Rows, u: Subspaces, eps: Sequence[float]
 ) -> Float[Tensor, "batch eps"]:
-    """Returns the share of each head's min(pos, p) largest eigenvalues with alpha lambda > 1."""
+    """Returns which share of the heads' min(pos, p) largest eigenvalues has alpha lambda > 1."""
     pos = rows.square.shape[1]
     alpha = alphas(u, pos, eps)
     values = descent.spectrum.values[..., -min(pos, u.width) :].flatten(1)
@@ -244,7 +244,7 @@ def _limits(
 ) -> None:
     """Adds the numbers of ceilings, the paper's operators, an ideal layer and random maps."""
     norm = layer.stored.norm
-    # the squared distance between each token's norm output before and after the update
+    # for each token, the squared distance between the norm's outputs before and after the update
     apart = norm.normalised(given.z + given.delta) - norm.normalised(given.z)
     apart = (apart * norm.gains).square().sum(dim=-1)
     for arm in base.arms:
@@ -312,7 +312,7 @@ def mssa(
 
 
 def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base) -> None:
-    """Adds the numbers of the paper's steps with this U, at the length of the layer's update."""
+    """Adds the numbers of the paper's steps with the layer's U, as long as the layer's update."""
     written, here = mssa(given.z, layer.stored, setting.causal), base.at(setting.eps)
     steps = {
         "gradient step": here.found["stream"].step(0, base.u),
@@ -326,7 +326,7 @@ def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base:
 
 
 def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
-    """Adds the numbers of MSSA on orthonormal subspaces, each at the better sign of the map."""
+    """Adds the numbers of MSSA on orthonormal subspaces: each the better of +MSSA and -MSSA."""
     u = layer.ideal
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # u is orthonormal
     step = as_long(mssa(given.z, u, setting.causal), given.delta)

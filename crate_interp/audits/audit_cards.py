@@ -65,7 +65,7 @@ def _card(row: Any, judged: Any, main: Any) -> Card:
 
 
 def _same_untrained(rows: Any) -> bool | None:
-    """Tells whether, in every row, value and untrained mean are both within the bounds or both not.
+    """Tells whether value and untrained mean are on the same side of the bounds in every row.
 
     Returns None if there is no untrained network.
     """
@@ -96,7 +96,10 @@ def marks() -> list[tuple[str, str, str]]:
 
 
 def counted_verdicts(found: list[Card]) -> str:
-    """Returns how many verdicts of each kind there are, and how often untrained networks agree."""
+    """Returns how many verdicts of each kind there are, as a text.
+
+    It also says in how many of them untrained networks lie on the same side of each bound.
+    """
     words = [card.verdict for card in found if card.verdict != NOT_APPLICABLE]
     if not words:
         return "No claim applies."
@@ -115,7 +118,7 @@ def counted_verdicts(found: list[Card]) -> str:
 
 
 def strip(result: Result, found: list[Card]) -> list[Row]:
-    """Returns the map: a row for each claim, with a sign for each layer; a click opens its card.
+    """Returns the map of signs: a row per claim, a sign per layer; clicking a sign opens its card.
 
     Further columns give the bound of the claim's first number, and the number's lowest and highest
     value for this network and for the untrained networks.

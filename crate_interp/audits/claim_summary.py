@@ -20,7 +20,7 @@ MARKS = {
 
 
 def is_judged(rows: Any, eps: float) -> Any:
-    """Tells which cells decide a claim: a number counts at every eps, or only at the main eps."""
+    """Tells which cells decide a claim: some numbers count at every eps, others at the main eps."""
     every = rows["number"].map(lambda name: NUMBERS[name].every_eps)
     return every | rows["eps"].isna() | (rows["eps"] == eps)
 
@@ -84,7 +84,7 @@ def _word(verdicts: pd.Series) -> str:
 
 
 def _on(group: Any, claim: Claim) -> str:
-    """Returns the settings in which each number of a claim lies within its bounds."""
+    """Returns where each number of a claim holds, such as "stream, read: falls; unit: rises"."""
     said: list[str] = []
     for part in claim.numbers:
         rows = group[(group["number"] == part) & (group["verdict"] != NOT_APPLICABLE)]
@@ -125,14 +125,14 @@ def _by_setting(rows: Any, words: Sequence[str]) -> str:
 
 
 def main_rows(result: Result, name: str) -> Any:
-    """Returns the rows of a table that a page shows: main eps, U as stored, all tokens."""
+    """Returns the rows of a table at the main eps, with U as stored and all tokens, for a page."""
     table = result.table(name)
     at = table["eps"].isna() | table["eps"].isin([NO_EPS, result.meta["settings"]["eps"]])
     return table[at & (table["basis"] != "orthonormal") & (table["tokens"] != "patches")]
 
 
 def overview(result: Result) -> pd.DataFrame:
-    """Returns a row per claim: the number of layers by verdict, and its first number's range.
+    """Returns a row per claim: layers by verdict, and the range of the claim's first number.
 
     The column `layers` has a mark for each layer, see MARKS.
     """
@@ -151,7 +151,7 @@ def overview(result: Result) -> pd.DataFrame:
 
 
 def legend(result: Result) -> str:
-    """Returns the meaning of the table's signs, columns and rows, in lines of text."""
+    """Returns the meaning of signs, columns and rows of `AuditResult.text()`, as lines of text."""
     lines = [
         "layers: a sign for each layer. + kept, - broken, ~ depends on the frame or on eps, c by "
         "construction (an ideal layer misses the bound too), ? undecided, . not applicable.",

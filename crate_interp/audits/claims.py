@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # the eps at which rates are measured besides the main one
+GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # further eps at which rates are measured
 # properties that a claim needs of a layer; `why_not` in crate_interp/audits/layer.py tells which
 # properties a layer lacks
 Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
@@ -20,7 +20,7 @@ class Number:
 
     null: the null whose value is subtracted to give the excess. draws: the random weights whose
     value is subtracted to give the gain. every_eps: whether the number is judged at every eps, not
-    only at the main one. of_weights: whether it needs no data. ceiled: whether a ceiling is
+    only at the main eps. of_weights: whether it needs no data. ceiled: whether a ceiling is
     measured. top: the best possible value, if a formula gives it.
     """
 

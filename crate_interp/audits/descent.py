@@ -12,16 +12,16 @@ from crate_interp.audits import frames
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 
 PerEps = dict[str, Tensor]  # frame -> [batch, eps]
-_DOUBTFUL = 1e9  # largest diagonal entry / smallest squared pivot; Cholesky is trusted below it
+_DOUBTFUL = 1e9  # Cholesky is trusted if largest diagonal entry / (smallest pivot)^2 is below this
 
 
 @dataclass(frozen=True)
 class Arm:
     """An arm of the audit's star design, which varies the basis and the tokens one at a time.
 
-    eps: where this arm is measured. change: M_k if the basis is U_k M_k, None for the stored U_k.
-    mild: whether M_k^T G_k M_k, where G_k is a Gram matrix in the stored basis, is as precise as
-    the Gram matrix of the codes in the basis U_k M_k.
+    eps: the eps at which this arm is measured. change: M_k if the basis is U_k M_k, None for the
+    stored U_k. mild: whether M_k^T G_k M_k, where G_k is a Gram matrix in the stored basis, is as
+    precise as the Gram matrix of the codes in the basis U_k M_k.
     """
 
     eps: tuple[float, ...]
@@ -123,7 +123,7 @@ class Spectrum:
         return (codes @ self.vectors).transpose(-3, -2).flatten(-2)
 
     def projections(self, cross: Float[Tensor, "batch head d_head d_head"]) -> Tensor:
-        """Returns <v_i, X v_i> for each eigenvector, heads concatenated: `[batch, inner]`."""
+        """Returns <v_i, X v_i> for each eigenvector v_i and X = `cross`, heads concatenated."""
         return (self.vectors * (cross @ self.vectors)).sum(dim=-2).flatten(1)
 
 
@@ -140,8 +140,8 @@ class Descent:
     The first half of the axis `way` holds the gradient at every eps, the second half its Neumann
     form. coefficients: c_i in sum_i c_i C v_i v_i^T U^T over eigenvectors v_i, which gives the
     gradient. normal: the component of the gradient at right angles to the frame, by sample (unit)
-    or by token (read). steep: the length of the component along the frame. curvature: L of the
-    number "step" (claims.py) at every eps.
+    or by token (read). steep: the length of the gradient's component along the frame. curvature:
+    L of the number "step" (claims.py) at every eps.
     """
 
     frame: str

@@ -16,13 +16,13 @@ def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
     """Times a few samples, and prints about how long the audit will take.
 
     left: how many samples of each stage remain, the stage of the model itself first; if none
-    remain, nothing is timed or printed. timed: the stage of the model without its limits, because
-    only the first samples have limits. nulls: how many nulls each sample has; a twin has none, so
-    its samples take 1 / (1 + nulls) of the time.
+    remain, nothing is timed or printed. timed: the stage to time, which is the model's without
+    its limits, because only the first samples have limits. nulls: how many nulls each sample
+    has; a twin has none, so its samples take 1 / (1 + nulls) of the time.
     """
     if not any(left):
         return
-    assert isinstance(timed.samples, Samples)  # an audit can read samples twice
+    assert isinstance(timed.samples, Samples)  # the samples of an audit can be read twice
     seconds, few = [], min(_TIMED, timed.samples.n)
     for count in (1, few):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Streams before and after an update as codes in three frames, for the update and for its nulls.
+"""Codes of the stream before and after an update or one of its nulls, in three frames.
 
 The stream is projected onto the subspaces once. Everything else, including the nulls, is computed
 from these codes and from products of rows. This works because LayerNorm is linear except for the

@@ -21,10 +21,10 @@ POINTS = (
 )  # fmt: skip
 MAPS = 8  # number of random output maps
 _AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they fit the cache
-_PLACES = 2**20  # limit of the numbers of samples and of layers; it keeps seeds apart
+_PLACES = 2**20  # this many samples, or layers, get seeds that differ
 _STREAMS = 1009  # generators reserved for each sample or layer
-# the index of the first generator of each null; for "random" the index falls by 1 from layer to
-# layer, so that no two nulls share a generator
+# the index of the first generator of each null; "random" uses one index per layer, counting down
+# from the first, so that no two nulls share a generator
 _FIRST = {"shuffled": 0, "random D": 100, "random map": 200, "random": _STREAMS - 1}
 
 
@@ -87,7 +87,7 @@ def _unlike_the_stream(d: Float[Tensor, "d_model d_mlp"] | None) -> str:
 def of_layer(
     layer: Audited, acts: dict[str, Tensor], start: int, count: int, setting: Setting
 ) -> list[tuple[int, Cells]]:
-    """Returns the numbers of the first `count` samples, as (first sample, numbers) by slice.
+    """Returns the numbers of the first `count` samples: (index of first sample, numbers) per slice.
 
     start: the index of the first sample in the data. acts may hold one more sample; its update is
     the null "next sample" of the last sample. Limits are computed for all samples of a slice or for
@@ -113,7 +113,7 @@ def of_layer(
 
 
 def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) of slices of `count` samples; none extends across index `most`.
+    """Yields slices (start, stop) of `count` samples; no slice extends across index `most`.
 
     numbers: how many numbers a sample holds.
     """
@@ -166,7 +166,7 @@ def _given(
 
 
 def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:
-    """Returns the token whose update each token gets; this order is the same in every layer."""
+    """Returns an order, the same in every layer: token i gets the update of token order[i]."""
     first = int(setting.has_cls)
     generator = _generator(setting.seed, "shuffled", sample, draw)
     mixed = first + torch.randperm(pos - first, generator=generator)

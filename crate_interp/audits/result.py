@@ -50,8 +50,8 @@ class AuditResult(Result):
 
     Stored tables: `numbers` (a row per sample, layer, setting and `of`, which is "layer" or the
     name of a null or limit), `weights`, `heads` (the cosine of each head's output map and U_k^T),
-    and `untrained`, `untrained_weights` with a seed. `table("nulls")` has every null, every ceiling
-    and the paper's own operators, with standard errors.
+    and `untrained` and `untrained_weights` (the same of the twins, by seed). `table("nulls")` has
+    every null, every ceiling and the paper's own operators, with standard errors.
     """
 
     KIND = "audit"

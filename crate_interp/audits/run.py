@@ -30,7 +30,7 @@ from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
 from crate_interp.sweeps.runs.untrained_twins import first_samples, stacked
 
-LIMITED = 8  # number of first samples with ceilings, operators and constructions
+LIMITED = 8  # how many samples, from the first on, have ceilings, operators and constructions
 DRAWS = 8  # how often the update is shuffled
 _EPS = (1e-4, 1e4)
 

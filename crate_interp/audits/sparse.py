@@ -90,7 +90,7 @@ def _zeros(
 ) -> dict[str, Float[Tensor, "batch"]]:
     """Returns numbers on what causes the zeros in the code.
 
-    "zeros" is the share over all tokens; mid, y and some hold the tokens of the other numbers.
+    "zeros" is measured on all tokens (code), the other numbers on the tokens of mid, y and some.
     """
     nothing = torch.zeros_like(lasso.lambd)
     own, free, bare = (
@@ -111,7 +111,7 @@ def _with_dictionary(
     """Returns the numbers of the same step with another dictionary."""
     other = replace(lasso, d=d.double())
     code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
-    # the share of the zeros that disappear if lambda is 0
+    # which share of the zeros disappears if lambda is 0
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
     threshold = over(zeros[0] - zeros[1], zeros[0])
     return measured(other, y, code, solution) | {"threshold": threshold}

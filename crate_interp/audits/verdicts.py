@@ -19,8 +19,8 @@ from crate_interp.stats.contrasts import Difference, against_networks, paired
 from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
-_NEAR = 0.01  # largest distance from the ceiling, as a share of the bound's distance from it
-_ROUNDING = 1e-9  # tolerance for rounding, as the audit's numbers are of order 1
+_NEAR = 0.01  # how near its ceiling a value must be, as a share of the way from ceiling to bound
+_ROUNDING = 1e-9  # tolerance for rounding; the audit's numbers are of order 1
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
     "claim", "number", *PLACE, "n", "value", "low", "high", "null", "excess", "excess_low",
@@ -188,7 +188,7 @@ def _excess(measured: Measured) -> tuple[Columns, Tests]:
 
 
 def _gain(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the gain over random weights, and tests whether a new draw would give one too."""
+    """Returns the gain over random weights, and tests whether a new draw would give a gain too."""
     values, ones = measured.values, np.ones(len(measured.values))
     start = f"{measured.number.draws} "
     drawn = sorted(of for of in measured.own["of"].unique() if of.startswith(start))
@@ -199,7 +199,7 @@ def _gain(measured: Measured) -> tuple[Columns, Tests]:
     together: Any = sum(over[1:], over[0]) / len(over)
     n, error = together.count(axis=1).to_numpy(), together.sem(axis=1).to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
-    # the gain is 0 - (-means): `against_networks` subtracts the mean over networks from 0 here
+    # `against_networks` returns 0 minus the mean of `-means`, which is the mean gain over draws
     gain = against_networks(0 * ones, error, -means, n)
     return _columns("gain", gain), _better(measured.number, gain)
 
@@ -237,7 +237,7 @@ def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
         share = np.divide(same, best, where=there, out=blank.copy())
     ideal = measured.beside("construction")
     reached = ideal.mean(axis=1).to_numpy() if len(ideal.columns) else blank
-    does = np.abs(reached) > _ROUNDING  # an ideal layer without any effect does not count
+    does = np.abs(reached) > _ROUNDING  # an ideal layer without any effect misses no bound
     missed = does & ~((low <= reached) & (reached <= high))
     bound = number.low if number.better > 0 else number.high
     near = np.zeros(len(mean), dtype=bool)
@@ -248,7 +248,7 @@ def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
 
 
 def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
-    """Returns p and the verdict, adjusted over the layers of each setting by Holm's method.
+    """Returns p, adjusted over the layers of each setting by Holm's method, and the verdict.
 
     tests: first the test of the bounds, then the tests against nulls, which a cell at its ceiling
     need not pass.

@@ -23,8 +23,8 @@ class Statistic:
 
     numbers: a row per layer with mean, error and n, over samples. error is the standard error: 0
     for statistics of the weights, NaN for a single sample. values: a row per sample and a column
-    per layer. It is None if the sweep has no value for each sample, as for weights, or for heads if
-    only their means were saved. per_head: whether the numbers are means over heads. of_weights:
+    per layer; None if the sweep holds no values by sample: for weights, and for heads of which only
+    the means were saved. per_head: whether the numbers are means over heads. of_weights:
     whether the statistic is of weights, not of samples.
     """
 
@@ -221,7 +221,7 @@ def _beside(
     blank = np.full(len(trained.value), np.nan)
     means = [centre(group.twins) if len(group.twins) else blank for group in (one, two)]
     untrained = means[0] - means[1]
-    # the same networks on both sides always differ by 0
+    # if both sides have the same untrained networks, the difference is always 0
     shares = [0.0 if same_twins else 1 / max(len(group.twins), 1) for group in (one, two)]
     spreads = [Spread(group.twins, share) for group, share in zip((one, two), shares, strict=True)]
     beside = contrast(untrained, spreads)

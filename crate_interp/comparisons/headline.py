@@ -88,7 +88,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     words = f"{start}{held} {among} hold at 95 %, adjusted over layers"
     if table["excess_p"].notna().any():
         changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
-        # untrained networks that both sides share differ by 0, but show how trainings scatter
+        # if both sides share untrained networks, these differ by 0 but show how trainings scatter
         same = not (table["untrained"].fillna(0) != 0).any()
         words += (
             f"; {changed} of them exceed the scatter of untrained networks"

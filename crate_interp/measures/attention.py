@@ -30,7 +30,7 @@ def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     require_entries(pattern, "query key", _EMPTY)
     if pattern.requires_grad:
         entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
-    else:  # in pieces that fit the processor's cache, since a layer's pattern is its largest tensor
+    else:  # in pieces that fit the processor's cache, since the pattern is a layer's largest tensor
         rows = pattern.reshape(-1, pattern.shape[-1])
         length = max(1, _PIECE // rows.shape[-1]) if rows.device.type == "cpu" else len(rows)
         entropy = torch.cat([_entropy_of_rows(piece) for piece in rows.split(max(1, length))])
@@ -99,9 +99,9 @@ def official_attention_entropy(
 def causal_uniform_entropy(n: int) -> float:
     """Returns the mean entropy of uniform attention over each token's past, in nats.
 
-    `1/n sum_{i=1..n} ln i` for n queries, because query i sees i keys. This is the chance level of
-    a causal model, and it is below ln n, the chance level of a model that sees all tokens. Raises
-    ValueError if n is below 1.
+    It is `1/n sum_{i=1..n} ln i` for n queries, because query i sees i keys. This chance level of a
+    causal model is below ln n, the chance level of a model that sees all tokens. Raises ValueError
+    if n is below 1.
     """
     if n < 1:
         raise ValueError(f"n={n}: give a number of tokens of at least 1.")
@@ -111,9 +111,9 @@ def causal_uniform_entropy(n: int) -> float:
 def _entropy_of_rows(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
     """Returns the entropy of rows; NaN for a row that holds a negative number.
 
-    0 ln 0 counts as 0: the logarithm is taken of each entry or, if the entry is smaller, of the
-    smallest float whose logarithm is fast. Such small entries matter only in rows of almost no
-    entropy, which take a second pass.
+    0 ln 0 counts as 0: within the logarithm, entries below the smallest float whose logarithm is
+    fast are raised to this float. This matters only in rows of almost no entropy, which take a
+    second pass.
     """
     least = min(torch.finfo(rows.dtype).tiny, 2**-24)
     entropy = -rows.clamp_min(least).log_().mul_(rows).sum(dim=-1)
@@ -127,5 +127,5 @@ def _entropy_of_rows(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
 def _valid(
     value: Float[Tensor, "*batch query"], pattern: Float[Tensor, "*batch query key"]
 ) -> Tensor:
-    """Replaces the value of each row that holds NaN or Inf by NaN."""
+    """Sets the value of each row that holds NaN or Inf to NaN."""
     return value.masked_fill(~pattern.sum(dim=-1).isfinite(), torch.nan)

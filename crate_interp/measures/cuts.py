@@ -131,7 +131,7 @@ def _cut_out(masks: Bools, features: Floats, tau: float, affinity: str) -> None:
 
 
 def _foreground(weights: Floats, grid: tuple[int, ...]) -> Bools | None:
-    """Returns the part `[h, w]` of the foreground around the seed, or None if there is no cut."""
+    """Returns the foreground's part `[h, w]` with the most extreme entry, or None without a cut."""
     from scipy import ndimage  # slow to import, and no model needs it
 
     degree = weights @ np.ones(len(weights))
@@ -145,7 +145,7 @@ def _foreground(weights: Floats, grid: tuple[int, ...]) -> Bools | None:
         return None
     sides = np.zeros(grid, dtype=bool)
     above = vector > vector.mean() + TIE * np.abs(vector).max()
-    # the seed is the vector's entry of largest absolute value; its sign puts it above the mean
+    # the vector's entry of largest absolute value is positive, and so above the mean
     sides.flat[joined] = above
     if sides[[0, 0, -1, -1], [0, -1, 0, -1]].sum() >= 3:
         vector = -vector
@@ -163,7 +163,7 @@ def _cosine_affinity(features: Floats, tau: float) -> Floats:
     """
     norms = np.sqrt(np.einsum("pd,pd->p", features, features))
     if not (norms.min() > 1e-30 and norms.max() < 1e30):
-        # rows too short or too long to be squared, or for float32
+        # some rows are too short or too long to be squared, or to fit float32
         features = features * _scale(np.abs(features).max(axis=1, keepdims=True, initial=0))
         norms = np.linalg.norm(features, axis=1)
         norms[norms == 0] = 1

@@ -102,7 +102,7 @@ def _inverse_krylov(
 
 
 def _projected(values: Floats, vectors: Floats, start: Floats) -> tuple[Floats, Floats]:
-    """Returns the start's projection on the least eigenvalue's space, and the matrix times it.
+    """Returns x, the start's projection on the least eigenvalue's space, and the matrix times x.
 
     The projection is scaled to length 1. Eigenvalues that agree to 1e-9 count as equal.
     """

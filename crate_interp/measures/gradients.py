@@ -21,9 +21,9 @@ def coding_rate_gradient(
     (arXiv 2306.01129, appendix).
 
     z `[..., pos, d_model]` -> like z, in nats per unit of z. The gradient points towards higher
-    rates: a step against it compresses. `<Z, grad> = sum a s^2 / (1 + a s^2)` over the singular
-    values s of Z, which is at most the rank of Z. Computed in float64. NaN or Inf in a sample gives
-    NaN. Raises ValueError as `coding_rate` does.
+    rates: a step against it compresses. `<Z, grad>` is at most the rank of Z, because it is the
+    sum of a s^2 / (1 + a s^2) over the singular values s of Z. Computed in float64. NaN or Inf in a
+    sample gives NaN. Raises ValueError as `coding_rate` does.
     """
     rates.check_rate(z, eps)
     pos, width = z.shape[-2:]
@@ -71,7 +71,7 @@ def neumann_gradient(
 def neumann_invalid(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch head"]:
-    """Returns the share of the eigenvalues of `a C_k^T C_k` above 1, where a = p / (N eps^2).
+    """Returns the share of the eigenvalues of `a C_k^T C_k` that exceed 1; a = p / (N eps^2).
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1], among the
     min(N, p) eigenvalues x of each head. Above 1 the Neumann step has the wrong size or sign: it

@@ -126,8 +126,9 @@ def pca_mask(
 
     features `[image, pos, d]` without CLS -> bool `[image, pos]`. The minimum and maximum are over
     all images together, so the mask of an image can be empty. It is empty for all images if all
-    tokens are alike. CRATE `vis_utils` scales to [0, 1] and cuts at 0.5 with the sign that its
-    solver returned; here the sign makes the border background. Raises ValueError as `pca_map` does.
+    tokens are alike. CRATE `vis_utils` scales the map to [0, 1] and cuts it at 0.5. There the
+    sign is the one that the solver returned; here the sign makes the border background. Raises
+    ValueError as `pca_map` does.
     """
     first = pca_map(features, grid, 1).flatten(1)
     middle = (first.min() + first.max()) / 2

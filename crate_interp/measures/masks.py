@@ -12,7 +12,7 @@ __all__ = ["jaccard", "mass_mask", "pixel_mask", "random_jaccard", "token_mask",
 
 
 def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tensor, "*batch pos"]:
-    """Returns the fewest tokens that together hold a share `mass` of a map's mass, largest first.
+    """Returns the fewest tokens that together hold at least a share `mass` of a map's mass.
 
     `sum_{i in M} a_i >= mass sum_i a_i` for the mask M of the map a.
 
@@ -20,8 +20,9 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
     map of zeros gives no token. Source: DINO `visualize_attention.py`, whose float32 sums may keep
     one token more if values tie at the edge of the mask. Papers whose text says "the top 60 %",
     which describes `top_mask`, compute `mass_mask`. The two differ: if ten of 100 tokens share four
-    fifths of the mass equally, `mass_mask` keeps 8 and `top_mask` keeps 60. Raises ValueError if
-    mass is outside (0, 1], if the map holds negative values, NaN or Inf, or if there are no tokens.
+    fifths of the mass equally, then at 60 % `mass_mask` keeps 8 tokens and `top_mask` 60. Raises
+    ValueError if mass is outside (0, 1], if the map holds negative values, NaN or Inf, or if there
+    are no tokens.
     """
     _check_map(map)
     _check_share(mass, "mass")
@@ -87,9 +88,9 @@ def jaccard(
 def random_jaccard(fraction: float, target_fraction: float) -> float:
     """Returns the chance level of `jaccard` for a random mask of share P and a target of share f.
 
-    `P f / (P + f - P f)`, in [0, 1]: the ratio of the expected intersection to the expected union,
-    which `jaccard` approaches for many tokens. For P = 1, all foreground, it is f. Raises
-    ValueError if a share is outside [0, 1], or if both are 0.
+    The level is `P f / (P + f - P f)`, in [0, 1], the ratio of the expected intersection to the
+    expected union; `jaccard` approaches it for many tokens. If the mask is all foreground (P = 1),
+    the level is f. Raises ValueError if a share is outside [0, 1], or if both are 0.
     """
     both = fraction * target_fraction
     if not (0 <= fraction <= 1 and 0 <= target_fraction <= 1) or fraction + target_fraction == 0:

@@ -202,11 +202,11 @@ def official_coding_rate(
     `1/2 logdet(I + p / (N eps_squared) C^T C)`, where C has the rows c_i / |c_i|.
 
     codes `[..., head, pos, d_head]` -> `[..., head]` in nats per token, at most p/2 ln(1 +
-    1/eps_squared) for each head; the sum over heads is the published number. CRATE
-    `vis_utils/coding_rate.py`: there `eps` is epsilon squared, the codes are U^T LN(Z^l), the CLS
-    token counts, and the mean and unbiased standard deviation over the batch are reported. This
-    function differs from the script in one point: an all-zero code adds nothing here, but gives NaN
-    in the script. Raises ValueError if eps_squared <= 0 or if there are no tokens.
+    1/eps_squared) for each head; the sum over heads is the published number. In the
+    script (CRATE `vis_utils/coding_rate.py`) `eps` is epsilon squared, the codes are U^T LN(Z^l),
+    the CLS token counts, and the mean and unbiased standard deviation over the batch are reported.
+    This function differs from the script in one point: an all-zero code adds nothing here, but
+    gives NaN in the script. Raises ValueError if eps_squared <= 0 or if there are no tokens.
     """
     return official_rate_and_zeros(codes, eps_squared)[0]
 

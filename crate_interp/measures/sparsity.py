@@ -20,8 +20,8 @@ def zero_fraction(
     """Returns the share of entries with |z| <= tol; exact zeros by default.
 
     z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]. The authors' script counts exact zeros and
-    takes the mean over tokens (CRATE `vis_utils/plot.py` `cal_sparsity`; it plots one minus that,
-    and the population standard deviation over the batch). NaN in a token gives NaN. Raises
+    takes the mean over tokens (CRATE `vis_utils/plot.py` `cal_sparsity`; it plots one minus this
+    mean, and the population standard deviation over the batch). NaN in a token gives NaN. Raises
     ValueError if tol is below 0 or if the code is empty.
     """
     require_entries(z, "pos d_mlp", _EMPTY)
@@ -172,7 +172,7 @@ def _valid(
     z: Float[Tensor, "*batch pos d_mlp"],
     seen: Float[Tensor, "*batch pos"],
 ) -> Float[Tensor, "*batch pos"]:
-    """Replaces the values of tokens that hold NaN or Inf by NaN.
+    """Sets the values of tokens that hold NaN or Inf to NaN.
 
     seen: a number for each token. It is NaN or Inf if the token holds NaN or Inf, and also if the
     number overflows.

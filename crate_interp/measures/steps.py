@@ -124,7 +124,7 @@ def paper_mssa(
 def subspace_attention(
     codes: Float[Tensor, "*batch pos d_head"], scale: float = 1.0
 ) -> Float[Tensor, "*batch pos d_head"]:
-    """Returns one head of attention whose query, key and value are the same code.
+    """Returns the output of a head of attention whose query, key and value are the same code.
 
     `softmax(scale C C^T) C`.
 
@@ -168,9 +168,10 @@ def posterior_mean(
     `E[z | x] = sum_k w_k U_k U_k^T x / (1 + s^2)` with
     `w = softmax_k(|U_k^T x|^2 / (2 s^2 (1 + s^2)))` and s = sigma.
 
-    x `[..., pos, d_model]`, u `[head, d_model, d_head]` with orthonormal columns -> like x. Exact
-    for x = z + s noise with z from an equal mixture of N(0, U_k U_k^T); by Tweedie's formula it is
-    x + s^2 grad log q(x), where q is the density of x. Raises ValueError if sigma is not above 0.
+    x `[..., pos, d_model]`, u `[head, d_model, d_head]` with orthonormal columns -> like x. This
+    is exact if x = z + s noise and z is from an equal mixture of N(0, U_k U_k^T). By Tweedie's
+    formula E[z | x] is also x + s^2 grad log q(x), where q is the density of x. Raises ValueError
+    if sigma is not above 0.
     """
     return _weighted_projection(x, u, sigma, 1 + sigma**2) / (1 + sigma**2)
 

@@ -237,9 +237,9 @@ def incoherence(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor,
 def column_cosines(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batch n n"]:
     """Returns the absolute cosines between all columns, `|d_i^T d_j| / (|d_i| |d_j|)`.
 
-    d `[..., d_model, n]` -> `[..., n, n]` in [0, 1]. For the concatenated bases of all heads it is
-    figure 7 of arXiv 2306.01129. A column of zeros has the cosine 0 with every column. Raises
-    ValueError if the matrix is empty.
+    d `[..., d_model, n]` -> `[..., n, n]` in [0, 1]. Figure 7 of arXiv 2306.01129 shows these
+    cosines for the concatenated bases of all heads. A column of zeros has the cosine 0 with every
+    column. Raises ValueError if the matrix is empty.
     """
     _check(d, "d_model n")
     unit = _unit(d.mT)
@@ -263,7 +263,7 @@ def mutual_coherence(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*ba
 
 @checks.in_full_precision
 def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """Returns the largest singular value divided by the smallest of the min(rows, columns).
+    """Returns the largest of the min(rows, columns) singular values divided by the smallest.
 
     d `[..., rows, columns]` -> `[...]`, dimensionless, >= 1; Inf for a singular matrix. NaN or Inf
     gives NaN. Raises ValueError if the matrix is empty.

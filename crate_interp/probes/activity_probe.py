@@ -45,8 +45,8 @@ def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:
     For attention it measures the share of the visible tokens over which a head spreads. So
     networks with ReLU can be compared with networks with GELU, and codes of different widths with
     each other. tokens: "all", "patches" (without CLS) or positions; for attention, these are the
-    queries. The statistics' descriptions give the levels of noise; to get the level of the
-    architecture, measure an untrained twin.
+    queries. The descriptions of the code's statistics give their values for Gaussian noise; to get
+    the level of the architecture, measure an untrained twin.
     """
     tokens = check_tokens(tokens)
     return Probe(

@@ -59,9 +59,9 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
 
     It measures the entropy, averaged over the queries in `tokens`, and the entropy that uniform
     attention would have. For the CLS query it also measures the entropy over all keys and over the
-    patches alone, the mass on the top one and the top five tokens, the effective support, and the
-    mass on CLS itself. tokens: the queries, "all", "patches" (without CLS) or positions; the keys
-    are all tokens. Models of text have no CLS statistics.
+    patches alone, the mass on the most attended token and on the top five, the effective support,
+    and the mass on CLS itself. tokens: the queries, "all", "patches" (without CLS) or positions;
+    the keys are all tokens. Models of text have no CLS statistics.
     """
     tokens = layer_reading.check_tokens(tokens)
     return Probe(

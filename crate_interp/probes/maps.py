@@ -92,7 +92,7 @@ def components(
     point: str = "attn.hook_k",
     grid: Size | None = None,
 ) -> Float[Tensor, "batch component h w"]:
-    """Returns the patches' codes on their first principal components, over the grid of patches.
+    """Returns the patches' coordinates on the first principal components, over the grid of patches.
 
     The components are computed over all images of the cache (`ci.measures.pca_map`). point:
     "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or a point of the stream,
@@ -106,7 +106,7 @@ def components(
 def rollout(
     cache: CrateCache, *, query: Query = 0, grid: Size | None = None
 ) -> Float[Tensor, "batch h w"]:
-    """Returns each patch's share in one query through all layers' attention, over the grid.
+    """Returns each patch's share in a query, by roll-out through all layers, over the grid.
 
     The shares are those of `ci.measures.attention_rollout`. In CRATE the sparse step rewrites the
     stream between layers, which roll-out ignores. query, grid and errors: as in `attention`.
@@ -128,15 +128,15 @@ def windowed(
     names: NamesFilter = None,
     progress: bool = True,
 ) -> Float[Tensor, "batch map h w"]:
-    """Returns maps of images larger than the model's own, from overlapping windows of its size.
+    """Returns maps of images larger than the model's input, from overlapping windows of that size.
 
     Where windows overlap, their maps are averaged. read: takes the cache of one window and returns
     maps `[batch, map, h, w]`, such as `lambda cache: ci.maps.attention(cache, 4)`. stride: pixels
     between windows, one number or (rows, columns), in multiples of the patch; None is half a
-    window. The last window of a row ends at the edge. names: the names_filter for the cache of
-    each window; only one cache is held at a time. Attention sums to 1 within each window, so in a
-    window without the object attention goes elsewhere. Raises ValueError for images smaller than a
-    window, sides that are not multiples of the patch, and a stride that leaves gaps.
+    window. The last window of a row ends at the image's edge. names: the names_filter for the
+    cache of each window; only one cache is held at a time. Attention sums to 1 within each window,
+    so in a window without the object attention goes elsewhere. Raises ValueError for images smaller
+    than a window, sides that are not multiples of the patch, and a stride that leaves gaps.
     """
     corners = _corners(model, images, stride)
     (height, width), patch = model.cfg.image_size, model.cfg.patch_size

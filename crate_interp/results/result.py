@@ -68,8 +68,8 @@ class Result:
                 f"{self.KIND!r} is made of {', '.join(self.STORED)}. Give these tables."
             )
         meta = {"format": FORMAT, "result": self.KIND} | self.meta
-        # meta goes through JSON, so that it equals the meta of a loaded result: Python's numbers,
-        # not NumPy's
+        # meta goes through JSON, so that it equals the meta of a loaded result, which holds
+        # Python's numbers, not NumPy's
         plain_meta = json.loads(json.dumps(meta, default=lambda value: value.item()))
         object.__setattr__(self, "meta", plain_meta)
         object.__setattr__(self, "stored", {name: self.stored[name] for name in self.STORED})
@@ -80,7 +80,7 @@ class Result:
         return {name: self.table(name) for name in (*self.STORED, *self.DERIVED)}
 
     def table(self, name: str | None = None) -> Table:
-        """Returns a copy of one table; None stands for the main one.
+        """Returns a copy of one table; None means the main table.
 
         Raises ValueError if there is no table of this name.
         """
@@ -133,21 +133,21 @@ class Result:
         return f"\n  statistics: {shown}." if names else ""
 
     def _written(self, name: str | None) -> pd.DataFrame:
-        """Returns the table to write as text; None stands for the main one."""
+        """Returns the table to write as text; None means the main table."""
         return self._table(name)
 
     def to_csv(self, name: str | None = None) -> str:
-        """Returns a table as CSV; None stands for the main one."""
+        """Returns a table as CSV; None means the main table."""
         return self._written(name).to_csv(index=False)
 
     def to_markdown(self, name: str | None = None) -> str:
-        """Returns a table in Markdown, numbers with four digits; None stands for the main one."""
+        """Returns a table in Markdown, numbers with four digits; None means the main table."""
         table = self._written(name)
         rows = ([_cell(value) for value in row] for row in table.itertuples(index=False))
         return in_markdown(map(_cell, table.columns), rows) + "\n"
 
     def to_latex(self, name: str | None = None) -> str:
-        """Returns a table in LaTeX, numbers with four digits; None stands for the main one.
+        """Returns a table in LaTeX, numbers with four digits; None means the main table.
 
         The LaTeX document needs the package booktabs.
         """
@@ -306,7 +306,7 @@ def by(*keys: str) -> Merge:
 
 def _in_order(rows: Table, keys: list[str]) -> bool:
     """Tells whether rows are sorted by these columns; False unless they hold whole numbers."""
-    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # with the row before, in the keys so far
+    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # equal to the row before, so far
     for key in keys:
         values = rows[key].to_numpy()
         if values.dtype.kind not in "iu":

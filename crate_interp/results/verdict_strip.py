@@ -35,7 +35,7 @@ class Row:
 
 
 def sign_of(way: int | None, word: str, ringed: bool = False) -> Sign:
-    """Returns the sign of a finding: 1 is good, -1 bad, 0 undecided, None not compared."""
+    """Returns the sign for a `way`: 1 is good, -1 bad, 0 undecided, None not compared."""
     mark, kind = _SIGNS[way]
     return Sign(mark, word, kind, ringed)
 

@@ -54,9 +54,9 @@ def segment(
     There are two chance levels, each with heads chosen in the same three ways. One judges the same
     maps by the mask of the next image, which keeps the maps' knowledge of where objects usually
     are. The other puts the patches of the same maps in random order. Further levels: the mean of
-    `untrained` networks with random weights (seeds 0, 1, ...), the whole image as foreground, and a
-    centred map. Intervals are over images, with the chosen heads fixed. The data is read once for
-    each network; maps are not kept. run: as in `ci.sweep`.
+    networks with random weights (`untrained` says how many; seeds 0, 1, ...), the whole image as
+    foreground, and a centred map. Intervals are over images, with the chosen heads fixed. The data
+    is read once for each network; maps are not kept. run: as in `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
     object, if the model has no CLS token, or if a measure refuses a setting. With several shards,

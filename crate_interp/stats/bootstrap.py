@@ -49,9 +49,9 @@ class Studentised:
     def above(self, bound: Bounds) -> np.ndarray:
         """Returns p `[column]` of "the true mean is at most `bound`"; small if the mean is above.
 
-        One-sided, (1 + count of t* >= t) / (resamples + 1) with t = (mean - bound) / error. It is
-        at most 0.025 exactly where the lower end of the 95 % interval is above the bound. p is 0
-        for a bound of -inf, and 1 for fewer than two rows. Where all rows are equal, p is 0 if
+        p is one-sided, (1 + count of t* >= t) / (resamples + 1) with t = (mean - bound) / error. It
+        is at most 0.025 exactly where the lower end of the 95 % interval is above the bound. It is
+        0 for a bound of -inf, and 1 for fewer than two rows. Where all rows are equal, p is 0 if
         their value is at least the bound, and 1 otherwise: a value on the bound counts as within
         it. `below` is 0 for a value on the bound too, so first test whether a claim holds, then
         whether it fails.

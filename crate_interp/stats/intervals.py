@@ -71,7 +71,7 @@ def share_interval(
 def linearised_ratio(
     above: Float[np.ndarray, "n c"], below: Float[np.ndarray, "n #c"]
 ) -> Float[np.ndarray, "n c"]:
-    """Returns a value for each sample; their mean is the ratio R = sum(above) / sum(below).
+    """Returns one value per sample; the mean of the values is R = sum(above) / sum(below).
 
     The values are R + (above - R below) / mean(below), which is to first order the contribution of
     each sample to the ratio (delta method), so an interval of their mean is an interval of R. They

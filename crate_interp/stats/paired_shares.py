@@ -19,12 +19,13 @@ _HALVINGS = 60  # halving an interval of length 2 this often reaches the last bi
 def paired_shares(values: Float[np.ndarray, "n c"]) -> Difference:
     """Returns, for each column, the difference of two paired shares.
 
-    A column holds 1, 0 or -1 for each sample, and its mean is the difference. Of its n samples, b
-    are 1 and c are -1. The interval from low to high, in [-1, 1], is the 95 % score interval of the
-    true (b - c) / n. It holds every difference D with |b - c - n D| <= 1.96 sqrt(n (2 q + D (1 -
-    D))), where q is the maximum-likelihood estimate of the share of -1, given D (Tango 1998,
-    Statistics in Medicine 17). p is the two-sided p of the exact sign test (McNemar's) that 1 and
-    -1 are equally likely among the b + c samples that differ; it is 1 if no sample differs.
+    A column holds 1, 0 or -1 for each of n samples, and its mean is the difference. Let b be the
+    number of samples with 1, and c that of samples with -1. The interval from low to high, in [-1,
+    1], is the 95 % score interval of the true (b - c) / n. It holds every difference D with
+    |b - c - n D| <= 1.96 sqrt(n (2 q + D (1 - D))), where q is the maximum-likelihood estimate of
+    the share of -1, given D (Tango 1998, Statistics in Medicine 17). p is the two-sided p of the
+    exact sign test (McNemar's) that 1 and -1 are equally likely among the b + c samples that
+    differ; it is 1 if no sample differs.
     """
     from scipy.special import bdtr
 
@@ -44,7 +45,7 @@ def paired_shares(values: Float[np.ndarray, "n c"]) -> Difference:
 
 
 def _within(more: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
-    """Tells whether a true difference is within 1.96 standard errors of the counted one."""
+    """Tells whether a true difference is within 1.96 standard errors of the counted difference."""
     # the likeliest q for this difference is the positive root of a q^2 + b q + c
     a, b = 2 * n, (2 * n - more + less) * difference - more - less
     c = -less * difference * (1 - difference)

@@ -33,9 +33,9 @@ def interval_words(
 def holm(p: np.ndarray) -> np.ndarray:
     """Returns p-values adjusted for multiple tests: findings with p <= 0.05 hold jointly at 95 %.
 
-    Holm's step-down: the i-th smallest of m is multiplied by m - i + 1, then raised to at least the
-    adjusted p before it, and limited to 1. NaN stays NaN and is not counted. p-values may have any
-    shape and may be dependent. Reference: Holm (1979).
+    Holm's step-down: the i-th smallest of m p-values is multiplied by m - i + 1, then raised to
+    at least the adjusted p before it, and limited to 1. NaN stays NaN and is not counted. p-values
+    may have any shape and may be dependent. Reference: Holm (1979).
     """
     flat = np.asarray(p, dtype=float).reshape(-1)
     adjusted = np.full(flat.shape, np.nan)
