@@ -80,7 +80,7 @@ def test_a_chunk_without_a_sample_and_data_without_any(model, tmp_path):
     assert result.meta["n_samples"] == COUNT - 7 and result.controls()["n"].max() == 2
     for path in names:
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="none of the 23 samples can be decoded. The first one: "):
+    with pytest.raises(ValueError, match="none of the 23 samples can be decoded. First error: "):
         ci.sweep(model, f"imagefolder:{root}", skip_bad=True, **CHUNKS)
 
 

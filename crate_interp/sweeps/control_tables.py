@@ -128,7 +128,7 @@ def by_rate(result: Result) -> str:
 
 
 def controls_text(result: Result) -> str:
-    """Returns the controls of the first measure that has any, as lines of text, or ""."""
+    """Returns the controls of the first measure with controls, as lines of text, or ""."""
     for name in CONTROLLED:
         header, rows = controls_table(result, name)
         if rows:

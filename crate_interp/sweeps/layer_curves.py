@@ -45,8 +45,8 @@ def names(result: SweepResult) -> list[str]:
 def curve(result: SweepResult, statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
-    A statistic per head is averaged over heads in each sample; the mean and its interval are
-    those of these averages.
+    A statistic per head is averaged over heads in each sample; the mean and its interval are over
+    these averages.
     Raises ValueError, with the nearest names, if the result lacks the statistic.
     """
     rows = _rows(result.layers(), statistic)

@@ -151,7 +151,7 @@ def with_facts(
 ) -> tuple[Tables, dict[str, Any]]:
     """Returns the tables that a result stores, and the meta with samples, counts and seconds added.
 
-    others: the tables of other stages of the same job, whose seconds are included.
+    others: the tables of other stages of the same job; the seconds of these stages are included.
     Raises ValueError if no sample could be decoded.
     """
     own = {name: table for name, table in tables.items() if name not in OF_A_CHUNK}
@@ -161,7 +161,7 @@ def with_facts(
     skipped = tables["skipped"].to_dict("records") if "skipped" in tables else []
     if len(skipped) == stop - start:
         raise ValueError(
-            f"none of the {stop - start} samples can be decoded. The first one: {skipped[0]['why']}"
+            f"none of the {stop - start} samples can be decoded. First error: {skipped[0]['why']}"
         )
     facts = {
         "data": sample_ranges.of(meta["data"][0]["fingerprint"], start, stop),
