@@ -226,7 +226,7 @@ def test_missing_and_damaged_chunks_are_listed(model, data, tmp_path):
     content = bytearray(chunks[4].read_bytes())
     content[100] ^= 1
     chunks[4].write_bytes(content)
-    with pytest.raises(ValueError, match=r"missing: sweep 2, 5-7, 10; damaged: sweep 4\. Run"):
+    with pytest.raises(ValueError, match=r"missing: sweep 2, 5-7, 10; damaged: sweep 4\)\. Run"):
         ci.merge(tmp_path)
     same(result, run())
     same(result, ci.merge(tmp_path))

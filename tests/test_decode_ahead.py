@@ -73,7 +73,7 @@ def test_errors_come_out_as_they_are(model, tmp_path):
     (root / "b" / "05.png").write_bytes(b"no picture")
     messages = []
     for workers in (0, 2):
-        with pytest.raises(ValueError, match="Of the samples 14 to 20, 1 cannot") as error:
+        with pytest.raises(ValueError, match="1 of the samples 14 to 20 cannot") as error:
             ci.sweep(model, f"imagefolder:{root}", workers=workers, **CHUNKS)
         messages.append(str(error.value))
     assert messages[0] == messages[1] and "Traceback" not in messages[0]

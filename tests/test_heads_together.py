@@ -88,10 +88,10 @@ def test_the_sharpest_heads_say_whether_they_are_told_apart():
     first = f"{begin}L0H0 1.100 (0.8516 to 1.348; sd 0.1)"
     assert said["apart"] == (
         f"{first}; L0H1 9.100 (8.852 to 9.348; sd 0.1). "
-        "No other interval overlaps that of the first."
+        "No other interval overlaps that of the first head."
     )
     assert said["near"] == (
-        f"{first}; L0H1 1.200 (0.9516 to 1.448; sd 0.1). The interval of the first overlaps that "
-        "of 1 other head, which may be sharper. demos/docs/pages/faq.md compares two heads, sample "
-        "by sample."
+        f"{first}; L0H1 1.200 (0.9516 to 1.448; sd 0.1). The interval of the first head overlaps "
+        "that of 1 other head, which may be sharper. demos/docs/pages/faq.md compares two heads, "
+        "sample by sample."
     )

@@ -94,7 +94,7 @@ def test_refusals(images):
         ("a linear probe needs labels", {}),
         ("there are 3 labels for 120 samples", dict(labels=[1, 2, 3])),
         ("all 120 samples have the label '1'", dict(labels=[1] * N)),
-        ("a class has 1 different samples", dict(labels=[0] * (N - 1) + [1])),
+        ("the smallest class has 1 different samples", dict(labels=[0] * (N - 1) + [1])),
         ("test=0.9", dict(labels=[0, 1] * 60, test=0.9)),
         ("pool='max': give one of cls, mean, last", dict(labels=[0, 1] * 60, pool="max")),
     ):

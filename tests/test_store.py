@@ -276,7 +276,7 @@ def test_the_size_is_shown_first_and_is_about_right(net, tmp_path, capsys):
 def test_numbers_that_cannot_be_kept(net, tmp_path):
     model = make(seed=3)
     model.pos_embed.data *= 1e7
-    with pytest.raises(ValueError, match=r"blocks.0.hook_resid_pre holds [\d.e+]+, but float16 ends at 65504: samples 0, 1, 2\. Give"):  # fmt: skip  # noqa: E501
+    with pytest.raises(ValueError, match=r"blocks.0.hook_resid_pre holds [\d.e+]+, but the largest float16 number is 65504: samples 0, 1, 2\. Give"):  # fmt: skip  # noqa: E501
         ci.store(model, DATA, points="blocks.0.hook_resid_pre", out=tmp_path / "h",
                  dtype=torch.float16, **QUIET)  # fmt: skip
     assert len(ci.store(model, DATA, points="blocks.0.hook_resid_pre", out=tmp_path / "f", **QUIET))

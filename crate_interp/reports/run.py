@@ -47,7 +47,7 @@ def report(
     """Writes a report of a model on data into a folder, and returns the path of its report.html.
 
     Sweeps the model over `data`, and untrained twins over the first 64 samples of `data`. A twin is
-    the same architecture with the official random initialisation, seeds 0, 1, ...; the global
+    the same architecture with the official random initialisation, from seed 0, 1, ...; the global
     random state does not change. untrained: the number of twins. data, probes, run: as in
     `ci.sweep`. The folder also gets the result as SweepResult.save writes it, summary.txt (means by
     layer, the meaning of its columns, the controls), layers.csv (with the twins' mean, lowest and

@@ -64,11 +64,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over the tokens at a hook point, from which mean and covariance follow, in float64.
+    """Sums over the tokens at a hook point, in float64; they give the mean and the covariance.
 
     tokens: the number of tokens. mean `[d_in]`. products `[d_in, d_in]`: the sum of products of
-    centred activations, so that a large mean costs the variances no precision. features: the number
-    of active features, summed over tokens.
+    centred activations (without centring, a large mean would make the variances inexact).
+    features: the number of active features, summed over tokens.
     """
 
     tokens: int
@@ -78,7 +78,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Float[Tensor, "token d_in"], features: int) -> "Moments":
-        """Returns the moments of tokens. features: how many are active, summed over tokens."""
+        """Returns the moments of tokens; features: the number of active features of all tokens."""
         wide = x.double()
         mean = wide.mean(dim=0)
         off = wide - mean

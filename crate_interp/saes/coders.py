@@ -1,4 +1,4 @@
-"""Coders: anything with encode and decode, and one pass through it."""
+"""Coders, which are objects with encode and decode, and one pass through a coder."""
 
 import hashlib
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from crate_interp.sweeps.ledgers.code_digest import digest_of_code
 
 @runtime_checkable
 class Coder(Protocol):
-    """Anything that encodes activations `[..., d_in]` as features `[..., d_sae]` and back.
+    """Encodes activations `[..., d_in]` as features `[..., d_sae]`, and decodes features.
 
     Examples are the autoencoders of `ci.saes.load`, SAELens' objects, and modules of your own.
     """
@@ -56,7 +56,7 @@ def flat(sae: object, x: Tensor, point: str) -> Tensor:
 
     Heads `[batch, pos, head, d_head]` become `[batch, pos, head * d_head]`, unless the autoencoder
     reads one head at a time (its width is d_head), or flattens them itself, as SAELens'
-    autoencoders may. Raises ValueError, with both widths, if it reads another width.
+    autoencoders may. Raises ValueError, with both widths, if the autoencoder reads another width.
     """
     width, own = width_of(sae), getattr(sae, "hook_z_reshaping_mode", False) is True
     if own or x.shape[-1] == width or (width is None and x.ndim != 4):
@@ -109,7 +109,7 @@ def decoded(sae: Coder, acts: Tensor, x: Tensor, point: str) -> Float[Tensor, ".
 
     Raises ValueError if decode returns another shape.
     """
-    # our autoencoders need x to undo a normalisation; other coders keep what they need from encode
+    # to undo a normalisation, our autoencoders need x; other coders use what encode stored
     recons = sae.decode(acts, x) if isinstance(sae, SparseAutoencoder) else sae.decode(acts)
     _check_floats(recons, "decode", point)
     if recons.shape != x.shape:

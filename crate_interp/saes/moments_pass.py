@@ -21,8 +21,8 @@ from crate_interp.sweeps.runs.batches import Batch, Chunk
 class Plan:
     """The settings that both passes need.
 
-    kind: the kind of loss, a key of LOSSES. classes, mask `[n, pos]`: for all samples, or None.
-    first: the number of the first sample.
+    kind: the kind of loss, a key of LOSSES. classes `[n]` and mask `[n, pos]` are for all samples,
+    or None. first: the number of the first sample.
     """
 
     saes: Mapping[str, Coder]

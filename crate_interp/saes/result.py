@@ -26,7 +26,7 @@ _RATIOS = {  # column -> its numerator and denominator, both sums over samples
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
     """Returns sum(above) / sum(below) over samples, and the ends of a 95 % interval.
 
-    The interval is a bootstrap-t of the linearised ratio. NaN if the sum of `below` is 0.
+    The interval is a bootstrap-t of the linearised ratio. All three are NaN if sum(below) is 0.
     """
     return _mean_and_ends(linearised_ratio(above[:, None], below[:, None]))
 

@@ -1,8 +1,8 @@
 """ci.saes.evaluate: what is lost when autoencoders replace activations.
 
-It takes two passes over the data. The first measures means and covariances, for mean ablation and
-PCA. The second puts each coder in place of the activation, one point at a time, and measures the
-loss.
+The evaluation passes over the data twice. The first pass measures means and covariances, for mean
+ablation and PCA. The second pass puts each coder in place of the activation, one point at a time,
+and measures the loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -188,7 +188,7 @@ def _effects(
 ) -> Tables:
     """Runs the second pass: each coder's loss, and how well it reconstructs each token."""
     model, clean_rows, rows = chunk.model, [], []
-    seen: dict[Key, Tensor] = {}  # at how many tokens each feature is active
+    seen: dict[Key, Tensor] = {}  # the number of tokens at which each feature is active
     for batch in chunk.batches():
         mask, classes = plan.part(plan.mask, batch), plan.part(plan.classes, batch)
         loss = partial(_loss, plan.kind, inputs=batch.inputs, classes=classes, mask=mask)
@@ -231,8 +231,8 @@ def _put(
 ) -> Tensor:
     """Returns a coder's reconstruction of x, and adds its effect on each sample to `sums`.
 
-    whole: the autoencoder at the point, and the mean of all tokens. sums["features"] counts the
-    tokens of the batch at which each feature is active.
+    whole: a pair of the autoencoder at the point and the mean of all tokens there. For each
+    feature, sums["features"] has the number of the batch's tokens at which it is active.
     """
     (sae, mean), (point, name) = whole, key
     vectors = vectors_of(sae, x, point)

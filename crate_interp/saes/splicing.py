@@ -1,4 +1,4 @@
-"""spliced: a context with autoencoders at hook points, whose features can be read and edited."""
+"""spliced: a context with autoencoders at hook points; their features can be read and edited."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

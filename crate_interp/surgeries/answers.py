@@ -50,8 +50,8 @@ def answer(
 ) -> Answers:
     """Returns the answers of a model with hooks that change it.
 
-    classes `[batch]`: the right classes, or None for a language model, whose next tokens are in
-    `inputs`.
+    classes `[batch]`: the right classes, or None for a language model, because `inputs` has its
+    next tokens.
     """
     seen: dict[str, Tensor] = {}
 

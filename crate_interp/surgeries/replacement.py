@@ -102,7 +102,7 @@ def _hooks_in_layer(
 
 
 def mixed(own: Tensor, step: Tensor, mix: float) -> Tensor:
-    """Returns `(1 - mix) own + mix step`; if mix is 0 or 1, exactly one of the two."""
+    """Returns `(1 - mix) own + mix step`; for mix 0 exactly own, for mix 1 exactly step."""
     return torch.lerp(own, step, mix)
 
 

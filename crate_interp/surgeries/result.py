@@ -119,7 +119,7 @@ class SurgeryResult(Result):
     DERIVED = {"slopes": _slopes, "mixes": _mixes}
 
     def headline(self) -> str:
-        """Returns in how many layers the loss falls.
+        """Returns a sentence on the number of layers in which the loss falls.
 
         The sentence also says in how many layers the loss falls more than in random directions.
         """

@@ -1,7 +1,7 @@
 """ci.surgery: does the network answer better when a layer does its job better?
 
-Another step gives later layers inputs they were not trained on, so a large share of it hurts,
-whatever the step is. The measure is therefore the slope of the loss where the step begins to
+Another step gives later layers inputs they were not trained on. So a large share of another step
+hurts, whatever the step is. The measure is therefore the slope of the loss where the step begins to
 replace the layer's own. One backward pass gives the slope exactly: `<g, step - own>`, where g is
 the gradient of the sample's loss.
 
@@ -10,7 +10,7 @@ change: the entries of every token's change are put in a random order with rando
 for all tokens and samples. So a direction is as long as the change, token by token, and as
 systematic over tokens and samples; only its relation to the weights is random. Changes drawn
 separately for each sample would have a mean slope of about 0 whatever the layer does, and any
-systematic step would differ from them.
+systematic step would differ from these changes.
 
 Two things matter when you read slopes. Training may move W_O towards U_k^T or away from it, so if
 training has converged, "plus" and "minus" have slopes near 0 on the training data by construction.
@@ -195,7 +195,7 @@ class _BatchPass:
     rows: _Rows
 
     def measure(self, step: Step) -> None:
-        """Adds the slopes and answers of a step, in each layer and in all of them at once."""
+        """Adds the slopes and answers of a step, in each layer and in all layers at once."""
         layers = range(len(self.model.blocks))
         total: list[Tensor] = []
         for layer in layers:

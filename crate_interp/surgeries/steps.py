@@ -32,9 +32,9 @@ Make = Callable[[CrateBlock, Acts, Tensor | None, float], Tensor]
 class Step:
     """A step that can replace a layer's own.
 
-    name: its name in tables. point: the hook point that it replaces. reads: the points it is
-    computed from, in addition to `point`, which holds the layer's own step. make(block, acts,
-    visible, eps) computes the step. lacking(block) returns why a layer cannot take it, or "".
+    name: its name in tables. point: the hook point of the layer's own step, which is replaced.
+    reads: the points needed to compute the new step, in addition to `point`. make(block, acts,
+    visible, eps) computes the new step. lacking(block) returns why a layer cannot take it, or "".
     """
 
     name: str
@@ -81,7 +81,7 @@ def any_step(what: Replacement) -> Step:
 
 
 def visible_tokens(model: HookedModel, layer: int, pos: int) -> Tensor | None:
-    """Returns which tokens each token sees in a layer, `[pos, pos]`, or None if each sees all."""
+    """Returns which tokens each token sees in a layer, `[pos, pos]`; None if each sees all."""
     if not model.cfg.facts.get("causal", False):
         return None
     return contexts(model.cfg, pos, None, torch.device(model.cfg.device))[layer].mask
@@ -118,15 +118,15 @@ def visible_gradient(
     visible: Bool[Tensor, "pos pos"],
     exact: bool = True,
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Returns, for each token, its own gradient of the R^c of the tokens that it sees.
+    """Returns, for each token, the gradient in that token of R^c of the tokens that it sees.
 
     `sum_k a_i c_i (I + a_i G_i)^{-1} U_k^T` for token i, where c_i is its code in head k, G_i the
     sum of c_j^T c_j over the N_i tokens j that it sees, and a_i = p / (N_i eps^2). exact=False
     takes the first two terms of its Neumann series, `sum_k (a_i c_i - a_i^2 c_i G_i) U_k^T`.
 
-    visible: True where a token (row) sees another (column); each token sees itself. If each sees
-    all, the result is that of `subspace_coding_rate_gradient`. That gradient mixes all tokens, so
-    in a language model it would reveal later tokens. On 32 windows of the first crate-tiny-lm (6
+    visible: True where a token (row) sees another (column); each token sees itself. If every token
+    sees all, the result is that of `subspace_coding_rate_gradient`. That gradient mixes all tokens,
+    so in a language model it would reveal later tokens. On 32 windows of the first crate-tiny-lm (6
     layers), with the gradient over all tokens in every layer, the loss seems to fall (slope -.24,
     95 % interval -.36 to -.12); with the gradient over visible tokens it does not fall measurably
     (-.09, -.24 to .04). Raises ValueError as `coding_rate` does.

@@ -1,4 +1,4 @@
-"""Sweeps: probes measure a data set as a stream; numbers are kept, activations are released."""
+"""Sweeps: probes measure a model on streamed data, and keep numbers but not activations."""
 
 from crate_interp.sweeps.atom_statistics import AtomResult, atoms
 from crate_interp.sweeps.linear_probes import LinearProbeResult, linear_probe

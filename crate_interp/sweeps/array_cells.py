@@ -1,4 +1,4 @@
-"""Arrays inside the cells of a table, as the bytes of their float64 numbers."""
+"""Arrays in the cells of a table: a cell holds the bytes of an array's float64 numbers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,14 +16,15 @@ def to_bytes(values: Tensor) -> bytes:
 
 
 def from_bytes(content: bytes, *shape: int) -> np.ndarray:
-    """Returns a new float64 array of the given shape; one length may be -1."""
+    """Returns a new float64 array from the bytes of `to_bytes`; one length in `shape` may be -1."""
     return np.frombuffer(content, dtype=np.float64).reshape(shape).copy()
 
 
 def added(array: str, *keys: str) -> Merge:
-    """Returns a merge rule that adds the arrays of column `array` in rows with equal keys.
+    """Returns a merge rule that adds rows with equal `keys`.
 
-    Rows keep the order of the first table. The numbers in all other columns are added too.
+    The rule adds the arrays in column `array`, and the numbers in all other columns except the
+    keys. Rows keep the order of the first table.
     """
 
     def merge(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:

@@ -67,8 +67,8 @@ class AtomResult(Result):
 
     `table()` has a row per layer and atom: layer, atom, firing_rate (the share of tokens at which
     the code is above 0), mean (over tokens), mean_on (over tokens at which the atom is on), max,
-    energy_share (the atom's share of the layer's sum of squares), state: "dead" (never on), "dense"
-    (on at more than the share `dense` of the tokens), or "".
+    energy_share (the atom's share of the layer's sum of squares), state. The state is "dead" if the
+    atom is never on, "dense" if its firing rate is above `dense`, else "".
 
     Stored tables: `sums`, `top`, `pairs` (empty without coactivation=True), `weights`.
     """
@@ -89,8 +89,9 @@ class AtomResult(Result):
 
         Columns: atoms, dead, dense, firing_rate, energy, n_tokens, coherence, condition.
 
-        energy: |z|^2, mean over tokens. coherence: the largest cosine between two atoms. condition:
-        the condition number of the dictionary. coherence and condition are NaN for an MLP.
+        energy: the mean of |z|^2 over tokens. coherence: the largest cosine between two atoms.
+        condition: the condition number of the dictionary. coherence and condition are NaN for an
+        MLP.
         """
         return self.table("layers")
 
@@ -108,8 +109,8 @@ class AtomResult(Result):
     def top(self, layer: int, atom: int) -> pd.DataFrame:
         """Returns the tokens at which an atom was largest: value, sample, and position (token).
 
-        An atom that was on at fewer tokens than the `top` of `ci.atoms` has fewer rows. Raises
-        ValueError if the layer or the atom does not exist.
+        There are as many rows as the `top` given to `ci.atoms`, or fewer if the atom was on at
+        fewer tokens. Raises ValueError if the layer or the atom does not exist.
         """
         width = self._width(layer)
         if not checks.is_int(atom) or not 0 <= atom < width:
@@ -172,10 +173,10 @@ def atoms(
     """Measures every atom of the code `mlp.hook_post`: firing rate, energy and top activations.
 
     data, run: as in `ci.sweep`; all tokens are counted. top: how many (sample, token) pairs to keep
-    for each atom. coactivation: whether to count how often each pair of atoms is on together,
-    `[atom, atom]` numbers for each layer. layers: numbers of the layers to measure, None for all.
-    dense: the share of tokens above which an atom is "dense". Memory does not grow with the number
-    of samples. Results of parts of a data set merge.
+    for each atom. coactivation: whether to count how often each pair of atoms is on together; the
+    counts are `[atom, atom]` for each layer. layers: numbers of the layers to measure, None for
+    all. dense: the firing rate above which an atom is "dense". Memory does not grow with the number
+    of samples. Results of parts of a data set can be merged.
 
     Raises ValueError as `ci.sweep` does, and for a layer that does not exist.
     """

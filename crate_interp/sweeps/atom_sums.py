@@ -75,7 +75,7 @@ def _largest(
 ) -> tuple[Float[Tensor, "rank atom"], Int[Tensor, "rank atom"]]:
     """Returns the largest values of each atom and their tokens; equal values are in token order.
 
-    topk does not say which of several equal values it takes, so atoms with equal values are sorted.
+    torch.topk may take any of several equal values, so the values of atoms with ties are sorted.
     """
     values, indices = flat.topk(count, dim=0)
     least = values[-1]
@@ -142,7 +142,7 @@ def merged_pairs(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, An
 
 
 def merged_top(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns the largest values of each atom in both tables; meta says how many are kept."""
+    """Returns each atom's largest values over both tables; meta says how many are kept."""
     both = pd.concat([mine, theirs], ignore_index=True).assign(least=lambda t: -t["value"])
     order = ["layer", "atom", "least", "sample", "token"]
     both = both.sort_values(order, kind="stable", ignore_index=True)

@@ -7,7 +7,7 @@ from crate_interp.results.result import Result, as_text, counted
 
 EVERY = 8  # the controls within a layer see about 1 in 8 of the controlled samples
 _GOLDEN = (5**0.5 - 1) / 2
-_TELLS = 10  # with 10 samples, chance makes the model better in all or none once in 512
+_TELLS = 10  # by chance, the model is better in all or none of 10 samples once in 512
 # the statistics that are shown, and their names in a sentence
 CONTROLLED = {
     "compression.subspace_rate_mid": "R^c",
@@ -38,7 +38,7 @@ IN_BRACKETS = (
 
 
 def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]]]:
-    """Returns header and rows for "probe.statistic": a row per layer, with model and controls.
+    """Returns the header and rows for "probe.statistic": a row per layer, with model and controls.
 
     The columns are grouped by the number of samples. In each group, a column of the model's means
     precedes the columns of the controls, over the same samples. There are no rows if no control
@@ -77,11 +77,11 @@ def _better(row: Any) -> int:
 
 
 def an_eighth(start: int, count: int) -> list[int]:
-    """Returns which of `count` samples, from `start` on, the controls within a layer see.
+    """Returns which samples the controls within a layer see, as sample numbers minus `start`.
 
-    Each entry is a sample's number minus `start`. The golden ratio selects samples 0, 5, 13, 18,
-    ...: 5 of the first 32, and about an eighth of many. A fixed step might show only one class of
-    data whose classes alternate.
+    The samples are chosen among `count` samples from number `start` on. The golden ratio selects
+    samples 0, 5, 13, 18, ...: 5 of the first 32, and about an eighth of a large number. With a
+    fixed step, the controls might see only one class of data whose classes alternate.
     """
     return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
 
@@ -121,14 +121,14 @@ def by_rate(result: Result) -> str:
         return ""
     return (
         "Samples in which the model is better than random subspaces, layer by layer: "
-        f"{'; '.join(said)}. R^c and R - R^c depend on how long tokens are, and so on how much of "
-        "them a subspace holds; the authors' R^c depends only on the directions of the codes. So "
-        "the rates may disagree."
+        f"{'; '.join(said)}. R^c and R - R^c depend on how long tokens are, and therefore on "
+        "how much of a token a subspace holds; the authors' R^c depends only on the directions of "
+        "the codes. So the rates may disagree."
     )
 
 
 def controls_text(result: Result) -> str:
-    """Returns the controls of the first measure that has any, as lines of text, or ""."""
+    """Returns the controls of the first measure with controls, as lines of text, or ""."""
     for name in CONTROLLED:
         header, rows = controls_table(result, name)
         if rows:

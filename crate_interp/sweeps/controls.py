@@ -2,8 +2,9 @@
 
 A control replaces the activations of a layer, or its weights. Statistics that a control does not
 change are left out. The control with random weights sees every controlled sample. The three
-controls within a layer see an eighth of the samples, because the probes on all three take as long
-as two forwards. These three take one sample at a time: each sample has its own random subspaces.
+controls within a layer see only an eighth of the samples: on one sample, the probes on all three
+take as long as two forwards. These controls are measured sample by sample, because each sample has
+its own random subspaces.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +63,7 @@ def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tupl
 
 
 def tight_frame(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """Replaces the stream by a stream of the same energy that prefers no direction.
+    """Replaces the stream by a stream that has the same energy and prefers no direction.
 
     R^c depends on the stream Z only through Z Z^T.
     """
@@ -138,7 +139,7 @@ class Controls:
     def _measure_one(self, layer: int, shown: Acts, extra: Acts, seed: int) -> None:
         """Adds the probes' numbers for one sample in a layer, without and with each control."""
         block = self._layers()[layer]
-        # measured again, as the last bits of a number may differ in a batch of another size
+        # the probes measure the model again, since another batch size may change the last bits
         own = LayerActs(shown | extra, self.of_weights[layer])
         _add(self.found.setdefault("model", {}), self.probes, block, layer, own)
         for name, change in CONTROLS.items():
@@ -151,7 +152,7 @@ class Controls:
             _add(self.found.setdefault(name, {}), changed, other, layer, seen)
 
     def table(self, own: Answers, untrained: HookedModel, batch: Tensor) -> pd.DataFrame:
-        """Returns means over samples under each control, and the model's means on these samples.
+        """Returns means over samples under each control, and the model's means on the same samples.
 
         There is a row for each control, statistic and layer. "random weights" is `untrained`, a
         twin with the official initialisation; the other controls are those of CONTROLS. own: the
@@ -186,7 +187,7 @@ def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
 
 
 def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]) -> list[str]:
-    """Returns the points that probes read, and the existing points that the controls need.
+    """Returns the existing points that probes read or controls need.
 
     Returns an empty list if no probe reads activations.
     """
@@ -241,7 +242,7 @@ def _rows(control: str, values: dict, own: dict) -> list[tuple]:
         if key in own and not torch.equal(value.nan_to_num(-1), own[key].nan_to_num(-1)):
             there = ~value.isnan().reshape(len(value), -1).any(dim=1)
             means = float(value.nanmean()), float(own[key].nanmean())
-            # the mean over heads of each sample
+            # for each sample, the mean over heads
             one, two = (side.reshape(len(side), -1).mean(dim=1) for side in (own[key], value))
             rows.append((control, *key, *means, int(there.sum()), int((one < two).sum())))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}

@@ -20,7 +20,7 @@ class Curve:
     """A statistic by layer.
 
     mean: over n samples. low, high: the ends of the mean's 95 % interval, NaN for a statistic of
-    the weights. heads: `[layer, head]`, or None if the statistic has one value for all heads.
+    the weights. heads: the means of single heads, or None if the statistic is not per head.
     """
 
     layers: Float[np.ndarray, "layer"]
@@ -45,7 +45,8 @@ def names(result: SweepResult) -> list[str]:
 def curve(result: SweepResult, statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
-    For a statistic per head, the mean and its interval are over each sample's mean over heads.
+    A statistic per head is averaged over heads in each sample; the mean and its interval are over
+    these averages.
     Raises ValueError, with the nearest names, if the result lacks the statistic.
     """
     rows = _rows(result.layers(), statistic)
@@ -136,7 +137,7 @@ def head_interval(
 def summary(
     result: SweepResult, untrained: Sequence[SweepResult]
 ) -> tuple[list[str], list[list[str]]]:
-    """Returns header and rows, a row per layer.
+    """Returns the header and the rows of the summary, one row per layer.
 
     Each cell is the model's mean, with the untrained mean in brackets.
     """
@@ -152,7 +153,7 @@ def summary(
 def _columns(result: SweepResult) -> list[tuple[str, str]]:
     """Returns the statistics of the summary, and the headings of their columns.
 
-    If no statistic has a heading, returns the first six statistics under their names.
+    If no statistic has a heading, these are the first six statistics, under their own names.
     """
     known = {name: statistic(result.meta, name).column for name in names(result)}
     columns: dict[str, str] = {}
@@ -201,7 +202,7 @@ def legend(result: SweepResult) -> str:
 def numbers(
     result: SweepResult, untrained: Sequence[SweepResult]
 ) -> tuple[list[str], list[list[str]]]:
-    """Returns header and rows of every statistic, a column per layer.
+    """Returns the header and a row for every statistic, with a column per layer.
 
     Each cell is the model's mean, with the untrained mean in brackets.
     """

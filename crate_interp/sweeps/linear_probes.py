@@ -128,13 +128,13 @@ class LinearProbeResult(SweepResult):
     def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of the 95 % interval of each row of `layers()`.
 
-        The mean of each row is a share of samples.
+        The interval is that of a share, because each mean is a share of samples.
         """
         n = rows["n"].to_numpy()
         return share_interval(rows["mean"].to_numpy(float) * n, n)
 
     def headline(self) -> str:
-        """Returns the layer of highest accuracy, with chance and permuted labels."""
+        """Returns a sentence on the layer of highest accuracy, with chance and permuted labels."""
         table: Any = self._table("layers")
         wide = table.pivot(index="layer", columns="statistic", values="mean")
         best = wide["accuracy"].idxmax()
@@ -283,8 +283,8 @@ def _split(
     least = min(len(set(groups[classes == kind])) for kind in np.unique(classes))
     if least < folds:
         raise ValueError(
-            f"a class has {least} different samples, but each of the {folds} parts needs one. "
-            "Give more data."
+            f"the smallest class has {least} different samples, but the split needs at least "
+            f"{folds}. Give more data."
         )
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     train = np.zeros(len(classes), dtype=bool)

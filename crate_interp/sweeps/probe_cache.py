@@ -60,7 +60,10 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
 
 
 def _measure(cache: CrateCache, probes: list[Probe], tally: Tally, first: int) -> None:
-    """Adds the answers of probes on a cache without padding; first: its first sample's number."""
+    """Adds the answers of probes on a cache without padding.
+
+    first: the number of the cache's first sample.
+    """
     model: Any = cache.model
     reading = [item for item in probes if item.points]
     points = [point for item in reading for point in (*item.points, *item.optional)]
@@ -97,7 +100,7 @@ def _check(cache: CrateCache, probes: list[Probe]) -> int:
 
 
 def _check_tokens(cache: CrateCache) -> None:
-    """Raises ValueError for a slice of the tokens, which probes would take for all tokens."""
+    """Raises ValueError if a cache holds only a slice of the tokens: probes need all tokens."""
     shapes = {
         name: value.shape for name, value in cache.cache_dict.items() if name.startswith("blocks.")
     }

@@ -113,7 +113,7 @@ def _per_cent(share: float) -> str:
 
 
 def _plain(result: SweepResult, twins: Sequence[SweepResult]) -> str:
-    """Returns the first statistic in the first and last layer, for reports without rates."""
+    """Returns the first statistic's values in the first and last layer, if there are no rates."""
     name = names(result)[0]
     return f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
 
@@ -125,7 +125,10 @@ def beginning(known: Sequence[str]) -> list[str]:
 
 
 def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
-    """Returns a statistic in the first and last layer, with its unit and the untrained values."""
+    """Returns in words the values of a statistic in the first and last layer.
+
+    The unit and the values of untrained networks are included.
+    """
     drawn, random = curve(result, name), baseline(twins, name)
     unit = statistic(result.meta, name).unit
     first, last = drawn.layers[0], drawn.layers[-1]
@@ -193,10 +196,10 @@ def _row(
 ) -> Row:
     """Returns a row of the strip.
 
-    signs: a sign per layer: 1 if the layer is shown to rise, or to lie above untrained networks; -1
-    if it is shown to fall, or to lie below them; else 0. said: the words for each sign, and, under
-    None, the words for a layer without a sign. better: the sign that the theory expects. untrained:
-    the signs of untrained networks; a layer with the same sign gets a ring.
+    signs: layer -> 1 if its number is shown to rise or to lie above untrained networks, -1 if it
+    is shown to fall or to lie below untrained networks, else 0. said: the words for each sign;
+    None is the key for a layer without a sign. better: the sign that the theory expects. untrained:
+    layer -> the sign of untrained networks; a layer with the same sign gets a ring.
     """
     cells = []
     for layer in range(result.meta["n_layers"]):

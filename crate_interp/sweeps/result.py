@@ -15,9 +15,10 @@ from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpe
 class SweepResult(Result):
     """The numbers that probes measured on a data set.
 
-    Stored tables: `samples`, `head_samples`, `moments`, `weights`, `controls`. moments: n, mean and
-    sum of squared deviations of each head, and, as head -1, of each sample's mean over heads.
-    Derived tables: `layers` and `heads`. meta: model and data, settings, units, versions, seconds.
+    Stored tables: `samples`, `head_samples`, `moments`, `weights`, `controls`. moments has n, mean
+    and sum of squared deviations over samples for each head; rows with head -1 are about each
+    sample's mean over heads. Derived tables: `layers` and `heads`. meta: model and data, settings,
+    units, versions, seconds.
     """
 
     KIND = "sweep"
@@ -52,7 +53,7 @@ class SweepResult(Result):
         parts = [self._table("layers").assign(over="samples")]
         if len(self._table("heads")):
             parts.append(sweep_tables.mean_of_heads(self).assign(over="heads"))
-        # a table without rows has no types
+        # leaves out tables without rows, since they have no column types
         return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
     def heads(self) -> pd.DataFrame:
@@ -87,13 +88,13 @@ class SweepResult(Result):
         not change has no row.
 
         The control "random weights" (one untrained network, seed 0) is measured on all controlled
-        samples. Three controls are measured on an evenly spread part (5 of 32 samples, about an
-        eighth of many): "random subspaces" (with the singular values of the model's U, drawn
-        separately for each sample), "permuted heads" (each head's result written by the W_O of the
-        head before), and "tight frame" (a stream of the same energy, spread evenly over as many
-        directions as possible).
+        samples. Three controls are measured on an evenly spread part (5 of the first 32 samples,
+        about an eighth of a large number): "random subspaces" (with the singular values of the
+        model's U, drawn separately for each sample), "permuted heads" (each head's result written
+        by the W_O of the head before), and "tight frame" (a stream of the same energy, spread
+        evenly over as many directions as possible).
 
-        meta["controls"] is the number of controlled samples, which are the first of the data. The
+        meta["controls"] is the number of controlled samples: the first samples of the data. The
         table is empty for `ci.probe`, and for a part of the data after the controlled samples. In a
         merged result, the means are over the controlled samples of both parts.
         """
@@ -177,6 +178,6 @@ def _ranked(heads: Any, count: int) -> str:
     if near:
         many = "that of 1 other head" if near == 1 else f"those of {near} other heads"
         more = "which may be sharper. demos/docs/pages/faq.md compares two heads, sample by sample."
-        return f"{words} The interval of the first overlaps {many}, {more}"
+        return f"{words} The interval of the first head overlaps {many}, {more}"
     known = not heads["low"].isna().all() and len(heads) > 1
-    return f"{words} No other interval overlaps that of the first." if known else words
+    return f"{words} No other interval overlaps that of the first head." if known else words

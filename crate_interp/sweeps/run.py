@@ -57,7 +57,7 @@ def sweep(
     forwards. precision: "bfloat16" runs the model under torch.autocast; probes measure in float32.
 
     run: the options of every streamed verb (crate_interp/core/run_options.py): batch_size, limit,
-    workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out= a folder keeps
+    workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out=, a folder keeps
     each chunk as soon as it is measured, and repeating the call continues where an earlier call
     stopped.
 
@@ -237,7 +237,7 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
 def check_masks(
     probes: list[Probe], samples: Samples | Stream | None, skip_bad: bool = False
 ) -> None:
-    """Raises ValueError if a probe needs masks, but there are none or the first cannot be read.
+    """Raises ValueError if a probe needs masks and there are none, or the first is unreadable.
 
     skip_bad: whether a first mask that cannot be decoded is allowed.
     """
@@ -265,7 +265,7 @@ def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
     """Returns the tensors that probes of masks read, by their names in `MASKS`.
 
     Returns no tensors if the stage reads no masks. "other_masks" has, for each sample, the mask of
-    the next sample; the first sample follows the last. Samples without a decodable mask are
+    the next sample; for the last sample, that of the first. Samples without a decodable mask are
     skipped.
     """
     read = chunk.samples.masks

@@ -15,7 +15,7 @@ from crate_interp.stats.significance import interval_words, signs
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"
-_BACK = 0.05  # share of the range that a rate may turn back and still count as rising or falling
+_BACK = 0.05  # a rate still falls (rises) if it turns back by at most this share of its range
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,10 @@ class Change:
 
     @property
     def signs(self) -> list[int]:
-        """Returns one sign per layer: 1 if the number is shown to rise, -1 if to fall, else 0."""
+        """Returns one sign per layer, 0 if no change is shown.
+
+        1: the number is shown to rise. -1: it is shown to fall.
+        """
         return signs(self.low, self.high).tolist()
 
 
@@ -53,9 +56,9 @@ def at_attention(result: Result) -> Change | None:
 
 
 def along_layers(result: Result) -> Change | None:
-    """Returns how the authors' rate changes from each layer to the next, if it is known.
+    """Returns how the authors' rate changes from each layer to the next; None if it is unknown.
 
-    The entry of a layer says how it differs from the layer before; the first layer has none.
+    A layer's entry compares its rate with that of the layer before; the first layer has no entry.
     """
     rates = _wide(result, OFFICIAL)
     if rates is None or rates.shape[1] < 2:
@@ -124,7 +127,7 @@ def beyond_untrained(
     """Returns one sign per layer: how the layer's mean compares with untrained networks.
 
     1: the mean is shown to be above the mean of one further untrained network. -1: it is shown to
-    be below that mean. 0: neither is shown. untrained: the mean of each untrained network.
+    be below that mean. 0: neither is shown. untrained: the means of the untrained networks.
     """
     table, weights = result.layers(), result.table("weights")
     rows = table[table["probe"] + "." + table["statistic"] == statistic]

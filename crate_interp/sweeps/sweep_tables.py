@@ -1,7 +1,7 @@
 """Gathers the numbers of a sweep batch by batch, makes tables of them, and merges tables.
 
-A statistic per sample is kept for every sample. Of a statistic per head, the mean and the variance
-over samples are kept for each head, and also for the mean over heads of each sample.
+A statistic per sample is kept for every sample. For a statistic per head, each head's mean and
+variance over samples are kept, and also the mean and variance of each sample's mean over heads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ TOGETHER = -1  # in place of a head's number: the moments of each sample's mean 
 class Moments:
     """Count, mean and sum of squared deviations, `[column]` in float64.
 
-    They are merged batch by batch (Chan, Golub, LeVeque 1979).
+    Moments are merged batch by batch (Chan, Golub, LeVeque 1979).
     """
 
     n: int
@@ -54,19 +54,19 @@ class Tally:
     """The numbers measured so far on n samples.
 
     A `[batch]` statistic is written into one array of length n, which is made at the first batch.
-    Small arrays kept from every batch would lie between the activations and fragment the memory,
-    which would then grow with the data.
+    Small arrays kept from every batch would lie between the activations and fragment the memory.
+    The memory would then grow with the data.
     """
 
     n: int
     start: int = 0  # number of the first sample
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
-    # a column for each head, then one for each sample's mean over heads
+    # a column for each head, then a column for the mean over heads
     heads: dict[Key, Moments] = field(default_factory=dict)
     # [n, head] for statistics in Probe.per_head
     head_samples: dict[Key, np.ndarray] = field(default_factory=dict)
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
-    # "probe.statistic": summed over samples and layers
+    # "probe.statistic" -> its sum over samples and layers
     counts: dict[str, float] = field(default_factory=dict)
     # answers on the current batch: probe, layer, statistic, values, first sample
     waiting: list[tuple[Probe, int, str, Tensor, int]] = field(default_factory=list)
@@ -80,9 +80,9 @@ class Tally:
     def flush(self, probes: Sequence[Probe]) -> None:
         """Adds the numbers of a batch in the order of the probes.
 
-        All numbers are transferred together, because a transfer costs as much as a measurement.
+        The numbers go to the CPU together, because each transfer costs as much as a measurement.
         Raises ValueError, with layer and samples, if a number is not finite; NaN is allowed from a
-        probe that is partial.
+        probe with partial=True.
         """
         order = {probe.name: place for place, probe in enumerate(probes)}
         waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
@@ -116,7 +116,7 @@ class Tally:
                 self.heads[key] = moments
 
     def _keep(self, store: dict[Key, np.ndarray], key: Key, values: np.ndarray, start: int) -> None:
-        """Writes a batch into the array of all samples, which begins as NaN."""
+        """Writes a batch into the array of all samples; the array begins as NaN."""
         if key not in store:
             store[key] = np.full((self.n, *values.shape[1:]), np.nan)
         _same_heads(key, store[key].shape[1:], values.shape[1:])
@@ -142,7 +142,7 @@ class Tally:
 
 
 def _columns(values: list[Tensor]) -> list[np.ndarray]:
-    """Returns tensors as float64 arrays `[batch, 1 or head]`.
+    """Returns each tensor as a float64 array `[batch, 1]` or `[batch, head]`.
 
     Tensors of the same dtype and batch length are transferred together.
     """
@@ -179,7 +179,7 @@ def _refuse_nan(key: Key, values: np.ndarray, start: int, partial: bool) -> None
 
 
 def no_controls() -> pd.DataFrame:
-    """Returns the table of controls without rows."""
+    """Returns an empty table of controls."""
     return pd.DataFrame({name: np.array([], dtype=object) for name in CONTROLS})
 
 
@@ -225,15 +225,15 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
 
 
 def _head_sample_table(tally: Tally) -> pd.DataFrame:
-    """Returns a row per sample, layer and head that any statistic has.
+    """Returns a row per sample, layer and head, for every layer and head of any statistic.
 
-    In this row, every statistic that lacks the layer or the head is NaN.
+    A statistic that lacks the layer or the head of a row is NaN there.
     """
     tables: dict[tuple, dict[str, Any]] = {}  # statistics of the same layers and heads share rows
     for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
         layers = sorted(key[2] for key in tally.head_samples if key[:2] == (probe, statistic))
         wide = np.stack([tally.head_samples[probe, statistic, layer] for layer in layers], axis=1)
-        index = np.indices(wide.shape).reshape(3, -1)  # of [n, layer, head]
+        index = np.indices(wide.shape).reshape(3, -1)  # the place of each value in [n, layer, head]
         place = {
             "sample": index[0] + tally.start,
             "layer": np.array(layers)[index[1]],
@@ -249,7 +249,7 @@ def _head_sample_table(tally: Tally) -> pd.DataFrame:
 
 
 def layers(result: Result) -> pd.DataFrame:
-    """Returns mean, std and n over samples of each statistic and layer."""
+    """Returns mean, std and n, over samples, for each statistic and layer."""
     samples = result.stored["samples"]  # column by column, so that the table is not copied
     of_row = samples["layer"].to_numpy()
     rows_of = {layer: np.flatnonzero(of_row == layer) for layer in np.unique(of_row)}
@@ -271,7 +271,7 @@ def layers(result: Result) -> pd.DataFrame:
 
 
 def heads(result: Result) -> pd.DataFrame:
-    """Returns mean, std and n over samples of each statistic, layer and head."""
+    """Returns mean, std and n, over samples, for each statistic, layer and head."""
     moments: Any = with_std(result.stored["moments"])
     weights: Any = result.table("weights")
     measured = moments.loc[moments["head"] != TOGETHER, [*_STATISTIC, "head", *_NUMBERS]]

@@ -10,7 +10,7 @@ _SHORTEST = 2  # the fewest values of a segment
 
 
 class Change(NamedTuple):
-    """Where a series changes: the second segment begins at value `at`.
+    """Where a series changes: `at` is the index of the first value of the second segment.
 
     f: the F of a fit with two means against a fit with one. p: see `change_point`. before, after:
     the means of the two segments.
@@ -24,7 +24,7 @@ class Change(NamedTuple):
 
 
 def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the largest F over all places where a series may be cut in two, and the best place.
+    """Returns the largest F over all cuts of a series into two segments, and the cut that has it.
 
     F = (n - 2) B / W, with B the sum of squares between the two segments and W the sum of squares
     within them. A segment has at least 2 values. F is infinite if both segments are constant and
@@ -49,10 +49,10 @@ def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.nd
 def change_point(values: Float[np.ndarray, "n"], seed: int = 0) -> Change | None:
     """Returns where a series changes its mean most, or None for fewer than 7 values.
 
-    p: the share of circular shifts of the series whose F is at least as large: (1 + the number of
-    these shifts) / (1 + the number of all shifts). All n - 1 shifts are taken, or 999 drawn by
-    `seed` if there are more; so p is at least 1 / n. A shift keeps the values and, except at one
-    place, their neighbours, so slow waves do not count as a change.
+    p compares the F of the series with the F of its circular shifts: (1 + the number of shifts
+    whose F is at least as large) / (1 + the number of shifts). A series of n values has n - 1
+    shifts; if n - 1 > 999, `seed` draws 999 of them. So p is at least 1 / n. A shift keeps the
+    values and, except at one place, their neighbours, so slow waves do not count as a change.
     """
     n = len(values)
     if n < FEWEST or not np.isfinite(values).all():

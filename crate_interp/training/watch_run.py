@@ -110,7 +110,7 @@ class Watch:
         """Counts an update, and measures the model if the update's number is a multiple of `every`.
 
         number: the number of updates so far, if you count them yourself. Raises RuntimeError
-        outside `with`, and ValueError if the number is not above the last one.
+        outside `with`, and ValueError if the number is not above `now`.
         """
         if self._open is None:
             raise RuntimeError(
@@ -143,9 +143,9 @@ class Watch:
         return WatchResult(tables, meta | {"seconds": round(self.seconds, 3)})
 
     def _measure(self) -> None:
-        """Measures the model; if that fails, warns and lets the training continue.
+        """Measures the model; if the measurement fails, warns and lets the training continue.
 
-        While it is measured, the model is in eval mode, without autocast. Afterwards its modes and
+        During the measurement, the model is in eval mode without autocast. Afterwards its modes and
         torch's random numbers are as before.
         """
         started, step = time.perf_counter(), self.now
@@ -184,12 +184,12 @@ class Watch:
 
 
 def _other(kept: Tables, now: Tables) -> str | None:
-    """Returns how the numbers of a step differ from those in the folder, or None."""
+    """Returns how the numbers of a step differ from those in the folder, or None if they agree."""
     for name in ("samples", "moments", "weights"):
         numbers = kept[name].select_dtypes("float").columns
         for column in numbers.difference(["n", "squares"]):
             was, found = kept[name][column].to_numpy(), now[name][column].to_numpy()
-            # wide, because another device or precision does not make it another training
+            # a wide tolerance: another device or precision does not make it another training
             if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
                 means = [f"{np.nanmean(values):.4g}" for values in (was, found)]
                 return (

@@ -26,7 +26,7 @@ _LONG = 600.0  # seconds within which the first process must write that it has b
 
 @contextmanager
 def after_rank_0(out: str | Path | None) -> Iterator[None]:
-    """Runs the block first in each node's LOCAL_RANK 0 process, then in the node's other processes.
+    """Runs the `with` block in a node's LOCAL_RANK 0 process first, then in its other processes.
 
     out: the folder of the run, which all processes share. If the first process fails, the others
     print a note and continue. A process without a rank or a folder does not wait.

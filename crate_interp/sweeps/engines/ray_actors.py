@@ -32,7 +32,7 @@ Parcel = tuple[int, int, int, Sequence[Row]]  # the arguments of `Stage.task`
 # _LOOK: seconds between two looks at the cluster. _LONG: if no actor has started after this number
 # of looks, advice is printed. An actor for which the cluster has room starts sooner.
 _LOOK, _LONG = 5.0, 12
-_DEATHS = 5  # with more deaths in a row, per actor, the chunks must be at fault
+_DEATHS = 5  # more deaths in a row than this for each actor mean that the chunks are at fault
 
 
 def surroundings() -> dict[str, str | int]:
@@ -79,7 +79,7 @@ class Worker:
         self.stage: Any = None
 
     def check(self, wanted: dict[str, str | int]) -> None:
-        """Raises ValueError if this process may measure other numbers than the driver."""
+        """Raises ValueError if numbers measured here may differ from those of the driver."""
         own = surroundings()
         other = [name for name, value in wanted.items() if own[name] != value]
         if other:
@@ -139,7 +139,7 @@ class Pool:
         return len(self.idle) + sum(task is None for _, task in self.busy.values())
 
     def has_room(self, gpu: bool) -> bool:
-        """Tells whether another actor may start; the first always may, and then waits for room."""
+        """Tells whether another actor may start. The first always may; it then waits for room."""
         return len(self.idle) + len(self.busy) < max(1, self._places(gpu))
 
     def start(self, gpu: bool) -> None:

@@ -29,7 +29,7 @@ from crate_interp.results.result_reading import table_from
 from crate_interp.sweeps.ledgers.run_settings import check_same
 from crate_interp.sweeps.ledgers.shards import Shard
 
-# LISTING: holds the names and sizes of the data's files, if these were listed
+# LISTING: the file with the names and sizes of the data's files, if they were listed
 RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
 _LEDGERS = "ledger-*.jsonl"
 _LOCK = ".crate-interp-shard-"
@@ -236,7 +236,7 @@ def alone(out: Path) -> Iterator[None]:
 
 @contextmanager
 def writable(out: Path) -> Iterator[None]:
-    """Turns an OSError in the `with` block into a ValueError: `out` cannot be written into."""
+    """Turns an OSError in the `with` block into a ValueError that says why writing failed."""
     try:
         yield
     except OSError as error:
@@ -272,7 +272,7 @@ def settings_of(out: Path) -> dict[str, Any]:
 
 
 def _agree(out: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings, or raises ValueError if the folder has different ones.
+    """Writes the settings, or raises ValueError if the folder has different settings.
 
     Chunks without settings are refused too, because they may belong to any run.
     """
@@ -284,7 +284,7 @@ def _agree(out: Path, settings: Mapping[str, Any]) -> None:
     part = out / name
     write_text(part, json.dumps(settings, indent=2) + "\n")
     try:
-        # written completely or not at all, and only by the first of several processes
+        # a link creates a complete run.json or none, and only for the first of several processes
         os.link(part, out / RUN)
     except FileExistsError:
         _compare(out, settings)

@@ -138,15 +138,15 @@ class Chunk:
         first, n = self.samples.start, self.samples.n
         count = len(bad_ones(self.samples, first, first + n, self.masks))
         raise ValueError(
-            f"{' '.join(text.rstrip('.') + '.' for text in bad.values())} Of the samples {first} "
-            f"to {first + n - 1}, {count} cannot be decoded: {_SKIP}."
+            f"{' '.join(text.rstrip('.') + '.' for text in bad.values())} {count} of the "
+            f"samples {first} to {first + n - 1} cannot be decoded: {_SKIP}."
         )
 
     def after(self, number: int, read: Callable[[int, int], Tensor]) -> Tensor:
         """Returns the result of `read` for the sample after sample `number`.
 
-        The first sample follows the last. read: `samples.read` or `samples.masks`. With skip_bad,
-        samples that `read` cannot decode are skipped.
+        After the last sample, this is the first sample. read: `samples.read` or `samples.masks`.
+        With skip_bad, samples that `read` cannot decode are skipped.
         """
         try:
             return next_of(read, number, self.samples.of, self.skip_bad)
@@ -279,7 +279,7 @@ def _autocast(model: HookedModel, batch: Tensor, forward: Forward, dtype: torch.
 
 @contextmanager
 def measuring(acts: dict[str, Tensor], device: str) -> Iterator[dict[str, Tensor]]:
-    """Turns autocast off, if it is on, and yields 16-bit activations as float32 for the probes."""
+    """If autocast is on, turns it off and yields 16-bit activations as float32 for the probes."""
     if not torch.is_autocast_enabled(device):
         yield acts
         return

@@ -104,12 +104,12 @@ class Stage:
         return self.once["twin"]
 
     def merged(self, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
-        """Returns the merged tables of two neighbouring chunks; either may lack some tables."""
+        """Returns the merged tables of neighbouring chunks; either chunk may lack some tables."""
         return merged(self.rules, mine, theirs, meta)
 
 
 def twins_of(stage: Stage, count: int) -> list[Stage]:
-    """Returns stages "untrained-0", ... that measure twins of the model as `stage` measures it."""
+    """Returns stages "untrained-0", ..., which measure twins as `stage` measures the model."""
     return [replace(stage, name=f"untrained-{seed}", seed=seed, once={}) for seed in range(count)]
 
 
@@ -151,7 +151,7 @@ def with_facts(
 ) -> tuple[Tables, dict[str, Any]]:
     """Returns the tables that a result stores, and the meta with samples, counts and seconds added.
 
-    others: the tables of other stages of the same job, whose seconds are included.
+    others: the tables of other stages of the same job; the seconds of these stages are included.
     Raises ValueError if no sample could be decoded.
     """
     own = {name: table for name, table in tables.items() if name not in OF_A_CHUNK}
@@ -161,7 +161,7 @@ def with_facts(
     skipped = tables["skipped"].to_dict("records") if "skipped" in tables else []
     if len(skipped) == stop - start:
         raise ValueError(
-            f"none of the {stop - start} samples can be decoded. The first one: {skipped[0]['why']}"
+            f"none of the {stop - start} samples can be decoded. First error: {skipped[0]['why']}"
         )
     facts = {
         "data": sample_ranges.of(meta["data"][0]["fingerprint"], start, stop),
@@ -197,7 +197,7 @@ def folded(parts: Iterable[T], merge: Callable[[T, T], T]) -> T | None:
     parts were merged one after the other, rows would be copied up to n times. Returns None if there
     are no parts.
     """
-    waiting: list[tuple[int, Any]] = []  # (depth in merges, piece), deepest first
+    waiting: list[tuple[int, Any]] = []  # (levels of merging, piece), most levels first
     for piece in parts:
         depth = 0
         while waiting and waiting[-1][0] == depth:

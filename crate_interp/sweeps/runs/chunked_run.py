@@ -51,7 +51,7 @@ class Job:
     shard: Shard = WHOLE
     stages: dict[str, Stage] = field(default_factory=dict)
     _kept: dict[str, Tables] = field(default_factory=dict)
-    _chunks: int = 0  # chunks of all stages so far
+    _chunks: int = 0  # the number of chunks of all stages so far
 
     def run(self, stage: Stage, what: str | None = None) -> None:
         """Measures the missing chunks of a stage that belong to this process.
@@ -135,7 +135,7 @@ class Job:
         return finished(self.kind, self.ledger, self.stages, self.meta)
 
     def _noting(self, stage: Stage) -> Iterator[Task]:
-        """Yields the unfinished tasks of this shard, then records how many tasks there are."""
+        """Yields the unfinished tasks of this shard, then records how many chunks the stage has."""
         numbers = count()
         tasks = (task for task, _ in zip(stage.tasks(self.options.chunk_size), numbers))  # noqa: B905
         yield from self._own(stage, tasks, self._chunks)
@@ -169,8 +169,9 @@ class Job:
     def _refuse_other_data(self, found: str) -> None:
         assert self.ledger is not None
         raise ValueError(
-            f"the stream is not the one with which {str(self.ledger.out)!r} began: {found}. Give "
-            "the earlier stream or another folder, or start over with resume=False (--restart)."
+            "the stream differs from the stream with which the run in "
+            f"{str(self.ledger.out)!r} began: {found}. Give the earlier stream or another folder, "
+            "or start over with resume=False (--restart)."
         )
 
     def _has(self, stage: Stage, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> bool:

@@ -65,8 +65,8 @@ def read_ahead(
 def _ended(error: BaseException | None) -> str | None:
     """Returns torch's message about a worker that ended, or None.
 
-    torch raises this error at any point of this process, so another error may have been raised
-    from it.
+    torch may raise its error at any point of this process. So `error` may be another error, of
+    which torch's error is the cause.
     """
     while error is not None:
         if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):

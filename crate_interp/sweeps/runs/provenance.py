@@ -34,7 +34,7 @@ def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
         "n_layers": len(model.blocks),
         "data": sample_ranges.of(None, 0, n),
         "n_samples": n,
-        "unit": getattr(model, "unit", "images"),  # a cache's decoder has none
+        "unit": getattr(model, "unit", "images"),  # a cache's decoder has no unit
         "dtype": str(model.cfg.dtype).removeprefix("torch."),
         "device": str(model.cfg.device),
         "threads": torch.get_num_threads(),
@@ -100,7 +100,10 @@ def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
 
 
 def digest_of_labels(labels: Iterable[Any] | None) -> str | None:
-    """Returns a digest of labels, which the data's fingerprint may lack; None without labels."""
+    """Returns a digest of labels; None without labels.
+
+    The data's fingerprint may not cover the labels.
+    """
     if labels is None:
         return None
     digest = hashlib.sha256()

@@ -39,8 +39,8 @@ def merge(folder: str | Path) -> Any:
         )
         parts = [f"missing: {missing}"] * bool(missing) + [f"damaged: {damaged}"] * bool(damaged)
         raise ValueError(
-            f"{str(out)!r} does not hold all chunks of its run. {'; '.join(parts)}. Run the same "
-            "command again: it measures only these chunks."
+            f"{str(out)!r} does not hold all chunks of its run ({'; '.join(parts)}). Run the "
+            "same command again: it measures only these chunks."
         )
     meta = {**run["settings"], "command": plain(shlex.join(sys.argv), 1000)}
     kind = replace(kind, finish=partial(_finish, kind=kind, out=out))

@@ -33,7 +33,7 @@ class Forecast:
     advance: Callable[[int], object]
     busy: float = field(default_factory=_load)  # the load before this work began
     _done: int = 0
-    # time at which the first batch was done, and its samples
+    # the time at which the first batch was done, and its number of samples
     _first: tuple[float, int] | None = None
     _said: bool = False
 

@@ -1,4 +1,4 @@
-"""Untrained twins: the same architecture with random weights, for comparison with a trained one."""
+"""Untrained twins: the same architecture with random weights, to compare with a trained model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 
 SAMPLES = 64  # number of samples on which twins are measured
-_SMALLER = 1 / 3  # training does not shrink officially initialised positional embeddings this far
+_SMALLER = 1 / 3  # training does not shrink official positional embeddings below this share
 
 
 def first_samples(samples: Samples) -> Samples | None:
@@ -41,8 +41,8 @@ def twin(model: HookedModel, seed: int) -> Any:
 def other_start(model: HookedModel) -> str:
     """Returns a caution if a model's positional embeddings are far smaller than its twins'.
 
-    Rates depend on the length of tokens, and so on the initialisation of the training. Returns ""
-    if there is nothing to caution about.
+    Rates depend on the length of tokens, and therefore on how the training was initialised.
+    Returns "" if there is nothing to caution about.
     """
     drawn, own = (getattr(one, "pos_embed", None) for one in (twin(model, 0), model))
     if not isinstance(drawn, torch.Tensor) or not isinstance(own, torch.Tensor):

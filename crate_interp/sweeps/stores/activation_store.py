@@ -67,7 +67,7 @@ class ActivationStore(Result):
 
 
 def open_store(folder: str | Path) -> "datasets.Dataset":
-    """Returns the activations that `ci.store` wrote, mapped into memory; none is read yet.
+    """Returns the activations that `ci.store` wrote, mapped into memory and not read yet.
 
     Each row is a sample. The columns are `sample` (its number in the data), `label` if the data has
     labels, `input` (the SHA-256 of the model's input), and one column per hook point, in the shape

@@ -102,7 +102,7 @@ def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
 def mapped(paths: Sequence[Path], description: str, fingerprint: str) -> "datasets.Dataset":
     """Returns files with equal columns as one datasets.Dataset, mapped into memory.
 
-    Raises OSError or ValueError if a file cannot be read or has other columns than the first.
+    Raises OSError or ValueError if a file cannot be read or has other columns than the first file.
     """
     import datasets
     from datasets.table import MemoryMappedTable, concat_tables

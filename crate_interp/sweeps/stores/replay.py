@@ -1,4 +1,4 @@
-"""Passes stored activations to hooks in place of running the model: hooks see the same numbers."""
+"""Passes stored activations to hooks instead of running the model; hooks see the same numbers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class Replay:
 
     The input of this forward is a tensor of sample numbers. stored: the result of
     `ci.open_store`. shapes: point -> shape of one sample, in the order in which points fire. start:
-    the first sample's number.
+    the number of the store's first sample.
     """
 
     stored: "datasets.Dataset"
@@ -82,8 +82,8 @@ def readable(
 ) -> list[Probe]:
     """Returns the probes that can be measured with a forward; a store may lack some points.
 
-    some: whether to leave out probes that read a missing point; if every probe reads one, all are
-    kept. Raises KeyError if the store lacks a point of a probe that is kept.
+    some: whether to leave out probes that read a missing point; if every probe reads a missing
+    point, all probes are kept. Raises KeyError if the store lacks a point of a probe that is kept.
     """
     if not isinstance(forward, Replay):
         return probes

@@ -112,7 +112,7 @@ def _checked(options: RunOptions) -> Path:
 def _tried(
     model: HookedModel, samples: Samples, names: Sequence[str]
 ) -> tuple[Shapes, dict[str, Any]]:
-    """Returns each point's shape for the first sample, and forward options that reach all points.
+    """Returns each point's shape for the first sample, and options with which all points fire.
 
     A forward through the layers is enough for most points; later points need the full forward.
     """
@@ -208,7 +208,7 @@ def _check(name: str, value: Tensor, start: int, kept: str) -> None:
     if kept == "float16" and wrong.any():
         most = float(flat[flat.isfinite()].abs().max())
         raise ValueError(
-            f"{name} holds {most:.6g}, but float16 ends at {_HIGHEST}: samples "
+            f"{name} holds {most:.6g}, but the largest float16 number is {_HIGHEST}: samples "
             f"{_numbered(wrong, start)}. Give dtype=torch.float32."
         )
 
