@@ -57,12 +57,12 @@ def repeat_targets(
 def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFrame:
     """Returns how much attention each head gives to each kind of target.
 
-    A row per target, layer and head: target, layer, head, score, low, high, even, samples. score:
-    the share of a query's attention that goes to its targets, averaged over the queries that have a
-    target, and then over samples. low, high: the 95 % interval of the mean over samples. even: the
-    score of a head that attends evenly to every key it may see. It is also the score of any head,
-    averaged over permutations of the keys. samples: the number of samples in which some query has a
-    target; other samples are left out.
+    The table has a row per target, layer and head: target, layer, head, score, low, high, even,
+    samples. score: the share of a query's attention that goes to its targets, averaged over the
+    queries that have a target, and then over samples. low, high: the 95 % interval of the mean over
+    samples. even: the score of a head that attends evenly to every key it may see. It is also the
+    score of any head, averaged over permutations of the keys. samples: the number of samples in
+    which some query has a target; other samples are left out.
 
     cache: the cache of `model.run_with_cache(tokens)`, with attn.hook_pattern. targets: masks
     `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own. In language
@@ -86,7 +86,7 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
         for layer in range(len(model.blocks)):
             pattern = cache.at("attn.hook_pattern", layer)  # [batch, head, query, key]
             seen = _seen(pattern, causal=model.cfg.kind == "text")
-            if cache.mask is not None:  # padding neither asks nor answers
+            if cache.mask is not None:  # a padding token is neither a query nor a key
                 real = cache.mask.to(pattern.device)
                 seen = seen & real[:, :, None] & real[:, None, :]
             wanted = _fitting(name, given, pattern) & seen

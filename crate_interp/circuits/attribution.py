@@ -84,7 +84,7 @@ class LogitAttribution(Result):
         return torch.stack(rows).sum(dim=0)
 
     def headline(self) -> str:
-        """Returns the largest part other than the constant, and the whole logit, in a sentence."""
+        """Returns a sentence with the largest part other than the constant, and the whole logit."""
         table: Any = self._table("parts")
         row = table[table["part"] != "constant"].iloc[0]
         name = {"embed": "the embedding", "positions": "the position embeddings"}.get(row["part"])
@@ -198,7 +198,7 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
 
 
 def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
-    """Returns a row per sample, part, layer and number."""
+    """Returns a table with a row per sample, part, layer and number."""
     n = len(parts["embed"])
     places = [
         (part, *(*place, None, None)[:2])
@@ -265,7 +265,7 @@ def _indices(model: Any, target: Target) -> Tensor:
 
 
 def _direction(model: Any, target: Target) -> Float[Tensor, "target d_model"]:
-    """Returns a logit's derivative along each axis of the stream, for a scale of 1."""
+    """Returns a logit's derivative along each axis of the stream, if the last norm has scale 1."""
     columns = model.W_U.T[_indices(model, target)]
     if not isinstance(model.ln_final, HookedLayerNorm):
         return columns
@@ -282,7 +282,7 @@ def _constant(model: Any, target: Target) -> Float[Tensor, "target"]:
 
 
 def residual_gains(model: Any) -> tuple[list[Any], Any]:
-    """Returns the factor of each layer's output in the final stream, and that of the embedding."""
+    """Returns the factors in the final stream: of each layer's output, and of the embedding."""
     count = len(model.blocks)
     if not hasattr(model, "resid_lambdas"):
         return [1.0] * count, 1.0

@@ -33,7 +33,7 @@ def attribution_patch(
 
     How good a first-order estimate is depends on the inputs. On crate-tiny-fashion, its correlation
     with real patching is .51 on four pairs of images (.52 with 32 steps), and .92, .95 and .45 on
-    other pairs. Before you trust the order of heads, patch the first heads and a few random heads:
+    other pairs. Before you trust the order of heads, patch the top heads and a few random heads:
     `model.run_with_hooks(base, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", edit.patch(z,
     heads=head))])` with z of the source run (`ci.hooks.edit`), or
     `ci.circuits.patching.get_act_patch_attn_head_out_all_pos(model, base, cache, metric)`.

@@ -11,7 +11,7 @@ WIDE, TALL, BOX = 120, 40, (72, 24)  # distance of columns, distance of rows, si
 _INK = "var(--ink, currentColor)"
 _CARD = "var(--card, rgba(127, 127, 127, 0.12))"
 _LINE = "var(--muted, currentColor)"
-_ABOVE, _BELOW = "var(--accent, #3a86c8)", "var(--other, #c8702c)"  # by the sign of the weight
+_ABOVE, _BELOW = "var(--accent, #3a86c8)", "var(--other, #c8702c)"  # edges of weight >= 0 and < 0
 
 Point = tuple[float, float]
 Place = tuple[int, int]

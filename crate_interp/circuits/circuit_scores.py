@@ -39,15 +39,15 @@ _DISTANCES: dict[str, Callable[[float], float]] = {
 class CircuitScores(Result):
     """The scores of a circuit of heads, compared with the scores of random circuits.
 
-    `table()`: measure, value, low, high (95 % interval over inputs; NaN if the metric was one
-    number for all inputs), random_mean, random_low, random_high (the middle 95 % of random
-    circuits) and share_as_good, `(1 + k) / (1 + n)` if k of n random circuits of as many heads do
-    as well. The best scores are faithfulness 1, completeness 0 and a high minimality.
-    `table("heads")`: the cost of removing each head from the circuit (minimality), with low and
-    high. meta: `whole`, the metric with all heads, and `none`, the metric with every head ablated.
-    If `whole` and `none` are close, the scores are noisy: look at both numbers, and at other
-    inputs. The intervals ignore how the circuit was chosen, so evaluate it on inputs that were not
-    used to choose it.
+    `table()` has the columns measure, value, low, high (95 % interval over inputs; NaN if the
+    metric was one number for all inputs), random_mean, random_low, random_high (the middle 95 % of
+    random circuits) and share_as_good. If n random circuits of as many heads were scored and k of
+    these do at least as well, share_as_good is `(1 + k) / (1 + n)`. The best scores are
+    faithfulness 1, completeness 0 and a high minimality. `table("heads")`: the cost of removing
+    each head from the circuit (minimality), with low and high. meta: `whole`, the metric with all
+    heads, and `none`, the metric with every head ablated. If `whole` and `none` are close, the
+    scores are noisy: look at both numbers, and at other inputs. The intervals ignore how the
+    circuit was chosen, so evaluate it on inputs that did not help to choose it.
     """
 
     KIND = "circuit_scores"
@@ -60,7 +60,7 @@ class CircuitScores(Result):
     )
 
     def headline(self) -> str:
-        """Returns the scores, those of random circuits, and the metric with all or no heads."""
+        """Returns the scores, random circuits' scores, and the metric with all heads and none."""
         rows: Any = self._table("scores").itertuples()
         words = [f"{row.measure} {row.value:.3f}{_beside(row)}" for row in rows]
         heads = counted(len(self._table("heads")), "heads")
@@ -71,7 +71,7 @@ class CircuitScores(Result):
 
 
 def _beside(row: Any) -> str:
-    """Returns the intervals of a score and of the random circuits, if they exist."""
+    """Returns a score's interval and the mean score of random circuits, if these exist."""
     interval = "" if np.isnan(row.low) else interval_words(row.low, row.high, ".3f", "")
     random = "" if np.isnan(row.random_mean) else f"random {row.random_mean:.3f}"
     words = "; ".join(filter(None, (interval, random)))
@@ -93,7 +93,8 @@ def evaluate(
 ) -> CircuitScores:
     """Scores the heads of a circuit by ablating heads (arXiv 2211.00593, section 4).
 
-    F is the metric, M all heads, C the heads of the circuit. Faithfulness is
+    F(S) is the metric if all heads outside the set S are ablated. M is the set of all heads, C the
+    set of the circuit's heads, and F(none) has every head ablated. Faithfulness is
     `(F(C) - F(none)) / (F(M) - F(none))`; it is 1 if the circuit alone does what the model does.
     Completeness is `max_K |F(C without K) - F(M without K)| / |F(M) - F(none)|`, where K is C
     itself or one of `subsets` random subsets of C; it is 0 if nothing outside the circuit does its
@@ -209,17 +210,17 @@ class _Parts:
     costs: Float[np.ndarray, "sample head"]
 
     def ratios(self, above: Float[np.ndarray, "sample c"]) -> Studentised:
-        """Returns the bootstrap-t of differences as shares of the span."""
+        """Returns the bootstrap-t of the differences divided by the span."""
         return studentised(linearised_ratio(above, self.span))
 
     def sizes(self, above: Float[np.ndarray, "sample c"]) -> Float[np.ndarray, "c"]:
-        """Returns the sizes of differences as shares of the span."""
+        """Returns the absolute values of the mean differences, divided by the mean span."""
         return np.abs(above.mean(axis=0) / self.span.mean())
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """The metric of a model with some heads ablated; each set of heads runs only once.
+    """The metric of a model with some heads ablated; the model runs once per set of heads.
 
     The metric has a value for each input, or one value for all inputs.
     """
@@ -290,7 +291,7 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
 
 
 def _together(ratios: Studentised) -> Ends:
-    """Returns the ends of intervals that hold jointly (Bonferroni), as far as resamples allow."""
+    """Returns the ends of intervals that hold jointly (Bonferroni), as far as RESAMPLES allows."""
     return ratios.interval(1 - max((1 - CONFIDENCE) / len(ratios.mean), 2 / RESAMPLES))
 
 
@@ -304,7 +305,7 @@ def _sizes(ends: Ends) -> Ends:
 def _table(
     scored: list[dict[str, float]], intervals: dict[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Returns the first circuit's scores and intervals, and how the other circuits score."""
+    """Returns a table of the first circuit's scores, next to the scores of the random circuits."""
     rows: list[tuple] = []
     for name, value in scored[0].items():
         others = np.array([scores[name] for scores in scored[1:]])

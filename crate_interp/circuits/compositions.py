@@ -32,7 +32,7 @@ _FEWEST = 100  # random subspaces needed for a 99th percentile
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
 _SENDER = ["from_layer", "from_head", "to_layer"]
 Rows = Float[Tensor, "*rows d_model"]
-# reading layer -> A^T A of each head of the earlier layers; A is the head's output on arrival
+# reading layer -> A^T A of each head of the earlier layers, whose output arrives there as A
 Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
 # bases of random subspaces, and bases of the heads of each layer
 Bases = tuple[Float[Tensor, "draw d_model d_head"], list[Float[Tensor, "head d_model d_head"]]]
@@ -52,7 +52,7 @@ def _pairs(result: Result) -> pd.DataFrame:
 
 
 def _share(inside: Tensor, energy: Tensor) -> Tensor:
-    """Returns inside / energy, 0 for a head that writes nothing."""
+    """Returns inside / energy, or 0 for a head that writes nothing."""
     tiny = torch.finfo(energy.dtype).tiny
     return torch.where(energy > 0, inside / energy.clamp(min=tiny), 0)
 
@@ -61,9 +61,9 @@ class Composition(Result):
     """How much each head reads of the output of each head of an earlier layer.
 
     `table()` has a row per pair: from_layer, from_head, to_layer, to_head, score, chance,
-    percentile_99 (`ci.circuits.composition` explains them). Stored tables, sums over tokens:
-    `senders` (energy, |A|_F^2), `inside` (|A Q_j|_F^2) and `random` (|A Q|_F^2 for each random
-    subspace).
+    percentile_99. The stored tables hold sums over tokens: `senders` (energy, |A|_F^2), `inside`
+    (|A Q_j|_F^2) and `random` (|A Q|_F^2 for the basis Q of each random subspace).
+    `ci.circuits.composition` explains the columns and the symbols.
     """
 
     KIND = "composition"
@@ -141,10 +141,11 @@ def composition(
 ) -> Perhaps[Composition]:
     """Measures how much of the output of head (l, i) is read by head (m, j) of a later layer.
 
-    The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1], with Q_j = qr(U_j). Head i writes the rows of
-    W_O,i `[d_head, d_model]` (all codes of the head weigh the same), and the layers between carry
-    these rows on. A holds the rows as they arrive at layer m, after its LayerNorm. A score of 1
-    means that head j reads everything; a random subspace gets p/d, which is d_head / d_model.
+    Head i writes the rows of W_O,i `[d_head, d_model]` (all codes of the head weigh the same), and
+    the layers between carry these rows on. A holds the rows as they arrive at layer m, after its
+    LayerNorm. Q_j = qr(U_j) is a basis of the subspace that head j reads. The score is
+    `|A Q_j|_F^2 / |A|_F^2` in [0, 1]. A score of 1 means that head j reads everything; a random
+    subspace gets p/d, which is d_head / d_model.
 
     role: the map by which head j reads, "q", "k" or "v"; in CRATE all three are one subspace U_j.
     through: how the layers between carry the rows. "direct" leaves them unchanged. "linear" applies
@@ -197,7 +198,7 @@ def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:
 
 
 def _bases(model: Any, settings: dict[str, Any]) -> Bases:
-    """Returns orthonormal bases `[base, d_model, width]`: (random, those of each layer's heads)."""
+    """Returns orthonormal bases `[base, d_model, width]`: random ones, and the heads' by layer."""
     cfg, name = model.cfg, f"W_{settings['role']}".upper()
     generator = torch.Generator().manual_seed(settings["seed"])
     shape = (settings["draws"], cfg.d_model, cfg.d_head)
@@ -229,13 +230,13 @@ def _tables(model: Any, grams: Grams, bases: Bases) -> Tables:
 def _inside(
     gram: Float[Tensor, "sender d d"], bases: Float[Tensor, "base d width"]
 ) -> Float[Tensor, "sender base"]:
-    """Returns `tr(Q^T G Q)` for each sender and basis."""
+    """Returns `tr(Q^T G Q)` for the Gram matrix G of each sender and each basis Q."""
     pattern = "base d width, sender d e, base e width -> sender base"
     return einsum(bases, gram, bases, pattern)
 
 
 def _of_weights(model: Any, through: str) -> Grams:
-    """Returns A^T A for the rows of W_O, as the layers between carry them."""
+    """Returns A^T A, where A holds the rows of W_O as they arrive at a later layer."""
     grams: Grams = {}
     # rows of each earlier layer [head, d_head, d_model], as they arrive at the current layer
     carried: list[Tensor] = []
@@ -253,7 +254,7 @@ def _of_weights(model: Any, through: str) -> Grams:
 def _measured(chunk: Chunk) -> Grams:
     """Returns A^T A for the heads' outputs on data, summed over tokens.
 
-    Memory holds only the outputs of all earlier layers as they arrive at the current layer.
+    At each layer, memory holds the outputs of all earlier layers only as they arrive there.
     """
     model = chunk.model
     grams: Grams = {}
@@ -302,8 +303,8 @@ def pushed(
 ) -> Float[Tensor, "count batch pos d_model"]:
     """Returns the derivative of a function of the stream at `at` along each of several tangents.
 
-    It takes two reverse passes: the first is linear in its cotangent w, and its derivative in w is
-    the forward derivative.
+    It takes two reverse passes. The result of the first is linear in its cotangent w, and the
+    derivative of this result in w is the forward derivative.
     """
     with torch.enable_grad():
         x = at.detach().requires_grad_()

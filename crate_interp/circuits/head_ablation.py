@@ -60,8 +60,8 @@ def ablate_heads(
 
     The layers below the head run once for all heads, so the cost is about layers * heads / 2
     forwards of the data, half the cost of full runs. (Full runs are needed if a layer reads more
-    than the stream, and for a black box behind a bridge.) A drop is paired by sample.
-    The mean that replaces an output is not measured again for the resamples of an interval.
+    than the stream, and for a black box behind a bridge.) Drops are paired by sample.
+    Their intervals come from resamples, which all use the same mean in place of an output.
 
     Raises ValueError, before work starts, for a model without logits, for images whose labels are
     missing or not classes of the model, for an unknown how or metric, and as `ci.sweep` does.

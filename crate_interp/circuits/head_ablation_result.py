@@ -129,7 +129,7 @@ class HeadAblation(Result):
         return LEVEL if _one_answer(self) else BOOTSTRAP_LEVEL
 
     def headline(self) -> str:
-        """Returns how many heads matter, how many would by chance, and the most important head."""
+        """Returns how many heads matter, how many would by chance, and the largest effect."""
         table: Any = self._table("heads")
         count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
         apart = int((signs(table["low"], table["high"]) != 0).sum())

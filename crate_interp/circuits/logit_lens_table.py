@@ -20,7 +20,8 @@ class LogitLens(Result):
     """The likeliest answers if the last norm and the unembedding read the stream at each layer.
 
     `table()` has a row per sample, layer and rank: sample, layer, rank (from 0), answer,
-    probability. Layer l is the stream before that layer; layer n_layers is the final stream.
+    probability. Rows of layer l read the stream before layer l, those of layer n_layers the final
+    stream.
     """
 
     KIND = "logit_lens"
@@ -29,7 +30,7 @@ class LogitLens(Result):
     STORED = {"answers": by("sample", "layer", "rank")}
 
     def headline(self) -> str:
-        """Returns the answer for the first sample, and from which layer on it is the likeliest."""
+        """Returns the first sample's answer, and the layer from which on it is the likeliest."""
         table: Any = self._table("answers")
         own = table[(table["sample"] == table["sample"].min()) & (table["rank"] == 0)]
         last = own.iloc[-1]

@@ -25,9 +25,9 @@ _DOC = """Patches {point!r} over {axes}, with tokens as positions.
 
     This is `transformer_lens.patching`'s sweep: each forward runs the corrupted input, with the
     activation at one place taken from the clean run, and metric(logits) -> number measures the
-    result. Returns a tensor with an axis for each of {axes}. layers, positions: those to patch, in
-    this order; None means all. `hooks.edit.patch_positions` numbers the patches of an image. Other
-    options, such as reduce='none', work as in TransformerLens.
+    result. Returns a tensor with an axis for each of {axes}. layers, positions: which to patch, in
+    the order given; None means all. `hooks.edit.patch_positions` numbers the patches of an image.
+    Other options, such as reduce='none', work as in TransformerLens.
 
     Raises ValueError for layers and positions that the model does not have, and for a clean run
     with another number of tokens. Raises KeyError if the clean cache lacks the point.

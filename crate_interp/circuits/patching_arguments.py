@@ -13,12 +13,12 @@ from crate_interp.models.hooked import HookedModel, check_hooked
 
 Head = tuple[int, int]  # layer, number in the layer
 Metric = Callable[[Tensor], Tensor | float]  # takes logits, returns one number
-# takes logits, returns one number, or one for each input
+# takes logits, returns one number for all inputs, or a number for each input
 MetricBySample = Callable[[Tensor], Tensor | float]
 
 
 def check_runs(model: HookedModel, source: Tensor, base: Tensor) -> None:
-    """Raises ValueError unless the model is hooked, with logits, and both inputs have one shape."""
+    """Raises ValueError unless a hooked model with logits gets two inputs of the same shape."""
     check_hooked(model)
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
@@ -63,7 +63,7 @@ def as_number(value: Tensor | float) -> float:
 def as_values(value: Tensor | float, samples: int) -> Float[np.ndarray, "sample"]:
     """Returns a metric's values for the inputs, or its single value for all.
 
-    Raises ValueError unless it is one finite number, or one for each input.
+    Raises ValueError unless the value is one finite number, or a finite number for each input.
     """
     if not isinstance(value, Tensor) or value.numel() == 1:
         return np.array([as_number(value)])

@@ -1,7 +1,7 @@
 """Figures and pages of results and caches. matplotlib and jinja2 load when something is drawn.
 
-A figure is returned, neither shown nor saved. A page shows what its result holds: no function here
-runs a model or opens data.
+A function for figures returns the figure, and neither shows nor saves it. A page shows only what
+its result or cache holds: no function here runs a model or opens data.
 """
 
 from crate_interp.viz.explorer.explorer_page import explore

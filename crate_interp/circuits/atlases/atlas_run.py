@@ -53,22 +53,23 @@ class Atlas(AtomResult):
 
     `table()` has a row per layer and atom: the columns of `ci.atoms`, then
 
-    - first_order, first_order_low, first_order_high: the change of a sample's loss, to first order
-      and in nats, if the atom is set to 0 at every token; the mean over all samples and its 95 %
-      interval;
+    - first_order, first_order_low, first_order_high: the change of a sample's loss if the atom
+      is set to 0 at every token, to first order and in nats. The columns hold the mean of this
+      change over all samples, and the 95 % interval of the mean;
     - ablation, ablation_low, ablation_high, ablated: the same change, measured by running the model
-      without the atom, and the number of samples of this measurement. For atoms that were not
-      chosen for it, the change is NaN and the number is 0;
+      without the atom, and the number of samples on which it was measured. For atoms that were not
+      ablated, the change is NaN and the number is 0;
     - raises, lowers: names of classes or tokens whose logits the atom moves most. If the stream is
-      a sum (crate-alpha, gpt-baseline, nanochat-crate), the effect on a logit is that of the direct
-      path, `<row of W_out, g * w_t>` less the mean over t (a logit lens); effects through later
-      layers are left out. In crate and crate-lm each step re-codes the stream, so there is no
-      direct path. There the effect is the first-order effect on the logit over the samples of
-      `ablate`, with half the width of its 95 % interval; effects whose interval contains 0 are left
-      out. Each logit takes its own backward. So if there are more than 16 classes or tokens, only
-      the 16 that the model answers most often are measured;
-    - nearest, nearest_cosine: the atoms of other layers with the largest cosine of columns of D,
-      and the largest cosine.
+      a sum (crate-alpha, gpt-baseline, nanochat-crate), the effect on logit t is that of the direct
+      path: `<row of W_out, g * w_t>` less the mean over t, with w_t the column of W_U and g the
+      weight of the last norm (a logit lens). Effects through later layers are left out. In crate
+      and crate-lm each step re-codes the stream, so there is no direct path. There the effect is
+      the first-order effect on the logit over the samples of `ablate`, with half the width of its
+      95 % interval; effects whose interval contains 0 are left out. Each logit takes its own
+      backward. So if there are more than 16 classes or tokens, only the 16 that the model answers
+      most often are measured;
+    - nearest, nearest_cosine: the atoms of other layers whose columns of D have the largest cosine
+      with the atom's column, and the largest of these cosines.
 
     An effect above 0 means that the loss grows without the atom. Each interval is for one atom by
     itself: of 100 atoms without any effect, about 5 have an interval that excludes 0.
@@ -162,7 +163,7 @@ class Atlas(AtomResult):
         return int((signs(low, high) != 0).sum()), int(low.notna().sum())
 
     def _first_by_the_others(self, table: pd.DataFrame) -> int:
-        """Returns the row number of the top atom, judged on samples that do not ablate it."""
+        """Returns the row number of the top atom, judged on samples on which it was not ablated."""
         tried: Any = self._table("ablations")
         own = tried.assign(own=tried["first_order"] ** 2).groupby(_KEYS)["own"]
         own = own.agg(["sum", "count"]).reset_index()
@@ -189,8 +190,9 @@ def atlas(
     model, otherwise of the model's own answer. For text, it is the cross-entropy of the next token,
     averaged over a window. Effects are measured
 
-    - to first order, `sum_t (0 - z_tj) d loss / d z_tj`, for every atom on all samples: one forward
-      and one backward of a batch give the effects of all atoms of all layers;
+    - to first order, for every atom j on all samples: `sum_t (0 - z_tj) d loss / d z_tj`, with z_tj
+      the atom's code at token t. One forward and one backward of a batch give the effects of all
+      atoms of all layers;
     - exactly, for 20 atoms of each layer, by running the layers above without the atom, on `ablate`
       samples spread evenly over the data (at most half of the samples). The 20 atoms are those with
       the largest first-order effects on the other samples, by their root mean square.
@@ -279,7 +281,7 @@ def _of_few(
     skipped: set[int],
     progress: bool,
 ) -> Tables:
-    """Returns the last stage's tables: of the `ablate` samples, of the weights, and excerpts."""
+    """Returns the last stage's tables: those of `ablate` samples, of weights and of excerpts."""
     model, samples = chunk.model, chunk.samples
     there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
     count = min(ablate, len(there) // 2)

@@ -19,7 +19,7 @@ from crate_interp.sweeps.atom_statistics import CODE
 
 PER_LAYER = 20  # atoms of each layer to set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]
-_TOKENS = 2**15  # tokens in one forward, which runs a copy of the inputs for each atom set to 0
+_TOKENS = 2**15  # the most tokens in one forward, with a copy of the inputs for each atom set to 0
 _KEYS = ["layer", "atom"]
 
 
@@ -62,8 +62,8 @@ def ablations(
 def ablated(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per chosen atom.
 
-    Columns: layer, atom, ablation, ablation_low, ablation_high (a 95 % interval of the mean, by
-    resampling the samples), ablated (the number of samples).
+    Columns: layer, atom, ablation (the mean over samples), ablation_low and ablation_high (the 95 %
+    interval of this mean, by resampling the samples), ablated (the number of samples).
     """
     wide: Any = table.pivot(index="sample", columns=_KEYS, values="ablation")
     there = wide.notna().to_numpy()

@@ -34,10 +34,11 @@ def directions(model: HookedModel) -> pd.DataFrame:
     """Returns a row per layer and atom: layer, atom, raises, lowers, nearest, nearest_cosine.
 
     raises, lowers: the classes or tokens whose logit the atom's direction moves most on the direct
-    path, `gain <row of W_out, g * w_t>` less the mean over t, for a code of 1 and a final norm of
-    scale 1. gain: the factor of nanochat's residual lambdas. Both are "" if sparse steps replace
-    the stream (`cfg.residual` is False), because then no direct path leads from a layer to the
-    logits. nearest: the atoms of other layers with the largest cosine of columns of D.
+    path. Logit t moves by `gain <row of W_out, g * w_t>` less the mean over t, for a code of 1 and
+    a final norm of scale 1. gain: the factor of nanochat's residual lambdas. g: the final norm's
+    weight. w_t: the column of W_U. raises and lowers are "" if sparse steps replace the stream
+    (`cfg.residual` is False), because then no direct path leads from a layer to the logits.
+    nearest: the atoms of other layers whose columns of D have the largest cosine with the atom's.
     """
     layers, width = len(model.blocks), model.cfg.d_mlp
     raises, lowers = _logits(model) if model.cfg.residual else ([""] * layers * width,) * 2
@@ -86,7 +87,7 @@ def _nearest(model: Any) -> tuple[list[str], list[float]]:
             names += [""] * model.cfg.d_mlp
             cosines += [np.nan] * model.cfg.d_mlp
             continue
-        # the best of one layer at a time, so that the table of all pairs is never in memory
+        # the nearest of each layer are found first, so that memory never holds all pairs of atoms
         best = [(mine.T @ d).topk(min(NAMED, d.shape[1]), dim=1) for _, d in others]
         values = torch.cat([top.values for top in best], dim=1)
         numbers = zip(others, best, strict=True)

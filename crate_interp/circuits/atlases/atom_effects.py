@@ -30,7 +30,7 @@ _LOGITS = 2**25  # the most logits in one forward of a piece of a batch: 128 MB
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss whose changes are the effects: a number for each sample, in nats.
+    """The loss, a number for each sample, in nats. Effects are changes of this loss.
 
     kind: a key of LOSSES. classes: for kind "labels" only, the class of each sample; the first
     class belongs to sample number `start`.
@@ -53,7 +53,7 @@ class Loss:
 
 
 def loss_on(model: HookedModel, samples: Samples) -> Loss:
-    """Returns the loss for a data set, with its labels if every label is a class of the model.
+    """Returns the loss for a data set. It uses labels if every label is a class of the model.
 
     Labels with names (folders, or a ClassLabel column) are matched by name. If the model's classes
     have no names, a ClassLabel column is matched by number, provided that it has as many classes as
@@ -115,11 +115,12 @@ def at_once(model: Any, inputs: Tensor) -> int:
 def loss_effects(
     model: HookedModel, inputs: Tensor, numbers: Sequence[int], loss: Loss
 ) -> tuple[Float[Tensor, "batch layer atom"], Float[Tensor, "batch"]]:
-    """Returns how setting each atom to 0 changes each sample's loss, to first order, and the loss.
+    """Returns the first-order effect of each atom on each sample's loss, and this loss.
 
-    The effect is `sum_t (0 - z_tj) d loss / d z_tj` over the tokens t, in nats: the derivative
-    of the loss in the direction that takes the atom's code to 0. One forward and one backward give
-    the effects of all atoms of all layers. An atom whose code is 0 has no effect.
+    The effect of atom j is `sum_t (0 - z_tj) d loss / d z_tj` in nats, where z_tj is the atom's
+    code at token t. This is the derivative of the loss in the direction that takes the code to 0.
+    One forward and one backward give the effects of all atoms of all layers. An atom whose code is
+    0 has no effect.
     """
     effects, values = [], []
     size = at_once(model, inputs)
@@ -159,8 +160,8 @@ def sums_over_tokens(
 def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
     """Returns the table "effects", a row per layer and atom: layer, atom, n, loss, total, squares.
 
-    n: samples. loss: the sum of their losses. total, squares: the sums of the first-order effects
-    and of their squares.
+    n: the number of samples. loss: the sum of their losses. total, squares: the sums of the
+    first-order effects and of their squares.
     """
     total = squares = torch.zeros(())
     value, n = 0.0, 0

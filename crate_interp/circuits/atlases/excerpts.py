@@ -30,7 +30,7 @@ def excerpts(
     tiles (images): sample, token, picture (the bytes of a WebP). contexts (text): sample, token,
     before, at, after. Each place has one row, in `tiles` for an image model and in `contexts` for a
     language model; the other table is empty. Each image has a further row with token -1, which
-    holds the entire picture. The samples are read again.
+    holds the entire picture. The samples are read from the data again.
     """
     wanted: Any = places[["sample", "token"]].drop_duplicates()
     wanted = wanted.sort_values(["sample", "token"])

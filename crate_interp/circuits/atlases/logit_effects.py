@@ -20,11 +20,12 @@ COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
 def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
     """Returns a row per layer, atom and logit: layer, atom, logit, name, n, total, squares.
 
-    total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square. Here
-    `logit` is the logit less the mean of all logits; for text, it is averaged over tokens. A
-    positive sum means that the atom raises the logit, to first order. Each logit takes its own
-    backward. So if there are more than 16 classes or tokens, only the 16 that the model answers
-    most often on these samples are measured. The table is empty without inputs.
+    total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square, with
+    z_tj the code of atom j at token t. Here `logit` is the logit less the mean of all logits; for
+    text, it is averaged over tokens. A positive sum means that the atom raises the logit, to first
+    order. Each logit takes its own backward. So if there are more than 16 classes or tokens, only
+    the 16 that the model answers most often on these samples are measured. The table is empty
+    without inputs.
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})

@@ -13,12 +13,12 @@ from crate_interp.viz.explorer import panels
 from crate_interp.viz.explorer.packing import Attention, pack_attention, words_of
 from crate_interp.viz.pages.page import Html, render
 
-# The points that a cache should hold end with these names: attention, codes, atoms, the stream.
+# Ends of the names of the points that the page shows: attention, codes, atoms, the stream.
 POINTS = (
     "attn.hook_pattern", "attn.hook_q", "attn.hook_k", "mlp.hook_post", "hook_resid_pre",
     "hook_resid_post", "hook_pooled", "hook_mask",
 )  # fmt: skip
-_MOST_SHARES = 200_000_000  # attention shares; a browser cannot hold more
+_MOST_SHARES = 200_000_000  # the most attention shares that a browser can hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
 
@@ -36,13 +36,14 @@ def explore(
     For each head, the page shows what the patch or token attends to, what attends to it, and which
     tokens have similar codes. It also shows the largest atoms of the patch or token, and where else
     these atoms are large. For images it adds MaskCut's masks and the principal components of the
-    codes; for texts, the logit lens. The page is one file, runs no model and asks the network for
-    nothing. It holds codes in 16 bits and computes attention from them. The error of a share of
-    attention, checked when the page is made, is at most 1 % of the largest share in its row.
+    codes; for texts, the logit lens. The page is one file, runs no model and needs no internet. It
+    holds codes in 16 bits and computes attention from them. The error of a share of
+    attention is at most 1 % of the largest share in its row; the page is checked for this when it
+    is made.
 
     cache: from `model.run_with_cache(x)`, for a model of images or of text. inputs: the same x.
     circuit: a circuit to draw on the page; its heads get a ring. sample: the number of the sample
-    in the cache. name: the sample's name on the page; None means "sample" and this number.
+    in the cache. name: the sample's name on the page; None means "sample" and the number.
 
     The cache must hold attn.hook_pattern of every layer. Other points each add a part to the page:
     attn.hook_q and attn.hook_k; mlp.hook_post; hook_resid_pre with the last hook_resid_post;
@@ -158,9 +159,10 @@ def _start(seen: panels.Seen) -> dict[str, int]:
 
 
 def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
-    """Returns the word for the vectors compared by cosine: "codes", or "queries" if keys differ.
+    """Returns the page's word for the vectors that it compares by cosine.
 
-    Returns None if the page holds no such vectors.
+    The word is "codes" if queries and keys are the same, "queries" if they differ, and None if the
+    page holds no codes.
     """
     if not any("codes" in each.parts for each in attention):
         return None

@@ -1,7 +1,7 @@
-"""Numbers as text inside a page: bytes, deflated, as base64.
+"""Packs numbers as text inside a page: their bytes are deflated and then written as base64.
 
-Attention is stored as codes if the page can compute it from them, because codes are fewer numbers:
-for 197 tokens a head has 197 x 64 numbers in its codes, but 197 x 197 shares.
+If the page can compute attention from codes, only the codes are stored, because they are fewer
+numbers: for 197 tokens, the codes of a head are 197 x 64 numbers, its attention 197 x 197.
 """
 
 import base64
@@ -19,12 +19,12 @@ LIMIT = 0.01  # the largest error of recomputed attention, relative to a row's l
 class Attention:
     """One layer's attention as a page stores it.
 
-    parts: name -> text. "codes" holds the codes of the queries, and "keys" those of the keys if the
-    two differ: float16 `[head, pos, d_head]` in planes. "rows" and "largest" hold the attention
-    itself, if it is not the softmax of the codes. "rows" has bytes `[head, query, key]`, in steps
-    of 1/255 of a row's largest share; "largest" has the largest share of each row as float16
-    `[head, query]` in planes. error: the largest error of a share, relative to the largest share in
-    its row. most: the largest share of each head.
+    parts: name -> text. "codes" holds the codes of the queries, and "keys" holds the codes of the
+    keys if these differ: float16 `[head, pos, d_head]`, packed by `planes`. If the attention is not
+    the softmax of the codes, "rows" and "largest" hold the attention itself. "rows" has bytes
+    `[head, query, key]`, in steps of 1/255 of a row's largest share; "largest" has the largest
+    share of each row as float16 `[head, query]`, packed by `planes`. error: the largest error of a
+    share, relative to the largest share in its row. most: the largest share of each head.
     """
 
     parts: dict[str, str]
@@ -61,8 +61,8 @@ def pack_attention(
 ) -> Attention:
     """Returns a layer's attention as text: codes if their softmax errs by at most 1 %, else rows.
 
-    codes: the queries' codes, None if unknown. keys: None if queries and keys are the same code.
-    causal: whether a query sees no later keys.
+    codes: the queries' codes, None if unknown. keys: the keys' codes, None if they equal `codes`.
+    causal: True if a query sees no later keys.
     """
     most = [float(f"{value:.4g}") for value in pattern.max(axis=(1, 2))]
     parts: dict[str, str] = {}
@@ -85,10 +85,11 @@ def pack_attention(
 def pack_tops(
     values: Float[np.ndarray, "pos any"], totals: Float[np.ndarray, "pos"], count: int
 ) -> str:
-    """Returns the `count` largest numbers of each row as text: their places, values and a total.
+    """Returns the `count` largest numbers of each row, and the row's total, as text.
 
-    The text has places uint32 `[pos, count]`, values float32 `[pos, count]` and totals float32
-    `[pos]`, in this order. Equal numbers keep their order in the row.
+    The text has the places of the numbers as uint32 `[pos, count]`, their values as float32
+    `[pos, count]` and the totals as float32 `[pos]`, in this order. Equal numbers keep their order
+    in the row.
     """
     count = min(count, values.shape[1])
     order = np.argsort(-values, axis=1, kind="stable")[:, :count]
@@ -100,7 +101,7 @@ def pack_ranked(
     values: Float[np.ndarray, "pos count"],
     totals: Float[np.ndarray, "pos"],
 ) -> str:
-    """Returns ranked numbers as the text that `pack_tops` makes."""
+    """Packs numbers that are ranked already, in the format of `pack_tops`."""
     floats = np.concatenate([values.ravel(), totals.ravel()]).astype("<f4")
     return packed(np.concatenate([places.ravel().astype("<u4"), floats.view("<u4")]))
 
@@ -119,9 +120,9 @@ def _fits(values: np.ndarray) -> bool:
 
 
 def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: bool) -> float:
-    """Returns the largest error of the softmax of float16 codes.
+    """Returns the largest error of the attention that the softmax of float16 codes gives.
 
-    Each error is relative to the largest share in its row.
+    The error of a share is relative to the largest share in its row.
     """
     worst = 0.0
     for head in range(len(pattern)):  # one head at a time: a long text has large patterns
@@ -136,5 +137,5 @@ def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: boo
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Returns the errors of entries, each divided by the largest wanted entry of its row."""
+    """Returns the error of each entry, divided by the largest wanted entry in its row."""
     return np.abs(found - wanted) / wanted.max(axis=-1, keepdims=True).clip(min=1e-30)

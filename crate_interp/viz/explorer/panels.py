@@ -1,4 +1,4 @@
-"""What the explorer shows besides attention: names, picture, atoms, masks, lens and circuit.
+"""The parts of the explorer other than attention: names, picture, atoms, masks, lens and circuit.
 
 If the cache lacks what a panel needs, the page leaves the panel out and says why.
 """
@@ -29,19 +29,19 @@ from crate_interp.viz.pages.page_pictures import image_uri
 ATOMS, ANSWERS = 16, 5  # how many atoms and next tokens a page stores for each token
 _MASKS, _COMPONENTS, _EDGES = 3, 3, 200
 _TOWERS = ("clipa-visual", "clipa-text")  # towers return features, which are not answers
-_PICTURE = 448  # pixels of the longer side
+_PICTURE = 448  # the most pixels on the longer side of the picture
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One sample of a cache; inputs: the model's inputs, batch first."""
+    """One sample of a cache, and the batch of inputs that the sample is in."""
 
     cache: CrateCache
     model: HookedModel
     inputs: Tensor
     sample: int
     count: int  # of tokens
-    grid: tuple[int, int] | None  # rows and columns of patches; None: a text
+    grid: tuple[int, int] | None  # rows and columns of patches; None for a text
 
     @property
     def causal(self) -> bool:
@@ -59,27 +59,27 @@ class Seen:
         return name in self.cache.cache_dict
 
     def everywhere(self, point: str) -> bool:
-        """Tells whether the cache holds a point of every layer."""
+        """Tells whether the cache holds a point in every layer."""
         return all(self.has(point, layer) for layer in range(len(self.model.blocks)))
 
     def at(self, point: str, layer: int) -> Float[np.ndarray, "..."]:
-        """Returns the activation at a point for the sample; raises ValueError for NaN and Inf."""
+        """Returns the sample's activation at a point; raises ValueError for NaN and Inf."""
         values = self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
         words = {"attn.hook_pattern": "NaN, Inf or a share below 0"}.get(point, "NaN or Inf")
         if not np.isfinite(values).all() or ("share" in words and (values < 0).any()):
             raise ValueError(
-                f"{point} holds {words} in layer {layer} for sample {self.sample}, which cannot "
-                "be drawn."
+                f"{point} holds {words} in layer {layer} for sample {self.sample}, so it "
+                "cannot be drawn."
             )
         return values
 
     def codes(self, role: str, layer: int) -> Float[np.ndarray, "head pos d_head"] | None:
-        """Returns the codes of a role, "q" or "k", or None if they were not cached."""
+        """Returns the codes of the queries ("q") or keys ("k"), or None if they were not cached."""
         point = f"attn.hook_{role}"
         if not self.has(point, layer):
             return None
         codes = self.at(point, layer).swapaxes(0, 1)
-        # heads of some black boxes share their keys
+        # in some black boxes several heads share one key, which is repeated here
         return np.repeat(codes, self.model.cfg.n_heads // len(codes), axis=0)
 
     @property
@@ -92,7 +92,7 @@ class Seen:
 
     @cached_property
     def lens(self) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest next tokens `[layer, pos, rank]` after each layer, with probabilities."""
+        """The likeliest next tokens by the lens, and their probabilities: `[layer, pos, rank]`."""
         with torch.inference_mode():
             found = self.cache.logit_lens(
                 positions=None,
@@ -123,7 +123,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
     given = _tensor(net, inputs)
     first = next((value for name, value in cache.items() if name.endswith("hook_pattern")), None)
     if not cache.has_batch_dim:
-        cache.at("attn.hook_pattern", 0)  # raises an error that says what to do
+        cache.at("attn.hook_pattern", 0)  # raises the error for a cache without a batch axis
     shape = list(given.shape)
     if model.cfg.kind == "text":
         grid, count = None, shape[1]
@@ -184,12 +184,12 @@ def reaches(seen: Seen) -> list[int]:
 
 
 def token_names(seen: Seen) -> list[str] | None:
-    """Returns the tokens of a text as shown, or None for an image."""
+    """Returns the tokens of a text as the page shows them, or None for an image."""
     return None if seen.grid else _named(seen.model, seen.inputs[seen.sample].tolist())
 
 
 def _named(model: Any, ids: list[int]) -> list[str]:
-    """Returns tokens as text, or as numbers if the model has no tokenizer."""
+    """Returns the text of each token id, or the id itself if the model has no tokenizer."""
     try:
         names = model.to_str_tokens(torch.tensor(ids))
     except ValueError:
@@ -205,7 +205,7 @@ def picture(seen: Seen) -> str | None:
 
 
 def ratio(seen: Seen) -> float:
-    """Returns width over height of the image; 1 for a text."""
+    """Returns the width of the image divided by its height; 1 for a text."""
     return 1.0 if seen.grid is None else seen.inputs.shape[3] / seen.inputs.shape[2]
 
 
@@ -231,7 +231,7 @@ def answer(seen: Seen) -> tuple[str, float] | None:
 
 
 def lens_names(seen: Seen) -> dict[int, str] | None:
-    """Returns the text of each token id that the logit lens names; None without a lens."""
+    """Returns the text of each token id that the logit lens names; None if there is no lens."""
     if not seen.has_lens:
         return None
     ids = sorted(set(seen.lens[0].ravel().tolist()))
@@ -244,7 +244,7 @@ def next_tokens(seen: Seen) -> list[int] | None:
 
 
 def tops(seen: Seen, layer: int) -> dict[str, str]:
-    """Returns the ranked numbers of a layer as texts: its largest atoms, and the logit lens."""
+    """Returns a layer's largest atoms and the answers of its logit lens as packed texts."""
     parts = {}
     if seen.everywhere("mlp.hook_post"):
         values = seen.at("mlp.hook_post", layer).reshape(seen.count, -1)
@@ -260,7 +260,7 @@ def overlays(seen: Seen) -> list[dict[str, Any]] | None:
 
     Both are computed from the concatenated codes of all heads, without CLS. masks: for each patch,
     the number of its mask, or 0 for no mask. components: for each component, its values at the
-    patches, in 1/100 of the component's largest.
+    patches, in 1/100 of the component's largest value.
     """
     if seen.grid is None or not _has_codes(seen):
         return None
@@ -306,9 +306,9 @@ def hidden_patches(seen: Seen) -> int:
 
 
 def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] | None:
-    """Returns nodes with their columns, and the largest edges; None without a circuit.
+    """Returns a circuit's nodes with their columns, and its largest edges; None without a circuit.
 
-    Raises ValueError if `circuit` is no Circuit, or if the model lacks one of its heads or atoms.
+    Raises ValueError if `circuit` is no Circuit, or has a head or atom that the model lacks.
     """
     if circuit is None:
         return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _PANEL = 1.05  # inches
-_MOST = 64  # images: a figure of 256 would take minutes, and no screen could show it
+_MOST = 64  # images in a figure; 256 would take minutes, and no screen could show them
 
 Query = int | tuple[int, int]  # the number of a token (0 is CLS), or (row, column) of a patch
 
@@ -40,12 +40,12 @@ def attention_on_image(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
-    cache: from `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: its
-    number; negative numbers count from the end. query: 0 for CLS, or (row, column) of a patch. Each
-    map is scaled to its brightest patch. Below the map are the share of attention on that patch
-    (max) and the share on CLS, which is not drawn. ax, title, dpi: as in `ci.viz.layers`; ax holds
-    all panels. Raises ValueError if the cache is not of these images or there are more than 64
-    images, KeyError if the pattern was not cached.
+    cache: from `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: the
+    layer's number; negative numbers count from the end. query: 0 for CLS, or (row, column) of a
+    patch. Each map is scaled to its brightest patch. The text below a map gives the share of
+    attention on this patch (max) and the share on CLS, which the map does not show. ax, title, dpi:
+    as in `ci.viz.layers`; ax holds all panels. Raises ValueError if the cache is not of these
+    images, or if there are more than 64 images. Raises KeyError if the pattern was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     on_cls = _on_cls(cache, layer, images, query)  # [batch, head]
@@ -85,7 +85,7 @@ def attention_on_image(
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
-    letters = int(inches[0] * 72 / (0.6 * TITLE))  # that fit on a line as wide as the figure
+    letters = int(inches[0] * 72 / (0.6 * TITLE))  # how many fit on a line as wide as the figure
     figure.suptitle(fill(plain(words if title is None else title), letters), fontsize=TITLE)
     return as_written(figure)
 
@@ -153,13 +153,14 @@ def head_grid(
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Html:
-    """Returns a page that maps a query's attention for each head and image; a slider picks layers.
+    """Returns a page with a map of a query's attention for each head and image, layer by layer.
 
     cache: from `model.run_with_cache(images)`, with attn.hook_pattern of the layers or, if `scaled`
-    or `cls_key` is False, with attn.hook_q and attn.hook_k. layers: their numbers, None for all.
-    query: 0 for CLS, or (row, column) of a patch. Every map is scaled to its own largest value,
-    which is written below it. A notebook shows the page, and `.save(path)` writes it as one file
-    that needs no network. The arrow keys move the slider, the tab key visits the maps.
+    or `cls_key` is False, with attn.hook_q and attn.hook_k. layers: the numbers of the layers,
+    None for all. query: 0 for CLS, or (row, column) of a patch. Every map is scaled to its own
+    largest value, which is written below the map. A notebook shows the page, and `.save(path)`
+    writes it as one file that needs no internet. On the page, a slider picks the layer. The arrow
+    keys move the slider, the tab key goes from map to map.
 
     Raises ValueError or KeyError as `ci.maps.attention` does, and ValueError if the cache is not of
     these images or `layers` are not layers of the model.

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 
-# CRATE-S on ImageNet validation, read off figure 3 of arXiv 2306.01129, as no table was published.
+# CRATE-S on ImageNet validation, read off figure 3 of arXiv 2306.01129 (no table was published).
 # The paper's layers 1 to 12 are layers 0 to 11 here. The figure shows the fraction of non-zeros;
 # the values here are the fraction of zeros, as in `sparsity.zero_fraction`.
-# statistic -> (values, how far the reading may be off)
+# statistic -> (values by layer, largest error of reading a value off the figure)
 PUBLISHED: dict[str, tuple[tuple[float, ...], float]] = {
     "compression.official_rate": (
         (1101, 1028, 1093, 1063, 916, 933, 1002, 945, 856, 833, 754, 667), 3.0,
@@ -32,7 +32,7 @@ PUBLISHED: dict[str, tuple[tuple[float, ...], float]] = {
         (0.588, 0.534, 0.565, 0.624, 0.587, 0.608, 0.650, 0.670, 0.722, 0.737, 0.795, 0.665), 0.01,
     ),
 }  # fmt: skip
-_MARKERS = "osD^vP"  # in addition to colours, so that lines differ in print too
+_MARKERS = "osD^vP"  # markers of lines, so that lines differ in print and not only in colour
 
 
 def is_crate_s(config: dict[str, Any]) -> bool:
@@ -53,12 +53,12 @@ def layers(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of "probe.statistic" by layer, for one result or several.
 
-    A line is the mean over samples, and its band a 95 % interval of this mean by Student's t; a
-    statistic of the weights has no band. If a statistic has a value per head, each sample counts
-    with its mean over heads; if there is a single result, thin lines show the heads. The dashed
-    line is the mean of `untrained`, results of the same network with random weights, and its band
-    goes from the lowest to the highest of these results. The chance level, if it is known, is
-    dotted. labels: a name for each result; None takes the model's name. For a CRATE-S, the
+    A line is the mean over samples, and its band is the 95 % interval of this mean by Student's t;
+    a statistic of the weights has no band. If a statistic has a value per head, each sample counts
+    with its mean over heads; if there is a single result, thin lines show the heads. untrained:
+    results of the same network with random weights. A dashed line shows the mean of these results,
+    and its band goes from the lowest to the highest of them. A dotted line shows the chance level,
+    if it is known. labels: a name for each result; None takes the model's name. For a CRATE-S, the
     published curve of `compression.official_rate` or `sparsity.zero_fraction` is added, labelled as
     read off a figure (`PUBLISHED` in this file).
 
@@ -109,8 +109,8 @@ def beside(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of two statistics by layer, one above the other.
 
-    For example `linear.accuracy` of a linear probe over `compression.subspace_rate_mid` of a sweep.
-    Lines, bands, ax, title and dpi are as in `ci.viz.layers`; ax holds both panels.
+    For example, `linear.accuracy` of a linear probe is drawn above `compression.subspace_rate_mid`
+    of a sweep. Lines, bands, ax, title and dpi are as in `ci.viz.layers`; ax holds both panels.
     title: "" removes both titles, any other text is put above the upper panel. Raises ValueError if
     a result lacks its statistic.
     """
@@ -175,7 +175,7 @@ def _draw(
 
 
 def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) -> None:
-    """Adds to the legend what the bands mean, and over how many samples they are."""
+    """Adds to the legend what the bands mean, and the number of samples behind them."""
     banded = [one.n for one in drawn if not np.isnan(one.low).all()]
     if banded:
         low, high = min(banded), max(banded)
@@ -230,7 +230,7 @@ def steps(
     statistic.
     """
     if not isinstance(result, WatchResult):
-        raise ValueError(f"got a {type(result).__name__}. Give what watch.result() returns.")
+        raise ValueError(f"got a {type(result).__name__}. Give the result of watch.result().")
     checks.one_of("statistic", statistic, tuple(result.meta["statistics"]))
     means = _means(result, statistic)
     if not means.size:

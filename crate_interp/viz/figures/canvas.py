@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 
-LONGEST = 48  # characters; more do not fit beside a figure
-WIDTH = 3.3  # inches, a column of a paper with two
-PAGE = 6.9  # inches, both columns of such a paper
+LONGEST = 48  # characters of a name; more do not fit next to a figure
+WIDTH = 3.3  # inches: the width of a column in a paper with two columns
+PAGE = 6.9  # inches: the width of both columns of such a paper
 TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest size that is legible in print
 _DPI = 200
 _LINE = 42  # characters of a title on one line
@@ -30,9 +30,9 @@ def label(text: object) -> str:
 
 
 def as_written(figure: Any, *own: object) -> Any:
-    """Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
+    r"""Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
 
-    Names may come from unknown files: "$\nonsense$" would raise when the figure is drawn. Tick
+    Names may come from unknown files, and drawing a name such as "$\nonsense$" would raise. Tick
     labels are matplotlib's own and stay unchanged. own: the Axes that were drawn into, if the
     figure belongs to the caller; the rest of the figure then stays unchanged.
     """
@@ -110,7 +110,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
             f"ax is a {type(ax).__name__}: give one matplotlib Axes, such as figure.subplots()."
         )
     figure: Any = ax.figure
-    while figure is not figure.figure:  # a SubFigure: the figure that it is part of
+    while figure is not figure.figure:  # from a SubFigure to the figure that it is part of
         figure = figure.figure
     if dpi is not None:
         figure.set_dpi(dpi)
@@ -152,7 +152,7 @@ def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
 def finished(
     figure: "matplotlib.figure.Figure", rows: list[Any], ax: object, title: str | None, words: str
 ) -> "matplotlib.figure.Figure":
-    """Returns a figure with its title, above the first of the Axes, and its legend below the last.
+    """Adds the title above the first Axes and the legend below the last, and returns the figure.
 
     rows: the Axes that were drawn into. ax: the caller's Axes, or None. title, words: as in
     `set_title`. No text is read as a formula.
@@ -163,7 +163,7 @@ def finished(
 
 
 def set_frame(axes: "matplotlib.axes.Axes") -> None:
-    """Draws a grid, and a frame that is open above and to the right."""
+    """Draws a grid, and a frame without its upper and right sides."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
 

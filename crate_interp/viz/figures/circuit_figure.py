@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _ABOVE, _BELOW, _INK, _CARD = "#1f66a3", "#b8601f", "#1a1d20", "#f4f6f8"
-_INCHES = 1 / 108  # inches for a unit of the layout: six columns are 6.2 inches wide
+_INCHES = 1 / 108  # inches per unit of the layout, which makes six columns 6.2 inches wide
 _THIN, _THICK = 0.6, 3.5  # points
 _SIGNS = 38  # characters that fit on a title line of the narrowest figure
-_BELOW_NODES = 10  # room for two lines of words
+_BELOW_NODES = 10  # room for two lines of words below the nodes
 
 
 def circuit(
@@ -68,7 +68,7 @@ def circuit(
 
 
 def _font_size(axes: Any, width: int) -> float:
-    """Returns the font size, 4 to 8 points, with which words fit into the boxes."""
+    """Returns the font size, 4 to 8 points, at which the words fit into the boxes."""
     inches = axes.get_window_extent().width / axes.figure.dpi
     return min(8.0, max(4.0, 8.0 * inches / (width * _INCHES)))
 
@@ -94,7 +94,7 @@ def _draw_node(axes: Any, name: str, spot: Point, size: float) -> None:
 
 
 def _draw_columns(axes: Any, spots: dict[str, Point], height: int, size: float) -> None:
-    """Writes the layer below each column of heads or atoms."""
+    """Writes the number of the layer below each column of heads or atoms."""
     look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": size - 1, "color": _INK}
     for (layer, atoms), x in {place_of(name): spot[0] for name, spot in spots.items()}.items():
         if -1 < layer < LAST:

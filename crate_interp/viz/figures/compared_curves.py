@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class Compared:
     """A statistic of a comparison, for each layer of side a.
 
-    rows: the columns of `Comparison.table()` as arrays. bands: the 95 % interval of each side's
-    mean, over samples if the side is one network, else over its networks; NaN if nothing varies.
+    rows: the columns of `Comparison.table()` as arrays. bands: for each side, the ends of the 95 %
+    interval of its mean. The mean is over samples if the side is one network, else over the side's
+    networks. The ends are NaN if nothing varies.
     """
 
     layers: Float[np.ndarray, "layer"]
@@ -67,9 +68,9 @@ def compare(
 
     The upper panel shows both sides, the lower panel their difference. Bands are 95 % intervals:
     over samples if a side is one network, over networks if it has several. Dashed lines are the
-    means of the untrained twins; in the lower panel, the difference of these means. A filled dot
-    marks a difference that holds (p <= 0.05, adjusted over layers), a hollow dot a difference that
-    does not hold. If a and b differ in depth, the layers are those of a.
+    means of the untrained twins; the dashed line of the lower panel is the difference of these
+    means. A filled dot marks a difference that holds (p <= 0.05, adjusted over layers), a hollow
+    dot a difference that does not hold. If a and b differ in depth, the layers are those of a.
 
     ax, title, dpi: as in `ci.viz.layers`; ax holds both panels. Raises ValueError, with the nearest
     names, if the statistic was not compared.

@@ -1,4 +1,4 @@
-"""Heat maps with a cell for each layer and head: of any number, and of the cost of ablation."""
+"""Heat maps with a cell for each layer and head, for any numbers and for the cost of ablation."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequence[Sequence[float]]
-_ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: one row; limits for all rows together
-_BELOW = 0.42  # inches between the cells and the colour bar: numbers of heads, and the word "head"
+_ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: one row; least and most for all rows
+_BELOW = 0.42  # inches from cells to colour bar: room for the heads' numbers and the word "head"
 _DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths of characters, relative to the font size
 _UNITS = {"loss": "rise of the loss (nats)", "accuracy": "drop of the accuracy"}
 
@@ -149,9 +149,9 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     words = "head (framed: 95 % interval excludes 0)" if len(framed) else "head"
     axes.set_xlabel(words, fontsize=canvas.TEXT)
     frame(axes, framed)
-    # below the cells, so that twelve heads and their numbers have the full column width
+    # the bar is below the cells, so that the numbers of twelve heads have the full column width
     pad = 0.03
-    if figure.get_layout_engine() is None:  # then nothing keeps the bar off the heads' numbers
+    if figure.get_layout_engine() is None:  # then the bar would cover the heads' numbers
         box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
         pad = _BELOW / box.height
     bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, fraction=0.05, pad=pad)
@@ -173,7 +173,7 @@ def frame(axes: "matplotlib.axes.Axes", cells: np.ndarray, dashed: bool = False)
 def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
     """Writes the numbers into the cells, if all of them fit."""
     image, most = axes.images[-1], _largest(grid)
-    figure.draw_without_rendering()  # a cell has no known width before this
+    figure.draw_without_rendering()  # the width of a cell is not known before this
     box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     wide, tall = box.width * 72 / grid.shape[1], box.height * 72 / grid.shape[0]
     if canvas.SMALL + 0.8 > tall:
@@ -204,7 +204,7 @@ def written(value: float, most: float, digits: int = 2) -> str:
     """Returns a number as a short text: .12, 1.2, 12.
 
     most: the largest absolute value that is shown, which sets the decimals of all numbers. digits:
-    the significant digits of that value if it is below .1: 2 gives .012, and 1 gives .01.
+    the significant digits of `most` if it is below .1: 2 gives .012, and 1 gives .01.
     """
     if np.isnan(value):
         return ""

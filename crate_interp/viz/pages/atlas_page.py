@@ -1,4 +1,4 @@
-"""The pages of an atlas: an index of all atoms, and for each layer the inputs of each atom."""
+"""The pages of an atlas: an index of all atoms, and for each layer a page of its atoms' inputs."""
 
 import math
 import re
@@ -20,11 +20,11 @@ from crate_interp.stats.significance import LEVEL, signs
 from crate_interp.viz.pages.page import fingerprints, render
 
 SHOWN = 60  # atoms that the index shows at once
-_OPEN = 32  # atoms of a layer that are shown without a click, since a page of all is too long
-_ON_INDEX = {"images": 3, "windows": 1}  # pictures or contexts of each atom
+_OPEN = 32  # atoms of a layer that are shown without a click; all would make the page too long
+_ON_INDEX = {"images": 3, "windows": 1}  # pictures or contexts of each atom on the index
 _LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
 Token = tuple[int, int]  # sample, position
-BLOCK = 64  # atoms in one file of pictures: a row for each, the largest value on the left
+BLOCK = 64  # atoms in one file of pictures; each has a row, with its largest value on the left
 
 
 def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
@@ -34,9 +34,9 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     with their pictures and can be sorted and filtered. Atoms whose effect on the loss was measured
     exactly come first, in order of this effect; then the other atoms, in order of their first-order
     effect. An image's patch is shown boxed, with the patches around it; CLS is shown as the entire
-    image, with a note. A token of a text is shown with 12 tokens before and 4 after it. Each file
-    in patches/ has the pictures of 64 atoms; images/ has the entire images. The pages open from the
-    disk.
+    image, with a note. A token of a text is shown with the 12 tokens before it and 4 after it. Each
+    file in patches/ has the pictures of 64 atoms; images/ has the entire images. The pages can be
+    opened from the disk.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -77,7 +77,7 @@ def _write(atlas: Atlas, out: Path) -> None:
 
 
 def _order(atom: Mapping[str, Any]) -> tuple[bool, float, int, int]:
-    """Returns an atom's sort key: exact effects before first-order ones, large before small."""
+    """Returns an atom's sort key: exact effects first, and then the larger effect first."""
     return not atom["exact"], -abs(atom["effect"]), atom["layer"], atom["atom"]
 
 
@@ -90,7 +90,7 @@ def _excerpts(atlas: Atlas) -> dict[Token, dict[str, Any]]:
 def _shown(
     atlas: Atlas, layer: int, excerpts: Mapping[Token, Any], out: Path
 ) -> dict[int, list[dict[str, Any]]]:
-    """Returns what to show for each atom of a layer, and writes sheets of tiles as files."""
+    """Returns the tokens to show for each atom of a layer, and writes sheets of tiles as files."""
     shown: dict[int, list[dict[str, Any]]] = {}
     pictures: dict[int, list[bytes]] = {}
     for atom, tokens in _places(atlas, layer):
@@ -109,7 +109,7 @@ def _shown(
 
 
 def _places(atlas: Atlas, layer: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields each atom of a layer with the tokens of its largest values, the largest first."""
+    """Yields each atom of a layer with its top tokens, the one with the largest value first."""
     top: Any = atlas.table("top")
     rows = top[top["layer"] == layer].sort_values(["atom", "rank"])
     for atom, own in rows.groupby("atom"):
@@ -168,7 +168,7 @@ def _index(atlas: Atlas, atoms: list[dict[str, Any]]) -> str:
 
 
 def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
-    """Returns how many atoms change the loss, and how many would by chance."""
+    """Returns a sentence on how many atoms change the loss, and how many would by chance."""
     tried = counts["ablation"][1] > 0
     clear, every = counts["ablation" if tried else "first_order"]
     what = "atoms that were set to 0" if tried else "atoms"
@@ -180,7 +180,7 @@ def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _listed(atom: Mapping[str, Any], count: int) -> list[Any]:
-    """Returns an atom as the list that the script of the index reads."""
+    """Returns an atom as a list, the form that the script of the index reads."""
     tokens = atom["tokens"][:count]
     texts = [[visible(part) for part in token["text"]] for token in tokens if "text" in token]
     numbers = [_short(atom[name]) for name in ("firing_rate", "effect", "low", "high")]
@@ -196,7 +196,7 @@ def _short(value: float) -> float | None:
 
 
 def _layers(atlas: Atlas) -> dict[str, list]:
-    """Returns the table of layers; if measured, with how exact and first-order effects agree."""
+    """Returns the table of layers, with the agreement of the two effects if it was measured."""
     layers: Any = atlas.layers()
     agreement: Any = atlas.table("agreement")
     if len(agreement):
@@ -218,7 +218,7 @@ def _grid(atlas: Atlas) -> list[int]:
 
 
 def _logits(atlas: Atlas) -> str:
-    """Returns how the logits that an atom raises or lowers were found; "" without logits."""
+    """Returns words on how the logits that an atom moves were found; "" without logits."""
     measured: Any = atlas.table("logits")
     if len(measured):
         each = "mean over the tokens of a window, " if _is_text(atlas) else ""
@@ -243,7 +243,7 @@ def _is_text(atlas: Atlas) -> bool:
 def write_sheets(pictures: Mapping[int, list[bytes]], columns: int, out: Path, layer: int) -> None:
     """Writes patches/L{layer}-{block}.webp: a row for each of 64 atoms, a column for each rank.
 
-    Atom a has row a % 64 of block a // 64.
+    Atom a is in row a % 64 of block a // 64.
     """
     (out / "patches").mkdir(exist_ok=True)
     for block in sorted({atom // BLOCK for atom in pictures}):

@@ -1,4 +1,4 @@
-"""The page of an audit: the finding, a verdict by claim and layer, the numbers behind it."""
+"""The page of an audit: the finding, a verdict for each claim and layer, and all numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def _few(result: AuditResult) -> int:
 
 
 def _numbers(card: Card) -> list[dict[str, Any]]:
-    """Returns each number of a card: its formula, its bounds, and a drawing of its intervals."""
+    """Returns the formula, the bounds and a drawing of the intervals of each number of a card."""
     found = []
     for name, rows in card.numbers.items():
         number = NUMBERS[name]
@@ -113,7 +113,7 @@ def _panel(claim: Claim, name: str, main: Any) -> dict[str, Any]:
     by_layer = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
     by_layer = by_layer[by_layer["value", "mean"].notna()]
     lines = [
-        Line("chance", np.full(len(by_layer), round(bound, 5) + 0.0))  # a bound of 1e-6 is 0
+        Line("chance", np.full(len(by_layer), round(bound, 5) + 0.0))  # draws a bound of 1e-6 at 0
         for bound in (number.low, number.high)
         if bound is not None
     ]
@@ -170,7 +170,7 @@ def _nulls(result: AuditResult) -> dict[str, Any]:
 
 
 def _beside(result: AuditResult) -> dict[str, Any]:
-    """Returns the numbers that no claim judges, at the main eps, and the meaning of each."""
+    """Returns a table of the numbers that no claim judges, at the main eps, with their meanings."""
     layers = main_rows(result, "layers")
     shown = [name for name in BESIDE if name in layers]
     rows = [

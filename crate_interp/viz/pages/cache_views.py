@@ -1,9 +1,9 @@
-"""Views of a cache as pages that are one file: attention, activations and top tokens.
+"""Pages of a cache, each one file: attention, activations and top tokens.
 
 Activations and top tokens are drawn by circuitsvis, whose JavaScript is inside the page, so no
-network is needed. Attention is drawn by this library, because circuitsvis has one colour scale for
-all heads and rows: the first row of a language model, whose only share is 1, would leave the other
-rows white.
+internet is needed. Attention is drawn by this library, because circuitsvis has one colour scale for
+all heads and rows. In a language model, the first row has a single share of 1, next to which all
+other rows would be white.
 """
 
 import base64
@@ -24,7 +24,7 @@ from crate_interp.models.cache import CrateCache
 from crate_interp.results.result import counted
 from crate_interp.viz.pages.page import Html, render
 
-# circuitsvis colours text: a patch is drawn as five spaces, and a line break ends a row of patches
+# circuitsvis colours text, so a patch is drawn as five spaces, and a line break ends each row
 _CELL = "\u00a0" * 5
 
 Numbers = int | Sequence[int] | Int[np.ndarray, "n"] | Int[Tensor, "n"]
@@ -43,14 +43,14 @@ def attention(
 ) -> Html:
     """Returns a page with the attention patterns of a layer's heads.
 
-    A matrix shows one head: a row is a query token, a column a key token. The reader chooses a
-    colour scale for each row, or one for all rows in shares or in multiples of the even share.
-    Pointing at a pair shows its share in words and highlights the tokens or patches that the row
-    attends to; the arrow keys go from pair to pair.
+    A matrix shows one head: a row is a query token, a column a key token. The reader chooses one
+    colour scale per row, or one for all rows, in shares or in multiples of the even share. Pointing
+    at a pair shows its share in words and highlights the tokens or patches that the row attends to;
+    the arrow keys go from pair to pair.
 
     cache: from `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: the tokens
-    as strings or ids, or the text itself. None reads the tokens of a text from hook_embed, or
-    numbers them if hook_embed was not cached; it names the tokens of an image "CLS" and
+    as strings or ids, or the text itself. If None, the tokens of a text are read from hook_embed,
+    or are numbered if hook_embed was not cached, and the tokens of an image are named "CLS" and
     "row,column". grid: rows and columns of patches, needed if the image does not have the model's
     own size. heads: the numbers of the heads to show, None for all. Shares are stored in 255 steps
     of the largest share in their row: 12 heads of 197 tokens make 0.7 MB.
@@ -71,7 +71,7 @@ def attention(
     if not np.isfinite(values).all():
         raise ValueError(
             f"the pattern of layer {layer} holds NaN or Inf for sample {sample}, "
-            "which cannot be drawn."
+            "so it cannot be drawn."
         )
     number = layer % len(model.blocks)
     is_text = model.cfg.kind == "text"
@@ -104,7 +104,7 @@ def _matrix(
 
 
 def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
-    """Returns shares as base64, in steps of 1/255 of each row's largest, and the largest shares."""
+    """Returns the shares in steps of 1/255 of their row's largest, and these largest shares."""
     largest = values.max(axis=2)
     steps = (values / largest.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
     digits = [[float(f"{most:.4g}") for most in rows] for rows in largest]
@@ -114,7 +114,7 @@ def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
 def _finding(
     values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
 ) -> tuple[str, int]:
-    """Returns a sentence on the head that looks at the fewest tokens, and its place in `names`."""
+    """Returns a sentence on the head that looks at the fewest tokens, and its index in `names`."""
     safe = np.where(values > 0, values, 1.0)
     entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
     keys = (
@@ -144,9 +144,10 @@ def activations(
 ) -> Html:
     """Returns a page that colours each token by an atom's activation, drawn by circuitsvis.
 
-    The reader chooses layer and atom. An image is drawn as its patches, row by row, CLS above
-    them. atoms: their numbers on the point's last axis. layers: their numbers, None for all.
-    tokens, grid, sample: as in `attention`. Raises KeyError and ValueError as `attention` does.
+    The reader chooses layer and atom. An image is drawn as its patches, row by row, with CLS above.
+    atoms: the numbers of the atoms on the point's last axis. layers: the numbers of the layers,
+    None for all. tokens, grid, sample: as in `attention`. Raises KeyError and ValueError as
+    `attention` does.
     """
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
     held = [_held(cache, layer, point, sample).flatten(1) for layer in chosen]  # [pos, atom]
@@ -180,8 +181,8 @@ def top_tokens(
     """Returns a page with a table of the tokens with the largest and smallest values of atoms.
 
     The reader chooses sample, layer and atom. The menu "Atom" shows an atom's place in `atoms`, not
-    its number. tokens: for each sample, its tokens as strings or ids, or its text. count: how many
-    rows to show at most.
+    its number. tokens: a list with the tokens of each sample as strings or ids, or its text. count:
+    the most rows to show.
     Raises KeyError and ValueError as `attention` does.
     """
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
@@ -190,8 +191,8 @@ def top_tokens(
     given = [_tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(given) != n:
         raise ValueError(
-            f"the length of tokens is {len(given)}, but the cache has {n} samples. Give a list for "
-            "each sample."
+            f"the length of tokens is {len(given)}, but the cache has {n} samples. Give one "
+            "entry for each sample."
         )
     # circuitsvis would show only one atom of a single sample, so a single sample is passed twice
     samples = list(range(n)) if n > 1 else [0, 0]
@@ -224,7 +225,7 @@ def top_tokens(
 
 
 def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
-    """Returns the tokens as sentences name them: CLS, patch 1,2 or the token 'cat'."""
+    """Returns each token's name in sentences: CLS, patch 1,2 or the token 'cat'."""
     names = _names(model, tokens, count, grid)
     if tokens is None and model.cfg.kind != "text":
         return [names[0], *(f"patch {name}" for name in names[1:])]
@@ -234,7 +235,7 @@ def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
 def _most_on(
     values: Float[Tensor, "pos layer atom"], places: list[str], layers: list[int], atoms: list[int]
 ) -> str:
-    """Returns a sentence on the largest atom, its token, and how often atoms are above 0."""
+    """Returns a sentence on the largest value, its atom and token, and the share above 0."""
     on = values > 0
     if not on.any():
         return "None of these atoms is above 0 in any token."
@@ -273,7 +274,7 @@ def _rounded(values: Tensor) -> Any:
     """Returns the numbers as nested lists, rounded to three digits."""
     nested = values.detach().double().cpu()
     if not bool(nested.isfinite().all()):
-        raise ValueError("the cache holds NaN or Inf at these atoms, which cannot be drawn.")
+        raise ValueError("the cache holds NaN or Inf at these atoms, so they cannot be drawn.")
     scale = 10.0 ** (2 - nested.abs().clamp(min=1e-30).log10().floor())
     return ((nested * scale).round() / scale).tolist()
 
@@ -325,7 +326,7 @@ def _tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
 
 
 def _has_tokenizer(model: Any) -> bool:
-    """Tells whether there is a tokenizer; one that cannot be fetched does not count."""
+    """Tells whether the model has a tokenizer that is here or can be fetched."""
     try:
         return model.tokenizer is not None
     except CheckpointError:
@@ -362,7 +363,7 @@ def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
 
 
 def _cells(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
-    """Returns the tokens of a text, or blank cells for patches, a line break after each row."""
+    """Returns a text's tokens; for an image, blank cells, with a line break after each row."""
     if model.cfg.kind == "text" or tokens is not None:
         return _names(model, tokens, count, None)
     columns = _grid(model, grid)[1]

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float
 
 WIDTH, HEIGHT = 300, 184
-_TOP, _BOTTOM, _LETTER = 10, 22, 6.6  # _LETTER: the width of a digit
+_TOP, _BOTTOM, _LETTER = 10, 22, 6.6  # room above and below a chart; the width of a digit
 _APART = 13  # least distance between the numbers at the ends of lines
 
 Height = Callable[[float], float]
-_DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10  # intervals: width, row, room left and right
+_DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10  # intervals: width, row height, left and right room
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class Line:
     """A line of a chart, one value for each layer.
 
     kind: "trained", "untrained", "chance" or "head"; a "head" is thin and has no number at its end.
-    A comparison has "first", "second" and "gap"; their untrained lines, such as "first-untrained",
-    have no numbers. low, high: the ends of the band around the line, None without a band.
+    Charts of a comparison have the kinds "first", "second" and "gap". The lines of their untrained
+    networks, such as "first-untrained", have no numbers either. low, high: the ends of the band
+    around the line, None without a band.
     """
 
     kind: str
@@ -77,7 +78,10 @@ def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -
 
 
 def ticks_of(values: Sequence[float]) -> tuple[float, float, list[float], list[str]]:
-    """Returns the ends of an axis, a little beyond the values, and its ticks with their numbers."""
+    """Returns the low and high end of an axis, its ticks, and the ticks' numbers as texts.
+
+    The ends are a little beyond the values.
+    """
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
         room = 0.05 * abs(low) or 1.0
@@ -98,7 +102,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _worded(ticks: Sequence[float]) -> list[str]:
-    """Returns the numbers at the ticks, with as many digits as tell them apart."""
+    """Returns the numbers at the ticks as texts, with enough digits to distinguish them."""
     for digits in range(1, 12):
         words = [f"{0.0 if abs(tick) < 1e-300 else tick:.{digits}g}" for tick in ticks]
         exact = all(
@@ -135,7 +139,7 @@ def _short(value: float) -> str:
 
 
 def _pieces(values: np.ndarray, places: Sequence[float], y: Height) -> Iterator[str]:
-    """Yields the points of a line, in pieces where values are missing."""
+    """Yields the points of a line, piece by piece: the line breaks where values are missing."""
     piece: list[str] = []
     for place, value in zip(places, values, strict=True):
         if math.isfinite(value):
@@ -158,7 +162,7 @@ def _band(line: Line, places: Sequence[float], y: Height) -> str:
 
 
 def _spread(ends: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
-    """Returns the numbers at the ends, moved apart if they would overlap."""
+    """Returns the numbers at the ends of lines, moved apart if they would overlap."""
     placed: list[tuple[str, float, str]] = []
     for kind, height, label in sorted(ends, key=lambda end: end[1]):
         above = placed[-1][1] + _APART if placed else _TOP
@@ -181,7 +185,7 @@ class Interval:
 def intervals(
     rows: Sequence[Interval], low: float | None, high: float | None, alt: str
 ) -> dict[str, object]:
-    """Returns the data for the template intervals.svg; the bounds are a shaded part of the axis.
+    """Returns the data for the template intervals.svg, which shades the axis between the bounds.
 
     low, high: the bounds; None means no bound on this side. A row without a value stays empty.
     """

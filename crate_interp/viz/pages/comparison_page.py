@@ -79,7 +79,7 @@ def _networks(result: Comparison, side: str) -> str:
 
 
 def _panel(name: str, drawn: Compared, result: Comparison) -> dict[str, str]:
-    """Returns two charts, of both sides and of their difference, with the words around them."""
+    """Returns two charts with the words around them: of both sides, and of their difference."""
     rows = drawn.rows
     lines = [
         Line(f"{kind}-untrained", rows[f"untrained_{side}"].astype(float))
@@ -148,7 +148,7 @@ def _row(title: str, drawn: Compared, layers: list[int]) -> Row:
 def _sign(row: dict[str, Any]) -> Sign:
     """Returns the sign of one layer: plus if a is higher, minus if a is lower, else undecided.
 
-    The sign carries its numbers as words. It has a ring if untrained networks may differ as much.
+    The sign has its numbers as words. It has a ring if untrained networks may differ as much.
     """
     way = sign(row)
     words = f"{place(row)}: a {MINUS} b is {signed(row['difference'])}{_ends(row, 'low', 'high')}"

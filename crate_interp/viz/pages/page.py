@@ -1,4 +1,4 @@
-"""HTML pages: each is one file that needs no network, light or dark, readable on a phone.
+"""HTML pages. Each is one file, light or dark, that needs no internet and is readable on a phone.
 
 The texts and the style of a page are in the folder `templates`. jinja2 loads when the first page is
 made.
@@ -77,7 +77,7 @@ def _visible(value: Any) -> Any:
 
 
 def _superscripts(words: str) -> Any:
-    """Returns escaped text with formulas as HTML: Z^{l+1/2}, R^c, U_k; `code` is set as code."""
+    """Returns escaped text in which `code` and formulas such as Z^{l+1/2}, R^c, U_k are HTML."""
     from markupsafe import Markup, escape
 
     raised = re.sub(
@@ -90,7 +90,7 @@ def _superscripts(words: str) -> Any:
 
 
 def _counted(count: int, word: str) -> str:
-    """Returns "1 seed", "2 seeds"."""
+    """Returns a count with its word, such as "1 seed" or "2 seeds"."""
     return f"{count} {word}{'s' if count != 1 else ''}"
 
 
@@ -105,7 +105,7 @@ def fingerprints(meta: dict[str, Any]) -> str:
 
 
 def sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the origin of a result's numbers, as names and values."""
+    """Returns (name, value) pairs that say where a result's numbers come from."""
     pairs = [
         ("model", str(meta["model_digest"])),
         ("data", fingerprints(meta)),

@@ -17,7 +17,7 @@ from crate_interp.viz.figures.colours import INK, ON_A_PAGE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# colours in a map's palette: steps are too fine to see, and a map is about half a kilobyte
+# colours in a map's palette, too many to see steps; a map takes about half a kilobyte
 _LEVELS = 32
 
 
@@ -54,7 +54,8 @@ def map_tile(values: Float[np.ndarray, "h w"]) -> str:
 def outline(mask: Bool[np.ndarray, "h w"]) -> str:
     """Returns the border of a mask as an SVG path, in pixels of the mask.
 
-    Each run of edges is one line of the path: horizontal runs, row by row, then vertical runs.
+    Each run of edges is one line of the path. Horizontal runs come first, row by row, then vertical
+    runs.
     """
     parts = []
     for kind, values in (("h", mask), ("v", mask.T)):
@@ -99,8 +100,8 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
     """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
 
     Words get the page's text colour. The colours in crate_interp/viz/figures/colours.py become
-    colours of the page; all other colours stay. salt: makes the ids in this figure differ from the
-    ids in other figures of the page.
+    colours of the page; all other colours stay. salt: a text that makes the ids in this figure
+    differ from the ids in other figures of the page.
     """
     import matplotlib
 
@@ -120,7 +121,7 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
 def _recolour(figure: Any) -> None:
     """Gives spines, ticks and words the colour INK.
 
-    Words on heat maps, and words that have a colour of their own, keep it.
+    Words on heat maps, and words in one of the other colours of figures, keep their colour.
     """
     from matplotlib.colors import to_hex
     from matplotlib.text import Text

@@ -35,7 +35,7 @@ _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean
 class Panel:
     """A chart with its texts.
 
-    numbers: the first and last value of its lines. chance: what the dotted line means.
+    numbers: the first and last values of the chart's lines. chance: what the dotted line means.
     """
 
     name: str
@@ -89,7 +89,7 @@ def panel(
 
 
 def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
-    """Returns the panel of attention's change of R^c, in per cent."""
+    """Returns the panel that shows by how many per cent attention changes R^c."""
     step = at_attention(result)
     if step is None:
         return None
@@ -214,7 +214,7 @@ def _page(
 
 
 def _layers_csv(result: SweepResult, twins: Sequence[SweepResult]) -> str:
-    """Returns `result.layers()` as CSV, with the untrained mean, lowest and highest value."""
+    """Returns `result.layers()` as CSV, with the mean, lowest and highest value of the twins."""
     rows = result.layers()
     if twins:
         keys = ["probe", "statistic", "layer"]

@@ -1,4 +1,4 @@
-"""The page of a segmentation: the score among its chance levels, and examples."""
+"""The page of a segmentation: the score next to its chance levels, and examples."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 SHOWN = 2  # images of each group that are shown without a click
-# chance levels of guesses that do not look at the image
+# chance levels: the scores of guesses that do not look at the image
 _BLIND = {
     "centre": "a centred map",
     "all_foreground": "all foreground",
@@ -69,7 +69,8 @@ def _settings(result: SegmentResult) -> dict[str, Any]:
 def _chosen(result: SegmentResult) -> list[tuple[int, int]]:
     """Returns (layer, head) of each head that was chosen among all layers.
 
-    One head was chosen for each half of the images; if both are the same, there is only one.
+    One head was chosen for each half of the images. If both halves chose the same head, one pair is
+    returned.
     """
     table: Any = result.table("images")
     places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
@@ -81,7 +82,7 @@ def _named(result: SegmentResult) -> str:
 
 
 def _finding(result: SegmentResult) -> str:
-    """Returns whether the best head finds objects, its score, and the best blind score."""
+    """Returns a sentence on whether the best head finds objects, with the best blind score."""
     row = result.overall()
     blind = max(_BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
     bar = max(row[name] for name in (blind, "untrained") if not _missing(row[name]))
@@ -146,7 +147,7 @@ def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
 
 
 def _sections(result: SegmentResult) -> list[dict[str, Any]]:
-    """Returns the table of each rule and resolution, and its head fixed over all layers."""
+    """Returns, per rule and resolution, the table and the row of the head fixed over all layers."""
     settings = _settings(result)
     rules = {
         "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
