@@ -82,7 +82,7 @@ def broken(folder):
     Image.new("RGB", (1, 700_000)).save(folder / "thread.png")
     return {
         "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\)\. "
-        r"To divide its values by 65,535, load the model with bits=16: ci.load\(..., bits=16\)",
+        r"To divide its values by 65,535, write ci.load\(..., bits=16\)",
         "floats.tif": "the image '.*floats.tif' has mode 'F'",
         "cut.jpg": "cannot read the image '.*cut.jpg': image file is truncated",
         "empty.png": "cannot read the image '.*empty.png'",

@@ -154,7 +154,7 @@ def test_pictures_of_sixteen_bits(form, tmp_path):
     both = model.preprocess([picture(), given])  # an 8-bit picture among them stays 8-bit
     assert torch.equal(both[:1], make(**PLAIN).preprocess(picture()))
     assert torch.equal(both[1:], model.preprocess(given))
-    match = r"more than 8 bits\).*load the model with bits=16: ci.load\(..., bits=16\) or --config"
+    match = r"more than 8 bits\)\. To divide its values by 65,535, write ci.load\(..., bits=16\)\."
     with pytest.raises(ValueError, match=match):
         make(**PLAIN).preprocess(given)
 

@@ -156,8 +156,7 @@ def _sixteen_bits(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Imag
     if cfg.bits == 8:
         raise Undecodable(
             f"{what} has mode {image.mode!r} (more than 8 bits). To divide its values by 65,535, "
-            "load the model with bits=16: ci.load(..., bits=16) or --config bits=16. Or scale its "
-            "values to 0 to 255, and save it in mode L."
+            "write ci.load(..., bits=16). Or scale its values to 0 to 255, and save it in mode L."
         )
     values = np.asarray(image).astype(np.float32)
     low, high = values.min(initial=0), values.max(initial=0)
