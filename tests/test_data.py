@@ -151,9 +151,9 @@ def test_the_table_of_sources_makes_the_words_of_errors(preprocess):
     for scheme in schemes:
         with pytest.raises(ValueError) as caught:
             open_data(f"{scheme}:", preprocess)
-        assert str(caught.value).startswith(f"cannot take data from '{scheme}:': give a float")
-        assert str(caught.value).endswith(f"a datasets.Dataset, {forms()}.")
-    with pytest.raises(ValueError, match="cannot take data from 'voc:x': give whole numbers"):
+        assert str(caught.value).startswith(f"cannot take data from '{scheme}:': give images")
+        assert str(caught.value).endswith(f"a datasets.Dataset, a folder, {forms()}.")
+    with pytest.raises(ValueError, match="cannot take data from 'voc:x': give token ids"):
         open_text("voc:x", lambda texts: texts)
 
 
@@ -173,7 +173,15 @@ def test_bad_data(preprocess, tmp_path):
         "Did you mean fashion",
         "embedded:fashin",
     )
-    fails("cannot take data from list", [1, 2])
+    fails("sample 0 is of type int. Give a PIL image, a path or an array", [1, 2])
+    splits = datasets.DatasetDict(train=dataset(), test=dataset())
+    match = (
+        r'the data is a DatasetDict: give one of its splits, data\["train"\] or data\["test"\]\.'
+    )
+    fails(match, splits)
+    with pytest.raises(ValueError, match=match):
+        open_text(splits, lambda texts: texts)
+    fails(r'a DatasetDict: give data\["train"\]\.', datasets.DatasetDict(train=dataset()))
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 6)).save(tmp_path / "photos" / "a.png")
     (tmp_path / "photos" / "z.png").write_text("no image")

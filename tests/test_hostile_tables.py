@@ -3,10 +3,12 @@
 import os
 
 import datasets
+import numpy as np
 import pytest
 import torch
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
+from conftest import PLAIN, make
 from crate_interp.data.tables import EMBED
 from strangers import EPS, cell, file_of, opened, picture, refused, small, table
 
@@ -47,14 +49,28 @@ def test_what_the_error_says_to_type_works(model, tmp_path):
     )
     with pytest.raises(ValueError) as error:
         opened(model, data)
-    assert str(error.value).endswith(EMBED) and 'give "imagefolder:DIR"' in str(error.value)
+    where = f"imagefolder:{tmp_path / 'photos'}"
+    assert str(error.value).endswith(EMBED) and f'of these files give "{where}"' in str(error.value)
     names = {"data": data}
     exec(EMBED, names)
     samples = opened(model, names["data"])
     assert samples.n == 2 and samples.labels == [0, 1] and samples.names == ("a", "b")
-    assert torch.equal(
-        samples.read(0, 2), opened(model, f"imagefolder:{tmp_path / 'photos'}").read(0, 2)
-    )
+    assert torch.equal(samples.read(0, 2), opened(model, where).read(0, 2))
+    # a table that only says that an imagefolder was read: its files are not opened either
+    rows = table([{"bytes": None, "path": path} for path in ("/etc/passwd", "/bin/ls")])
+    rows.info.builder_name = "imagefolder"
+    refused('is opened. For a folder of pictures give "imagefolder:DIR"', opened, model, rows)
+    rows = table([{"bytes": None, "path": path} for path in ("/etc/passwd", "ls")])
+    rows.info.builder_name = "imagefolder"
+    refused('is opened. For a folder of pictures give "imagefolder:DIR"', opened, model, rows)
+
+
+def test_a_table_with_a_mode_leaves_sixteen_bits_to_the_model(model):
+    deep = Image.fromarray(np.full((23, 31), 40_000, np.uint16))
+    rows = table([cell(file_of(deep, "PNG"))], feature=datasets.Image(mode="RGB"))
+    refused("the image of sample 0 has mode 'I;16'.*bits=16", opened, model, rows)
+    shown = opened(make(bits=16, resize=(6, 20), **PLAIN), rows).read(0, 1)
+    torch.testing.assert_close(shown, torch.full((1, 3, 6, 20), 40_000 / 65535))
 
 
 def test_columns_and_formats_of_tables(model):

@@ -64,10 +64,11 @@ def test_colours_of_odd_pictures(model):
     )
     grey = model.preprocess(TAKEN["grey.png"])[0]
     assert torch.equal(grey[0], grey[1]) and torch.equal(grey[0], grey[2])
+    clear = with_alpha(colour())
+    assert torch.equal(model.preprocess(clear), model.preprocess(colour()))  # alpha is dropped
     on_white = Image.blend(Image.new("RGB", (31, 23), "white"), colour(), 128 / 255)
-    torch.testing.assert_close(
-        model.preprocess(with_alpha(colour())), model.preprocess(on_white), atol=0.05, rtol=0
-    )
+    white = tiny(transparency="white").preprocess(clear)
+    torch.testing.assert_close(white, model.preprocess(on_white), atol=0.05, rtol=0)
 
 
 def broken(folder):
@@ -80,8 +81,8 @@ def broken(folder):
     (folder / "empty.png").write_bytes(b"")
     Image.new("RGB", (1, 700_000)).save(folder / "thread.png")
     return {
-        "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\): "
-        "convert it to L or RGB",
+        "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\)\. "
+        r"To divide its values by 65,535, write ci.load\(..., bits=16\)",
         "floats.tif": "the image '.*floats.tif' has mode 'F'",
         "cut.jpg": "cannot read the image '.*cut.jpg': image file is truncated",
         "empty.png": "cannot read the image '.*empty.png'",
@@ -108,6 +109,20 @@ def test_broken_pictures_are_one_clear_line(model, tmp_path):
         model.preprocess(Image.new("RGB", (5, 0)))
     with pytest.raises(ValueError, match="an image has mode 'La': convert it to RGB"):
         model.preprocess(Image.new("La", (5, 5)))
+
+
+def test_masked_pictures_of_sixteen_bits(tmp_path):
+    for place in ("JPEGImages", "SegmentationClass"):
+        (tmp_path / place).mkdir()
+        Image.new("L", (31, 23), 3).save(tmp_path / place / "a.png")
+    deep = Image.fromarray(np.full((23, 31), 40_000, np.uint16))
+    deep.save(tmp_path / "JPEGImages" / "a.png")
+    plain = dict(resize=(16, 16), crop=None, mean=[0.0] * 3, std=[1.0] * 3)
+    where = f"voc:{tmp_path}"
+    shown = ci.data.open_data(where, tiny(bits=16, **plain).preprocess).read(0, 1)
+    torch.testing.assert_close(shown, torch.full((1, 3, 16, 16), 40_000 / 65535))
+    with pytest.raises(ValueError, match="a.png' has mode 'I;16'.*bits=16"):
+        ci.data.open_data(where, tiny(**plain).preprocess)
 
 
 def test_broken_pictures_in_a_dataset(model, tmp_path):

@@ -1,5 +1,7 @@
 """model.preprocess: pictures, paths and bytes to what the model was trained on."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -88,10 +90,107 @@ def test_colours():
     )
     flat = colour.preprocess(picture(mode="L"))
     assert torch.equal(flat[0, 0], flat[0, 1]) and torch.equal(flat[0, 1], flat[0, 2])
-    clear = Image.new("RGBA", (20, 6), (200, 0, 0, 0))  # transparent: white, not its hidden red
-    assert torch.equal(colour.preprocess(clear), torch.ones(1, 3, 6, 20))
     assert colour.preprocess(image.convert("CMYK")).shape == (1, 3, 6, 20)
     assert colour.preprocess(image.convert("P")).shape == (1, 3, 6, 20)
+
+
+def with_transparency():
+    """Pictures with every kind of transparency, by name, and the alpha of each pixel."""
+    alpha = np.random.default_rng(1).integers(0, 256, (6, 20), np.uint8)
+    band, palette, key = Image.fromarray(alpha), picture().quantize(60), picture(mode="L")
+    numbers = np.array(palette)
+    shades = bytes(range(7, 67))  # the alpha of each colour of the palette
+    palette.info["transparency"] = shades
+    one = picture().quantize(60)
+    one.info["transparency"] = int(numbers[3, 5])
+    key.info["transparency"] = int(np.array(key)[3, 5])
+    grey = picture(mode="L")
+    return {
+        "RGBA": (Image.merge("RGBA", [*picture().split(), band]), alpha),
+        "LA": (Image.merge("LA", [grey, band]), alpha),
+        "palette": (palette, np.frombuffer(shades, np.uint8)[numbers]),
+        "one colour": (one, np.where(numbers == numbers[3, 5], 0, 255)),
+        "one grey": (key, np.where(np.array(grey) == key.info["transparency"], 0, 255)),
+    }
+
+
+@pytest.mark.parametrize("kind", with_transparency())
+def test_transparency_is_dropped_or_laid_on_white(kind, tmp_path):
+    image, alpha = with_transparency()[kind]
+    info = dict(image.info)
+    for mode, channels in (("RGB", 3), ("L", 1)):
+        plain = dict(channels=channels, mean=[0.0] * channels, std=[1.0] * channels)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about the transparency that is lost
+            bytes_ = np.array(image.convert(mode)).reshape(6, 20, channels).transpose(2, 0, 1)
+        dropped = make(**plain).preprocess(image)
+        assert torch.equal(dropped[0], torch.from_numpy(bytes_) / 255)
+        shown = make(transparency="white", **plain).preprocess(image)[0].numpy()
+        wanted = (bytes_ / 255.0 - 1) * (alpha / 255) + 1
+        np.testing.assert_allclose(shown, wanted, atol=1.01 / 255)
+        image.save(tmp_path / "a.png")
+        assert torch.equal(make(**plain).preprocess(tmp_path / "a.png"), dropped)
+    assert image.info == info  # the picture of the user is as it was
+
+
+def sixteen():
+    return np.random.default_rng(0).integers(0, 2**16, (6, 20), np.uint16)
+
+
+@pytest.mark.parametrize("form", ["png", "tif", "pgm", "I;16B", "I"])
+def test_pictures_of_sixteen_bits(form, tmp_path):
+    values = sixteen()
+    image = Image.fromarray(values)
+    if form in ("png", "tif", "pgm"):
+        image.save(tmp_path / f"a.{form}")
+        given = tmp_path / f"a.{form}"
+    else:
+        given = Image.frombytes("I;16B", (20, 6), values.astype(">u2").tobytes())
+        given = Image.fromarray(values.astype(np.int32)) if form == "I" else given
+        assert given.mode == form
+    model = make(bits=16, **PLAIN)
+    wanted = torch.from_numpy(values.astype(np.float32)) / 65535
+    assert torch.equal(model.preprocess(given)[0], wanted.expand(3, -1, -1))
+    both = model.preprocess([picture(), given])  # an 8-bit picture among them stays 8-bit
+    assert torch.equal(both[:1], make(**PLAIN).preprocess(picture()))
+    assert torch.equal(both[1:], model.preprocess(given))
+    match = r"more than 8 bits\)\. To divide its values by 65,535, write ci.load\(..., bits=16\)\."
+    with pytest.raises(ValueError, match=match):
+        make(**PLAIN).preprocess(given)
+
+
+def test_sixteen_bits_are_kept_by_resize():
+    levels = np.linspace(20_000, 20_200, 12 * 40).reshape(12, 40).astype(np.uint16)  # one in 8 bits
+    for how in ("nearest", "bilinear", "bicubic", "lanczos"):
+        more = dict(channels=1, mean=[0.0], std=[1.0], interpolation=how)
+        small = make(bits=16, resize=(6, 20), **more).preprocess(Image.fromarray(levels))
+        assert len(small.unique()) > 90
+        pairs = levels.reshape(6, 2, 20, 2).mean((1, 3)) / 65535
+        np.testing.assert_allclose(small[0, 0], pairs, atol=60 / 65535)
+    sharp = np.tile(np.array([0, 65535], np.uint16).repeat(5), (3, 1))
+    wide = make(bits=16, resize=(6, 20), channels=1, mean=[0.0], std=[1.0], interpolation="bicubic")
+    shown = wide.preprocess(Image.fromarray(sharp))
+    assert (shown.min(), shown.max()) == (0, 1)  # no value below black or above white
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_values_that_sixteen_bits_cannot_hold():
+    model = make(bits=16, **PLAIN)
+    for value in (-1, 65_536):
+        values = np.full((6, 20), 7, np.int32)
+        values[3, 5] = value
+        with pytest.raises(ValueError, match=f"mode 'I' and the value {value}: with bits=16, give"):
+            model.preprocess(Image.fromarray(values))
+    with pytest.raises(ValueError, match="mode 'F' .*scale its values to 0 to 255"):
+        model.preprocess(Image.fromarray(np.zeros((6, 20), np.float32)))
+    clear = Image.fromarray(sixteen())
+    clear.info["transparency"] = int(sixteen()[3, 5])
+    assert make(bits=16, transparency="white", **PLAIN).preprocess(clear)[0, 0, 3, 5] == 1
+    for wrong in (12, 16.0, True, "16"):
+        with pytest.raises(ValueError, match="bits=.*: give 8, or 16 to allow 16-bit grey"):
+            make(bits=wrong)
+    with pytest.raises(ValueError, match="transparency='withe' is none of drop, white. Did you"):
+        make(transparency="withe")
 
 
 def test_no_pixel_is_invented():
@@ -127,7 +226,6 @@ def test_bad_input(model, tmp_path):
     )
     fails(r"shape \(3, 6, 20\): give \[batch, 3, ", np.zeros((3, 6, 20)))
     fails("whole numbers up to 255: floats count", np.full((2, 3, 6, 20), 255.0))
-    fails("mode 'I;16'", Image.fromarray(np.zeros((6, 20), np.uint16)))
     fails(r"images are torch.int64: give uint8", np.zeros((2, 3, 6, 20), np.int64))
     fails(
         r"images have shape \(3, 6, 20\): give \[batch, 3, height, width\]",

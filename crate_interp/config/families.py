@@ -5,6 +5,7 @@ from typing import NotRequired, TypedDict
 VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 POOLS = ("cls", "mean")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+TRANSPARENCIES = ("drop", "white")
 TOKENIZERS = ("gpt2", "bert", "file")
 # the maps of a network behind a bridge that can be measured in place of U
 SUBSPACES = ("value", "key", "query")
@@ -103,6 +104,7 @@ FIELD_ORDER = (
     "lambd", "ln_eps", "ln_final_eps", "n_ctx", "d_vocab", "bias", "window", "window_pattern",
     "softcap", "rotary_base", "tokenizer", "prepend_bos", "decoder_n_layers", "decoder_n_heads",
     "norm_pix_loss", "d_embed", "text_d_model", "text_n_layers", "text_n_heads", "pool",
-    "interpolate_pos", "resize", "crop", "interpolation", "mean", "std", "labels", "model_name",
-    "architecture", "subspaces", "value_heads", "special_tokens", "rms_norm", "rotations",
+    "interpolate_pos", "resize", "crop", "interpolation", "transparency", "bits", "mean", "std",
+    "labels", "model_name", "architecture", "subspaces", "value_heads", "special_tokens",
+    "rms_norm", "rotations",
 )  # fmt: skip

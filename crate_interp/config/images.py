@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from crate_interp.config.base import Check, CrateConfig, SideOrSize, Size, choice
-from crate_interp.config.families import INTERPOLATIONS
+from crate_interp.config.families import INTERPOLATIONS, TRANSPARENCIES
 from crate_interp.core import checks
 
 
@@ -30,6 +30,15 @@ def as_tuple(name: str, value: Any, such: str = "") -> tuple[Any, ...]:
     return tuple(value)
 
 
+def bits(name: str, value: Any) -> int:
+    """Returns 8 or 16. Raises ValueError, with the field's `name`, for any other value."""
+    if not checks.is_int(value) or value not in (8, 16):
+        raise ValueError(
+            f"{name}={checks.shown(value)}: give 8, or 16 to allow 16-bit grey pictures too."
+        )
+    return int(value)
+
+
 def per_channel(name: str, value: Any) -> tuple[Any, ...]:
     """Returns one number per channel as a tuple; a single number means a grey model."""
     if checks.is_number(value):
@@ -46,13 +55,18 @@ class ImageConfig(CrateConfig):
     """A config of a model that sees images.
 
     `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `resize`, `crop`,
-    `interpolation`, `mean` and `std` say what `model.preprocess` does: `resize` is the length of
-    the shorter side, or (h, w). With `interpolate_pos` the model also accepts images of other
-    sizes. Raises ValueError for sizes above 50,000,000 pixels or 65,536 patches.
+    `interpolation`, `transparency`, `bits`, `mean` and `std` say what `model.preprocess` does:
+    `resize` is the length of the shorter side, or (h, w). `transparency` is "drop" (the colours of
+    transparent pixels are used, as PIL's convert("RGB") does) or "white" (the picture is laid on
+    white). `bits` is 8, or 16 to allow 16-bit grey pictures too. With `interpolate_pos` the model
+    also accepts images of other sizes. Raises ValueError for sizes above 50,000,000 pixels or
+    65,536 patches.
     """
 
     checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
         "interpolation": choice(INTERPOLATIONS),
+        "transparency": choice(TRANSPARENCIES),
+        "bits": bits,
         "interpolate_pos": checks.flag,
         "channels": checks.count,
         "image_size": checks.size,
@@ -70,6 +84,8 @@ class ImageConfig(CrateConfig):
     resize: SideOrSize | None = None
     crop: SideOrSize | None = None
     interpolation: str = "bilinear"
+    transparency: str = "drop"
+    bits: int = 8
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
 

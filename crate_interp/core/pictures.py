@@ -27,6 +27,15 @@ SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff",
     ".ppm", ".pgm", ".pbm", ".pnm",
 )  # fmt: skip
+# modes of Pillow for grey pictures of 16 bits; "I" may also hold 32
+SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+# known picture formats that are not read
+UNREAD_SUFFIXES = (
+    ".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".j2c", ".svg",
+    ".svgz", ".eps", ".psd", ".psb", ".xcf", ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf",
+    ".rw2", ".raf", ".pef", ".tga", ".ico", ".icns", ".dds", ".pcx", ".exr", ".hdr", ".fits",
+    ".dcm", ".qoi", ".apng", ".mpo", ".dib",
+)  # fmt: skip
 MOST_BYTES = 2**30  # size of one file
 # limit for one JPEG file: each scan takes libjpeg through all pixels, but may be only 75 bytes
 MOST_SCANS = 100
@@ -170,18 +179,23 @@ def check_depth(mode: str, what: str) -> None:
 
     Such files do not say which value is white.
     """
-    if mode.startswith("I;16") or mode in ("I", "F"):
-        raise Undecodable(f"{what} has mode {mode!r} (more than 8 bits): convert it to L or RGB.")
+    if mode in (*SIXTEEN_BITS, "F"):
+        raise Undecodable(
+            f"{what} has mode {mode!r} (more than 8 bits): scale its values to 0 to 255, and save "
+            "it in mode L or RGB."
+        )
 
 
-def check_image(path: Path) -> tuple[int, int]:
+def check_image(path: Path, bits: int = 8) -> tuple[int, int]:
     """Returns the upright (width, height) of a picture that a model's `preprocess` can take.
 
-    Only its first bytes are read. Raises Undecodable for other files.
+    Only its first bytes are read. bits: 16 leaves it to `preprocess` to refuse 16-bit pictures.
+    Raises Undecodable for other files.
     """
     what = f"the image {quoted(path)}"
     mode, size = header(path, what)
-    check_depth(mode, what)
+    if bits == 8 or mode not in SIXTEEN_BITS:
+        check_depth(mode, what)
     return size
 
 

@@ -155,7 +155,7 @@ def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list
         checks.pixels(f"image {row['id']} in {quoted(path)}", row["height"], row["width"])
     paths = [inside(folder, row["file_name"], path) for row in images]
     for row, file in zip(images, paths, strict=True):
-        width, height = check_image(file)
+        width, height = check_image(file, bits=16)
         if (row["width"], row["height"]) != (width, height):
             raise ValueError(
                 f"{quoted(path)} gives {quoted(row['file_name'])} as {row['height']} x "

@@ -2,14 +2,15 @@
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crate_interp.core.files import write
-from crate_interp.core.pictures import quoted
+from crate_interp.core.pictures import SUFFIXES, UNREAD_SUFFIXES, quoted
 from crate_interp.data.picture_files import bytes_of, fingerprint_of, inside, names_under
 
 if TYPE_CHECKING:
@@ -23,12 +24,14 @@ _ROWS_PER_BYTE = 64  # a listing with more rows per byte was not written by this
 class Listing:
     """The names (bytes) and sizes of the pictures under a folder, as Arrow arrays.
 
-    Each entry takes about 16 bytes more than its name.
+    Each entry takes about 16 bytes more than its name. unread: the number of files with each
+    suffix of a picture format that is not read; it is not kept in the file of a listing.
     """
 
     folder: Path
     names: "pyarrow.LargeBinaryArray"
     sizes: "pyarrow.Int64Array"
+    unread: Counter[str] = field(default_factory=Counter, compare=False)
 
     @classmethod
     def of(cls, folder: Path) -> "Listing":
@@ -36,7 +39,12 @@ class Listing:
         import pyarrow as pa
 
         text, ends, sizes = bytearray(), array("q", [0]), array("q")
-        for name in names_under(folder):
+        unread: Counter[str] = Counter()
+        for name in names_under(folder, SUFFIXES + UNREAD_SUFFIXES):
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in UNREAD_SUFFIXES:
+                unread[suffix] += 1
+                continue
             text += bytes_of(name)
             ends.append(len(text))
             sizes.append(_size(folder / name))
@@ -44,7 +52,7 @@ class Listing:
         buffers = [nothing, pa.py_buffer(ends), pa.py_buffer(text)]
         names = pa.Array.from_buffers(pa.large_binary(), count, buffers)
         numbers = pa.Array.from_buffers(pa.int64(), count, [nothing, pa.py_buffer(sizes)])
-        return cls(folder, names, numbers)
+        return cls(folder, names, numbers, unread)
 
     @classmethod
     def kept(cls, path: Path, folder: Path) -> "Listing | None":

@@ -1,6 +1,7 @@
 """Images without masks: tensors, and folders of pictures."""
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from os.path import expanduser, isdir
 from pathlib import Path
@@ -17,6 +18,9 @@ from crate_interp.data.items import upright_array
 from crate_interp.data.picture_files import first_folders
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.measures.checks import all_finite
+
+# usual names of folders that are parts of a data set, best for measuring first
+SPLITS = ("val", "valid", "validation", "test", "dev", "train")
 
 
 def tensor_samples(
@@ -67,21 +71,31 @@ def folder_samples(
     Otherwise there are no labels, and pictures are ordered by name.
 
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
-    crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped.
-    Pictures are turned upright by their EXIF orientation. kept: a file that `Listing.keep` wrote;
-    if it lists this folder, the folder is not listed again.
+    crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped. A
+    warning counts the skipped files of other picture formats, such as .heic. Pictures are turned
+    upright by their EXIF orientation. kept: a file that `Listing.keep` wrote; if it lists this
+    folder, the folder is not listed again.
 
-    Raises ValueError if there is no such folder, or if it has no pictures. A picture is opened when
-    its sample is read. This raises ValueError if the picture cannot be decoded, or if its file has
-    vanished or changed its size since the folder was listed.
+    Raises ValueError if there is no such folder, if it has no pictures, or if its sub-folders are
+    splits, such as train and val, instead of labels. A picture is opened when its sample is read.
+    This raises ValueError if the picture cannot be decoded, or if its file has vanished or changed
+    its size since the folder was listed.
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
         raise ValueError(f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder.")
     listing = (Listing.kept(kept, folder) if kept else None) or Listing.of(folder)
+    unread = ", ".join(f"{count:,} {suffix}" for suffix, count in listing.unread.most_common())
+    advice = f"Formats that are not read: {unread}. Save these files as PNG or JPEG."
     if not len(listing):
-        raise ValueError(f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}.")
+        raise ValueError(
+            f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
+            + (f" {advice}" if unread else "")
+        )
     labels = first_folders(listing.every_name())
+    _check_no_splits(folder, labels)
+    if unread:
+        warnings.warn(f"files in {quoted(folder)} are left out. {advice}", stacklevel=2)
     order = np.arange(len(listing)) if labels is None else spread(labels)
     return Samples(
         n=len(listing),
@@ -90,6 +104,19 @@ def folder_samples(
         read=lambda start, stop: preprocess(listing.paths(order[start:stop].tolist())),
         name_of=lambda number: plain(listing.name(int(order[number])), 1000),
         listing=listing,
+    )
+
+
+def _check_no_splits(folder: Path, labels: Sequence[str] | None) -> None:
+    """Raises ValueError, which says what to type, if all labels are names of splits."""
+    found = sorted(set(labels or ()))
+    if not found or any(name.lower() not in SPLITS for name in found):
+        return
+    first = min(found, key=lambda name: SPLITS.index(name.lower()))
+    holds = "a split" if len(found) == 1 else "splits"
+    raise ValueError(
+        f"{quoted(folder)} holds {holds} ({', '.join(found)}), not folders of labels. Give one "
+        f'split: "imagefolder:{plain(folder / first, 1000)}".'
     )
 
 

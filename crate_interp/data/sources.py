@@ -24,7 +24,13 @@ from crate_interp.data.item_samples import (
 )
 from crate_interp.data.items import is_array
 from crate_interp.data.samples import Preprocess, Samples, first
-from crate_interp.data.tables import Table, checked, table_samples, texts_of
+from crate_interp.data.tables import (
+    Table,
+    check_not_several,
+    checked,
+    table_samples,
+    texts_of,
+)
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,7 @@ def open_data(
     tensor, and for a stream without a limit.
     """
     checks.limit(limit)
+    check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)
     functions = preprocess, preprocess_masks
@@ -183,6 +190,7 @@ def open_text(
     window.
     """
     checks.limit(limit)
+    check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)
     if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):

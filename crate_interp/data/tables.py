@@ -4,6 +4,7 @@ Pictures are decoded here, not by datasets, which would open any file that a row
 format that Pillow knows.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.core.pictures import Later, Undecodable, decoded, header, quoted
+from crate_interp.core.pictures import SIXTEEN_BITS, Later, Undecodable, decoded, header, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.class_maps import check_mask, class_maps, is_binary
 from crate_interp.data.samples import Preprocess, Samples
@@ -26,6 +27,15 @@ EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
 )
+
+
+def check_not_several(data: object) -> None:
+    """Raises ValueError, which names the splits, for a datasets.DatasetDict of several tables."""
+    if not isinstance(data, Mapping) or not data or not hasattr(data, "column_names"):
+        return
+    splits = [f'data["{plain(name, 200)}"]' for name in data]
+    which = f"one of its splits, {' or '.join(splits)}" if len(splits) > 1 else splits[0]
+    raise ValueError(f"the data is a {type(data).__name__}: give {which}.")
 
 
 @runtime_checkable
@@ -243,10 +253,33 @@ class _Column:
         if cell["bytes"] is None:
             raise ValueError(
                 f"{self._what(number)} is the name of a file, {quoted(cell['path'])}, without its "
-                "bytes: no file that a table names is opened. For a folder of pictures give "
-                f'"imagefolder:DIR". If you trust the table, first put the files into it: {EMBED}'
+                f"bytes: no file that a table names is opened. {self._instead()} If you trust the "
+                f"table, first put the files into it: {EMBED}"
             )
         return cell["bytes"]
+
+    def _instead(self) -> str:
+        """Returns the advice to give a folder: the one that the rows of an imagefolder name.
+
+        The folder is only shown, because nothing says safely who wrote the names. The builder's
+        name in `info` may come from the file of a stranger, and so may the names in a metadata.csv
+        that older versions of datasets follow to any place.
+        """
+        advice = 'For a folder of pictures give "imagefolder:DIR".'
+        if getattr(getattr(self.rows, "info", None), "builder_name", None) != "imagefolder":
+            return advice
+        folders: set[str] = set()
+        for start in range(0, len(self.rows), 10_000):
+            cells = self.rows[start : start + 10_000][self.name]
+            folders |= {os.path.dirname(cell["path"]) for cell in cells if cell and cell["path"]}
+        try:
+            folder = os.path.commonpath(folders)
+        except ValueError:  # some names are absolute, and some are not
+            return advice
+        if folder == os.path.dirname(folder):  # the root, or no folder at all
+            return advice
+        shown = plain(folder, 1000)
+        return f'For all pictures in the folder of these files give "imagefolder:{shown}".'
 
 
 @dataclass(frozen=True)
@@ -263,8 +296,10 @@ class _Held:
 
 def _decoded(data: bytes, what: str, mode: str | None) -> Image.Image:
     image = decoded(data, what)
+    # Pillow would cut 16 bits down to 8; the model's preprocess says what happens to them
+    as_it_is = mode in (None, image.mode) or image.mode in SIXTEEN_BITS
     try:
-        return image if mode in (None, image.mode) else image.convert(mode)
+        return image if as_it_is else image.convert(mode)
     except ValueError as error:
         raise Undecodable(f"{what} cannot become mode {plain(mode)}: {plain(error)}") from None
 

@@ -47,7 +47,7 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
                     f"{quoted(folder / kind)}."
                 )
         mode, size = header(masks[name], f"the image {quoted(masks[name])}")
-        check_mask(mode, size, check_image(images[name]), quoted(name))
+        check_mask(mode, size, check_image(images[name], bits=16), quoted(name))
     pictures, drawn = [images[name] for name in names], [masks[name] for name in names]
     paths = [*pictures, *drawn]
     listing = names_and_sizes(paths, [path.relative_to(folder).as_posix() for path in paths])

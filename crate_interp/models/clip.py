@@ -21,7 +21,7 @@ from crate_interp.models.vision import HookedCrate
 _VISUAL = (
     "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "eta", "lambd", "ln_eps", "ln_final_eps",
     "image_size", "patch_size", "channels", "interpolate_pos", "resize", "crop", "interpolation",
-    "mean", "std",
+    "transparency", "bits", "mean", "std",
 )  # fmt: skip
 _TEXT = ("n_ctx", "d_vocab", "d_embed", "ln_eps", "ln_final_eps", "tokenizer", "prepend_bos")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
-from crate_interp.core.pictures import Picture, check_depth, loaded
+from crate_interp.core.pictures import SIXTEEN_BITS, Picture, Undecodable, check_depth, loaded
 from crate_interp.measures.checks import all_finite
 
 # one picture or several
@@ -28,6 +28,7 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 _MODES = {1: "L", 3: "RGB"}
+_WHITE = {8: 255, 16: 65_535}  # bits -> the value of white
 
 
 def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch channels height width"]:
@@ -37,12 +38,15 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
     height, width]`. A float tensor counts as preprocessed and is returned unchanged. Pictures are
     turned upright by their EXIF orientation. Then they are resized and cropped in the centre:
     `cfg.resize` (the shorter side, or (h, w)), `cfg.interpolation`, `cfg.crop`; None leaves the
-    step out. Colour is converted to the model's channels.
+    step out. Colour is converted to the model's channels. With `cfg.transparency` "drop",
+    transparency is ignored, as in PIL's convert("RGB"); with "white", pictures are first laid on
+    white. With `cfg.bits` 16, 16-bit grey pictures are divided by 65,535 instead of 255, and keep
+    their 16 bits when they are resized.
 
     Raises ValueError for unreadable files, wrong dtypes or shapes, no images, a crop larger than
     the picture, pictures whose size is not the model's after resize and crop, pictures of more than
-    50,000,000 pixels (or 65,536 patches) before, between or after these steps, and a model without
-    mean and std.
+    50,000,000 pixels (or 65,536 patches) before, between or after these steps, 16-bit pictures if
+    `cfg.bits` is 8, and a model without mean and std.
     """
     if isinstance(images, (torch.Tensor, np.ndarray)):
         array = torch.as_tensor(images)
@@ -52,9 +56,10 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
             _check_preprocessed(cfg, array)
             return array
         return _normalise(cfg, _fit_array(cfg, array))
-    return _normalise(
-        cfg, _stack([_to_bytes(cfg, _fit(cfg, *loaded(image))) for image in _sequence(images)])
-    )
+    pixels = [_pixels(cfg, _fit(cfg, *loaded(image))) for image in _sequence(images)]
+    if any(one.is_floating_point() for one in pixels):  # 16-bit pictures, maybe among 8-bit ones
+        pixels = [_scaled(one) for one in pixels]
+    return _normalise(cfg, _stack(pixels))
 
 
 def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
@@ -92,9 +97,8 @@ def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.
             f"the model takes {cfg.channels} channels, but pictures have 1 or 3. Give preprocessed "
             "images as a float tensor instead of pictures."
         )
-    return _resize_and_crop(
-        cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what
-    )
+    convert = _sixteen_bits if image.mode in SIXTEEN_BITS else _to_mode
+    return _resize_and_crop(cfg, convert(cfg, image, what), _FILTERS[cfg.interpolation], what)
 
 
 def _resize_and_crop(
@@ -126,17 +130,46 @@ def _resize_and_crop(
     return image
 
 
-def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
+def _to_mode(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Image:
+    """Returns an 8-bit picture in the model's number of channels."""
     check_depth(image.mode, what)
+    mode = _MODES[cfg.channels]
     try:
-        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        if cfg.transparency == "white" and image.has_transparency_data:
             white = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(white, image.convert("RGBA"))
+        elif "transparency" in image.info:  # Pillow would warn that it is lost
+            image = image.copy()  # the user's picture keeps its transparency
+            del image.info["transparency"]
         return image.convert(mode)
     except ValueError as error:  # a few modes, such as La, convert only to some other modes
         raise ValueError(
             f"{what} has mode {image.mode!r}: convert it to {mode} ({error})."
         ) from None
+
+
+def _sixteen_bits(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Image:
+    """Returns a 16-bit grey picture as floats from 0 to 65,535 (mode F), which Pillow can resize.
+
+    Raises Undecodable if the model takes 8 bits only, or for values that 16 bits cannot hold.
+    """
+    if cfg.bits == 8:
+        raise Undecodable(
+            f"{what} has mode {image.mode!r} (more than 8 bits). To divide its values by 65,535, "
+            "write ci.load(..., bits=16). Or scale its values to 0 to 255, and save it in mode L."
+        )
+    values = np.asarray(image).astype(np.float32)
+    low, high = values.min(initial=0), values.max(initial=0)
+    if low < 0 or high > _WHITE[16]:
+        wrong = low if low < 0 else high
+        raise Undecodable(
+            f"{what} has mode {image.mode!r} and the value {wrong:.0f}: with bits=16, give values "
+            "from 0 to 65,535."
+        )
+    clear = image.info.get("transparency")
+    if cfg.transparency == "white" and isinstance(clear, int):
+        values[values == clear] = _WHITE[16]
+    return Image.fromarray(values)
 
 
 def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:
@@ -170,9 +203,19 @@ def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, 
     return left, top, left + width, top + height
 
 
-def _to_bytes(cfg: CrateConfig, image: Image.Image) -> Tensor:
-    pixels = torch.from_numpy(np.array(image, dtype=np.uint8))  # [h, w] or [h, w, channels]
+def _pixels(cfg: CrateConfig, image: Image.Image) -> Shaped[Tensor, "channels height width"]:
+    """Returns the bytes of an 8-bit picture, or the floats of a 16-bit one in [0, 1]."""
+    pixels = torch.from_numpy(np.array(image))  # [h, w] or [h, w, channels]
+    if image.mode == "F":
+        # bicubic sampling overshoots; Pillow limits bytes to their range, but not floats
+        grey = pixels.clamp(0, _WHITE[16]) / _WHITE[16]
+        return grey.expand(cfg.channels, -1, -1)
     return pixels.unsqueeze(0) if cfg.channels == 1 else pixels.permute(2, 0, 1)
+
+
+def _scaled(pixels: Tensor) -> Float[Tensor, "..."]:
+    """Returns bytes as floats in [0, 1]; floats are unchanged."""
+    return pixels if pixels.is_floating_point() else pixels.to(torch.float32) / _WHITE[8]
 
 
 def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
@@ -191,7 +234,7 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
         return array
     pictures = array.permute(0, 2, 3, 1).cpu().numpy()  # [batch, h, w, channels]
     squeezed = pictures[..., 0] if cfg.channels == 1 else pictures
-    return _stack([_to_bytes(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
+    return _stack([_pixels(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
 
 
 def _stack(images: list[Tensor], kind: str = "image") -> Tensor:
@@ -224,7 +267,7 @@ def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels
             )
             + "), or give float images that are already normalised."
         )
-    images = array.to(torch.float32) / 255
+    images = _scaled(array)
     mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)
     return (images - mean.view(-1, 1, 1).to(images.device)) / std.view(-1, 1, 1).to(images.device)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # fields of a config that cannot be inferred from weights
 _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
+_USUAL = {"transparency": "drop", "bits": 8}  # named only if the value is another
 
 
 @dataclass(frozen=True)
@@ -290,6 +291,9 @@ def _command(
         config = result.meta["config"]
         known = {
             name: config[name] for name in _OF_NO_FILE if config.get(name) not in (None, False)
+        }
+        known |= {
+            name: config[name] for name, usual in _USUAL.items() if config.get(name, usual) != usual
         }
         words += [
             word
