@@ -12,7 +12,7 @@ from crate_interp.data.streams import image_stream, is_stream
 from crate_interp.sweeps.runs.batches import samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
 
-MORE = "give limit=n, which keeps the first n samples in memory, or a map-style"
+MORE = "give limit=n, which keeps the first n samples in memory, or data with a length"
 
 
 @pytest.fixture(scope="module")

@@ -101,11 +101,10 @@ def evaluate(
     work. Minimality is `min_v |F(C) - F(C without v)| / |F(M) - F(none)|` over the heads v of C; it
     is above 0 if every head counts.
 
-    circuit: a Circuit, or (layer, head) pairs. metric(logits) returns one number, or a tensor of
-    one number for each input, `[batch]`. If it returns a tensor, F is the mean of the tensor, and
-    the scores get intervals over the inputs (bootstrap-t of linearised ratios). Completeness is the
-    largest of several ratios, minimality the least of several; their intervals hold for all these
-    ratios at once, so they may be wide. ablation: "mean" replaces each head's output by its mean
+    circuit: a Circuit, or (layer, head) pairs. metric(logits) returns one number, or one for each
+    input, `[batch]`; then F is their mean, and the scores get intervals over the inputs (bootstrap-t
+    of linearised ratios). Completeness is the largest of several ratios, minimality the least; their
+    intervals hold for all these ratios at once, so they may be wide. ablation: "mean" replaces each head's output by its mean
     over `reference` (None means `inputs`), position by position; "zero" replaces it by 0. Sparse
     steps stay on: they belong to no head. random: the number of random circuits to compare with;
     each has as many heads as the circuit, drawn from all heads.

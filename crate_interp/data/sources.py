@@ -141,29 +141,7 @@ def open_data(
     check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)
-    functions = preprocess, preprocess_masks
-    if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):
-        data = f"imagefolder:{data}" if os.path.isdir(data) else [data]
-    elif isinstance(data, str) and os.path.isdir(data):
-        data = f"imagefolder:{data}"
-    if isinstance(data, str):
-        source, where = source_of(data, IMAGES)
-        options = {"kept": kept} if source.listed else {}
-        samples = source.images(where, *functions, **options)
-    elif is_array(data):
-        samples = images.tensor_samples(data, preprocess, limit)
-    elif streams.is_stream(data):
-        samples = streams.image_stream(data, preprocess, limit, preprocess_masks).kept()
-    elif isinstance(data, Table):
-        samples = table_samples(data, *functions)
-    elif is_pair(data):
-        samples = pair_samples(data, *functions, limit)
-    elif batch_streams.is_batches(data):
-        samples = batch_streams.batch_stream(data, preprocess, limit).kept()
-    elif is_item_data(data):
-        samples = item_samples(data, *functions, limit)
-    else:
-        raise ValueError(f"cannot take images from {type(data).__name__}: give {IMAGES}.")
+    samples = _images(data, preprocess, preprocess_masks, limit, kept)
     if samples.n == 0:
         raise ValueError("the data is empty: there is no image in it.")
     try:
@@ -173,6 +151,38 @@ def open_data(
         if not skip_bad:
             raise
     return first(samples, limit)
+
+
+def _images(
+    data: Any,
+    preprocess: Preprocess,
+    preprocess_masks: Preprocess | None,
+    limit: int | None,
+    kept: Path | None,
+) -> Samples:
+    """Returns the samples of data for `open_data`, whose arguments these are."""
+    functions = preprocess, preprocess_masks
+    if isinstance(data, (str, Path)) and os.path.isfile(data):
+        data = [data]
+    elif isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data)):
+        data = f"imagefolder:{data}"
+    if isinstance(data, str):
+        source, where = source_of(data, IMAGES)
+        options = {"kept": kept} if source.listed else {}
+        return source.images(where, *functions, **options)
+    if is_array(data):
+        return images.tensor_samples(data, preprocess, limit)
+    if streams.is_stream(data):
+        return streams.image_stream(data, preprocess, limit, preprocess_masks).kept()
+    if isinstance(data, Table):
+        return table_samples(data, *functions)
+    if is_pair(data):
+        return pair_samples(data, *functions, limit)
+    if batch_streams.is_batches(data):
+        return batch_streams.batch_stream(data, preprocess, limit).kept()
+    if is_item_data(data):
+        return item_samples(data, *functions, limit)
+    raise ValueError(f"cannot take images from {type(data).__name__}: give {IMAGES}.")
 
 
 def open_text(
