@@ -102,12 +102,12 @@ def evaluate(
     is above 0 if every head counts.
 
     circuit: a Circuit, or (layer, head) pairs. metric(logits) returns one number, or one for each
-    input, `[batch]`; then F is their mean, and the scores get intervals over the inputs (bootstrap-t
-    of linearised ratios). Completeness is the largest of several ratios, minimality the least; their
-    intervals hold for all these ratios at once, so they may be wide. ablation: "mean" replaces each head's output by its mean
-    over `reference` (None means `inputs`), position by position; "zero" replaces it by 0. Sparse
-    steps stay on: they belong to no head. random: the number of random circuits to compare with;
-    each has as many heads as the circuit, drawn from all heads.
+    input, `[batch]`; F is then their mean, and the scores get intervals over inputs (bootstrap-t of
+    linearised ratios). Completeness is the largest of several ratios, minimality the least;
+    their intervals hold for all these ratios at once, so they may be wide. ablation: "mean"
+    replaces each head's output by its mean over `reference` (None means `inputs`), position by
+    position; "zero" replaces it by 0. Sparse steps stay on. random: the number of random circuits
+    to compare with, each of as many heads.
 
     Raises ValueError for inputs that are not a tensor, or a reference of another shape; for a
     circuit that has no head, all heads, or heads that the model does not have; for a metric that
