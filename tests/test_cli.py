@@ -4,7 +4,6 @@ import ast
 import io
 import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -397,12 +396,3 @@ def test_what_a_new_user_meets_first(tmp_path):
     fails('Give --config "mean=[...]" and --config "std=[...]"', *here, *grey)
     done = run(*here, *grey, "--config", "mean=[0.5]", "--config", "std=[0.25]", "--controls", 0)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_words_that_are_changed_for_the_command_line_are_words_of_a_message():
-    from crate_interp.cli.command_line import _WORDS
-
-    files = [path.read_text() for path in Path(ci.__file__).parent.rglob("*.py")]
-    texts = [re.sub(r'"\s*f?"', "", text) for text in files]  # strings over several lines
-    for words in _WORDS:
-        assert sum(words.strip() in text for text in texts) >= 2, words

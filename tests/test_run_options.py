@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,12 @@ def test_every_kind_of_result_is_in_the_table_once():
     assert own - {""} == set(KINDS)
     for kind in found.values():
         assert bool(kind.stages) == (kind.finish is not None)
+
+
+def test_the_words_that_are_changed_for_the_command_line_are_words_of_a_message():
+    from crate_interp.cli.command_line import _WORDS
+
+    files = [path.read_text() for path in Path(ci.__file__).parent.rglob("*.py")]
+    texts = [re.sub(r'"\s*f?"', "", text) for text in files]  # strings over several lines
+    for words in _WORDS:
+        assert sum(words.strip() in text for text in texts) >= 2, words
