@@ -95,7 +95,7 @@ def without_batch(hook: Callable) -> Callable:
     return one_sample
 
 
-def selecting(value: Any) -> Callable[[str], bool] | None:
+def selecting(value: object) -> Callable[[str], bool] | None:
     """Returns the function that a function or a compiled regular expression stands for, or None."""
     if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
         return lambda name: value.search(name) is not None
