@@ -13,6 +13,7 @@
 # make docs       the documentation site, without a network; runs/site
 # make transformerlens  TransformerLens' own tests and six of its tutorials on our models
 # make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
+# make newest     install the newest dependencies that pyproject.toml admits, run the fast tests
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
 # make pictures   open the pages in headless Chromium, wide and narrow, light and dark; runs/pictures
 # make maskcut    300 grids against the dense solver, an hour
@@ -25,7 +26,7 @@ READY := .venv/.ready
 OUT ?= runs/first
 
 .PHONY: report test test-all oracles check fuzz kill bench maskcut pictures notebooks tables pairs \
-	labs docs transformerlens oldest browser clean
+	labs docs transformerlens oldest newest browser clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -86,8 +87,8 @@ transformerlens: $(READY)
 	$(BIN)/python tests/transformerlens_suite.py -n 2
 	$(BIN)/python tests/transformerlens_demos.py
 
-oldest:
-	bash tests/oldest.sh $(PYTHON)
+oldest newest:
+	bash tests/versions.sh $@ $(PYTHON) $(ARGS)
 
 notebooks: $(READY)
 	$(BIN)/python demos/run_notebooks.py --out runs/notebooks

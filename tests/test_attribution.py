@@ -6,7 +6,7 @@ from transformer_lens import patching as lens
 
 import crate_interp as ci
 from answering import VISION, ready
-from conftest import BATCH, HEADS, LAYERS, leftover_hooks
+from conftest import BATCH, CLASSES, HEADS, LAYERS, leftover_hooks
 from crate_interp.circuits import attribution_patch, logit_attribution, patching, path_patch
 
 
@@ -248,3 +248,64 @@ def test_what_has_no_gradient_is_refused():
     }.items():
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def test_inference_mode_is_named_before_work_starts():
+    model, images = ready("crate")
+    labels = [0] * len(images)
+    calls = {
+        "attribution_patch": lambda: attribution_patch(model, images, images, torch.sum),
+        "incl_bwd=True": lambda: model.run_with_cache(images, incl_bwd=True),
+        "surgery": lambda: ci.surgery(model, images, labels=labels, progress=False),
+        "atlas": lambda: ci.atlas(model, images, progress=False),
+        "composition with through='data'": lambda: ci.circuits.composition(
+            model, images, through="data", progress=False
+        ),
+    }
+    with torch.inference_mode():
+        for name, call in calls.items():
+            with pytest.raises(ValueError, match=f"{name} needs gradients, but inference mode is"):
+                call()
+        with torch.inference_mode(False):
+            within = attribution_patch(model, images, images + 1, torch.sum, progress=False)
+        made, _ = ready("crate")
+        made.run_with_cache(images)
+    assert torch.equal(
+        within, attribution_patch(model, images, images + 1, torch.sum, progress=False)
+    )
+    with pytest.raises(ValueError, match="the model was made in inference mode. Load the model"):
+        attribution_patch(made, images, images, torch.sum)
+
+
+def test_targets_are_numbers_names_lists_of_them_and_tensors():
+    names = [f"class {number}" for number in range(CLASSES)]
+    model, images = ready("crate-alpha", labels=names)
+    cache = model.run_with_cache(images)[1]
+    stack = cache.decompose_resid(pos_slice=0)
+    right, wrong = [3, 4], [1, 0]
+    wanted = cache.logit_attrs(stack, torch.tensor(right), torch.tensor(wrong), pos_slice=0)
+    result = logit_attribution(cache, torch.tensor(right), minus=torch.tensor(wrong))
+    for a, b in (
+        (right, wrong),
+        ([names[one] for one in right], wrong),
+        (right, [names[one] for one in wrong]),
+        ([right[0], names[right[1]]], torch.tensor(wrong)),
+    ):
+        assert torch.equal(cache.logit_attrs(stack, a, b, pos_slice=0), wanted)
+        found = logit_attribution(cache, a, minus=b)
+        assert torch.equal(found.total(), result.total())
+        assert found.meta["settings"]["minus"] == "each sample's target"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("wrong", [-1, 99, 2.0, True, [3, True], [[1, 2], [3]], [], None])
+def test_what_is_no_class_is_refused(wrong):
+    model, images = ready("crate-alpha")
+    cache = model.run_with_cache(images)[1]
+    stack = cache.decompose_resid(pos_slice=0)
+    with pytest.raises(ValueError, match="tokens=.*: give a number from 0 to"):
+        cache.logit_attrs(stack, wrong, pos_slice=0)
+    with pytest.raises(ValueError, match="target=.*: give a number from 0 to"):
+        logit_attribution(cache, wrong)
+    with pytest.raises(ValueError, match=r"shape \[2\], but incorrect_tokens have shape \[\]"):
+        cache.logit_attrs(stack, [3, 4], 1, pos_slice=0)

@@ -1,5 +1,6 @@
 """Uses that would give a wrong number in silence, and what is said instead."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import datasets
@@ -9,7 +10,8 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
-from conftest import FIXTURES, HEADS, IMAGE, PLAIN, leftover_hooks, make
+from bridged import make_clip, make_mae
+from conftest import BATCH, FIXTURES, HEADS, IMAGE, LAYERS, PLAIN, leftover_hooks, make, make_lm
 from reference import published_layout
 
 
@@ -285,3 +287,83 @@ def test_a_clip_is_measured_by_its_towers():
         len(tower.layers())
         and (ci.probe(cache).samples() - tower.samples()).abs().max().max() < 1e-4
     )
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("layer", [1.0, True, "1", torch.tensor(1)])
+def test_a_layer_is_a_whole_number(model, images, layer):
+    for run in (
+        lambda: model(images, stop_at_layer=layer),
+        lambda: model(images, start_at_layer=layer),
+        lambda: model.accumulated_bias(layer),
+    ):
+        with pytest.raises(ValueError, match="layer=.*; give a whole number from -3 to 3"):
+            run()
+
+
+def test_points_are_chosen_by_names_functions_and_regular_expressions(model, images):
+    wanted = [f"blocks.{layer}.attn.hook_z" for layer in range(LAYERS)]
+    alias = re.compile(r"attn\.o\.hook_in$")  # TransformerLens' name of hook_z
+    for given in (set(wanted), tuple(wanted), re.compile(r"\d\.attn\.hook_z"), alias):
+        _, cache = model.run_with_cache(images, names_filter=given)
+        assert list(cache.cache_dict) == wanted
+    zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
+    by_hand = model.run_with_hooks(images, fwd_hooks=[(name, zero) for name in wanted])
+    found = model.run_with_hooks(images, fwd_hooks=[(re.compile("hook_z$"), zero)])
+    assert torch.equal(found, by_hand) and not torch.equal(found, model(images))
+    with pytest.raises(KeyError, match="matches none of"):
+        model.run_with_cache(images, names_filter=re.compile("hook_y"))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("given", [0, True, [len], re.compile(b"hook_z"), torch.tensor(3), b"z"])
+def test_what_names_no_points_is_refused(model, images, given):
+    with pytest.raises(ValueError, match="names_filter=.*: give the name of a hook point, a list"):
+        model.run_with_cache(images, names_filter=given)
+    with pytest.raises(ValueError, match="a hook is to be added at .*: give the name of a hook"):
+        model.run_with_hooks(images, fwd_hooks=[(given, lambda tensor, hook: None)])
+    assert not leftover_hooks(model)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_points_to_cache_are_checked_before_anything_is_generated():
+    lm, prompt = make_lm(), torch.ones(1, 3, dtype=torch.long)
+    lm.register_forward_hook(lambda *_: pytest.fail("a token was generated first"))
+    for wrong, error in ((0, ValueError), (re.compile("hook_y"), KeyError)):
+        with pytest.raises(error, match="names_filter"):
+            lm.generate(prompt, stop_at_eos=False, return_cache=True, names_filter=wrong)
+
+
+def test_check_finds_nan_and_inf_and_the_default_does_not_look(model, images):
+    wanted, bad = model(images), images.clone()
+    bad[1, 2, 0, 5] = torch.nan
+    assert model(bad)[1].isnan().all()
+    assert torch.equal(model(images, check=True), wanted)
+    assert torch.equal(model.run_with_cache(images, check=True)[0], wanted)
+    stream = model(images, stop_at_layer=2)
+    stream[0, 4, 3] = -torch.inf
+    for run, first in (
+        (lambda: model(bad, check=True), 1),
+        (lambda: model.run_with_cache(bad, check=True), 1),
+        (lambda: model(stream, start_at_layer=2, check=True), 0),
+    ):
+        with pytest.raises(ValueError, match=f"in 1 of {BATCH} samples, first in sample {first}"):
+            run()
+    assert model.to("meta")(images.to("meta"), check=True).shape == wanted.shape  # holds no values
+
+
+def test_every_kind_of_model_checks_the_floats_it_is_given():
+    mae, clip, lm = make_mae(), make_clip(), make_lm()
+    tokens = torch.zeros(2, clip.text.cfg.n_ctx, dtype=torch.long)
+    images = torch.full((2, 3, *clip.visual.cfg.image_size), torch.inf)
+    stream = torch.full((2, 5, lm.cfg.d_model), torch.nan)
+    features = torch.full((2, clip.text.cfg.n_ctx, clip.text.cfg.d_model), torch.nan)
+    for run in (
+        lambda: mae(torch.full((2, 3, *mae.cfg.image_size), torch.nan), check=True),
+        lambda: clip(images, tokens, check=True),
+        lambda: clip.text(features, start_at_layer=0, check=True),
+        lambda: lm(stream, start_at_layer=1, check=True),
+    ):
+        with pytest.raises(ValueError, match="NaN or Inf in 2 of 2 samples, first in sample 0"):
+            run()
+    assert clip.text(tokens, check=True).isfinite().all()

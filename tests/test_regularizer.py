@@ -165,9 +165,18 @@ def test_a_language_model_is_regularised_too():
         (dict(layers=[3]), r"layers=\[3\]: give 'last', 'random' or numbers from 0 to 2"),
         (dict(layers=[1, 1]), "a layer is named twice"),
         (dict(layers=[]), "give 'last'"),
+        (dict(layers=5), r"layers=\[5\]: give 'last'"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_what_makes_no_sense_is_refused(given, words):
     with pytest.raises(ValueError, match=words):
         ci.SRRRegularizer(make(), **given)
+
+
+def test_inference_mode_is_named(images):
+    model = make()
+    with ci.SRRRegularizer(model) as penalty, torch.inference_mode():
+        model(images)
+        with pytest.raises(ValueError, match="SRRRegularizer needs gradients, but inference mode"):
+            penalty()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
@@ -230,7 +231,7 @@ def test_provenance(model, data, result):
     assert data_range["fingerprint"].startswith("tensor:sha256:")
     assert (data_range["start"], data_range["stop"]) == (0, N)
     assert meta["n_samples"] == N and meta["seconds"] > 0
-    assert meta["dtype"] == "float32" and meta["versions"]["torch"] == torch.__version__
+    assert meta["dtype"] == "float32" and meta["versions"]["torch"] == version("torch")
     stated = {"eps": 0.1, "at": ["pre", "mid"], "norm": False, "tokens": "all", "basis": "stored"}
     assert meta["probes"]["compression"]["settings"] == stated and meta["blocks"] == "blocks"
     digest = meta["model_digest"]

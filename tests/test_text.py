@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 import crate_interp as ci
 from conftest import FIXTURES, make_lm
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
+from crate_interp.models.text.tokenizer import token_name
 from crate_interp.sweeps.runs.untrained_twins import twin
 
 CHAT = FIXTURES / "nanochat_crate_alpha"
@@ -136,6 +137,44 @@ def test_tokens_as_strings(chat):
     assert chat.to_str_tokens(["the", "the theory"]) == [["<|bos|>", "the"], words]
     assert chat.to_string(ids.numpy()) == chat.to_string(ids) == ["<|bos|>the theory"]
     assert chat.to_string(np.int64(260)) == chat.to_string(torch.tensor(260)) == "the"
+
+
+def test_parts_of_a_character_are_named_by_their_bytes(chat):
+    text = "é 日🙂"
+    words = chat.to_str_tokens(text, prepend_bos=False)
+    assert "".join(words) == "<C3><A9> <E6><97><A5><F0><9F><99><82>"
+    ids = chat.to_tokens(text, prepend_bos=False)[0]
+    assert [chat.to_single_str_token(token) for token in ids.tolist()] == words
+    # TransformerLens' names, and the text itself
+    marks = chat.to_string(ids[:, None])
+    assert marks == chat.tokenizer.batch_decode(ids[:, None]) and marks.count("\ufffd") == 9
+    assert chat.to_string(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("\u0120\u00e6", " <E6>"),  # a space and the first byte of a character
+        ("\u00e6\u0139\u00a5\u00f0\u0141", "日<F0><9F>"),
+        ("\u00ef\u00bf\u00bd", "\ufffd"),  # a replacement mark is a character too
+        ("\ufffd", "\ufffd"),  # not spelled in the alphabet of bytes
+    ],
+)
+def test_a_token_of_bytes(spelled, name):
+    from tokenizers import Tokenizer, decoders, models
+
+    core = Tokenizer(models.WordLevel({spelled: 0}, unk_token=spelled))
+    core.decoder = decoders.ByteLevel()
+    assert token_name(PreTrainedTokenizerFast(tokenizer_object=core), 0) == name
+
+
+def test_a_byte_of_a_tokenizer_that_falls_back_on_bytes():
+    from tokenizers import Tokenizer, decoders, models
+
+    core = Tokenizer(models.BPE({"<0xE6>": 0, "a": 1}, [], byte_fallback=True))
+    core.decoder = decoders.ByteFallback()
+    names = [token_name(PreTrainedTokenizerFast(tokenizer_object=core), one) for one in (0, 1)]
+    assert names == ["<E6>", "a"]
 
 
 def test_where_a_token_stands(chat):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.core import checks
@@ -19,7 +19,7 @@ from crate_interp.sweeps.runs.provenance import model_meta
 _COLUMNS = ["sample", "part", "layer", "number", "value"]
 _OF_A_LAYER = ("head", "atom", "bias")
 _PARTS = ("embed", "positions", *_OF_A_LAYER, "constant")
-Target = int | str | Tensor | Sequence[int]  # classes or tokens
+Target = int | str | Tensor | Sequence[int | str]  # classes or tokens
 
 
 def _parts(result: Result) -> pd.DataFrame:
@@ -126,10 +126,10 @@ def logit_attribution(
     heads, and leaves out the lambdas.
 
     cache: the cache of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z,
-    mlp.hook_post and ln_final.hook_scale. target: the number or name of a class or token, or one
-    number for each sample `[batch]`. minus: a second target; then the difference of the two logits
-    is attributed. position: in language models, the token whose prediction is attributed; images
-    are read at CLS, or at the mean of all tokens.
+    mlp.hook_post and ln_final.hook_scale. target: the number or name of a class or token; or a
+    list of these or a tensor of numbers, one for each sample. minus: a second target, given in the
+    same ways; then the difference of the two logits is attributed. position: in language models,
+    the token whose prediction is attributed; images are read at CLS, or at the mean of all tokens.
 
     Raises ValueError in families where the sparse step replaces the stream (crate, crate-mae,
     crate-lm): there the parts do not add up to the logit, so use `ci.circuits.path_patch`. Raises
@@ -137,10 +137,12 @@ def logit_attribution(
     cached.
     """
     model = _checked(cache)
-    direction, constant = _direction(model, target), _constant(model, target)
+    ids = _indices(model, target, "target")
+    direction, constant = _direction(model, ids), _constant(model, ids)
     if minus is not None:
-        direction = direction - _direction(model, minus)
-        constant = constant - _constant(model, minus)
+        ids = _indices(model, minus, "minus")
+        direction = direction - _direction(model, ids)
+        constant = constant - _constant(model, ids)
     scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
         raise ValueError(
@@ -216,10 +218,10 @@ def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
 
 def _setting(target: Target | None) -> Any:
     """Returns a target as it is shown in the settings and the headline of a result."""
-    if target is None or isinstance(target, str):
-        return target
-    index = torch.atleast_1d(torch.as_tensor(target))
-    return int(index[0]) if len(index) == 1 else "each sample's target"
+    if isinstance(target, (list, tuple)) or (isinstance(target, Tensor) and target.ndim):
+        return _setting(target[0]) if len(target) == 1 else "each sample's target"
+    given: Any = target
+    return given if given is None or isinstance(given, str) else int(given)
 
 
 def _checked(cache: CrateCache) -> Any:
@@ -244,41 +246,33 @@ def _checked(cache: CrateCache) -> Any:
     return model
 
 
-def _indices(model: Any, target: Target) -> Tensor:
+def _indices(model: Any, target: Target, name: str) -> Int[Tensor, "target"]:
     """Returns the index of one class or token `[1]`, or an index for each sample `[batch]`.
 
     Raises ValueError if the model has no such class or token.
     """
-    index = model.to_single_token(target) if isinstance(target, str) else target
-    if not isinstance(index, (Tensor, int, list, tuple)) and not checks.is_int(index):
-        raise ValueError(f"target={target!r}: give a number, a name, or one number per sample.")
-    indices = torch.atleast_1d(torch.as_tensor(index, device=model.W_U.device))
-    count = model.W_U.shape[1]
-    integers = not indices.is_floating_point() and indices.dtype != torch.bool
-    listed = integers and indices.ndim == 1 and len(indices) > 0
-    if not listed or bool(((indices < 0) | (indices >= count)).any()):
+    indices = torch.atleast_1d(model.answer_ids(target, name))
+    if indices.ndim > 1:
         raise ValueError(
-            f"target={target!r}: give a number from 0 to {count - 1}, a name, or one number per "
-            "sample."
+            f"{name} has shape {list(indices.shape)}: give one target, or one per sample."
         )
     return indices
 
 
-def _direction(model: Any, target: Target) -> Float[Tensor, "target d_model"]:
+def _direction(model: Any, ids: Int[Tensor, "target"]) -> Float[Tensor, "target d_model"]:
     """Returns a logit's derivative along each axis of the stream, if the last norm has scale 1."""
-    columns = model.W_U.T[_indices(model, target)]
+    columns = model.W_U.T[ids]
     if not isinstance(model.ln_final, HookedLayerNorm):
         return columns
     columns = columns * model.ln_final.weight
     return columns - columns.mean(dim=-1, keepdim=True)
 
 
-def _constant(model: Any, target: Target) -> Float[Tensor, "target"]:
+def _constant(model: Any, ids: Int[Tensor, "target"]) -> Float[Tensor, "target"]:
     """Returns the logit of a stream of zeros."""
-    index = _indices(model, target)
-    constant = model.b_U[index]
+    constant = model.b_U[ids]
     bias = getattr(model.ln_final, "bias", None)
-    return constant if bias is None else constant + model.W_U.T[index] @ bias
+    return constant if bias is None else constant + model.W_U.T[ids] @ bias
 
 
 def residual_gains(model: Any) -> tuple[list[Any], Any]:

@@ -10,6 +10,7 @@ from crate_hooks import full_name
 from crate_interp.circuits.patching_arguments import Metric, check_runs, returned
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
+from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 
 
@@ -41,10 +42,11 @@ def attribution_patch(
     source, base: two inputs of one shape. metric(logits) returns one number, as a tensor with a
     gradient.
 
-    Raises ValueError for inputs that differ in shape, for steps below 1, and for a metric that does
-    not return one finite number with a gradient.
+    Raises ValueError for inputs that differ in shape, for steps below 1, for a metric that does not
+    return one finite number with a gradient, and under torch.inference_mode().
     """
     check_runs(model, source, base)
+    check_gradients("attribution_patch", model)
     steps = checks.count("steps", steps)
     names = [full_name("attn.hook_z", layer) for layer in range(model.cfg.n_layers)]
     points = [*names, "hook_embed"]

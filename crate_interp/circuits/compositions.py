@@ -17,6 +17,7 @@ from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data
 from crate_interp.measures.checks import qr
 from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm
@@ -160,8 +161,8 @@ def composition(
 
     data, run: as in `ci.sweep`, only with through="data"; batch_size is 8 unless given. Raises
     ValueError for an unknown `through` or role, for data that is missing or that `through` does not
-    use, for a folder or shard without data, for a model of a single layer, and for a CLIP (give one
-    of its towers).
+    use, for a folder or shard without data, for a model of a single layer, for a CLIP (give one of
+    its towers), and for through="data" under torch.inference_mode(), because it needs gradients.
     """
     options = run_options(composition, run, batch_size=8)
     _check(model, data, through, role)
@@ -172,6 +173,7 @@ def composition(
         _check_no_folder(options)
         bases = _bases(model, settings)
         return Composition(_tables(model, _of_weights(model, through), bases), meta)
+    check_gradients("composition with through='data'", model)
     samples = samples_of(model, data, options)
     meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
     with open_job(COMPOSITION, meta, options) as job:

@@ -43,6 +43,21 @@ def count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def layer(name: str, value: object, count: int) -> int:
+    """Returns a layer before which something starts or stops: 0 to `count`, which is the end.
+
+    Negative layers count from the end. Raises ValueError, with the argument's `name`, for anything
+    but a whole number in this range.
+    """
+    number: Any = value
+    if not is_int(value) or not -count <= number <= count:
+        raise ValueError(
+            f"{name}={shown(value)}: the model has layers 0 to {count - 1}; give a whole number "
+            f"from {-count} to {count}."
+        )
+    return int(number) + count if number < 0 else int(number)
+
+
 def limit(value: Any) -> int | None:
     """Returns a number of samples, or None for all.
 

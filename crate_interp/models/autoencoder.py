@@ -13,7 +13,7 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat.torch_compile import readable
-from crate_interp.models.hooked import HookedModel, layer_range, own_config
+from crate_interp.models.hooked import HookedModel, check_finite, layer_range, own_config
 from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.block import CrateBlock
@@ -153,14 +153,16 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
+        check: bool = False,
     ) -> Any:
         """Returns a `Reconstruction` of preprocessed float images.
 
         images: `[batch, channels, height, width]`. The int(patches * (1 - mask_ratio)) patches with
         the lowest `noise` `[batch, patch]` are kept; if `noise` is None, it is drawn from torch's
         global generator. mask_ratio=0 keeps all patches, like the official `prepare_tokens`.
-        `stop_at_layer=l` returns Z^l of the encoder `[batch, pos, d_model]`. Raises ValueError for
-        bad images, noise of a wrong shape or with NaN or Inf, and a ratio outside [0, 1).
+        `stop_at_layer=l` returns Z^l of the encoder `[batch, pos, d_model]`. `check` looks for NaN
+        and Inf in the images, as in HookedCrate. Raises ValueError for bad images, noise of a wrong
+        shape or with NaN or Inf, and a ratio outside [0, 1).
         """
         self.watch_hooks()
         if start_at_layer is not None:
@@ -169,6 +171,8 @@ class HookedCrateMAE(ImageMixin, HookedModel):
                 "Edit hook_resid_pre instead."
             )
         images = self._check_images(images)
+        if check:
+            check_finite(images)
         _, stop = layer_range(self.cfg.n_layers, None, stop_at_layer)
         z, mask = self._tokens(images, noise, mask_ratio)
         for block in self.blocks[:stop]:

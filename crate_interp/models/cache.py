@@ -15,6 +15,7 @@ from crate_interp.models.compat.hook_aliases import resolve
 from crate_interp.models.compat.unsupported_methods import refuse
 from crate_interp.models.layers.norm import NoNorm
 from crate_interp.models.weight_cache import has_weights
+from crate_interp.models.weights import Answers
 
 # [batch, head, query, key]: pos_slice cuts the query axis
 QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
@@ -241,6 +242,34 @@ class CrateCache(ActivationCache):
         if expand_neurons:
             self._refuse_neurons()
         return super().get_full_resid_decomposition(*args, expand_neurons=expand_neurons, **kwargs)
+
+    def logit_attrs(
+        self,
+        residual_stack: Tensor,
+        tokens: Answers,
+        incorrect_tokens: Answers | None = None,
+        pos_slice: Any = None,
+        batch_slice: Any = None,
+        has_batch_dim: bool = True,
+    ) -> Tensor:
+        """Returns TransformerLens' logit attributions of a stack, with the same arguments.
+
+        Unlike in TransformerLens, `tokens` and `incorrect_tokens` may also be lists of numbers and
+        names. Raises ValueError if they differ in shape, and for a token or class that the model
+        does not have.
+        """
+        right = self.model.answer_ids(tokens)
+        wrong = None
+        if incorrect_tokens is not None:
+            wrong = self.model.answer_ids(incorrect_tokens, "incorrect_tokens")
+            if right.shape != wrong.shape:
+                raise ValueError(
+                    f"tokens have shape {list(right.shape)}, but incorrect_tokens have shape "
+                    f"{list(wrong.shape)}: give one incorrect token for each token."
+                )
+        return super().logit_attrs(
+            residual_stack, right, wrong, pos_slice, batch_slice, has_batch_dim
+        )
 
     def _refuse_neurons(self) -> None:
         if not self.model.cfg.residual:

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.hooked import HookedModel, check_stream, layer_range, own_config
+from crate_interp.models.hooked import (
+    HookedModel,
+    check_finite,
+    check_stream,
+    layer_range,
+    own_config,
+)
 from crate_interp.models.image_inputs import Images
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import hooked_positions
@@ -57,10 +63,12 @@ class HookedTextTower(TextMixin, HookedModel):
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
         attention_mask: Tensor | None = None,
+        check: bool = False,
     ) -> Float[Tensor, "..."]:
         """Returns features of token ids `[batch, n_ctx]` or of text.
 
-        `stop_at_layer` and `start_at_layer` are as in HookedCrate. Raises ValueError for an
+        `stop_at_layer` and `start_at_layer` are as in HookedCrate. `check` looks for NaN and Inf in
+        a stream, as in HookedCrate. Raises ValueError for an
         attention mask, because this tower has none.
         """
         if attention_mask is not None:
@@ -75,6 +83,8 @@ class HookedTextTower(TextMixin, HookedModel):
         else:
             stream: Any = tokens
             z = check_stream(self, stream)
+            if check:
+                check_finite(z)
         for block in self.blocks[start:stop]:
             z = block(z)
         return z if stop is not None else self.unembed(self.hook_pooled(self.ln_final(z)[:, -1]))
@@ -163,13 +173,14 @@ class HookedCrateCLIP(HookedModel):
         self.setup()
 
     def forward(
-        self, images: Tensor, tokens: Tensor | str | Sequence[str]
+        self, images: Tensor, tokens: Tensor | str | Sequence[str], *, check: bool = False
     ) -> Float[Tensor, "n_images n_texts"]:
         """Returns 100 times the cosine of every image with every text.
 
-        Images are preprocessed; texts are token ids or strings.
+        Images are preprocessed; texts are token ids or strings. `check` looks for NaN and Inf in
+        the images, as in HookedCrate.
         """
-        image, text = self.encode_image(images), self.encode_text(tokens)
+        image, text = self.visual(images, check=check), self.encode_text(tokens)
         return (
             100
             * (image / (image.norm(dim=-1, keepdim=True) + 1e-8))

@@ -6,7 +6,7 @@ This module also sets those fields of a model's config that can change: switches
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.models.compat import hook_aliases, offload
 
-NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+# a function of a name, or a compiled regular expression that is searched for anywhere in a name
+Selector = Callable[[str], bool] | re.Pattern[str]
+NamesFilter = str | Sequence[str] | Set[str] | Selector | None
 
-Hooks = Sequence[tuple[str | Callable[[str], bool], Callable]]
+Hooks = Sequence[tuple[str | Selector, Callable]]
 
 # Points that fire only while a switch of model.cfg is on -> how to turn it on.
 GATED = {
@@ -93,6 +95,14 @@ def without_batch(hook: Callable) -> Callable:
     return one_sample
 
 
+def selecting(value: object) -> Callable[[str], bool] | None:
+    """Returns the function that a function or a compiled regular expression stands for, or None."""
+    if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
+        return lambda name: value.search(name) is not None
+    select: Any = value
+    return select if callable(value) else None
+
+
 class PointsMixin:
     """Names and switches of hook points; the model must have `cfg` and `hook_dict`."""
 
@@ -103,21 +113,31 @@ class PointsMixin:
         """Returns the hook points that a filter selects, in the model's order.
 
         None and functions select among the points that fire with the current switches. If a
-        function selects no name of these points, it is applied to TransformerLens' aliases. Raises
-        KeyError if nothing is selected, and for a name that is not a point or cannot fire.
+        function selects no name of these points, it is applied to TransformerLens' aliases. A
+        compiled regular expression stands for a function that searches for it in a name. Raises
+        KeyError if nothing is selected, and for a name that is not a point or cannot fire. Raises
+        ValueError for a filter of another type.
         """
         firing = [name for name in self.hook_dict if self._why_silent(name) is None]
         if names_filter is None:
             return firing
-        if callable(names_filter):
-            chosen = hook_aliases.matching(firing, names_filter)
+        select = selecting(names_filter)
+        if select is not None:
+            chosen = hook_aliases.matching(firing, select)
             if not chosen:
                 raise KeyError(
                     f"names_filter matches none of the {len(self.hook_dict)} hook points: see "
                     "model.hook_dict."
                 )
             return chosen
-        wanted = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+        wanted: Any = [names_filter] if isinstance(names_filter, str) else names_filter
+        several = isinstance(wanted, (Sequence, Set))
+        wanted = list(wanted) if several else [wanted]
+        if not all(isinstance(name, str) for name in wanted):
+            raise ValueError(
+                f"names_filter={checks.shown(names_filter)}: give the name of a hook point, a list "
+                "of names, a function of a name, a compiled regular expression, or None for all."
+            )
         if not wanted:
             raise KeyError("names_filter is empty: name a hook point, or pass None for all.")
         meant = {hook_aliases.resolve(name, self.hook_dict) for name in wanted}
@@ -171,21 +191,28 @@ class PointsMixin:
         if silent:
             raise ValueError(f"cannot add a hook: {hook_point_name!r} {silent}.")
 
-    def hookable(self, name: str | Callable[[str], bool]) -> list[str]:
+    def hookable(self, name: str | Selector) -> list[str]:
         """Returns the points that will get a hook.
 
         A hook that is never called would look like a hook without effect, so naming a point that
-        does not fire raises ValueError. If a function selects the points, the points that do not
-        fire are left out without an error, because functions often select all points; if no point
-        is left, a warning says so. A CLIP's tower shares its points with the CLIP; a point carries
-        the name by which it was hooked last. Raises KeyError for a name that is not a hook point.
+        does not fire raises ValueError. If a function or a compiled regular expression selects the
+        points, the points that do not fire are left out without an error, because functions often
+        select all points; if no point is left, a warning says so. A CLIP's tower shares its points
+        with the CLIP; a point carries the name by which it was hooked last. Raises KeyError for a
+        name that is not a hook point, and ValueError for a `name` of another type.
         """
+        select = selecting(name)
         if isinstance(name, str):
             chosen = [hook_aliases.resolve(name, self.hook_dict)]
             self._check_name(chosen[0])
             self.check_hooks_to_add(self.hook_dict[chosen[0]], chosen[0])
+        elif select is None:
+            raise ValueError(
+                f"a hook is to be added at {checks.shown(name)}: give the name of a hook point, a "
+                "function of a name, or a compiled regular expression."
+            )
         else:
-            wanted = hook_aliases.matching(self.hook_dict, name)
+            wanted = hook_aliases.matching(self.hook_dict, select)
             chosen = [point for point in wanted if self._why_silent(point) is None]
             if wanted and not chosen:
                 more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""

@@ -6,16 +6,25 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
+from crate_interp.core import checks
 from crate_interp.models.cache import NO_POS_AXIS, QUERY_AXIS, CrateCache
 from crate_interp.models.compat import hook_aliases, torch_compile, unsupported_methods
-from crate_interp.models.hook_points import Hooks, NamesFilter, PointsMixin, follow, without_batch
+from crate_interp.models.gradients import check_backward, no_backward
+from crate_interp.models.hook_points import (
+    Hooks,
+    NamesFilter,
+    PointsMixin,
+    Selector,
+    follow,
+    without_batch,
+)
 from crate_interp.models.saving import SharedModel
 from crate_interp.models.weight_cache import weight_mark
 from crate_interp.models.weights import WeightsMixin
@@ -81,23 +90,16 @@ def layer_range(
 ) -> tuple[int, int | None]:
     """Returns the first layer to run and the layer before which to stop; None means the end.
 
-    Negative layers count from the end. Raises ValueError for a layer that the model does not have,
-    and for a stop before the start.
+    Negative layers count from the end. Raises ValueError for anything but a whole number, for a
+    layer that the model does not have, and for a stop before the start.
     """
-    start = 0 if start_at_layer is None else _layer(n_layers, start_at_layer, "start_at_layer")
-    stop = None if stop_at_layer is None else _layer(n_layers, stop_at_layer, "stop_at_layer")
+    start = (
+        0 if start_at_layer is None else checks.layer("start_at_layer", start_at_layer, n_layers)
+    )
+    stop = None if stop_at_layer is None else checks.layer("stop_at_layer", stop_at_layer, n_layers)
     if stop is not None and stop < start:
         raise ValueError(f"stop_at_layer={stop} lies before start_at_layer={start}.")
     return start, stop
-
-
-def _layer(n_layers: int, layer: int, name: str) -> int:
-    if not -n_layers <= layer <= n_layers:
-        raise ValueError(
-            f"{name}={layer}: the model has layers 0 to {n_layers - 1}; give {-n_layers} to "
-            f"{n_layers}."
-        )
-    return layer + n_layers if layer < 0 else layer
 
 
 def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
@@ -113,33 +115,19 @@ def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
     return z
 
 
-def check_backward(stop_at_layer: int | None) -> None:
-    """Raises ValueError if the backward pass of a run with `incl_bwd=True` is impossible."""
-    if stop_at_layer is not None:
-        raise ValueError(
-            "incl_bwd=True calls backward on the output, but stop_at_layer returns a stream: use "
-            "model.hooks(bwd_hooks=...) around a loss of your own."
-        )
-    if not torch.is_grad_enabled():
-        raise ValueError(
-            "incl_bwd=True needs gradients, but gradient tracking is off: run outside "
-            "torch.no_grad()."
-        )
+def check_finite(x: Float[Tensor, "batch *any"]) -> None:
+    """Raises ValueError if an input holds NaN or Inf; values that cannot be read are not checked.
 
-
-def no_backward(error: RuntimeError) -> ValueError | None:
-    """Returns an error that explains torch's error in a backward pass, or None for other errors."""
-    if "scalar outputs" in str(error):
-        return ValueError(
-            "incl_bwd=True needs a scalar output: use return_type='loss', or model.hooks("
-            "bwd_hooks=...) around a loss of your own."
+    They cannot be read while a model is compiled, exported or traced.
+    """
+    if not torch_compile.readable(x):
+        return
+    bad = ~x.flatten(1).isfinite().all(dim=1)
+    if bad.any():
+        raise ValueError(
+            f"the input holds NaN or Inf in {int(bad.sum())} of {len(bad)} samples, first in "
+            f"sample {int(bad.int().argmax())}. Leave these samples out, or repair them."
         )
-    if "does not require grad" in str(error):
-        return ValueError(
-            "incl_bwd=True: the output has no grad_fn, because no parameter requires a gradient. "
-            "Call model.requires_grad_(True)."
-        )
-    return None
 
 
 class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, SharedModel):
@@ -200,9 +188,11 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
         With `return_cache_object=False` the second value is a plain dict of tensors.
 
-        Unlike in TransformerLens, a `names_filter` that matches no point raises KeyError with the
-        nearest names, tuples of names are accepted, and `pos_slice` cuts the declared position axis
-        of every point. As in TransformerLens, `incl_bwd=True` calls backward on the output, which
+        names_filter: the points to cache. It is a name, several names (a list, tuple or set), a
+        function of a name, a compiled regular expression, which is searched for anywhere in a name,
+        or None for all points. Unlike in TransformerLens, a `names_filter` that matches no point
+        raises KeyError with the nearest names, and `pos_slice` cuts the declared position axis of
+        every point. As in TransformerLens, `incl_bwd=True` calls backward on the output, which
         must be a scalar. For any other output, use hooks of direction "bwd" around a loss of your
         own.
         """
@@ -210,7 +200,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs a torch.device
             kwargs["device"] = torch.device(kwargs["device"])
         if backward:
-            check_backward(kwargs.get("stop_at_layer"))
+            check_backward(self, kwargs.get("stop_at_layer"))
         try:
             out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         except RuntimeError as error:
@@ -240,12 +230,9 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         With `remove_batch_dim` the hooks see one sample without its batch axis.
         """
         wrap = without_batch if remove_batch_dim else lambda hook: hook
-        return super().run_with_hooks(
-            *args,
-            fwd_hooks=[(name, wrap(hook)) for name, hook in fwd_hooks],
-            bwd_hooks=[(name, wrap(hook)) for name, hook in bwd_hooks],
-            **kwargs,
-        )
+        forward: Any = [(name, wrap(hook)) for name, hook in fwd_hooks]
+        backward: Any = [(name, wrap(hook)) for name, hook in bwd_hooks]
+        return super().run_with_hooks(*args, fwd_hooks=forward, bwd_hooks=backward, **kwargs)
 
     def get_caching_hooks(
         self,
@@ -301,17 +288,18 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         self.hook_dict = hook_aliases.Named(self.hook_dict)
 
     def add_hook(
-        self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any
+        self, name: str | Selector, hook: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> None:
         """Adds a hook as TransformerLens does.
 
-        Raises KeyError for a name that is not a hook point, and ValueError for a point that does
-        not fire with the current switches.
+        name: the name of a point, a function of a name, or a compiled regular expression. Raises
+        KeyError for a name that is not a hook point, and ValueError for a point that does not fire
+        with the current switches.
         """
         for point in self.hookable(name):
             super().add_hook(point, hook, *args, **kwargs)
 
-    def _enable_hook(self, name: str | Callable[[str], bool], hook: Callable, dir: Any) -> None:
+    def _enable_hook(self, name: str | Selector, hook: Callable, dir: Any) -> None:
         for point in self.hookable(name):  # run_with_hooks and hooks() call this method
             super()._enable_hook(point, hook, dir)
 

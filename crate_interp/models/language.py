@@ -15,7 +15,13 @@ from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.compat import hugging_face_outputs, offload, torch_compile
-from crate_interp.models.hooked import HookedModel, check_stream, layer_range, own_config
+from crate_interp.models.hooked import (
+    HookedModel,
+    check_finite,
+    check_stream,
+    layer_range,
+    own_config,
+)
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.context import Padding, Past, contexts
 from crate_interp.models.layers.embed import TokenEmbed, hooked_positions
@@ -24,6 +30,7 @@ from crate_interp.models.text.generation import GenerateMixin
 from crate_interp.models.text.losses import check_labels, next_token_loss
 from crate_interp.models.text.padding import padding_of
 from crate_interp.models.text.text_and_tokens import check_tokens
+from crate_interp.models.weights import Answers
 
 _ROWS = 64  # nanochat pads its tables to a multiple of this number of rows
 
@@ -120,6 +127,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         *,
         past: Past | None = None,
         input_ids: Int[Tensor, "batch pos"] | None = None,
+        check: bool = False,
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
@@ -138,7 +146,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
         hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the
         keys and values of earlier tokens, which the input continues. The keys and values of the new
-        tokens are added to `past`, and `attention_mask` then covers earlier and new tokens. Raises
+        tokens are added to `past`, and `attention_mask` then covers earlier and new tokens. `check`
+        looks for NaN and Inf in a stream, as in HookedCrate; tokens are always checked. Raises
         ValueError for ids that the vocabulary lacks, for no tokens, for more than n_ctx tokens, and
         for a row whose tokens are all masked.
         """
@@ -153,7 +162,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             if labels is not None:
                 labels = check_labels(labels, tokens, self.cfg.d_vocab)
         else:
-            self._check_start(given, start, return_type, labels)
+            self._check_start(given, start, return_type, labels, check)
             tokens, mask = given, attention_mask
         padding = padding_of(mask, tokens.shape[0], tokens.shape[1], past, tokens.device)
         z = self._embed(tokens, past, padding) if start_at_layer is None else tokens
@@ -248,7 +257,9 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         z = self.resid_lambdas[layer] * z
         return z if x0 is None else z + self.x0_lambdas[layer] * x0
 
-    def _check_start(self, z: Any, start: int, return_type: str | None, labels: object) -> None:
+    def _check_start(
+        self, z: Any, start: int, return_type: str | None, labels: object, check: bool
+    ) -> None:
         if not isinstance(z, Tensor) or not z.is_floating_point():
             raise ValueError(
                 "start_at_layer takes the stream of floats [batch, pos, d_model] in place of "
@@ -273,6 +284,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
                 "z.to(model.cfg.dtype)."
             )
         check_stream(self, z)
+        if check:
+            check_finite(z)
 
     @property
     def lens_positions(self) -> None:
@@ -309,15 +322,13 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         """Zeros: no published model has this bias."""
         return self.unembed.b_U
 
-    def tokens_to_residual_directions(
-        self, tokens: str | int | Int[Tensor, "..."]
-    ) -> Float[Tensor, "... d_model"]:
+    def tokens_to_residual_directions(self, tokens: Answers) -> Float[Tensor, "... d_model"]:
         """Returns the direction of each token in the stream before ln_final.
 
-        It is the token's column of W_U times ln_final's weight.
+        It is the token's column of W_U times ln_final's weight. tokens: a number or name, a list of
+        these, or a tensor of numbers. Raises ValueError for a token that the vocabulary lacks.
         """
-        index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
-        directions = self.W_U.T[index]
+        directions = self.W_U.T[self.answer_ids(tokens)]
         return (
             directions * offload.at_hand(self.ln_final)
             if isinstance(self.ln_final, HookedLayerNorm)

@@ -12,11 +12,18 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.compat.hugging_face_outputs import image_output
 from crate_interp.models.compat.offload import at_hand, onloaded
 from crate_interp.models.compat.unsupported_methods import REFUSALS
-from crate_interp.models.hooked import HookedModel, check_stream, layer_range, own_config
+from crate_interp.models.hooked import (
+    HookedModel,
+    check_finite,
+    check_stream,
+    layer_range,
+    own_config,
+)
 from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import ClassHead, ConvPatchEmbed, CratePatchEmbed, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.weights import Answers
 
 
 class HookedCrate(ImageMixin, HookedModel):
@@ -58,6 +65,7 @@ class HookedCrate(ImageMixin, HookedModel):
         labels: Tensor | Sequence[Any] | None = None,
         pixel_values: Tensor | None = None,
         return_type: str | None = "logits",
+        check: bool = False,
     ) -> Any:
         """Returns logits `[batch, n_classes]` of preprocessed float images.
 
@@ -70,9 +78,13 @@ class HookedCrate(ImageMixin, HookedModel):
         labels: the mean cross-entropy in nats) and `.logits`. return_type is TransformerLens' and
         must be "logits", because images have no next token.
 
+        check: whether to look for NaN and Inf in the input first. The default does not look,
+        because this reads the whole input, and on a GPU the program has to wait for the answer. A
+        model that is compiled, exported or traced never looks.
+
         Raises ValueError for any other return_type, integer images (model.preprocess makes them
-        float), a wrong image size (unless cfg.interpolate_pos), no images, and labels of unknown
-        classes.
+        float), a wrong image size (unless cfg.interpolate_pos), no images, labels of unknown
+        classes, and, with `check`, for NaN or Inf.
         """
         self.watch_hooks()
         if return_type != "logits":
@@ -84,9 +96,12 @@ class HookedCrate(ImageMixin, HookedModel):
         if labels is not None and stop_at_layer is not None:
             raise ValueError(f"labels need logits, but stop_at_layer={stop_at_layer} returns none.")
         if start_at_layer is None:
-            z = self._tokens(self._check_images(given))
+            given = self._check_images(given)
         else:
-            z = self._check_dtype(check_stream(self, given))
+            given = self._check_dtype(check_stream(self, given))
+        if check:
+            check_finite(given)
+        z = self._tokens(given) if start_at_layer is None else given
         for block in self.blocks[start:stop]:
             z = block(z)
         if stop_at_layer is not None:
@@ -161,14 +176,14 @@ class HookedCrate(ImageMixin, HookedModel):
         names = [labels] if isinstance(labels, str) else list(labels)
         return torch.tensor([self.to_single_token(name) for name in names], device=self.cfg.device)
 
-    def tokens_to_residual_directions(
-        self, tokens: str | int | Int[Tensor, "..."]
-    ) -> Float[Tensor, "... d_model"]:
+    def tokens_to_residual_directions(self, tokens: Answers) -> Float[Tensor, "... d_model"]:
         """Returns the direction of each class in the stream before ln_final.
 
         It is the class's column of W_U times ln_final's weight. With this weight included,
         TransformerLens' logit attributions (centred, divided by `ln_final.hook_scale`) at the CLS
         token sum to the logit minus its constant part `ln_final.bias @ W_U + b_U`.
+
+        tokens: a class's number or name, a list of these, or a tensor of numbers. Raises ValueError
+        for an unknown class.
         """
-        index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
-        return self.W_U.T[index] * at_hand(self.ln_final)
+        return self.W_U.T[self.answer_ids(tokens)] * at_hand(self.ln_final)

@@ -89,7 +89,9 @@ def _quick(model: Any) -> tuple:
     if not named:
         return ()
     spread = torch.cat([_spread(value.detach()).float().cpu() for _, value in named])
-    return (*((name, value._version) for name, value in named), spread.numpy().tobytes())
+    # a weight made in inference mode counts no versions
+    versions = ((name, None if one.is_inference() else one._version) for name, one in named)
+    return (*versions, spread.numpy().tobytes())
 
 
 def _spread(value: Tensor) -> Tensor:

@@ -1,14 +1,16 @@
 """A model's weights under TransformerLens' names, stacked over layers or in one dict."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
 
 from crate_interp.config import CrateConfig
+from crate_interp.core import checks
 from crate_interp.models.compat.offload import at_hand
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ _OF_MODEL: dict[str, tuple[str, ...]] = {
     "ln_final": ("w", "b"),
     "unembed": ("W_U", "b_U"),
 }
+
+# classes or tokens, by number or name; in lists, or as a tensor of numbers
+Answer = int | np.integer | str
+Answers = Answer | Tensor | np.ndarray | Sequence[Answer] | Sequence[Sequence[Answer]]
 
 
 class Labels(list[str]):
@@ -128,13 +134,46 @@ class WeightsMixin:
         bias = self.unembed.bias
         return self.unembed.weight.new_zeros(self.unembed.weight.shape[0]) if bias is None else bias
 
+    def answer_ids(self, answers: Answers, name: str = "tokens") -> Int[Tensor, "..."]:
+        """Returns the numbers of classes or tokens, on the device of the weights.
+
+        answers: a number or a name, a list of them, or a tensor of numbers. name: the argument that
+        errors name. Raises ValueError for anything else, and for a class or token that the model
+        does not have.
+        """
+
+        model: Any = self
+
+        def number(answer: Any) -> Any:
+            if isinstance(answer, str):
+                return model.to_single_token(answer)
+            if isinstance(answer, (list, tuple)):
+                return [number(one) for one in answer]
+            return answer if isinstance(answer, Tensor) or checks.is_int(answer) else torch.nan
+
+        count = self.W_U.shape[1]
+        given: Any = answers if isinstance(answers, (Tensor, np.ndarray)) else number(answers)
+        try:
+            ids = torch.as_tensor(given, device=self.W_U.device)
+        except (TypeError, ValueError, RuntimeError):  # lists of different lengths
+            ids = torch.tensor(torch.nan)
+        whole = not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool
+        if not whole or not ids.numel() or bool(((ids < 0) | (ids >= count)).any()):
+            raise ValueError(
+                f"{name}={checks.shown(answers)}: give a number from 0 to {count - 1}, a name, a "
+                "list of these, or a tensor of numbers."
+            )
+        return ids.long()
+
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Tensor:
         """Returns the sum of output biases before `layer`, `[d_model]`.
 
-        The sparse steps of CRATE have no bias.
+        The sparse steps of CRATE have no bias. Negative layers count from the end. Raises
+        ValueError for a layer that the model does not have.
         """
+        layer = checks.layer("layer", layer, self.cfg.n_layers)
         total = self.b_O[: layer + 1 if mlp_input else layer].sum(dim=0)
         if include_mlp_biases and not self.cfg.tied:
             total = total + self.b_out[:layer].sum(dim=0)

@@ -33,6 +33,7 @@ from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.surgeries import answers
@@ -101,12 +102,14 @@ def surgery(
 
     Raises ValueError, before work starts, for replacements that are unknown or that a layer cannot
     take, for mixes outside [0, 1], for missing or wrong labels, for models without logits, and as
-    `ci.sweep` does. Raises ValueError, with layer and samples, if a step or a loss is not finite.
+    `ci.sweep` does; also under torch.inference_mode(), because slopes need gradients. Raises
+    ValueError, with layer and samples, if a step or a loss is not finite.
     """
     options = run_options(surgery, run)
     eps, seed = checks.positive("eps", eps), checks.count("seed", seed, least=0)
     check_model(model)
     answers.check_answers(model)
+    check_gradients("surgery", model)
     steps = _steps(model, replacements)
     values = _mixes(mixes)
     directions = checks.count("directions", directions, least=2)

@@ -1,7 +1,7 @@
 """Sparse rate reduction as a term of a training loss."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from crate_interp.core import checks
 from crate_interp.measures import l0_norm, l1_norm, sparse_rate_reduction
+from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.block import Layer
 from crate_interp.probes.layer_reading import subspaces
@@ -42,7 +43,7 @@ class SRRRegularizer:
 
     Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that do not
     exist, and models whose layers have no U. Raises RuntimeError if it is called outside its
-    `with`, or without a new forward.
+    `with`, or without a new forward, and ValueError if it is called in inference mode.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class SRRRegularizer:
         self.eps = float(checks.positive("eps", eps))
         checks.one_of("penalty", penalty, tuple(_PENALTIES))
         blocks: Any = model.blocks
+        self._model = model
         self.blocks: list[Layer] = list(blocks)
         if any(subspaces(block) is None for block in self.blocks):
             raise ValueError(
@@ -114,6 +116,7 @@ class SRRRegularizer:
                 "the regulariser is not open: use `with ci.SRRRegularizer(model) as penalty:` "
                 "around the loop."
             )
+        check_gradients("SRRRegularizer", self._model)
         if not self._seen:
             raise RuntimeError(
                 "there was no forward with gradients since the last call: call the model first, "
@@ -147,7 +150,7 @@ def _numbers(layers: str | Sequence[int], count: int) -> list[int]:
     if isinstance(layers, str):
         checks.one_of("layers", layers, ("last", "random"))
         return [count - 1] if layers == "last" else list(range(count))
-    given = list(layers)
+    given = list(layers) if isinstance(layers, Iterable) else [layers]
     if not given or any(type(one) is not int or not 0 <= one < count for one in given):
         raise ValueError(
             f"layers={given!r}: give 'last', 'random' or numbers from 0 to {count - 1}."

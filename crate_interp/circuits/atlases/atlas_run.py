@@ -16,6 +16,7 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import Result, by, counted, first, sums
@@ -210,10 +211,11 @@ def atlas(
     `ci.viz.atlas_pages(atlas, out)` writes an atlas as pages.
 
     Raises ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
-    and for windows of one token.
+    for windows of one token, and under torch.inference_mode(), because effects need gradients.
     """
     options = run_options(atlas, run)
     _check_logits(model)
+    check_gradients("atlas", model)
     ablate = checks.count("ablate", ablate, least=0)
     checks.count("top", top)
     samples = samples_of(model, data, options)

@@ -1,6 +1,6 @@
 """Generation: continues text or tokens with a language model, under TransformerLens' names."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crate_interp.core import checks, progress
+from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import check_side
 from crate_interp.models.text.sampling import Sampling
@@ -87,7 +88,7 @@ class GenerateMixin(TextMixin):
         output_logits: bool = False,
         return_cache: bool = False,
         return_input_tokens: bool = False,
-        names_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
+        names_filter: NamesFilter = None,
         device: torch.device | str | None = None,
         pixel_values: Tensor | None = None,
         stop_strings: str | Sequence[str] | None = None,
@@ -114,7 +115,7 @@ class GenerateMixin(TextMixin):
         prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
         request = _request(self, prompt, return_type, sampling, ends)
         if return_cache:
-            _check_cached(self, prompt, max_new_tokens)
+            names_filter = _to_cache(self, prompt, max_new_tokens, names_filter)
         tokens, logits = prompt.tokens, []
         for chosen, scores in _steps(self, request, max_new_tokens, use_past_kv_cache, verbose):
             tokens = torch.cat([tokens, chosen[:, None]], dim=1)
@@ -284,8 +285,13 @@ def _request(
     return Request(prompt, kind, sampling, ending)
 
 
-def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None:
-    """Raises an error, before work starts, if a cache of the whole result is impossible."""
+def _to_cache(
+    model: Any, prompt: Prompt, max_new_tokens: int, names_filter: NamesFilter
+) -> list[str]:
+    """Returns the points to cache.
+
+    Raises an error, before work starts, if a cache of the whole result is impossible.
+    """
     if len(prompt.tokens) > 1:
         raise NotImplementedError(
             "return_cache=True works for one row, not for a batch: use run_with_cache on the "
@@ -297,6 +303,7 @@ def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None
             f"return_cache=True runs the model once on the whole result, up to {count} tokens, but "
             f"the model takes at most n_ctx={model.cfg.n_ctx}: lower max_new_tokens."
         )
+    return model.matching_points(names_filter)
 
 
 def _shaped(model: TextMixin, tokens: Tensor, kind: str, logits: list[Tensor] | None) -> Any:

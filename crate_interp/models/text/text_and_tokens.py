@@ -15,7 +15,13 @@ from crate_interp.core.errors import NoTokenizerError, TextError
 from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import after_past, check_side, mask_from_pads, padded
-from crate_interp.models.text.tokenizer import decode, encode, is_hugging_face, separator
+from crate_interp.models.text.tokenizer import (
+    decode,
+    encode,
+    is_hugging_face,
+    separator,
+    token_name,
+)
 
 # attributes of a model: its tokenizer, once read or set, and the function that reads it
 _HELD = "_tokenizer_held"
@@ -224,8 +230,10 @@ class TextMixin:
     ) -> Any:
         """Returns each token as text; for several texts or rows, one list per text or row.
 
-        If a character is made of several tokens, each of these shows as a replacement mark. Texts
-        of a list are handled one by one and never padded.
+        If a character is made of several tokens, their bytes are named, such as <E6>, so that
+        tokens differ. TransformerLens shows a replacement mark for all of these tokens;
+        `to_string(tokens[:, None])` of a row of token ids does so too. Texts of a list are handled
+        one by one and never padded.
         """
         if isinstance(input, (list, tuple)) and not all(isinstance(one, int) for one in input):
             parts: Any = input
@@ -237,11 +245,11 @@ class TextMixin:
         if ids and isinstance(ids[0], list):
             named = [self.to_str_tokens(row) for row in ids]
             return named[0] if len(named) == 1 else named
-        return [decode(self._tokenizer(), [index]) for index in ids]
+        return [token_name(self._tokenizer(), index) for index in ids]
 
     def to_single_str_token(self, int_token: int) -> str:
-        """Returns the text of one token."""
-        return decode(self._tokenizer(), [int(int_token)])
+        """Returns the text of one token; `to_str_tokens` says how parts of a character show."""
+        return token_name(self._tokenizer(), int(int_token))
 
     def to_single_token(self, string: str) -> int:
         """Returns the id of a text that is one token; raises ValueError for more tokens."""

@@ -1,7 +1,9 @@
 """Text to token ids and back, by Hugging Face tokenizers whose parts have been checked."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from crate_interp.core.errors import CheckpointError
@@ -54,6 +56,43 @@ def decode(tokenizer: object, ids: Sequence[int]) -> str:
         if not 0 <= index < 2**32 or core.id_to_token(index) is None:
             raise ValueError(f"there is no token {index}: the tokenizer has {len(held)} tokens.")
     return safely(lambda: core.decode(ids, skip_special_tokens=False))
+
+
+def token_name(tokenizer: object, index: int) -> str:
+    """Returns the text of one token, with names such as <E6> for bytes that form no character.
+
+    `decode` shows a replacement mark for such bytes, so many tokens would share one name. The bytes
+    are known for byte-level tokenizers of Hugging Face; other tokenizers keep the mark. Raises
+    ValueError for an id that no token has.
+    """
+    text = decode(tokenizer, [index])
+    core = getattr(tokenizer, "backend_tokenizer", None)
+    if core is None or "\N{REPLACEMENT CHARACTER}" not in text:
+        return text
+    spelled = core.id_to_token(index)
+    one = re.fullmatch("<0x([0-9A-F]{2})>", spelled)  # Llama's name for a byte
+    if one:
+        return f"<{one[1]}>"
+    values: list[Any] = [_bytes_of_signs().get(sign) for sign in spelled]
+    return text if None in values else _named_bytes(bytes(values))
+
+
+def _named_bytes(held: bytes) -> str:
+    """Returns bytes as text; bytes that form no UTF-8 character show as <E6>."""
+    try:
+        return held.decode()
+    except UnicodeDecodeError as error:
+        names = "".join(f"<{byte:02X}>" for byte in held[error.start : error.end])
+        return held[: error.start].decode() + names + _named_bytes(held[error.end :])
+
+
+@cache
+def _bytes_of_signs() -> dict[str, int]:
+    """Returns the byte for which each character of GPT-2's byte-level alphabet stands."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    signs = {chr(256 + place): byte for place, byte in enumerate(others)}
+    return signs | {chr(byte): byte for byte in printable}
 
 
 def separator(tokenizer: object) -> int | None:

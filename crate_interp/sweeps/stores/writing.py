@@ -54,11 +54,12 @@ def store(
 ) -> "Perhaps[datasets.Dataset]":
     """Writes the activations of hook points for every sample, and returns `ci.open_store(out)`.
 
-    points: names of hook points, or a function of a name, as `run_with_cache(names_filter=)` takes
-    them; None for all points. dtype: torch.float32 (also for None), or torch.float16 for half the
-    size. float16 rounds each number to 11 significant bits: an error of at most 1/2048 of the
-    number, or of 3e-8 for a number below 6e-5. Activations of other types become float32. The size
-    is estimated from one sample and shown before anything is written.
+    points: names of hook points, a function of a name, or a compiled regular expression, as
+    `run_with_cache(names_filter=)` takes them; None for all points. dtype: torch.float32 (also for
+    None), or torch.float16 for half the size. float16 rounds each number to 11 significant bits: an
+    error of at most 1/2048 of the number, or of 3e-8 for a number below 6e-5. Activations of other
+    types become float32. The size is estimated from one sample and shown before anything is
+    written.
 
     Each chunk of chunk_size samples becomes an Arrow file, and the folder keeps the file's digest.
     Repeating the call continues where an earlier call stopped, and writes missing or damaged files
