@@ -30,7 +30,7 @@ def as_tuple(name: str, value: Any, such: str = "") -> tuple[Any, ...]:
     return tuple(value)
 
 
-def bits(name: str, value: Any) -> int:
+def bits(name: str, value: object) -> int:
     """Returns 8 or 16. Raises ValueError, with the field's `name`, for any other value."""
     if not checks.is_int(value) or value not in (8, 16):
         raise ValueError(

@@ -59,7 +59,7 @@ def _is_batch(thing: Any) -> bool:
     return is_array(item.value) and item.value.ndim == 4
 
 
-def batch_stream(data: Any, preprocess: Preprocess, limit: int | None = None) -> Stream:
+def batch_stream(data: Iterable[Any], preprocess: Preprocess, limit: int | None = None) -> Stream:
     """Returns the images of batches as a stream.
 
     Batches are a tensor `[batch, channels, height, width]`, a list of pictures, (images, labels),
@@ -82,7 +82,9 @@ def batch_stream(data: Any, preprocess: Preprocess, limit: int | None = None) ->
 
 
 def token_stream(
-    data: Any, window_rows: Callable[[Iterable[str]], Iterator[list[int]]], limit: int | None
+    data: Iterable[Any],
+    window_rows: Callable[[Iterable[str]], Iterator[list[int]]],
+    limit: int | None,
 ) -> Stream:
     """Returns the tokens of batches as a stream, or windows of their texts.
 
@@ -160,7 +162,7 @@ def _rows_of(
     return rows, f"stream of {type(data).__name__}:begins sha256 {print_[:16]}:{many}"
 
 
-def iter_is_itself(data: Any) -> bool:
+def iter_is_itself(data: Iterable[Any]) -> bool:
     """Tells whether data is an iterator, such as a generator, which can be read only once."""
     return iter(data) is data
 

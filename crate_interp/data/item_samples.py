@@ -20,6 +20,7 @@ from crate_interp.data.class_maps import class_maps, is_binary
 from crate_interp.data.images import tensor_samples
 from crate_interp.data.items import (
     Item,
+    ItemData,
     digest_of,
     images_of,
     is_array,
@@ -69,7 +70,7 @@ class _Items:
         return items
 
 
-def read_item(data: Any, number: int) -> Item:
+def read_item(data: ItemData, number: int) -> Item:
     """Returns an item. Raises Undecodable for an unreadable file, ValueError for other errors."""
     try:
         thing = data[number]
@@ -85,7 +86,7 @@ def read_item(data: Any, number: int) -> Item:
     return Item(item.value, label_of(item.label, f"data[{number}]"), item.mask)
 
 
-def digested(data: Any, limit: int | None) -> tuple[_Items, list[Any], int | None]:
+def digested(data: ItemData, limit: int | None) -> tuple[_Items, list[Any], int | None]:
     """Reads the first `limit` items once. Returns the items, their labels, and a masked one.
 
     Items that cannot be decoded get a digest of the error; they are refused when they are read.
@@ -105,7 +106,7 @@ def digested(data: Any, limit: int | None) -> tuple[_Items, list[Any], int | Non
     return _Items(data, digests), labels, masked
 
 
-def is_pair(data: Any) -> bool:
+def is_pair(data: object) -> bool:
     """Tells whether data is all images (or tokens) with all labels, as a pair or a dictionary."""
     if isinstance(data, Mapping):
         return True
@@ -120,7 +121,7 @@ def is_pair(data: Any) -> bool:
     return is_array(value) or isinstance(value, (list, tuple))
 
 
-def taken_apart(data: Any) -> Item:
+def taken_apart(data: object) -> Item:
     """Returns all values, labels and masks of a pair, a dictionary or a TensorDataset.
 
     Raises ValueError unless there are as many labels, and as many masks, as values.
@@ -146,7 +147,7 @@ def labelled(samples: Samples, labels: list[Any] | None) -> Samples:
 
 
 def pair_samples(
-    data: Any, preprocess: Preprocess, preprocess_masks: Preprocess | None, limit: int | None
+    data: object, preprocess: Preprocess, preprocess_masks: Preprocess | None, limit: int | None
 ) -> Samples:
     """Returns images with their labels or masks as samples.
 
@@ -172,7 +173,7 @@ def pair_samples(
 
 
 def item_samples(
-    data: Any,
+    data: ItemData,
     preprocess: Preprocess,
     preprocess_masks: Preprocess | None = None,
     limit: int | None = None,
@@ -222,7 +223,7 @@ def _opened(masks: Sequence[Any]) -> list[Any]:
     return [loaded(mask, "mask")[0] for mask in masks]
 
 
-def token_items(data: Any, limit: int | None) -> tuple[Tensor, list[Any] | None]:
+def token_items(data: ItemData, limit: int | None) -> tuple[Tensor, list[Any] | None]:
     """Returns the tokens `[n, pos]` of the first `limit` items, and their labels or None.
 
     Raises ValueError if the items are not tokens, or have different numbers of them.

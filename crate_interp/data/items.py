@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,15 @@ TOKEN_KEYS = ("input_ids", "tokens")
 TEXT_KEYS = ("text", "texts")
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 _PARTS = {"an image": IMAGE_KEYS, "tokens": TOKEN_KEYS, "a text": TEXT_KEYS}
+
+
+@runtime_checkable
+class ItemData(Protocol):
+    """Data that gives its items by number: a map-style torch Dataset, a list or a tuple."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ def is_picture(value: object) -> bool:
     return isinstance(value, (Image.Image, Path, str))
 
 
-def item_of(thing: Any, where: str) -> Item:
+def item_of(thing: object, where: str) -> Item:
     """Returns the parts of an item or a batch: of (value, label), (value, mask) or a dictionary.
 
     where: its place, for errors. Raises ValueError for a dictionary without a value, and for a
@@ -100,13 +109,14 @@ def _is_mask(second: Any, value: Any) -> bool:
     return is_array(second) and second.ndim >= 2 and not (is_array(value) and value.ndim <= 2)
 
 
-def label_of(label: Any, where: str) -> Any:
+def label_of(label: object, where: str) -> Any:
     """Returns a label as an int or a str, or None.
 
     Raises ValueError for anything else, such as one-hot vectors and fractions.
     """
-    if (is_array(label) and label.ndim == 0) or isinstance(label, np.generic):
-        label = label.item()
+    given: Any = label
+    if (is_array(label) and given.ndim == 0) or isinstance(label, np.generic):
+        label = given.item()
     if isinstance(label, float) and label.is_integer():
         return int(label)
     if label is None or isinstance(label, str) or type(label) in (int, bool):
@@ -176,7 +186,7 @@ def mask_picture(item: Item, number: int) -> Image.Image | Path | str:
     return Image.fromarray(array.to(torch.uint8).cpu().numpy())
 
 
-def tokens_of(value: Any, where: str) -> Tensor:
+def tokens_of(value: object, where: str) -> Tensor:
     """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
     try:
         tokens = torch.as_tensor(value)

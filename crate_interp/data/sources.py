@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -101,7 +101,7 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
 
 
 def open_data(
-    data: Any,
+    data: object,
     preprocess: Preprocess,
     limit: int | None = None,
     preprocess_masks: Preprocess | None = None,
@@ -186,7 +186,7 @@ def _images(
 
 
 def open_text(
-    data: Any, windows: Callable[[Iterable[str]], Tensor], limit: int | None = None
+    data: object, windows: Callable[[Iterable[str]], Tensor], limit: int | None = None
 ) -> Samples:
     """Returns the first `limit` samples, each a window of tokens.
 
@@ -205,17 +205,17 @@ def open_text(
         return first(data, limit)
     if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):
         data = [_text_of(Path(data))]
-    labels = None
+    labels, given = None, cast(Any, data)
     if not isinstance(data, Table) and not isinstance(data, str):
         if is_pair(data):
             whole = taken_apart(data)
-            data, labels = whole.value, whole.label
-        if is_item_data(data) and len(data) and not _is_text(data):
-            data, found = token_items(data, limit)
+            given, labels = whole.value, whole.label
+        if is_item_data(given) and len(given) and not _is_text(given):
+            given, found = token_items(given, limit)
             labels = labels if found is None else found
-    if is_array(data):
-        return labelled(first(_token_samples(torch.as_tensor(data)), limit), labels)
-    texts = _texts(data)
+    if is_array(given):
+        return labelled(first(_token_samples(torch.as_tensor(given)), limit), labels)
+    texts = _texts(given)
     if not len(texts):
         raise ValueError("the data is empty: there is no text in it.")
     return first(_token_samples(windows(checked(texts))), limit)

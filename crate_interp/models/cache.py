@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
-from transformer_lens.utilities.slice import Slice
+from transformer_lens.utilities.slice import Slice, SliceInput
 
 from crate_hooks import full_name
 from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import resolve
 from crate_interp.models.compat.unsupported_methods import refuse
 from crate_interp.models.layers.norm import NoNorm
-from crate_interp.models.weight_cache import has_weights
+from crate_interp.models.weight_cache import WeightMark, has_weights
 from crate_interp.models.weights import Answers
 
 # [batch, head, query, key]: pos_slice cuts the query axis
@@ -56,10 +56,10 @@ class CrateCache(ActivationCache):
     def __init__(
         self,
         cache_dict: dict[str, Tensor],
-        model: Any,
+        model: object,
         has_batch_dim: bool = True,
         mask: Bool[Tensor, "*batch pos"] | None = None,
-        mark: Any = None,
+        mark: WeightMark | None = None,
     ) -> None:
         super().__init__(cache_dict, model, has_batch_dim)
         self.mask, self.mark = mask, mark
@@ -115,7 +115,7 @@ class CrateCache(ActivationCache):
                 "another model. Call run_with_cache again."
             )
 
-    def to(self, device: Any) -> "CrateCache":
+    def to(self, device: str | torch.device) -> "CrateCache":
         """Moves the activations and the mask to a device, and returns the cache."""
         super().to(device)
         self.mask = None if self.mask is None else self.mask.to(device)
@@ -248,8 +248,8 @@ class CrateCache(ActivationCache):
         residual_stack: Tensor,
         tokens: Answers,
         incorrect_tokens: Answers | None = None,
-        pos_slice: Any = None,
-        batch_slice: Any = None,
+        pos_slice: Slice | SliceInput = None,
+        batch_slice: Slice | SliceInput = None,
         has_batch_dim: bool = True,
     ) -> Tensor:
         """Returns TransformerLens' logit attributions of a stack, with the same arguments.

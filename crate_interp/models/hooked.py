@@ -213,7 +213,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
             mask = mask[0] if remove_batch_dim else mask
         return out, CrateCache(cache, self, not remove_batch_dim, mask, weight_mark(self))
 
-    def real_tokens(self, *args: Any, **kwargs: Any) -> Bool[Tensor, "batch pos"] | None:
+    def real_tokens(self, *args: object, **kwargs: object) -> Bool[Tensor, "batch pos"] | None:
         """Returns which tokens of a forward with these arguments are real, or None if all are."""
         return None
 

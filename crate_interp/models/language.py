@@ -173,7 +173,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             z, tokens, return_type, loss_per_token, padding, labels, input_ids is not None
         )
 
-    def real_tokens(self, *args: Any, **kwargs: Any) -> Bool[Tensor, "batch pos"] | None:
+    def real_tokens(self, *args: object, **kwargs: object) -> Bool[Tensor, "batch pos"] | None:
         """Returns which tokens of a forward with these arguments are real, or None if all are."""
         own = signature(self.forward)
         known = {name: value for name, value in kwargs.items() if name in own.parameters}

@@ -38,9 +38,10 @@ class WeightMark:
         return WeightMark((), tuple((one[0].removeprefix(start), *one[1:]) for one in own))
 
 
-def model_digest(model: Any) -> str:
+def model_digest(model: nn.Module) -> str:
     """Returns the SHA-256 of the config and of every parameter's name, dtype, shape and bytes."""
-    digest = hashlib.sha256(json.dumps(model.cfg.to_dict(), sort_keys=True).encode())
+    cfg: Any = model.cfg
+    digest = hashlib.sha256(json.dumps(cfg.to_dict(), sort_keys=True).encode())
     with onloaded(model):
         for name, value in sorted(model.state_dict().items()):
             digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
@@ -48,7 +49,7 @@ def model_digest(model: Any) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def kept(model: Any, name: Hashable, make: Callable[[], T]) -> T:
+def kept(model: nn.Module, name: Hashable, make: Callable[[], T]) -> T:
     """Returns make(), or its earlier result under this name if config and weights have not changed.
 
     To notice changes, each call reads the weights and sums their bits as whole numbers, by row and
@@ -64,7 +65,7 @@ def kept(model: Any, name: Hashable, make: Callable[[], T]) -> T:
     return made[name]
 
 
-def weight_mark(model: Any) -> WeightMark | None:
+def weight_mark(model: nn.Module) -> WeightMark | None:
     """Returns the mark of a model's weights, or None if they are not in memory.
 
     A mark has a quick part and sums over all bits of the weights. The sums are computed again only
@@ -78,7 +79,7 @@ def weight_mark(model: Any) -> WeightMark | None:
     return last
 
 
-def has_weights(model: Any, mark: WeightMark) -> bool:
+def has_weights(model: nn.Module, mark: WeightMark) -> bool:
     """Tells whether a model has the weights that a mark was made of."""
     return _quick(model) == mark.quick or _marks(model)[1] == mark.full
 
