@@ -1,6 +1,6 @@
 """Lists what the pickle of a torch file may hold: functions that make tensors, plain constants.
 
-NumPy numbers, which trainers leave in such files, become plain Python numbers.
+NumPy numbers and paths, which trainers leave in such files, become plain numbers and texts.
 """
 
 import struct
@@ -16,6 +16,8 @@ import crate_interp.checkpoints.formats.pickles as pickles
 from crate_interp.checkpoints.formats.pickles import PickleError, Record
 
 _MOST_AXES = 16  # maximum number of axes of a tensor
+_MOST_FOLDERS = 256  # maximum number of names in a path
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 _MOST_PARTS = 8  # maximum number of items in a tuple that is the key of a dict
 _FORMS = {
     "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
@@ -241,6 +243,14 @@ def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
     raise PickleError("has a device that torch does not know")
 
 
+def _path(arguments: tuple, spend: Callable[[int], None]) -> str:
+    """Reads a path of pathlib, which trainers leave beside the weights, as text."""
+    spend(len(arguments))
+    if len(arguments) > _MOST_FOLDERS or any(type(part) is not str for part in arguments):
+        raise PickleError("has a path that is not made of names")
+    return "/".join(arguments)
+
+
 def _check_order(state: object) -> None:
     """Raises PickleError unless the state of a NumPy dtype says little-endian, or no byte order."""
     if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", "|"):
@@ -301,6 +311,8 @@ _FUNCTIONS = {
     "numpy.core.multiarray.scalar": _numpy_scalar,
     "numpy._core.multiarray.scalar": _numpy_scalar,
     "_codecs.encode": _bytes,
+    # from Python 3.13 on, the classes lie in pathlib._local
+    **{f"{place}.{name}": _path for place in ("pathlib", "pathlib._local") for name in _PATHS},
 }
 NAMES: dict[str, Any] = {
     **{name: pickles.Function(name, call) for name, call in _FUNCTIONS.items()},
