@@ -34,9 +34,7 @@ def test_a_fork_loads(fork, tmp_path):
     images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(0))
     torch.save(weights, tmp_path / "fork.pth")
     for source in (weights, tmp_path / "fork.pth"):
-        with pytest.raises(
-            ci.CheckpointError, match=r"nearest here: net\.encoder\.layers\.0\.1\.fn"
-        ):
+        with pytest.raises(ci.CheckpointError, match=r"nearest here: net\.encoder\.layers\.0"):
             ci.load(source, **GIVEN)
         assert torch.equal(ci.load(source, rename=back, **GIVEN)(images), model(images))
 
@@ -46,9 +44,7 @@ def test_it_is_strict(fork):
     weights["extra.counter"] = torch.zeros(3)
     with pytest.raises(ci.CheckpointError, match=r"keys not used \(1\): extra.counter"):
         ci.load(weights, rename=lambda key: back(key) or key, **GIVEN)
-    with pytest.raises(
-        ci.CheckpointError, match="rename leaves out every tensor of the state dict"
-    ):
+    with pytest.raises(ci.CheckpointError, match="rename leaves out every tensor of the"):
         ci.load(weights, rename=lambda key: None, **GIVEN)
     with pytest.raises(ci.CheckpointError, match=r"gives '.*' and '.*' the same name, 'x'"):
         ci.load(weights, rename=lambda key: "x", **GIVEN)
@@ -63,13 +59,11 @@ def test_a_text_as_in_sed(fork, tmp_path):
     """A key of which nothing remains is left out."""
     model, weights = fork
     for text in ("s/extra.*|encoder/transformer/", "s,encoder,transformer,g"):
-        loaded = ci.load(
-            {k: v for k, v in weights.items() if "extra" not in k}, rename=text, **GIVEN
-        )
+        kept = {key: value for key, value in weights.items() if "extra" not in key}
+        loaded = ci.load(kept, rename=text, **GIVEN)
         assert torch.equal(loaded.pos_embed, model.pos_embed)
-    both = {key.replace("net.encoder", "a/b"): value for key, value in weights.items()}
-    both = {key.replace("net.", ""): value for key, value in both.items()}
-    torch.save({key: both[key] for key in both if "extra" not in key}, tmp_path / "w.pth")
+    slashed = {key.replace("net.encoder", "a/b"): value for key, value in kept.items()}
+    torch.save({k.replace("net.", ""): v for k, v in slashed.items()}, tmp_path / "w.pth")
     loaded = ci.load(tmp_path / "w.pth", rename=r"s/^(a)\/(?P<more>b)/transformer/", **GIVEN)
     assert torch.equal(loaded.pos_embed, model.pos_embed)
     assert as_function(r"s/^(\w+)\.(\w+)/\2.\1/")("a.b.c") == "b.a.c"

@@ -67,6 +67,15 @@ class Source:
                     f"{name}={value!r} has no meaning for {where}: it chooses {_CHOOSES[name]}."
                 )
 
+    def refuse_choice(self) -> None:
+        """Raises CheckpointError for options about keys, which a saved model does not need."""
+        for name in ("rename", "weights"):
+            if getattr(self, name) is not None:
+                raise CheckpointError(
+                    f"{name}= is for a weight file or a state dict, but {self.name!r} is a saved "
+                    f"model: leave out {name}."
+                )
+
     def fetch(self, repo: str, file: str, revision: str | None) -> Path:
         """Returns the path of a file of a repo, downloaded unless the cache has it."""
         return fetch.fetch(repo, file, revision=revision, **self.hub)
@@ -148,6 +157,7 @@ def _directory(source: Source, path: Path) -> Contents:
         return _saved_folder(source, path, native_format.weights_of(path, source.revision))
     source.refuse_options(str(path), "revision")
     if source.family in (None, "sae") and sae_formats.is_saelens(path):
+        source.refuse_choice()
         return sae_formats.read_saelens(path, source.fields)
     # another library's config, such as nanochat's
     if tensor_files.read_config(config) and weights.exists():
@@ -173,12 +183,7 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
     weights: the path of the folder's weights, or of the weights after a step of training.
     """
     family, config = source.family, folder / CONFIG
-    for name in ("rename", "weights"):
-        if getattr(source, name) is not None:
-            raise CheckpointError(
-                f"{name}= is for a weight file or a state dict, but {source.name!r} is a saved "
-                f"model: leave out {name}."
-            )
+    source.refuse_choice()
     states = native_format.file_states(config, weights)
     cfg = native_format.read_config(folder, source.fields | ({"family": family} if family else {}))
     if not weights.exists():

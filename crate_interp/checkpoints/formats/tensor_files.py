@@ -132,7 +132,7 @@ def _check_beginning(head: bytes, path: Path) -> None:
         )
     if begin.startswith(b"version https://git-lfs.github.com/"):
         raise CheckpointError(
-            f"{path} is a git-lfs pointer and holds no weights: run git lfs pull."
+            f"{path} is a git-lfs pointer, and holds no weights: run git lfs pull."
         )
 
 
