@@ -131,7 +131,7 @@ def test_plain_values_among_the_weights(tmp_path):
 
 
 def test_other_layouts_and_names_of_our_own(tmp_path):
-    alpha, lm = make("crate-alpha"), make_lm("crate-lm")
+    alpha, lm = make("crate-alpha", n_layers=2), make_lm("crate-lm")
     given = {name: GIVEN[name] for name in ("n_heads", "image_size")}
     wrapped = under("net.", inside("_orig_mod", published_layout(alpha)))
     torch.save({"weights": wrapped, "args": argparse.Namespace(n_head=7)}, tmp_path / "a.pth")

@@ -49,10 +49,9 @@ def load(
     r"""Loads a hooked model in eval mode from any source of its weights.
 
     source: the first of these that fits: an existing file in a published layout (torch,
-    safetensors or npz), a folder made by save_pretrained, or a folder of weights in several files
-    with their index; a name in ci.list_models();
-    "owner/repo" on the Hub, with `file` if the repo has several; a state dict or module in a
-    published layout.
+    safetensors or npz), a folder made by save_pretrained, or a folder of several files with their
+    index; a name in ci.list_models(); "owner/repo" on the Hub, with `file` if the repo has several;
+    a state dict or module in a published layout.
     family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate",
     "clipa", or "sae" for a sparse autoencoder. None: the keys of the tensors decide.
     revision: a branch, tag or commit on the Hub (None: the one in the table of models), or

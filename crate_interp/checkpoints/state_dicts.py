@@ -19,7 +19,7 @@ from crate_interp.core.errors import CheckpointError
 # words that torch.compile, activation checkpointing, FSDP and DataParallel put into keys
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module")
 _PARALLEL = "module"  # only at the start of a key
-_AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|averaged)(?:$|[._])")
+_AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|avg|averaged?)(?:$|[._])")
 _LOSS = re.compile(r"criterion|criteria|loss|loss_\w+|\w+_loss|\w+_criterion")
 # where trainers put a state dict; only `rename` needs these, since it may not know other keys
 _USUAL = (
@@ -262,7 +262,7 @@ def _inside(chosen: _Set, sets: list[_Set]) -> tuple[dict[str, Any], list[str]]:
     for key, value in chosen.tensors.items():
         prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
         if prefix == chosen.prefix:
-            inside[key.removeprefix(prefix)] = value
+            inside[key.removeprefix(chosen.prefix)] = value
         elif prefix not in told:
             outside.append(key)
     counters, losses = _foreign(inside, chosen.own)
