@@ -139,15 +139,15 @@ def differ(mine, other, tensor, left=2000):
             if not set(keys) <= set(other) or not held <= set(keys):
                 return where
             todo += [(mine[keys[key]], other[key], f"{where}/{key}") for key in keys]
+        elif isinstance(other, Path):
+            if type(mine) is not tuple or Path(*mine) != other:
+                return where
         elif isinstance(mine, (list, tuple)):
             if len(mine) != len(other):
                 return where
             todo += [
                 (a, b, f"{where}/{i}") for i, (a, b) in enumerate(zip(mine, other, strict=True))
             ]
-        elif isinstance(other, Path):
-            if mine.replace("//", "/") != ("" if other == Path() else str(other)):
-                return where
         elif isinstance(mine, (str, int, float, bool, type(None), torch.dtype, torch.device)):
             if type(mine) is not type(other) or (mine != other and mine == mine):
                 return where

@@ -106,6 +106,16 @@ def test_the_callables_are_these():
     }
 
 
+def test_a_path_is_a_tuple_of_names():
+    """It is never joined, so that a long name that is repeated costs nothing."""
+    assert run(b"cpathlib\nPosixPath\n" + (TEXT + b"a") * 2 + b"\x86R.").value == ("a", "a")
+    for arguments in (b"K\x01\x85", b"]\x85", TEXT + b"a]\x86"):
+        with pytest.raises(PickleError, match="has a path that is not made of names"):
+            run(b"cpathlib\nPosixPath\n" + arguments + b"R.")
+    with pytest.raises(PickleError, match="attributes of a tuple"):
+        run(b"cpathlib\nPosixPath\n" + TEXT + b"a\x85R}b.")
+
+
 def shared(depth, between=b"", marked=False):
     """A tuple of a tuple of ..., each twice in the next: 2^depth leaves in a few bytes each."""
     parts = [b"K\x01\x85q\x00"]

@@ -144,7 +144,10 @@ def _mappings(
     if not held:
         odd = [(key, value) for key, value in loaded.items() if not isinstance(value, Mapping)]
         if not odd:
-            raise CheckpointError(f"{where} holds no tensors.")
+            raise CheckpointError(
+                f"{where} holds no tensors, neither at its top nor one level down: give the state "
+                "dict itself."
+            )
         raise CheckpointError(
             f"{where} is not a state dict: {odd[0][0]!r} is a {type(odd[0][1]).__name__}, "
             "not a tensor."
@@ -188,7 +191,7 @@ def _sets(place: str, tensors: dict[str, Any], family: str | None) -> Iterator[_
             prefix = key.removesuffix(markers[0])
             starts = key.endswith(markers[0]) and (not prefix or prefix[-1] in "./")
             if starts and all(prefix + marker in tensors for marker in markers):
-                own.setdefault(prefix, set()).update(layout.first_words if layout else ())
+                own.setdefault(prefix, set()).update(layout.first_words if layout else markers)
     for prefix in _hooked(tensors, family):
         own.setdefault(prefix, set())
     for prefix, words in own.items():

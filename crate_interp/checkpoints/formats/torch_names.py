@@ -1,6 +1,6 @@
 """Lists what the pickle of a torch file may hold: functions that make tensors, plain constants.
 
-NumPy numbers and paths, which trainers leave in such files, become plain numbers and texts.
+NumPy numbers, which trainers leave in such files, become plain numbers, and paths become tuples.
 """
 
 import struct
@@ -16,7 +16,6 @@ import crate_interp.checkpoints.formats.pickles as pickles
 from crate_interp.checkpoints.formats.pickles import PickleError, Record
 
 _MOST_AXES = 16  # maximum number of axes of a tensor
-_MOST_FOLDERS = 256  # maximum number of names in a path
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 _MOST_PARTS = 8  # maximum number of items in a tuple that is the key of a dict
 _FORMS = {
@@ -243,12 +242,15 @@ def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
     raise PickleError("has a device that torch does not know")
 
 
-def _path(arguments: tuple, spend: Callable[[int], None]) -> str:
-    """Reads a path of pathlib, which trainers leave beside the weights, as text."""
+def _path(arguments: tuple, spend: Callable[[int], None]) -> tuple[str, ...]:
+    """Reads a path of pathlib, which trainers leave beside the weights, as the tuple of its names.
+
+    The names are not joined: a short pickle could repeat a long name many times.
+    """
     spend(len(arguments))
-    if len(arguments) > _MOST_FOLDERS or any(type(part) is not str for part in arguments):
+    if any(type(name) is not str for name in arguments):
         raise PickleError("has a path that is not made of names")
-    return "/".join(arguments)
+    return arguments
 
 
 def _check_order(state: object) -> None:
