@@ -40,8 +40,7 @@ def _substitution(text: str) -> Rename:
     count = 0 if parts[3] else 1
     try:
         found = re.compile(pattern)
-        re.sub(found, new, "")
-        re.compile(f"(?:{pattern})|").sub(new, "")  # checks the groups that `new` names
+        found.sub(new, "")  # raises for a group that `new` names and the pattern lacks
     except (re.error, IndexError) as error:
         raise CheckpointError(
             f"rename={text!r}: {pattern!r} and {new!r} are no regular expression and its "
