@@ -1,8 +1,8 @@
 """Our reader of torch files against torch's own, on damaged files and on shuffled pickles.
 
-What ours accepts, torch.load(weights_only=True) has to accept (with argparse.Namespace added to
-what it admits), and every tensor has to have the same bytes, dtype and shape. tests/fuzz.py runs
-this on its torch layouts.
+What ours accepts, torch.load(weights_only=True) has to accept (with argparse.Namespace and paths
+added to what it admits), and every tensor has to have the same bytes, dtype and shape.
+tests/fuzz.py runs this on its torch layouts.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -61,6 +62,7 @@ def training_dict(folder, zipped):
         "empty": [torch.ones(0), torch.ones(2, 0, 3), torch.tensor(1.5)],
         "plain": [torch.Size([2, 3]), torch.device("cpu"), torch.float16, (1, -2, 2**40), None],
         "args": argparse.Namespace(lr=0.1, size=[1, 2], name="a"),
+        "paths": [Path("/a/b"), Path("c"), Path()],
         "epoch": 3,
     }
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
@@ -85,7 +87,8 @@ def ours(path):
 
 def theirs(path):
     """Returns what torch's restricted reader finds."""
-    with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+    admitted = [argparse.Namespace, type(Path())]
+    with torch.serialization.safe_globals(admitted), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.load(path, map_location="cpu", weights_only=True)
 
@@ -136,6 +139,9 @@ def differ(mine, other, tensor, left=2000):
             if not set(keys) <= set(other) or not held <= set(keys):
                 return where
             todo += [(mine[keys[key]], other[key], f"{where}/{key}") for key in keys]
+        elif isinstance(other, Path):
+            if type(mine) is not tuple or Path(*mine) != other:
+                return where
         elif isinstance(mine, (list, tuple)):
             if len(mine) != len(other):
                 return where

@@ -327,6 +327,8 @@ def test_errors_are_in_the_words_of_the_command_line(tmp_path):
     [
         ("Give it: ci.load(..., patch_size=(8, 4)).", "Give it: --config 'patch_size=[8, 4]'."),
         ("ci.load(..., n_ctx=4, family='crate') x", "--config n_ctx=4 --family crate x"),
+        ("ci.load(..., rename='s/^a\\.//') for", "--rename 's/^a\\.//' for"),
+        ("ci.load(..., weights='ema')", "--weights ema"),
         ("batch_size=0: give", "--batch-size 0: give"),
         ("f(limit=3) and my_limit=2", "f(limit=3) and my_limit=2"),
     ],

@@ -89,7 +89,7 @@ def test_what_a_training_dict_says(tmp_path):
         torch.save({"model": gpt, "model_args": odd}, tmp_path / "a.pt")
         fails("n_heads cannot be inferred", tmp_path / "a.pt")
     fails(
-        "holds weights under 'state_dict' and 'model'",
+        "holds weights under 'model' and 'state_dict': pass one of them, as a state dict",
         {"model": weights(), "state_dict": weights()},
         **ALPHA,
     )

@@ -94,18 +94,13 @@ def test_the_payload_would_work(tmp_path):
     assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "crate-mae"])
-def test_a_namespace_is_admitted_for_the_autoencoder_only(name, tmp_path):
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_command_line_beside_the_weights_changes_nothing(name, tmp_path):
+    """An argparse.Namespace is read as plain values, and only the autoencoder's is its config."""
     weights, given = LAYOUTS[name]
-    torch.save({"model": weights, "args": argparse.Namespace(lr=0.1)}, tmp_path / "a.pth")
-    fails(
-        "holds an argparse.Namespace, which no file of family '",
-        tmp_path / "a.pth",
-        **given,
-    )
-    weights, given = LAYOUTS["crate-mae"]
-    torch.save({"model": weights, "args": argparse.Namespace(lr=0.1)}, tmp_path / "b.pth")
-    assert ci.load(tmp_path / "b.pth", **given).cfg.lambd == 0.3
+    args = argparse.Namespace(lr=0.1, n_head=1, bias=False, window_pattern="L", n_layer=1)
+    torch.save({"model": weights, "args": args, "more": {"args": [args]}}, tmp_path / "a.pth")
+    assert ci.load(tmp_path / "a.pth", **given).cfg == ci.load(weights, **given).cfg
     assert argparse.Namespace not in torch.serialization.get_safe_globals()
 
 

@@ -5,18 +5,25 @@ import torch
 
 import crate_interp as ci
 from conftest import HEADS, make
+from crate_interp.checkpoints.renaming import as_function
 from reference import published_layout
 
 
 @pytest.fixture
 def fork():
     model = make()
-    weights = {f"net.{key}": value for key, value in published_layout(model).items()}
-    return model, weights | {"extra.counter": torch.zeros(3)}
+    weights = {fork_of(key): value for key, value in published_layout(model).items()}
+    return model, weights | {"extra.counter": torch.zeros(3).long()}
+
+
+def fork_of(key):
+    return f"net.{key.replace('transformer', 'encoder')}"
 
 
 def back(key):
-    return None if key.startswith("extra.") else key.removeprefix("net.")
+    if key.startswith("extra."):
+        return None
+    return key.removeprefix("net.").replace("encoder", "transformer")
 
 
 GIVEN = {"n_heads": HEADS, "patch_size": (2, 5), "image_size": (6, 20)}
@@ -27,21 +34,53 @@ def test_a_fork_loads(fork, tmp_path):
     images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(0))
     torch.save(weights, tmp_path / "fork.pth")
     for source in (weights, tmp_path / "fork.pth"):
-        with pytest.raises(ci.CheckpointError):
+        with pytest.raises(ci.CheckpointError, match=r"nearest here: net\.encoder\.layers\.0"):
             ci.load(source, **GIVEN)
         assert torch.equal(ci.load(source, rename=back, **GIVEN)(images), model(images))
 
 
 def test_it_is_strict(fork):
     _, weights = fork
-    with pytest.raises(ci.CheckpointError, match="left over|extra|not used|unknown|no place"):
-        ci.load(weights, rename=lambda key: key.removeprefix("net."), **GIVEN)
+    weights["extra.counter"] = torch.zeros(3)
+    with pytest.raises(ci.CheckpointError, match=r"keys not used \(1\): extra.counter"):
+        ci.load(weights, rename=lambda key: back(key) or key, **GIVEN)
+    with pytest.raises(ci.CheckpointError, match="rename leaves out every tensor of the"):
+        ci.load(weights, rename=lambda key: None, **GIVEN)
     with pytest.raises(ci.CheckpointError, match=r"gives '.*' and '.*' the same name, 'x'"):
         ci.load(weights, rename=lambda key: "x", **GIVEN)
     with pytest.raises(ci.CheckpointError, match=r"is 3: return a name, or None"):
         ci.load(weights, rename=lambda key: 3, **GIVEN)
-    with pytest.raises(ci.CheckpointError, match="is for a weight file or a state dict"):
-        ci.load("crate-tiny-fashion", rename=back)
+    for option in ({"rename": back}, {"weights": "ema"}):
+        with pytest.raises(ci.CheckpointError, match="is for a weight file or a state dict"):
+            ci.load("crate-tiny-fashion", **option)
+
+
+def test_a_text_as_in_sed(fork, tmp_path):
+    """A key of which nothing remains is left out."""
+    model, weights = fork
+    for text in ("s/extra.*|encoder/transformer/", "s,encoder,transformer,g"):
+        kept = {key: value for key, value in weights.items() if "extra" not in key}
+        loaded = ci.load(kept, rename=text, **GIVEN)
+        assert torch.equal(loaded.pos_embed, model.pos_embed)
+    slashed = {key.replace("net.encoder", "a/b"): value for key, value in kept.items()}
+    torch.save({k.replace("net.", ""): v for k, v in slashed.items()}, tmp_path / "w.pth")
+    loaded = ci.load(tmp_path / "w.pth", rename=r"s/^(a)\/(?P<more>b)/transformer/", **GIVEN)
+    assert torch.equal(loaded.pos_embed, model.pos_embed)
+    assert as_function(r"s/^(\w+)\.(\w+)/\2.\1/")("a.b.c") == "b.a.c"
+    assert as_function("s/a/b/")("aa") == "ba" and as_function("s/a/b/g")("aa") == "bb"
+    assert as_function("s/^extra.*//")("extra.counter") is None
+    for text in ("", "s", "net.", "s/a/b", "s/a/b/c", "y/a/b/", "s//b/", "s/a/b/g/", "saabaca"):
+        with pytest.raises(ci.CheckpointError, match="write s/PATTERN/REPLACEMENT/, such as 's/"):
+            ci.load(weights, rename=text, **GIVEN)
+    for text in ("s/(/b/", r"s/a/\1/", "s/[/b/g", r"s/a/\g<x>/", r"s/a/\q/"):
+        with pytest.raises(ci.CheckpointError, match="are no regular expression and its"):
+            ci.load(weights, rename=text, **GIVEN)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_neither_function_nor_text(fork):
+    with pytest.raises(ci.CheckpointError, match="rename=3: give a function from a key .* or a te"):
+        ci.load(fork[1], rename=3, **GIVEN)
 
 
 def test_it_is_a_file_like_any_other(fork, tmp_path):

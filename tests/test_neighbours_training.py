@@ -132,11 +132,14 @@ def test_what_lies_beside_the_model_is_left_out_with_a_warning(tmp_path):
     model = trained()
     state = {f"model.{name}": value for name, value in model.state_dict().items()}
     path = lightning_file(model, tmp_path / "a.ckpt", state_dict=state | {"loss.w": torch.ones(2)})
-    with pytest.warns(UserWarning, match="1 tensors lie outside the model 'model'.*: loss.w"):
+    with pytest.warns(UserWarning, match="tensors outside the model 'model' are left out: loss.w"):
         same(ci.load(path, config=model.cfg), model)
-    twice = state | {f"ema.{name}": value for name, value in model.state_dict().items()}
+    twice = state | {f"teacher.{name}": value for name, value in model.state_dict().items()}
     path = lightning_file(model, tmp_path / "b.ckpt", state_dict=twice)
-    fails("holds several models, 'model' and 'ema'", path, config=model.cfg)
+    several = (
+        "holds weights under 'state_dict.model' and 'state_dict.teacher': choose one, such as "
+    )
+    fails(several, path, config=model.cfg)
 
 
 def test_wrong_and_missing_configs_are_told(tmp_path):

@@ -97,10 +97,23 @@ def test_the_callables_are_these():
         "torch.Size", "torch.device", "collections.OrderedDict", "collections.Counter",
         "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
         "_codecs.encode",
+        "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath",
+        "pathlib.PureWindowsPath", "pathlib._local.PosixPath", "pathlib._local.WindowsPath",
+        "pathlib._local.PurePosixPath", "pathlib._local.PureWindowsPath",
     }  # fmt: skip
     assert {name for name, what in NAMES.items() if isinstance(what, Record)} == {
         "argparse.Namespace"
     }
+
+
+def test_a_path_is_a_tuple_of_names():
+    """It is never joined, so that a long name that is repeated costs nothing."""
+    assert run(b"cpathlib\nPosixPath\n" + (TEXT + b"a") * 2 + b"\x86R.").value == ("a", "a")
+    for arguments in (b"K\x01\x85", b"]\x85", TEXT + b"a]\x86"):
+        with pytest.raises(PickleError, match="has a path that is not made of names"):
+            run(b"cpathlib\nPosixPath\n" + arguments + b"R.")
+    with pytest.raises(PickleError, match="attributes of a tuple"):
+        run(b"cpathlib\nPosixPath\n" + TEXT + b"a\x85R}b.")
 
 
 def shared(depth, between=b"", marked=False):
@@ -123,7 +136,7 @@ def shared(depth, between=b"", marked=False):
         (b"ccollections\nOrderedDict\n", b"\x85R.", "made of something other than pairs"),
         (b"}(" + TEXT + b"a" + tensor_of(1, shape=(1,), strides=(1,))
          + b"X\x0a\x00\x00\x00model_args}X\x07\x00\x00\x00n_layer", b"su.",
-         "is a dict, not a tensor"),
+         "has no published layout"),
     ],
 )  # fmt: skip
 def test_shared_tuples_cost_their_bytes(before, after, match, form, tmp_path):

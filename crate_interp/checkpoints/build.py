@@ -77,7 +77,7 @@ def _parameters(contents: Contents) -> Parameters:
             )
         if not trainer_files.is_hooked(tensors):
             return _published_parameters(contents)
-        cfg, tensors = trainer_files.hooked_weights(contents)
+        cfg = trainer_files.config_of(contents)
     return cfg, tensors, {key: key for key in tensors}
 
 
@@ -88,10 +88,6 @@ def _published_parameters(contents: Contents) -> Parameters:
         check_dense(key, value, where)
     shapes = Shapes({key: tuple(value.shape) for key, value in contents.tensors.items()})
     layout = find_layout(shapes, contents.family, where)
-    if contents.namespace and not layout.namespace:
-        raise CheckpointError(
-            f"{where} holds an argparse.Namespace, which no file of family {layout.family!r} has."
-        )
     cfg = _config(layout, shapes, contents)
     tensors = layout.as_parameters(contents.tensors)
     counts = {name: getattr(cfg, name) for name in _TOWERS[cfg.kind].values()}
@@ -112,7 +108,8 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
     """
     checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values
     row, where = contents.row, contents.where
-    given, in_file = checked(contents.given), checked(layout.translate(contents.config))
+    told = contents.config | (contents.namespace if layout.namespace else {})
+    given, in_file = checked(contents.given), checked(layout.translate(told))
     for name, value in in_file.items():
         if name not in native_format.STRUCTURE:
             continue

@@ -5,6 +5,7 @@ Contents. build.py makes a model of the Contents, in the wanted dtype. Then the 
 the device.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,15 @@ import torch
 
 from crate_interp.checkpoints.build import build
 from crate_interp.checkpoints.fixed_input import check_output
-from crate_interp.checkpoints.formats.tensor_files import DTYPES
+from crate_interp.checkpoints.formats.tensor_files import DTYPES, Contents
+from crate_interp.checkpoints.renaming import Rename
 from crate_interp.checkpoints.sae_formats import GIVEN_FIELDS
-from crate_interp.checkpoints.sources import Given, Rename, Source, contents_of
+from crate_interp.checkpoints.sources import Given, Source, contents_of
+from crate_interp.checkpoints.state_dicts import WEIGHTS_TO_TAKE, LeftOutWarning
 from crate_interp.checkpoints.tokenizer_files import attach
 from crate_interp.checkpoints.trainer_files import GivenConfig, fields_of
 from crate_interp.config import CrateConfig, check_names
+from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.folders import locked
 from crate_interp.core.safe_text import plain
@@ -38,15 +42,16 @@ def load(
     local_files_only: bool = False,
     token: str | bool | None = None,
     config: GivenConfig | None = None,
-    rename: Rename | None = None,
+    rename: Rename | str | None = None,
+    weights: str | None = None,
     **fields: Any,
 ) -> Any:
-    """Loads a hooked model in eval mode from any source of its weights.
+    r"""Loads a hooked model in eval mode from any source of its weights.
 
     source: the first of these that fits: an existing file in a published layout (torch,
-    safetensors or npz), or a folder made by save_pretrained; a name in ci.list_models();
-    "owner/repo" on the Hub, with `file` if the repo has several; a state dict or module in a
-    published layout.
+    safetensors or npz), a folder made by save_pretrained, or a folder of several files with their
+    index; a name in ci.list_models(); "owner/repo" on the Hub, with `file` if the repo has several;
+    a state dict or module in a published layout.
     family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate",
     "clipa", or "sae" for a sparse autoencoder. None: the keys of the tensors decide.
     revision: a branch, tag or commit on the Hub (None: the one in the table of models), or
@@ -60,17 +65,21 @@ def load(
     state dict of a hooked model, a Lightning checkpoint (under any attribute), or the folder of a
     Hugging Face Trainer, from which the last checkpoint-N is loaded.
     rename: for a file or state dict of a fork, a function from a key to the published key. If it
-    returns None for a key, the tensor is left out.
+    returns None for a key, the tensor is left out. Or a text as in sed, such as r"s/^net\.//".
+    weights: "ema" for the averaged weights of a training that saved plain ones beside them.
 
-    Loading is strict: every source key is used once, every parameter is filled, shapes are
-    equal, and a file in the table of models must have the digest listed there. Nothing in a file
-    is executed. Raises CheckpointError for anything that is wrong with a source or an argument.
+    A wrapper's words in the keys, and one prefix before all keys, are removed. Loading is strict:
+    every key is used once, or a warning names it as no part of the model; every parameter is
+    filled, shapes are equal, and a file in the table of models must have the digest listed there.
+    Nothing in a file is executed. Raises CheckpointError for anything that is wrong with a source
+    or an argument.
     """
     dtype = _checked_dtype(dtype)
     _check_source(source)
     place = _checked_device(device)
     hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
-    model = _load(Source(source, family, file, revision, rename, fields, hub), config, dtype)
+    asked = Source(source, family, file, revision, rename, fields, hub, weights)
+    model = _load(asked, config, dtype)
     try:
         return model.to(place)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -80,12 +89,14 @@ def load(
 def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any:
     """Returns the model of a source; every failure becomes a CheckpointError."""
     try:
+        if source.weights is not None:
+            checks.one_of("weights", source.weights, WEIGHTS_TO_TAKE)
         check_names({name: 0 for name in source.fields if name not in GIVEN_FIELDS})
         if config is not None:
             fields = fields_of(config, source.fields, source.family)
             source = replace(source, family=fields.pop("family"), fields=fields)
         contents = contents_of(source)
-        model = attach(build(contents, dtype), contents.folder, source.hub)
+        model = attach(_built(contents, dtype), contents.folder, source.hub)
         return check_output(model, source.name)
     except CheckpointError:
         raise
@@ -94,6 +105,18 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
     except (RuntimeError, TypeError, AttributeError, OverflowError) as error:
         # caused by an argument or a tensor of an unexpected kind
         raise CheckpointError(f"{source.name} cannot be loaded: {error}") from error
+
+
+def _built(contents: Contents, dtype: torch.dtype) -> Any:
+    """Returns the model of `contents`, and says which tensors of the source are no part of it."""
+    said = "; ".join(contents.notes)
+    try:
+        model = build(contents, dtype)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Before that, {said}." if said else str(error)) from None
+    if said:
+        warnings.warn(f"{contents.where}: {said}.", LeftOutWarning, stacklevel=4)
+    return model
 
 
 def _check_source(source: object) -> None:

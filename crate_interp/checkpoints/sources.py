@@ -1,7 +1,7 @@
 """Turns the source given to ci.load into a model's weights and all that is known about them."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import native_format, sae_formats, trainer_files
+from crate_interp.checkpoints import native_format, sae_formats, sharded_files, trainer_files
 from crate_interp.checkpoints.formats import tensor_files
 from crate_interp.checkpoints.formats.tensor_files import Contents
 from crate_interp.checkpoints.hub import fetch, registry
+from crate_interp.checkpoints.renaming import Rename, as_function
+from crate_interp.checkpoints.state_dicts import Choice, find_weights
 from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
@@ -21,7 +23,6 @@ from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
 
 Given = str | Path | Mapping[str, Any] | torch.nn.Module
-Rename = Callable[[str], str | None]
 # an option's purpose, for errors
 _CHOOSES = {
     "revision": "a step of a training, or a commit on the Hub",
@@ -34,21 +35,28 @@ WEIGHT_SUFFIXES = (".pth", ".pt", ".safetensors", ".npz")
 class Source:
     """The source given to ci.load, and how to read it.
 
-    fields: config fields that the caller gives. hub: the options of fetch.fetch.
+    fields: config fields that the caller gives. hub: the options of fetch.fetch. weights: "ema"
+    for averaged weights, else None.
     """
 
     given: Given
     family: str | None
     file: str | None
     revision: str | None
-    rename: Rename | None
+    rename: Rename | str | None
     fields: dict[str, Any]
     hub: dict[str, Any]
+    weights: str | None = None
 
     @property
     def name(self) -> str:
         """The source's name in errors."""
         return str(self.given) if isinstance(self.given, (str, Path)) else "the state dict"
+
+    @property
+    def choice(self) -> Choice:
+        """Which weights to take, under which names."""
+        return Choice(as_function(self.rename), self.weights, self.family)
 
     def refuse_options(self, where: str, *names: str) -> None:
         """Raises CheckpointError for given options that have no meaning here."""
@@ -57,6 +65,15 @@ class Source:
             if value is not None:
                 raise CheckpointError(
                     f"{name}={value!r} has no meaning for {where}: it chooses {_CHOOSES[name]}."
+                )
+
+    def refuse_choice(self) -> None:
+        """Raises CheckpointError for options about keys, which a saved model does not need."""
+        for name in ("rename", "weights"):
+            if getattr(self, name) is not None:
+                raise CheckpointError(
+                    f"{name}= is for a weight file or a state dict, but {self.name!r} is a saved "
+                    f"model: leave out {name}."
                 )
 
     def fetch(self, repo: str, file: str, revision: str | None) -> Path:
@@ -83,10 +100,6 @@ def contents_of(source: Source) -> Contents:
     if isinstance(source.given, (Mapping, torch.nn.Module)):
         return _state_dict(source, source.given)
     name, path = source.name, Path(source.given).expanduser()
-    if source.rename is not None and not os.path.isfile(path):
-        raise CheckpointError(
-            f"rename= is for a weight file or a state dict, but {name!r} is neither."
-        )
     if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
         source.refuse_options(str(path), "file")
         return _directory(source, path)
@@ -111,9 +124,9 @@ def _state_dict(source: Source, given: Mapping[str, Any] | torch.nn.Module) -> C
     inside = hooked_part(given)
     if inside not in (None, "model"):
         raise CheckpointError(f"the source wraps a hooked model: use the wrapped model, {inside}.")
-    tensors, config = tensor_files.state_dict_of(given, source.name), tensor_files.model_args(given)
-    contents = Contents(tensors, source.name, config)
-    return replace(_renamed(contents, source.rename), family=source.family, given=source.fields)
+    found = find_weights(given, source.name, choice=source.choice)
+    contents = Contents(found.tensors, source.name, tensor_files.model_args(given))
+    return replace(contents, family=source.family, given=source.fields, notes=found.notes)
 
 
 def _unknown(name: str) -> str:
@@ -127,25 +140,29 @@ def _unknown(name: str) -> str:
 
 
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
-    """Reads a weight file; row: its row in the table of models, if it has one."""
-    contents = _renamed(tensor_files.read_file(path), source.rename)
+    """Reads a weight file, or the files of an index; row: its row in the table of models."""
     row = row or {}
     family = source.family or row.get("family")
+    read = tensor_files.read_file
+    if path.name in sharded_files.INDEXES:
+        read = sharded_files.read_sharded
+    contents = read(path, replace(source.choice, family=family))
     return replace(contents, family=family, row=row.get("config", {}), given=source.fields)
 
 
 def _directory(source: Source, path: Path) -> Contents:
     """Reads a local folder that save_pretrained, SAELens or a trainer wrote."""
-    weights, config = path / WEIGHTS, path / CONFIG
+    weights, config = sharded_files.weights_in(path) or path / WEIGHTS, path / CONFIG
     if (path / native_format.STEPS).is_dir() and config.exists():
         return _saved_folder(source, path, native_format.weights_of(path, source.revision))
     source.refuse_options(str(path), "revision")
     if source.family in (None, "sae") and sae_formats.is_saelens(path):
+        source.refuse_choice()
         return sae_formats.read_saelens(path, source.fields)
     # another library's config, such as nanochat's
     if tensor_files.read_config(config) and weights.exists():
         return _file(source, weights)
-    if config.exists():
+    if config.exists() and weights.name == WEIGHTS:
         return _saved_folder(source, path, weights)
     found = trainer_files.trained_folder(path)
     if found is None:
@@ -166,6 +183,7 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
     weights: the path of the folder's weights, or of the weights after a step of training.
     """
     family, config = source.family, folder / CONFIG
+    source.refuse_choice()
     states = native_format.file_states(config, weights)
     cfg = native_format.read_config(folder, source.fields | ({"family": family} if family else {}))
     if not weights.exists():
@@ -239,35 +257,3 @@ def _pushed_repo(source: Source, repo: str) -> Contents:
     for name in TOKENIZER_FILES if foreign else (TOKENIZER,):
         source.fetch_beside(repo, name, source.revision)
     return _file(source, weights) if foreign else _saved_folder(source, config.parent, weights)
-
-
-def _renamed(contents: Contents, rename: Rename | None) -> Contents:
-    """Returns the contents with the keys that `rename` returns.
-
-    A tensor is left out if `rename` returns None for its key. Raises CheckpointError if `rename` is
-    not a function, returns something other than a name or None, or gives two keys the same name.
-    """
-    if rename is None:
-        return contents
-    if not callable(rename):
-        raise CheckpointError(
-            f"rename={checks.shown(rename)}: give a function from a key to the published key, such "
-            "as lambda key: key.replace('encoder.', 'transformer.')."
-        )
-    tensors: dict[str, torch.Tensor] = {}
-    key_of: dict[str, str] = {}
-    for key, tensor in contents.tensors.items():
-        name = rename(key)
-        if name is None:
-            continue
-        if not isinstance(name, str) or not name:
-            raise CheckpointError(
-                f"rename({key!r}) is {checks.shown(name)}: "
-                "return a name, or None to leave the tensor out."
-            )
-        if name in tensors:
-            raise CheckpointError(
-                f"rename gives {key_of[name]!r} and {key!r} the same name, {name!r}."
-            )
-        tensors[name], key_of[name] = tensor, key
-    return replace(contents, tensors=tensors)

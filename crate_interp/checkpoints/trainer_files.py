@@ -1,25 +1,22 @@
-"""Reads weights of a hooked model that trainers write without a config next to the weights.
+"""Finds config and file of a hooked model whose weights a trainer wrote without a config.
 
-In a Lightning checkpoint the name of an attribute comes before the model's own names, as in
-"model.blocks.0...". A folder of Hugging Face's Trainer holds model.safetensors, or has subfolders
-checkpoint-N that hold it.
+A folder of Hugging Face's Trainer holds model.safetensors, or has subfolders checkpoint-N that hold
+it.
 """
 
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from crate_interp.checkpoints.formats.tensor_files import Contents, read_config, read_json
+from crate_interp.checkpoints.sharded_files import weights_in
+from crate_interp.checkpoints.state_dicts import ANCHORS
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core.errors import CheckpointError
-from crate_interp.models.saving import CONFIG, LIBRARY, WEIGHTS
+from crate_interp.models.saving import CONFIG, LIBRARY
 
 GivenConfig = CrateConfig | Mapping[str, Any] | str | Path
-_ANCHORS = ("attn.u_proj.weight", "attn.qkv_proj.weight")  # names that only hooked models use
 _STEP = re.compile(r"checkpoint-(\d{1,12})")
 
 
@@ -77,15 +74,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def is_hooked(tensors: Mapping[str, Any]) -> bool:
     """Tells whether some key ends with the name of a parameter that only hooked models have."""
-    return any(key.endswith(_ANCHORS) for key in tensors)
+    return any(key.endswith(ANCHORS) for key in tensors)
 
 
-def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
-    """Returns config and parameters of a hooked model, whose names may all begin with one prefix.
+def config_of(contents: Contents) -> CrateConfig:
+    """Returns the config of a hooked model from the given fields.
 
-    Other tensors, such as the weights of a loss, are left out with a warning. Raises
-    CheckpointError if the given fields lack family, d_model or n_layers, and if there are several
-    models.
+    Raises CheckpointError if the given fields lack family, d_model or n_layers.
     """
     where, fields = contents.where, fields_of(None, contents.given, contents.family)
     if not {"family", "d_model", "n_layers"} <= set(fields):
@@ -94,39 +89,7 @@ def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
             "whole config: ci.load(..., config=model.cfg), or config='path/to/config.json'. Or "
             "call model.save_pretrained(folder) and load the folder."
         )
-    cfg = CrateConfig.from_dict(fields)
-    prefix = _prefix(contents.tensors, cfg, where)
-    inside, outside = {}, []
-    for name, value in contents.tensors.items():
-        if name.startswith(prefix):
-            inside[name.removeprefix(prefix)] = value
-        else:
-            outside.append(name)
-    if outside:
-        warnings.warn(
-            f"{where}: {len(outside)} tensors lie outside the model {prefix.rstrip('.')!r} and "
-            f"are left out: {', '.join(outside[:8])}.",
-            stacklevel=2,
-        )
-    return cfg, inside
-
-
-def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:
-    """Returns the prefix of the names of the only hooked model among the tensors.
-
-    Raises CheckpointError if there are several models.
-    """
-    tower = "visual." if cfg.kind == "clip" else ""
-    projection = "u_proj" if cfg.tied or cfg.kind == "clip" else "qkv_proj"
-    anchor = f"{tower}blocks.0.attn.{projection}.weight"
-    found = [key.removesuffix(anchor) for key in tensors if f".{key}".endswith(f".{anchor}")]
-    if len(found) > 1:
-        named = " and ".join(repr(prefix.rstrip(".")) for prefix in found[:4])
-        raise CheckpointError(
-            f"{where} holds several models, {named}: give the state dict of one model, "
-            "ci.load({name.removeprefix('...'): value, ...}, config=...)."
-        )
-    return found[0] if found else ""  # if nothing was found, a later error lists the missing keys
+    return CrateConfig.from_dict(fields)
 
 
 def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
@@ -139,12 +102,13 @@ def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
     steps = {
         int(match[1]): part
         for part in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _STEP.fullmatch(part.name)) and (part / WEIGHTS).exists()
+        if (match := _STEP.fullmatch(part.name)) and weights_in(part)
     }
     last = steps[max(steps)] if steps else None
-    place = folder if (folder / WEIGHTS).exists() or last is None else last
-    if not (place / WEIGHTS).exists():
+    place = folder if weights_in(folder) or last is None else last
+    weights = weights_in(place)
+    if weights is None:
         return None
     beside = [one / CONFIG for one in (place, folder, folder.parent)]
     ours = (path for path in beside if path.exists() and not read_config(path))
-    return place / WEIGHTS, next(ours, None)
+    return weights, next(ours, None)

@@ -14,6 +14,7 @@ from crate_interp.checkpoints import fixed_input, native_format
 from crate_interp.checkpoints.hub import registry
 from crate_interp.checkpoints.load import load
 from crate_interp.checkpoints.sources import Given
+from crate_interp.checkpoints.state_dicts import LeftOutWarning
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import plain
@@ -78,7 +79,13 @@ def verify(source: Given, *, progress: bool = True, **options: Any) -> dict[str,
         checks += [_patterns(model), _edits(model, progress)] if hooked else []
     except (RuntimeError, MemoryError) as error:  # an input of full size may not fit in memory
         checks.append(_check("runs on an input of full size", False, plain(error)))
-    warned = [one.message for one in caught if issubclass(one.category, UserWarning)]
+    checks += [
+        _check("tensors that are no part of the model", True, str(one.message))
+        for one in caught
+        if issubclass(one.category, LeftOutWarning)
+    ]
+    others = (one for one in caught if not issubclass(one.category, LeftOutWarning))
+    warned = [one.message for one in others if issubclass(one.category, UserWarning)]
     notes = [" ".join(str(message).split()) for message in warned] if hooked else []
     digests = _digests(source, options.get("revision"))
     return {

@@ -43,7 +43,8 @@ _MORE: dict[str, Any] = {
 _OPTIONS = (
     "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
     "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
-    "precision", "probes", "revision", "sample", "seed", "shard", "top", "untrained", "workers",
+    "precision", "probes", "rename", "revision", "sample", "seed", "shard", "top", "untrained",
+    "weights", "workers",
 )  # fmt: skip
 _WORDS = {
     "ci.list_models()": "`crate-interp models`",
@@ -136,8 +137,10 @@ def spoken(text: str) -> str:
 
 def _config(found: re.Match[str]) -> str:
     name, value = found[1], found[2].strip("'")
-    if name in ("family", "file", "revision"):
+    if name in ("family", "file", "revision", "weights"):
         return f"--{name} {value}"
+    if name == "rename":
+        return f"--rename {found[2]}"
     if value.startswith("("):  # a pair, which --config takes as JSON
         return f"--config '{name}=[{value[1:-1]}]'"
     return f"--config {name}={value}"

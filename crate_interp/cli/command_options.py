@@ -26,6 +26,8 @@ MODEL: dict[str, tuple[Any, Any]] = {
     "family": (options.Family, None),
     "revision": (options.Step, None),
     "config": (options.Config, None),
+    "rename": (options.Rename, None),
+    "weights": (options.Weights, None),
 }
 _DEVICE = Annotated[
     str | None, Option(help="cpu, cuda or cuda:1. Default: the GPU of this rank, if any.")
@@ -55,6 +57,8 @@ class Asked:
     family: str | None = None
     revision: str | None = None
     config: list[str] | None = None
+    rename: str | None = None
+    weights: str | None = None
     device: str | None = None
     dtype: str | None = None
     format: str | None = None
@@ -69,7 +73,10 @@ class Asked:
 
         with after_rank_0(self.out):
             device = self.device or device_of_rank()
-            return options.load(source, self.family, self.revision, self.config, device, self.dtype)
+            return options.load(
+                source, self.family, self.revision, self.config, device, self.dtype,
+                self.rename, self.weights,
+            )  # fmt: skip
 
     @cached_property
     def model(self) -> Any:

@@ -19,6 +19,8 @@ def explore(
     family: options.Family = None,
     revision: options.Step = None,
     config: options.Config = None,
+    rename: options.Rename = None,
+    weights: options.Weights = None,
     sample: Annotated[int, Option(help="Which sample of the data to show, from 0.")] = 0,
     circuit: Annotated[
         Path | None, Option(help="A file that Circuit.save wrote; its heads get a ring.")
@@ -33,7 +35,7 @@ def explore(
     from crate_interp.cli import argument_parsing
 
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
-    model = options.load(source, family, revision, config, device, dtype)
+    model = options.load(source, family, revision, config, device, dtype, rename, weights)
     cache, inputs, name = argument_parsing.one_sample(model, data, sample)
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
     options.say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
@@ -50,6 +52,8 @@ def convert(
     file: options.File = None,
     revision: options.Revision = None,
     config: options.Config = None,
+    rename: options.Rename = None,
+    weights: options.Weights = None,
 ) -> None:
     """Write a checkpoint as a folder that ci.load reads.
 
@@ -57,6 +61,7 @@ def convert(
     """
     source, revision = options.revised(source, revision)
     arguments: dict[str, Any] = {"family": family, "file": file, "revision": revision}
+    arguments |= options.chosen(rename, weights)
     model = ci.convert(source, out, **arguments, **options.fields(config))
     params = sum(value.numel() for value in model.parameters())
     options.say(f"{params:,} parameters in {out}")
@@ -85,6 +90,8 @@ def verify(
     file: options.File = None,
     revision: options.Revision = None,
     config: options.Config = None,
+    rename: options.Rename = None,
+    weights: options.Weights = None,
 ) -> None:
     """Check a checkpoint, a saved result or a run.
 
@@ -94,6 +101,7 @@ def verify(
     """
     source, revision = options.revised(source, revision)
     arguments: dict[str, Any] = {"family": family, "file": file, "revision": revision}
+    arguments |= options.chosen(rename, weights)
     checked = ci.verify(source, **arguments, **options.fields(config))
     options.say(json.dumps(_in_words(checked), indent=2, default=str))
     if not checked["ok"]:

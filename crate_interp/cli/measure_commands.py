@@ -68,7 +68,7 @@ def audit(
     "Comparison",
     Pass,
     {"data": (_COMPARED, None), "out": (options.Out, MODEL["out"][1]), "family": MODEL["family"],
-     "config": MODEL["config"]},
+     "config": MODEL["config"], "rename": MODEL["rename"], "weights": MODEL["weights"]},
 )  # fmt: skip
 def compare(
     asked: Asked,

@@ -79,6 +79,13 @@ Config = Annotated[
     list[str] | None,
     Option(help="A field of the config, such as n_heads=6. Repeat it for more fields."),
 ]
+Rename = Annotated[
+    str | None,
+    Option(help="Renames the keys of a weight file, as in sed: 's/^net\\.//'."),
+]
+Weights = Annotated[
+    str | None, Option(help="ema: the averaged weights of a file that has plain ones too.")
+]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1. Default: cpu.")]
 Dtype = Annotated[
     str | None, Option(help="float32, float64, bfloat16 or float16. Default: float32.")
@@ -137,11 +144,19 @@ def load(
     config: list[str] | None,
     device: str | None = None,
     dtype: str | None = None,
+    rename: str | None = None,
+    weights: str | None = None,
 ) -> Any:
     """Returns the hooked model that a command names, or a black box."""
     source, revision = revised(source, revision)
-    place: Any = {"device": device or "cpu", "dtype": _dtype(dtype)}
-    return ci.bridge.load(source, family=family, revision=revision, **place, **fields(config))
+    given: Any = {"device": device or "cpu", "dtype": _dtype(dtype), **chosen(rename, weights)}
+    return ci.bridge.load(source, family=family, revision=revision, **given, **fields(config))
+
+
+def chosen(rename: str | None, weights: str | None) -> dict[str, Any]:
+    """Returns the given ones among --rename and --weights; a black box takes neither."""
+    given = {"rename": rename, "weights": weights}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _dtype(name: str | None) -> Any:

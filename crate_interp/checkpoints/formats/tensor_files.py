@@ -1,7 +1,8 @@
 """Reads named tensors from a file without ever executing its content."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,14 +16,14 @@ from crate_interp.checkpoints.formats.npz import is_npz, read_npz
 from crate_interp.checkpoints.formats.torch_files import read_archive, read_legacy, read_tensors
 from crate_interp.checkpoints.formats.torch_names import StoredTensor
 from crate_interp.checkpoints.progress import byte_bar
+from crate_interp.checkpoints.state_dicts import PLAIN, Choice, find_weights
 from crate_interp.config import CrateConfig
 from crate_interp.core.errors import CheckpointError
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.sae import SAEConfig
 
-_CONTAINERS = ("state_dict", "model")  # keys under which training scripts store the weights
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_PREFIXES = ("module.", "_orig_mod.")  # prefixes left by DataParallel and torch.compile
+_BEGINNING = 64  # bytes that tell the kind of a file
 _SHARE = 2**22  # bytes to copy from one mapping, or a sixteenth of the file if that is more
 _MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
 
@@ -32,41 +33,80 @@ class Contents:
     """The weights of a model, and everything known about them before the model is built.
 
     where: the source's name in errors. config: the config in the file or next to it, or empty.
-    namespace: whether the file held an argparse.Namespace, as files of the masked autoencoder do.
+    namespace: the plain values of the argparse.Namespace in the file, a trainer's command line.
     owned: whether the tensors need no copy, because nothing else holds them. folder: the folder of
     the file, which may also hold a tokenizer. family: the caller's, or else the one in the table of
     models. row: the config fields in the table of models. given: the config fields from the caller.
-    cfg: the complete config if the folder's format contains it, else None.
+    cfg: the complete config if the folder's format contains it, else None. notes: what the source
+    holds besides the weights of this model, and was left out.
     """
 
     tensors: dict[str, Tensor]
     where: str
     config: dict[str, Any] = field(default_factory=dict)
-    namespace: bool = False
+    namespace: dict[str, Any] = field(default_factory=dict)
     owned: bool = False
     folder: Path | None = None
     family: str | None = None
     row: dict[str, Any] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
     cfg: CrateConfig | SAEConfig | None = None
+    notes: tuple[str, ...] = ()
 
 
-def read_file(path: Path) -> Contents:
-    """Returns the content of a .safetensors, torch or .npz file, recognised by its first bytes.
+@dataclass(frozen=True)
+class Listing:
+    """What a weight file holds, before its numbers are read.
 
-    Nothing in a torch file is run. Only weights are read, and no other content such as an
-    optimiser's state. Raises CheckpointError for any other file.
+    kind: the class of the tensors in `content`. read: returns the numbers of the given tensors.
+    config, namespace: as in Contents.
+    """
+
+    content: Any
+    kind: type
+    read: Callable[[dict[str, Any]], dict[str, Tensor]]
+    config: dict[str, Any] = field(default_factory=dict)
+    namespace: dict[str, Any] = field(default_factory=dict)
+
+
+def read_file(path: Path, choice: Choice = PLAIN) -> Contents:
+    """Returns the weights in a .safetensors, torch or .npz file, recognised by its first bytes.
+
+    Nothing in a torch file is run. Only the weights of one model are read, and no other content
+    such as an optimiser's state. Raises CheckpointError for any other file.
+    """
+    with listing(path) as listed:
+        found = find_weights(listed.content, str(path), listed.kind, choice)
+        tensors = listed.read(found.tensors)
+    config, namespace = listed.config, listed.namespace
+    return Contents(
+        tensors, str(path), config, namespace, owned=True, folder=path.parent, notes=found.notes
+    )
+
+
+@contextmanager
+def listing(path: Path) -> Iterator[Listing]:
+    """Opens a weight file and lists what it holds; `read` works while the file is open.
+
+    Raises CheckpointError as `read_file` does.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is not a regular file: give a file or a folder.")
+    with ExitStack() as opened:
+        with _readable(path):
+            file = opened.enter_context(open(path, "rb", buffering=0))
+            head = zip_archives.read_at(file, 0, _BEGINNING)
+            _check_beginning(head, path)
+            safe = len(head) > 8 and head[8:9] == b"{"
+            listed = _list_safetensors(path, head) if safe else _list_other(file, head, path)
+        yield listed
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns every error of a parser into a CheckpointError."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            head = zip_archives.read_at(file, 0, 9)
-            if len(head) == 9 and head[8:9] == b"{":
-                tensors = _read_safetensors(path, head)
-                config = read_config(path.parent / "config.json")
-                return Contents(tensors, str(path), config, owned=True, folder=path.parent)
-            return _read_other(file, head, path)
+        yield
     except SafetensorError as error:
         raise CheckpointError(
             f"{path} is not a readable checkpoint: {error}. Is it truncated?"
@@ -82,29 +122,42 @@ def read_file(path: Path) -> Contents:
         ) from None
 
 
-def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
-    """Returns the content of an .npz or a torch file."""
+def _check_beginning(head: bytes, path: Path) -> None:
+    """Raises CheckpointError for what downloads leave in place of a weight file."""
+    begin = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if begin.startswith((b"<!doctype html", b"<html")):
+        raise CheckpointError(
+            f"{path} holds an HTML page, such as the warning of a drive, and no weights: download "
+            "the file itself."
+        )
+    if begin.startswith(b"version https://git-lfs.github.com/"):
+        raise CheckpointError(
+            f"{path} is a git-lfs pointer, and holds no weights: run git lfs pull."
+        )
+
+
+def _list_other(file: BinaryIO, head: bytes, path: Path) -> Listing:
+    """Lists the content of an .npz or a torch file; the arrays of an .npz file are read at once."""
     where = str(path)
     if head.startswith(zip_archives.MAGIC):
         entries = zip_archives.read_directory(file, where)
         if is_npz(entries):
-            return Contents(read_npz(file, entries, where), where, owned=True, folder=path.parent)
+            return Listing(read_npz(file, entries, where), Tensor, dict)
         found = read_archive(file, entries, where)
     else:
         found = read_legacy(file, where)
-    stored = state_dict_of(found.content, where, StoredTensor)
-    if len(stored) > _MAX_TENSORS:
-        raise CheckpointError(f"{where} has {len(stored)} tensors: no checkpoint has so many.")
-    for name, value in stored.items():
-        _check_kind(name, value.dtype, value.span < value.numel, value.numel, where)
+
+    def read(stored: dict[str, StoredTensor]) -> dict[str, Tensor]:
+        if len(stored) > _MAX_TENSORS:
+            raise CheckpointError(f"{where} has {len(stored)} tensors: no checkpoint has so many.")
+        for name, value in stored.items():
+            _check_kind(name, value.dtype, value.span < value.numel, value.numel, where)
+        with _readable(path):
+            return read_tensors(file, stored, found.places, where)
+
     # the sparse autoencoders are published with separate config files
-    config = (
-        plain_values(found.namespace)
-        or model_args(found.content)
-        or read_config(path.with_name(f"{path.stem}_cfg.json"))
-    )
-    tensors, named = read_tensors(file, stored, found.places, where), found.namespace is not None
-    return Contents(tensors, where, config, named, owned=True, folder=path.parent)
+    config = model_args(found.content) or read_config(path.with_name(f"{path.stem}_cfg.json"))
+    return Listing(found.content, StoredTensor, read, config, plain_values(found.namespace))
 
 
 def model_args(loaded: Any) -> dict[str, Any]:
@@ -129,11 +182,17 @@ def plain_values(values: Any) -> dict[str, Any]:
     }
 
 
-def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
-    """Returns the tensors, copied out of the file.
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor in a safetensors file: its name, the name of its dtype, its bytes."""
 
-    The size of the header is checked before the header is parsed.
-    """
+    name: str
+    dtype: str
+    size: int
+
+
+def _list_safetensors(path: Path, head: bytes) -> Listing:
+    """Lists the tensors; the size of the header is checked before the header is parsed."""
     size = int.from_bytes(head[:8], "little")
     if size > _MAX_HEADER or size > path.stat().st_size:
         raise CheckpointError(
@@ -145,15 +204,27 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} has {len(names)} tensors: no checkpoint has so many.")
     with open(path, "rb") as raw:
         header = json.loads(raw.read(8 + size)[8:])  # safe_open has already checked the header
-    sizes = {
-        name: header[name]["data_offsets"][1] - header[name]["data_offsets"][0] for name in names
-    }
+    entries = {}
+    for name in names:
+        first, end = header[name]["data_offsets"]
+        entries[name] = _Entry(name, header[name]["dtype"], end - first)
+
+    def read(wanted: dict[str, _Entry]) -> dict[str, Tensor]:
+        with _readable(path):
+            return _read_safetensors(path, wanted)
+
+    return Listing(entries, _Entry, read, read_config(path.parent / "config.json"))
+
+
+def _read_safetensors(path: Path, wanted: dict[str, _Entry]) -> dict[str, Tensor]:
+    """Returns the wanted tensors, copied out of the file."""
     tensors = {}
+    sizes = {name: entry.size for name, entry in wanted.items()}
     with byte_bar(sum(sizes.values()), f"reading {path.name}") as bar:
         for group in _shares(sizes):
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in group:
-                    tensors[name] = file.get_tensor(name).clone()
+                    tensors[name] = file.get_tensor(wanted[name].name).clone()
                     bar.update(sizes[name])
     return tensors
 
@@ -208,40 +279,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a JSON object.")
     return {} if content.get("library") == "crate_interp" else content
-
-
-def state_dict_of(loaded: Any, where: str, kind: type = Tensor) -> dict[str, Any]:
-    """Returns the named tensors of a state dict, of a training dict with one, or of a module.
-
-    The prefixes of DataParallel and torch.compile are removed. loaded: anything that a torch file
-    can hold. kind: the class that its tensors must have. where: the source's name in errors. Raises
-    CheckpointError if `loaded` is none of these three.
-    """
-    if isinstance(loaded, torch.nn.Module):
-        loaded = loaded.state_dict()
-    if not isinstance(loaded, Mapping):
-        raise CheckpointError(
-            f"{where} holds a {type(loaded).__name__}; expected a state dict of names and tensors."
-        )
-    held = [key for key in _CONTAINERS if isinstance(loaded.get(key), Mapping)]
-    if len(held) > 1:
-        raise CheckpointError(
-            f"{where} holds weights under {' and '.join(map(repr, held))}: "
-            "pass one of them, as a state dict."
-        )
-    loaded = loaded[held[0]] if held else loaded
-    if not loaded:
-        raise CheckpointError(f"{where} holds no tensors.")
-    for key, value in loaded.items():
-        if not isinstance(key, str) or not isinstance(value, kind):
-            raise CheckpointError(
-                f"{where} is not a state dict: {key!r} is a {type(value).__name__}, not a tensor."
-            )
-    tensors = dict(loaded)
-    for prefix in _PREFIXES * 2:  # twice, because either wrapper may be inside the other
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
-    return tensors
 
 
 def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype) -> None:

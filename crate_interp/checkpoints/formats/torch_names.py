@@ -1,6 +1,6 @@
 """Lists what the pickle of a torch file may hold: functions that make tensors, plain constants.
 
-NumPy numbers, which trainers leave in such files, become plain Python numbers.
+NumPy numbers, which trainers leave in such files, become plain numbers, and paths become tuples.
 """
 
 import struct
@@ -16,6 +16,7 @@ import crate_interp.checkpoints.formats.pickles as pickles
 from crate_interp.checkpoints.formats.pickles import PickleError, Record
 
 _MOST_AXES = 16  # maximum number of axes of a tensor
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 _MOST_PARTS = 8  # maximum number of items in a tuple that is the key of a dict
 _FORMS = {
     "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
@@ -241,6 +242,17 @@ def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
     raise PickleError("has a device that torch does not know")
 
 
+def _path(arguments: tuple, spend: Callable[[int], None]) -> tuple[str, ...]:
+    """Reads a path of pathlib, which trainers leave beside the weights, as the tuple of its names.
+
+    The names are not joined: a short pickle could repeat a long name many times.
+    """
+    spend(len(arguments))
+    if any(type(name) is not str for name in arguments):
+        raise PickleError("has a path that is not made of names")
+    return arguments
+
+
 def _check_order(state: object) -> None:
     """Raises PickleError unless the state of a NumPy dtype says little-endian, or no byte order."""
     if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", "|"):
@@ -301,6 +313,8 @@ _FUNCTIONS = {
     "numpy.core.multiarray.scalar": _numpy_scalar,
     "numpy._core.multiarray.scalar": _numpy_scalar,
     "_codecs.encode": _bytes,
+    # from Python 3.13 on, the classes lie in pathlib._local
+    **{f"{place}.{name}": _path for place in ("pathlib", "pathlib._local") for name in _PATHS},
 }
 NAMES: dict[str, Any] = {
     **{name: pickles.Function(name, call) for name, call in _FUNCTIONS.items()},

@@ -7,7 +7,7 @@ config fields.
 from crate_interp.checkpoints.layouts import crate, crate_alpha, crate_lm
 from crate_interp.checkpoints.layouts.clipa import CLIPA
 from crate_interp.checkpoints.layouts.crate_mae import MAE
-from crate_interp.checkpoints.layouts.layout import Layout, Shapes
+from crate_interp.checkpoints.layouts.layout import Layout, Shapes, nearest
 from crate_interp.checkpoints.layouts.nanochat import NANOCHAT
 from crate_interp.core.errors import CheckpointError
 
@@ -32,10 +32,27 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
         return max(fitting, key=lambda layout: len(layout.markers))
     if family is not None:
         return of_family[0]  # a later error lists the missing keys
-    known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(
         f"{where} has no published layout: its {len(shapes)} keys begin with {some}, but "
-        f"{known}. If only names differ, give rename=, a function from a key to the published key. "
-        "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
+        f"{_known(shapes)}. If only names differ, give rename=, a function from a key to the "
+        "published key. ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
     )
+
+
+def _known(shapes: Shapes) -> str:
+    """Returns the markers of the layout nearest to some keys, or else those of all layouts."""
+    markers = {marker for layout in LAYOUTS for marker in layout.markers}
+    near = {marker: marker if marker in shapes else nearest(marker, shapes) for marker in markers}
+    counts = [sum(bool(near[name]) for name in layout.markers) for layout in LAYOUTS]
+    if not any(counts):
+        return "; ".join(
+            f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS
+        )
+    shares = [count / len(one.markers) for count, one in zip(counts, LAYOUTS, strict=True)]
+    layout = LAYOUTS[shares.index(max(shares))]
+    said = [
+        name if near[name] == name else f"{name} (nearest here: {near[name] or 'none'})"
+        for name in layout.markers
+    ]
+    return f"{layout.family}, the nearest layout, has {' and '.join(said)}"

@@ -1,5 +1,7 @@
 """Defines what a published layout is, and how it turns tensors into a config and parameters."""
 
+import difflib
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +14,7 @@ from crate_interp.core.errors import CheckpointError
 
 Fields = dict[str, Any]
 _MOST_LAYERS = 1000
+_COMPARED, _LONGEST = 300, 100  # keys, and characters of each, that are compared with a name
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
 
 
@@ -26,8 +29,10 @@ class Shapes(dict[str, tuple[int, ...]]):
         Raises CheckpointError for a missing key, a wrong number of axes, and an empty tensor.
         """
         if key not in self:
+            near = nearest(key, self)
+            begin = f"the file's keys begin with {', '.join(list(self)[:4])}"
             raise CheckpointError(
-                f"the key {key} is missing; the file's keys begin with {', '.join(list(self)[:4])}."
+                f"the key {key} is missing; {f'the nearest is {near}' if near else begin}."
             )
         shape = self[key]
         if len(shape) not in (axes or (2,)):
@@ -79,6 +84,12 @@ class Shapes(dict[str, tuple[int, ...]]):
                 f"{patch[1] * columns})), if the grid is {rows} x {columns}."
             )
         return {"image_size": (side * patch[0], side * patch[1])}
+
+
+def nearest(name: str, keys: Iterable[str]) -> str:
+    """Returns the key that is most like a name, or "" if none is like it."""
+    short = itertools.islice((key for key in keys if len(key) <= _LONGEST), _COMPARED)
+    return next(iter(difflib.get_close_matches(name, short, n=1, cutoff=0.75)), "")
 
 
 def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
@@ -150,12 +161,18 @@ class Layout:
     # keys that may be missing -> the number that then fills them
     optional: dict[str, float] = field(default_factory=dict)
     tolerant: bool = False  # unknown small keys are left out with a warning
-    namespace: bool = False  # files may hold the argparse.Namespace of the trainer
+    namespace: bool = False  # the argparse.Namespace of the trainer is the file's config
 
     @property
     def codes(self) -> str:
         """The key of the first layer's projection, which has d_head rows for each head."""
         return self.source_of("attn.u_proj.weight", 0)
+
+    @property
+    def first_words(self) -> set[str]:
+        """The first word of each key, which is the name of a module or a parameter."""
+        keys = [*self.top, *(stack.source for stack in self.stacks), *self.copies, *self.optional]
+        return {re.findall(r"\w+", key)[0] for key in (*keys, *self.unused)}
 
     def source_of(self, parameter: str, layer: int) -> str:
         """Returns the key that fills a parameter of a block, or "" if the layout has none."""

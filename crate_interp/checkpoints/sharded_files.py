@@ -1,0 +1,89 @@
+"""Reads weights in several files, and the index that says which file holds which tensor."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from crate_interp.checkpoints.formats.tensor_files import (
+    Contents,
+    Listing,
+    listing,
+    read_config,
+    read_json,
+)
+from crate_interp.checkpoints.state_dicts import PLAIN, Choice, find_weights
+from crate_interp.core.errors import CheckpointError
+from crate_interp.models.saving import CONFIG, WEIGHTS
+
+# name of an index, as Hugging Face writes it -> how the names of its files end
+INDEXES = {"model.safetensors.index.json": ".safetensors", "pytorch_model.bin.index.json": ".bin"}
+_LONGEST_NAME, _MOST_FILES, _SHOWN = 200, 500, 4
+
+
+def weights_in(folder: Path) -> Path | None:
+    """Returns the weights of a folder: model.safetensors, or else an index of files, or None."""
+    return next((folder / name for name in (WEIGHTS, *INDEXES) if (folder / name).exists()), None)
+
+
+def read_sharded(index: Path, choice: Choice = PLAIN) -> Contents:
+    """Returns the weights in the files that an index names; they lie in the folder of the index.
+
+    Raises CheckpointError for a file that is missing, that holds other tensors than the index
+    says, or whose name leads out of the folder.
+    """
+    listings: list[tuple[Listing, dict[str, Any]]] = []
+    with ExitStack() as opened:
+        for name, keys in _files(index).items():
+            path = index.parent / name
+            if not path.is_file():
+                raise CheckpointError(
+                    f"{path} is missing, but {index.name} names it: download it into the folder."
+                )
+            listed = opened.enter_context(listing(path))
+            listings.append((listed, _held(listed, keys, path, index)))
+        content = {key: value for _, held in listings for key, value in held.items()}
+        kinds = tuple({listed.kind for listed, _ in listings})
+        found = find_weights(content, str(index), kinds, choice)
+        tensors: dict[str, Tensor] = {}
+        for listed, held in listings:
+            here = {id(value) for value in held.values()}
+            part = {name: value for name, value in found.tensors.items() if id(value) in here}
+            tensors |= listed.read(part)
+    tensors = {name: tensors[name] for name in found.tensors}
+    config = read_config(index.parent / CONFIG)
+    return Contents(tensors, str(index), config, owned=True, folder=index.parent, notes=found.notes)
+
+
+def _files(index: Path) -> dict[str, set[str]]:
+    """Returns the names of the files that an index names, and the keys that each should hold."""
+    content, suffix = read_json(index), INDEXES[index.name]
+    mapped = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(mapped, dict) or not mapped:
+        raise CheckpointError(f"{index} has no weight_map: it is no index of weights.")
+    files: dict[str, set[str]] = {}
+    for key, name in mapped.items():
+        plain = isinstance(name, str) and len(name) <= _LONGEST_NAME and name.endswith(suffix)
+        if not plain or name != Path(name).name or "\\" in name or "\0" in name:
+            raise CheckpointError(
+                f"{index} names {str(name)[:80]!r}: expected {suffix} files in the same folder."
+            )
+        files.setdefault(name, set()).add(key)
+    if len(files) > _MOST_FILES:
+        raise CheckpointError(f"{index} names {len(files)} files: no model has so many.")
+    return files
+
+
+def _held(listed: Listing, keys: set[str], path: Path, index: Path) -> dict[str, Any]:
+    """Returns the tensors of a file; raises CheckpointError unless their names are `keys`."""
+    content = listed.content if isinstance(listed.content, Mapping) else {}
+    held = {key: value for key, value in content.items() if isinstance(value, listed.kind)}
+    if set(held) != keys:
+        odd = sorted(map(str, set(held) ^ keys))
+        raise CheckpointError(
+            f"{path} holds other tensors than {index.name} says; they differ in "
+            f"{', '.join(odd[:_SHOWN])}{', ...' if odd[_SHOWN:] else ''}. Download both again."
+        )
+    return held
