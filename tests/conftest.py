@@ -3,6 +3,7 @@
 No global thread or random settings are left behind.
 """
 
+import gc
 import json
 import os
 import signal
@@ -16,10 +17,14 @@ import jaxtyping
 import pytest
 import torch
 
-import crate_interp as ci
-import selection
-from scheduling import pytest_xdist_make_scheduler  # noqa: F401
-from selection import pytest_collection_modifyitems, pytest_report_header  # noqa: F401
+import shape_checks
+
+jaxtyping.jaxtyped = shape_checks.checked  # before crate_interp is imported
+
+import crate_interp as ci  # noqa: E402
+import selection  # noqa: E402
+from scheduling import pytest_xdist_make_scheduler  # noqa: E402, F401
+from selection import pytest_collection_modifyitems, pytest_report_header  # noqa: E402, F401
 
 for _name, _examples in selection.EXAMPLES.items():
     hypothesis.settings.register_profile(_name, max_examples=_examples, deadline=None)
@@ -32,6 +37,17 @@ BATCH, LAYERS, HEADS, D_HEAD, D_MODEL, CLASSES = 2, 3, 5, 7, 31, 11
 SIZES = dict(n_layers=LAYERS, n_heads=HEADS, d_head=D_HEAD, d_model=D_MODEL, n_classes=CLASSES)
 PLAIN = dict(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))  # pictures as [0, 1]
 IMAGE = dict(image_size=(6, 20), patch_size=(2, 5), channels=3)
+
+
+def pytest_collection():
+    """Keeps the collector of garbage away from the imports: most of what they make stays."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Lets it see only what the tests make."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -110,7 +110,7 @@ def test_a_report_into_a_strange_folder_loses_nothing(sweeps, old, tmp_path):
         with pytest.raises(ValueError, match="holds another meta.json, which would be lost"):
             ci.report(make(), data, tmp_path, **options)
         return
-    page = ci.report(make(), data, tmp_path, **options)
+    page = ci.report(make(n_layers=1, n_heads=2), data, tmp_path, **options)
     assert page.exists() and ci.SweepResult.load(tmp_path).meta["n_samples"] == 3
 
 

@@ -68,8 +68,8 @@ def add_claim(monkeypatch, name, claim):
 def test_a_new_statistic_needs_its_record_alone(images, tmp_path, monkeypatch):
     add_largest(monkeypatch)
     model, name = make(), "sparsity.largest"
-    result = ci.sweep(model, images, progress=False, controls=0)
-    twin = ci.sweep(make(seed=7), images, progress=False, controls=0)
+    few = dict(probes="sparsity", progress=False, controls=0)
+    result, twin = ci.sweep(model, images, **few), ci.sweep(make(seed=7), images, **few)
     page = report_page(result, [twin], tmp_path).read_text(encoding="utf-8")
     for words in (LARGEST.title, LARGEST.direction, LARGEST.unit, name):
         assert words in page
@@ -87,7 +87,7 @@ def test_a_new_statistic_needs_its_record_alone(images, tmp_path, monkeypatch):
 
 def test_a_new_claim_needs_its_record_alone(images, tmp_path, monkeypatch):
     add_claim(monkeypatch, "mostly_zero", MOSTLY_ZERO)
-    result = ci.audit(make(n_layers=2), images, untrained=2, progress=False)
+    result = ci.audit(make(n_layers=2), images, untrained=1, grid=False, progress=False)
     rows = result.claims().query("claim == 'mostly_zero'")
     assert len(rows) == 2 and set(rows["verdict"]) <= {"kept", "broken", "undecided"}
     page = ci.viz.audit_page(result, tmp_path).read_text(encoding="utf-8")

@@ -68,18 +68,25 @@ SWEEPS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_patching_sweeps(sweep, lm, clean, corrupt):
+def test_patching_sweeps(sweep, family):
+    """On a small model: a sweep runs it once for each layer, position and head."""
+    layers, heads, pos = 2, 3, 5
+    lm = make_lm(family, n_layers=layers, n_heads=heads, n_ctx=pos)
+    clean = torch.randint(47, (7, pos), generator=torch.Generator().manual_seed(3))
+    corrupt = clean.clone()
+    corrupt[:, 2] = (corrupt[:, 2] + 5) % 47
     name, place = SWEEPS[sweep]
     with torch.no_grad():
         _, cache = lm.run_with_cache(clean)
         table = getattr(patching, sweep)(lm, corrupt, cache, metric)
         sizes = table.shape[1:]
-        assert table.shape[0] == LAYERS and set(sizes) <= {POS, HEADS}
+        assert table.shape[0] == layers and set(sizes) <= {pos, heads}
         for layer, *index in (
             (0, *[0] * len(sizes)),
-            (1, *[4 if size == POS else 2 for size in sizes]),
-            (2, *[size - 1 for size in sizes]),
+            (1, *[2 if size == pos else 1 for size in sizes]),
+            (1, *[size - 1 for size in sizes]),
         ):
             direct = patched(lm, corrupt, cache, f"blocks.{layer}.{name}", place(*index))
             torch.testing.assert_close(table[(layer, *index)], direct, atol=1e-6, rtol=1e-5)

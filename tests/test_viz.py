@@ -23,17 +23,22 @@ from crate_interp.viz.figures.heatmaps import ink_on, written
 from crate_interp.viz.pages.page import _superscripts, render
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=["crate", "crate-alpha"])
+def model(request):
+    return make(request.param)
+
+
+@pytest.fixture(scope="module")
 def data():
     return torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def result(model, data):
     return ci.sweep(model, data, progress=False)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def twins(data):
     return [ci.sweep(make(seed=seed), data, progress=False) for seed in (5, 6)]
 
