@@ -231,9 +231,13 @@ class BridgedLM(BridgedModel):
     def real_tokens(self, *args: Any, **kwargs: Any) -> Bool[Tensor, "batch pos"] | None:
         """Returns which tokens of a forward with these arguments are real, or None if all are."""
         asked: Any = signature(self.forward).bind(*args, **kwargs).arguments
-        names = ("tokens", "prepend_bos", "padding_side", "attention_mask")
-        past = asked.get("options", {}).get("past_key_values")
-        given, mask = self._read(*(asked.get(name) for name in names), past)
+        given, mask = self._read(
+            asked["tokens"],
+            asked.get("prepend_bos"),
+            asked.get("padding_side"),
+            asked.get("attention_mask"),
+            asked.get("options", {}).get("past_key_values"),
+        )
         return None if mask is None else mask.bool()[:, -given.shape[1] :]
 
     def _read(

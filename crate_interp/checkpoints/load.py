@@ -39,6 +39,7 @@ def load(
     token: str | bool | None = None,
     config: GivenConfig | None = None,
     rename: Rename | None = None,
+    head: bool = True,
     **fields: Any,
 ) -> Any:
     """Loads a hooked model in eval mode from any source of its weights.
@@ -61,6 +62,8 @@ def load(
     Hugging Face Trainer, from which the last checkpoint-N is loaded.
     rename: for a file or state dict of a fork, a function from a key to the published key. If it
     returns None for a key, the tensor is left out.
+    head: False gives an image classifier without its head, also if the file has none. Such a model
+    returns features `[batch, d_model]`, and its config has n_classes=0.
 
     Loading is strict: every source key is used once, every parameter is filled, shapes are
     equal, and a file in the table of models must have the digest listed there. Nothing in a file
@@ -69,6 +72,7 @@ def load(
     dtype = _checked_dtype(dtype)
     _check_source(source)
     place = _checked_device(device)
+    fields = fields if head else _headless(head, fields)
     hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     model = _load(Source(source, family, file, revision, rename, fields, hub), config, dtype)
     try:
@@ -102,6 +106,16 @@ def _check_source(source: object) -> None:
             f"cannot load {source!r}: "
             "give a file, a folder, a name of ci.list_models(), or a state dict."
         )
+
+
+def _headless(head: object, fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a model without a head."""
+    if head is not False or fields.get("n_classes", 0) != 0:
+        raise CheckpointError(
+            f"head={head!r} with n_classes={fields.get('n_classes')!r}: give head=False, without "
+            "n_classes, to leave the classifier's head out."
+        )
+    return fields | {"n_classes": 0}
 
 
 def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype:

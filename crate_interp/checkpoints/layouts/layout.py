@@ -38,6 +38,22 @@ class Shapes(dict[str, tuple[int, ...]]):
             raise CheckpointError(f"{key} has shape {shape}: it is empty.")
         return shape
 
+    def classes(self, head: str, axis: int, given: Fields) -> int:
+        """Returns the number of classes, which is 0 if the caller leaves the head out.
+
+        head, axis: the key of the map to the classes, and its axis of classes. Raises
+        CheckpointError if the file has no such key.
+        """
+        if given.get("n_classes") == 0:
+            return 0
+        if head not in self:
+            raise CheckpointError(
+                f"the key {head} is missing, the map to the classes. If the file has no classifier "
+                "head, give head=False: the model then returns features. If the key has another "
+                "name, give rename=."
+            )
+        return self.of(head)[axis]
+
     def images(self, kernel: str, table: str, given: Fields, axes: int = 3) -> Fields:
         """Returns channels, patch size and image size from a convolutional patch embedding.
 
