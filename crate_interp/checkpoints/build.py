@@ -34,6 +34,7 @@ _TOWERS = {  # prefix of a tower's parameters -> the field with its number of la
 # config, tensors in the shapes of the parameters, and a map from each key to its parameter
 Parameters = tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]
 _HEAD = ("unembed.", "features.")  # beginnings of the parameters of a classifier's head
+_PUBLISHED = (224, 224)  # the size of all published models: not a guess
 _SHOWN = 12  # maximum number of keys to list on each side of a mismatch
 _SMALL = 2**16  # maximum count of numbers in a tensor that a tolerant layout leaves out
 
@@ -130,6 +131,8 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
             )
     known = {**in_file, **checked(row), **given}
     inferred = layout.infer_config(shapes, known, where)
+    if row or inferred.get("image_size") == _PUBLISHED:
+        inferred.pop("grid_guessed", None)
     values = {**layout.defaults, **inferred, **known}
     return CrateConfig(
         family=layout.family, **values | _output_matrix(layout, shapes, values, where)

@@ -70,6 +70,7 @@ class Shapes(dict[str, tuple[int, ...]]):
         """Returns the given image size, or infers a square image from the number of positions.
 
         table: the key of the position embeddings. axes: the number of axes of these embeddings.
+        Such a square is a guess, unless there is only one patch: `grid_guessed` is then True.
         Raises CheckpointError if the patches make no square, or if a given size has another number
         of patches.
         """
@@ -94,7 +95,7 @@ class Shapes(dict[str, tuple[int, ...]]):
                 f"height and width, such as ci.load(..., image_size=({patch[0] * rows}, "
                 f"{patch[1] * columns})), if the grid is {rows} x {columns}."
             )
-        return {"image_size": (side * patch[0], side * patch[1])}
+        return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
 
 
 def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
