@@ -288,7 +288,7 @@ def test_tokens_and_masks_that_do_not_fit_are_refused_in_a_line():
         for options in ({}, {"return_type": None}, {"stop_at_layer": 1}):
             with pytest.raises(ValueError, match=match):
                 model(bad, **options)
-    with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 2\]: give one row"):
+    with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 2\]: give shape"):
         model(tokens, attention_mask=torch.ones(2, 2))
     assert torch.equal(model(tokens[0]), model(tokens[:1]))
 

@@ -5,14 +5,15 @@ import json
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import crate_interp as ci
 from crate_interp.bridge.loading import BLACK_BOXES
 from crate_interp.bridge.transformers_folder import preprocessing
 from crate_interp.cli.options import load
-from foreign import inputs, network
+from foreign import _IMAGES, inputs, network
 
 PICTURES = {
     "size": {"height": 15, "width": 15}, "resample": 3, "do_resize": True, "do_rescale": True,
@@ -64,8 +65,6 @@ def test_pickles_and_missing_weights_are_refused(tmp_path):
     torch.save(state, folder / "pytorch_model.bin")
     with pytest.raises(ci.CheckpointError, match="pickled weights are not read"):
         ci.bridge.load(folder)
-    from safetensors.torch import save_file
-
     lost = [name for name in state if "layers.1" in name or "layer.1" in name][0]
     kept = {name: value for name, value in state.items() if name != lost}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
@@ -98,8 +97,6 @@ def test_every_known_kind_is_loaded(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("MistralForCausalLM", "Qwen2ForCausalLM"))
 def test_what_the_table_names_beside(name, tmp_path):
-    import transformers
-
     config = getattr(transformers, name.replace("ForCausalLM", "Config"))(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=13, vocab_size=31, max_position_embeddings=13,
@@ -127,8 +124,6 @@ def test_what_the_table_names_beside(name, tmp_path):
     ],
 )
 def test_pictures_become_what_transformers_makes_of_them(name, pictures, tmp_path):
-    import transformers
-
     saved("dinov2", tmp_path / "net", pictures)
     model = ci.bridge.load(tmp_path / "net")
     rng = np.random.default_rng(0)
@@ -182,5 +177,73 @@ def test_layers_that_the_config_leaves_out_are_not_left_out_in_silence(tmp_path)
     config = json.loads(path.read_text())
     assert config["n_layer"] > 1
     path.write_text(json.dumps(config | {"n_layer": 1}))
-    with pytest.raises(ci.CheckpointError, match=r"unexpected keys \['.*h\.1\."):
+    with pytest.raises(ci.CheckpointError, match=r"does not read these keys.*\['.*h\.1\."):
         ci.bridge.load(tmp_path / "two")
+
+
+def rewritten(folder, architectures="as it is", **tensors):
+    """Changes the class that a folder names, and adds tensors to its file."""
+    path, weights = folder / "config.json", folder / "model.safetensors"
+    if architectures != "as it is":
+        config = json.loads(path.read_text()) | {"architectures": architectures}
+        path.write_text(json.dumps(config))
+    save_file(load_file(weights) | tensors, weights, metadata={"format": "pt"})
+
+
+def test_a_class_of_its_own_is_refused_and_no_head_is_dropped(tmp_path):
+    folder = tmp_path / "vit"
+    saved("vit", folder)
+    for named in (["MyViT"], "MyViT", ["ViTForImageClassification", "ViTModel"], {"a": 1}, [[1]]):
+        rewritten(folder, named)
+        with pytest.raises(ci.CheckpointError, match="known are ViTForImageClassification, ViTMod"):
+            ci.bridge.load(folder)
+    for named in (["ViTModel"], [], None):  # the class without a head
+        rewritten(folder, named)
+        with pytest.raises(ci.CheckpointError, match=r"ViTModel does not read these keys .*'class"):
+            ci.bridge.load(folder)
+
+
+def test_a_distilled_classifier_is_refused(tmp_path):
+    values, folder = _IMAGES | {"intermediate_size": 13}, tmp_path / "deit"
+    net = transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**values))
+    net.save_pretrained(folder)
+    with pytest.raises(ci.CheckpointError, match="WithTeacher'.*known are DeiTForImageClassificat"):
+        ci.bridge.load(folder)
+    rewritten(folder, None)
+    with pytest.raises(ci.CheckpointError, match="DeiTModel does not read.*distillation_classif"):
+        ci.bridge.load(folder)
+
+
+def test_keys_on_which_no_output_depends_may_stay_unread(tmp_path):
+    folder = tmp_path / "vit"
+    net = saved("vit", folder)
+    rewritten(folder, **{"vit.pooler.dense.weight": torch.ones(22, 22)})
+    rewritten(folder, **{"vit.embeddings.mask_token": torch.ones(1, 1, 22)})
+    x = inputs("vit", dtype=torch.float32)
+    torch.testing.assert_close(ci.bridge.load(folder)(x), net(pixel_values=x).logits)
+    rewritten(folder, **{"vit.embeddings.another_token": torch.ones(1, 1, 22)})
+    with pytest.raises(ci.CheckpointError, match=r"keys of .*'vit.embeddings.another_token'"):
+        ci.bridge.load(folder)
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+def test_a_network_without_a_head_has_features(pooler, tmp_path):
+    config = transformers.ViTConfig(**_IMAGES, intermediate_size=13)
+    net = transformers.ViTModel(config, add_pooling_layer=pooler).eval()
+    net.save_pretrained(tmp_path / "vit")
+    model, x = ci.bridge.load(tmp_path / "vit"), inputs("vit", dtype=torch.float32)
+    assert not model.has_logits and (model.network.pooler is not None) == pooler
+    torch.testing.assert_close(model(x), net(x).last_hidden_state[:, 0])
+
+
+@pytest.mark.parametrize("name", ["ViT", "Dinov2"])
+def test_a_classifier_of_no_labels_has_features(name, tmp_path):
+    config = getattr(transformers, f"{name}Config")(**_IMAGES | {"num_labels": 0})
+    net = getattr(transformers, f"{name}ForImageClassification")(config).eval()
+    net.save_pretrained(tmp_path / "net")
+    model, x = ci.bridge.load(tmp_path / "net"), inputs("vit", dtype=torch.float32)
+    assert not model.has_logits and model.cfg.n_classes == 22
+    body = net.vit if name == "ViT" else net.dinov2
+    torch.testing.assert_close(model(x), body(x).last_hidden_state[:, 0])
+    with pytest.raises(AttributeError, match="unembed"):
+        _ = model.unembed

@@ -9,6 +9,7 @@ from PIL import Image
 import crate_interp as ci
 from conftest import make
 from crate_interp.models.image_inputs import pad_to_patch
+from reference import published_layout
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
 
@@ -184,3 +185,22 @@ def test_padding_repeats_the_edge():
         pad_to_patch(image[:, :, :0], 2)
     with pytest.raises(ValueError, match="patch_size=0: give an int"):
         pad_to_patch(image, 0)
+
+
+def test_a_guessed_grid_is_no_ground_for_other_sizes(tmp_path):
+    model = make(image_size=(4, 40), patch_size=(2, 5))  # 16 patches, taken for 4 x 4
+    weights = published_layout(model)
+    told = dict(n_heads=5, patch_size=(2, 5))
+    guessed = ci.load(weights, **told)
+    assert guessed.cfg.grid_guessed and guessed.cfg.image_size == (8, 20)
+    wide = torch.randn(2, 3, 4, 40, generator=torch.Generator().manual_seed(3))
+    with pytest.raises(ValueError, match=r"as many patches.*load it with image_size=\(4, 40\)"):
+        guessed(wide)
+    guessed.save_pretrained(tmp_path / "guessed")
+    for source, more in ((weights, told), (tmp_path / "guessed", {})):
+        with pytest.raises(ci.CheckpointError, match="is a guess .* give image_size"):
+            ci.load(source, interpolate_pos=True, **more)
+        right = ci.load(source, interpolate_pos=True, image_size=(4, 40), **more)
+        assert not right.cfg.grid_guessed and torch.equal(right(wide), model(wide))
+        assert "grid_guessed" not in right.cfg.to_dict()
+    assert ci.load(tmp_path / "guessed").cfg.grid_guessed

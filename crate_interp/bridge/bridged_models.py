@@ -1,11 +1,13 @@
 """Hooked models over a TransformerLens bridge, for sweeps, probes and pages."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
@@ -16,15 +18,32 @@ from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import Named
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.image_inputs import ImageMixin
-from crate_interp.models.text.text_and_tokens import check_ids, rows_of, stacked
+from crate_interp.models.text.padding import check_side, padded, padding_of
+from crate_interp.models.text.text_and_tokens import check_ids, is_text, rows_of, stacked
 
 
 class _Stopped(Exception):
-    """Carries the stream before the layer at which a forward stops."""
+    """Carries the stream before the part at which a forward stops."""
 
     def __init__(self, stream: Tensor) -> None:
         super().__init__()
         self.stream = stream
+
+
+def _input_of(end: nn.Module, run: Callable[[], object]) -> Tensor:
+    """Runs a network up to the module `end`, and returns the stream that `end` would read."""
+
+    def stop(module: nn.Module, given: tuple, named: dict) -> None:
+        raise _Stopped(given[0] if given else named["hidden_states"])
+
+    handle = end.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        run()
+    except _Stopped as stopped:
+        return stopped.stream
+    finally:
+        handle.remove()
+    raise ValueError("the network never ran the part before which it was to stop.")
 
 
 class BridgedModel(HookedModel):
@@ -69,27 +88,14 @@ class BridgedModel(HookedModel):
         bridge = build(_redrawn(self.network), type(self.bridge.adapter))
         return type(self)(bridge, CrateConfig.from_dict(self.cfg.to_dict()))
 
-    def _stopping(self, layer: int | None, *args: Any, **kwargs: Any) -> Any:
-        """Returns the network's output, or the stream before a layer."""
-        if layer is None:
-            return self.network(*args, **kwargs)
+    def _stopping(self, layer: int, run: Callable[[], object]) -> Tensor:
+        """Returns the stream before a layer; `run` runs the network."""
         count = len(self.blocks)
         if not isinstance(layer, int) or not -count <= layer <= count:
             raise ValueError(f"stop_at_layer={layer!r}: the model has layers 0 to {count - 1}.")
         place = layer % count if layer < count else None
         end = self.bridge.ln_final if place is None else self.bridge.blocks[place]
-
-        def stop(module: nn.Module, given: tuple, named: dict) -> None:
-            raise _Stopped(given[0] if given else named["hidden_states"])
-
-        handle = end.register_forward_pre_hook(stop, with_kwargs=True)
-        try:
-            self.network(*args, **kwargs)
-        except _Stopped as stopped:
-            return stopped.stream
-        finally:
-            handle.remove()
-        raise ValueError(f"stop_at_layer={layer}: the network never ran layer {layer}.")
+        return _input_of(end, run)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "BridgedModel":
         super()._apply(fn, recurse)
@@ -151,21 +157,26 @@ class BridgedVision(ImageMixin, BridgedModel):
         # DINOv2 interpolates its positions by itself and has no such argument
         told = given.shape[2:] != own and "Dinov2" not in str(self.cfg.architecture)
         more = {"interpolate_pos_encoding": True} if told else {}
-        out = self._stopping(stop_at_layer, pixel_values=given, **more)
-        if isinstance(out, Tensor):
-            return out
-        return out.logits if self.has_logits else out.last_hidden_state[:, 0]
+        run = partial(self.network, pixel_values=given, **more)
+        if stop_at_layer is not None:
+            return self._stopping(stop_at_layer, run)
+        out = run()
+        if self.has_logits:
+            return out.logits
+        # a classifier of no labels passes on what it reads: the CLS token, in DINOv2 with a mean
+        no_labels = hasattr(self.network, "classifier")
+        return out.logits[:, : self.cfg.d_model] if no_labels else out.last_hidden_state[:, 0]
 
     @property
     def has_logits(self) -> bool:
         """Whether the forward returns logits; if not, it returns the CLS token's features."""
-        return hasattr(self.network, "classifier")
+        return isinstance(self._head(), nn.Linear)
 
     @property
     def unembed(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The map from the CLS token after the last norm to the classes."""
         head = self._head()
-        if head is None or head.weight.shape[1] != self.cfg.d_model:
+        if not self.has_logits or head.weight.shape[1] != self.cfg.d_model:
             raise AttributeError(
                 f"{self.cfg.architecture} has no map from the CLS token alone to classes."
             )
@@ -186,27 +197,89 @@ class BridgedLM(BridgedModel):
         tokens: Tensor | str | Sequence[str],
         return_type: str | None = "logits",
         *,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        attention_mask: Tensor | None = None,
         stop_at_layer: int | None = None,
-        **options: object,
+        **options: Any,
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
-        return_type: "logits", "loss", "both", or None, which computes no logits. options: further
-        arguments of the bridge's forward. `stop_at_layer=l` returns the stream before layer l.
+        Texts of unequal length are padded on the `padding_side` (None: the tokenizer's) and masked,
+        so each text has the logits that it has alone (in float64, transformers' own Llama gives NaN
+        for padding on the left). Token ids are all read unless `attention_mask` `[batch, pos]`
+        marks padding with 0. return_type: "logits", "loss", "both", or None, which computes no
+        logits. options: further arguments of the bridge's forward. `stop_at_layer=l` returns the
+        stream before layer l.
+
         Raises ValueError for text without a tokenizer, for tokens that the network cannot look up,
-        and for an `attention_mask` without one number per token.
+        for an `attention_mask` without one number per token, and for a `padding_side` beside ids.
         """
-        if isinstance(tokens, Tensor):
-            self._check_tokens(tokens, options)
-        else:
-            self._check_tokenizer()
+        past = options.get("past_key_values")
+        given, mask = self._read(tokens, prepend_bos, padding_side, attention_mask, past)
+        if mask is not None:
+            options["attention_mask"] = mask
         if stop_at_layer is None and return_type is not None:
-            return self.bridge(tokens, return_type=return_type, **options)
-        given = tokens if isinstance(tokens, Tensor) else self.bridge.to_tokens(tokens)
+            return self.bridge(given, return_type=return_type, **options)
+        run = partial(self.bridge, given, **({"use_cache": False} | options))
         if stop_at_layer is not None:
-            return self._stopping(stop_at_layer, input_ids=given, use_cache=False)
-        getattr(self.network, "base_model", self.network)(input_ids=given, use_cache=False)
+            return self._stopping(stop_at_layer, run)
+        head = self.network.get_output_embeddings()
+        run() if head is None else _input_of(head, run)
         return None
+
+    def real_tokens(self, *args: Any, **kwargs: Any) -> Bool[Tensor, "batch pos"] | None:
+        """Returns which tokens of a forward with these arguments are real, or None if all are."""
+        asked: Any = signature(self.forward).bind(*args, **kwargs).arguments
+        given, mask = self._read(
+            asked["tokens"],
+            asked.get("prepend_bos"),
+            asked.get("padding_side"),
+            asked.get("attention_mask"),
+            asked.get("options", {}).get("past_key_values"),
+        )
+        return None if mask is None else mask.bool()[:, -given.shape[1] :]
+
+    def _read(
+        self, given: Any, prepend_bos: bool | None, side: str | None, mask: Any, past: object
+    ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch all_pos"] | None]:
+        """Returns token ids, and the mask of real tokens, or None if all are real."""
+        check_side(side)
+        if isinstance(given, Tensor):
+            tokens, real = (given[None] if given.ndim == 1 else given), None
+            self._check_tokens(tokens)
+            if side is not None:
+                raise ValueError(
+                    f"padding_side={side!r} is for texts: with token ids, give attention_mask."
+                )
+        else:
+            tokens, real = self._rows(given, prepend_bos, side)
+        mask = real if mask is None else mask
+        if past is not None:  # the mask covers earlier tokens too, which only the network knows
+            return tokens, mask
+        batch, pos = tokens.shape
+        padding = padding_of(mask, batch, pos, None, tokens.device)
+        return tokens, None if padding is None else padding.real.long()
+
+    def _rows(
+        self, text: Any, prepend_bos: bool | None, side: str | None
+    ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"] | None]:
+        """Returns the token ids of texts, and which of them are real, or None if all are.
+
+        Not by the bridge's own padding: it finds padding by its id, which may also begin a text.
+        """
+        self._check_tokenizer()
+        if not is_text(text) or len(text) == 0:
+            raise ValueError(
+                f"cannot read {checks.shown(text)} as text: give token ids, a text, or texts."
+            )
+        texts = [text] if isinstance(text, str) else list(text)
+        rows = [self.bridge.to_tokens(one, prepend_bos)[0].tolist() for one in texts]
+        if len({len(row) for row in rows}) == 1:
+            return torch.tensor(rows, dtype=torch.long, device=self.cfg.device), None
+        sided: Any = side or getattr(self.tokenizer, "padding_side", "right")
+        tokens, real = padded(rows, self.tokenizer.pad_token_id, sided)
+        return tokens.to(self.cfg.device), real.to(self.cfg.device)
 
     @property
     def full_options(self) -> dict[str, Any]:
@@ -234,11 +307,13 @@ class BridgedLM(BridgedModel):
         return None
 
     def to_tokens(
-        self, text: str | Sequence[str], prepend_bos: bool | None = None
+        self,
+        text: str | Sequence[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
     ) -> Int[Tensor, "batch pos"]:
-        """Turns text into token ids, as the bridge does."""
-        self._check_tokenizer()
-        return self.bridge.to_tokens(text if isinstance(text, str) else list(text), prepend_bos)
+        """Turns text into token ids, as the bridge does; shorter texts are padded."""
+        return self._rows(text, prepend_bos, padding_side)[0]
 
     def to_string(self, tokens: Tensor) -> str | list[str]:
         """Returns the text of token ids."""
@@ -274,21 +349,12 @@ class BridgedLM(BridgedModel):
         advice = "give longer texts, or a smaller n_ctx to ci.from_bridge."
         return rows_of(ids, self.cfg.n_ctx, between, advice=advice)
 
-    def _check_tokens(self, tokens: Tensor, options: Mapping[str, Any]) -> None:
-        tokens = tokens[None] if tokens.ndim == 1 else tokens
+    def _check_tokens(self, tokens: Tensor) -> None:
         config = self.network.config
         # rotations work beyond the training length; learned positions do not
         rotates = getattr(self.cfg, "rotations", False)
         most = None if rotates else getattr(config, "max_position_embeddings", None)
         check_ids(tokens, config.vocab_size, tokens.shape[-1], most)
-        mask = options.get("attention_mask")
-        if options.get("past_key_values") is None and isinstance(mask, Tensor) and mask.ndim == 2:
-            wanted = list(tokens.shape)
-            if list(mask.shape) != wanted:
-                raise ValueError(
-                    f"attention_mask has shape {list(mask.shape)}: give one row per text and one "
-                    f"number per token, {wanted}."
-                )
 
     def _check_tokenizer(self) -> None:
         if self.tokenizer is None:

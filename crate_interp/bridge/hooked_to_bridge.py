@@ -107,7 +107,7 @@ def _tokenizer(model: Any) -> Any:
 
 
 def _checked(model: object) -> HookedModel:
-    if isinstance(model, (HookedCrate, HookedCrateLM)):
+    if isinstance(model, (HookedCrate, HookedCrateLM)) and model.has_logits:
         return model
     name = type(model).__name__
     if isinstance(model, HookedModel) and model.towers:

@@ -1,7 +1,6 @@
 """ci.bridge.load: any model by name, folder or repo, a CRATE or a black box of transformers."""
 
 import os
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.tokenizer import check, safely
 
-# model_type in config.json -> transformers classes that config.json may name. If it names any other
-# class, the last class of the list is loaded; for images, this class has no head.
+# model_type in config.json -> transformers classes that config.json may name. If it names none, the
+# last class of the list is loaded; for images, this class has no head.
 BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "vit": ("ViTForImageClassification", "ViTModel"),
     "deit": ("DeiTForImageClassification", "DeiTModel"),
@@ -34,8 +33,15 @@ BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "mistral": ("MistralForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
 }
-# classes that add a pooler by default, which the pretrained network does not include
+# classes that add a pooler unless told otherwise; many files of theirs hold none
 _POOLED = ("ViTModel", "DeiTModel")
+# ends of the keys that may stay unread, each with the reason why no output depends on them
+_UNREAD = (
+    "pooler.dense.weight",  # classifiers of ViT and DeiT read the CLS token, not the pooler
+    "pooler.dense.bias",
+    "embeddings.mask_token",  # stands for hidden patches, which only pretraining has
+    "attn.masked_bias",  # a constant of old GPT-2 files, which the code now holds
+)
 _WEIGHTS, _SHARDS, _CONFIG = transformers_folder.WEIGHTS, transformers_folder.SHARDS, "config.json"
 _TOKENIZER, _MOST_WORDS, _MOST_BYTES = "tokenizer.json", 1000, 2**26
 _BESIDE = (
@@ -160,16 +166,15 @@ def _bridged(
 
 
 def _network(folder: Path, dtype: torch.dtype) -> Any:
-    """Returns the transformers network, with every parameter from the file."""
+    """Returns the transformers network, with every parameter from the file, and all of the file."""
     import transformers
 
     config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
     sizes = transformers_folder.sizes_of(folder)
     transformers_folder.check_counts(config, sizes, where)
     known = BLACK_BOXES[config["model_type"]]
-    asked = (config.get("architectures") or [None])[0]
-    name = asked if asked in known else known[-1]
-    whole = {"add_pooling_layer": False} if name in _POOLED and asked != name else {}
+    name = transformers_folder.class_named(config, known, where)
+    pooler = {"add_pooling_layer": any("pooler." in key for key in sizes)}
     kind = getattr(transformers, name)
     if config.get("quantization_config") is not None:
         raise CheckpointError(f"{where} has a quantization_config: give weights without one.")
@@ -184,12 +189,16 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
         local_files_only=True,
         dtype=dtype,
         output_loading_info=True,
-        **whole,
+        **(pooler if name in _POOLED else {}),
     )
-    info["unexpected_keys"] = [  # heads and poolers may stay unread, layers may not
-        one for one in info.get("unexpected_keys") or () if re.search(r"\.\d+\.", str(one))
-    ]
-    for what in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
+    unread = [str(key) for key in info["unexpected_keys"] if not str(key).endswith(_UNREAD)]
+    if unread:
+        raise CheckpointError(
+            f"{name} does not read these keys of {folder}: {sorted(unread)[:8]}. If {_CONFIG} "
+            f"names the wrong class as architectures (known are {', '.join(known)}), mend it; "
+            "otherwise load the network with transformers and save it without them."
+        )
+    for what in ("missing_keys", "mismatched_keys", "error_msgs"):
         wrong = [str(one) for one in info.get(what) or ()]
         if wrong:
             words = what.replace("_", " ")

@@ -1,6 +1,6 @@
 """Checks of what a transformers folder asks for, before transformers opens any of its files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,24 @@ def sizes_of(folder: Path) -> dict[str, int]:
         except SafetensorError as error:
             raise CheckpointError(f"{path} is not a readable checkpoint: {error}.") from None
     return sizes
+
+
+def class_named(config: Mapping[str, Any], known: Sequence[str], where: str) -> str:
+    """Returns the class that a config names in `architectures`, or the last known if it names none.
+
+    Raises CheckpointError for any class but the known ones: another class may have other heads.
+    """
+    named = config.get("architectures")
+    if named in (None, []):
+        return known[-1]
+    names = named if isinstance(named, list) else [named]
+    if len(names) != 1 or names[0] not in known:
+        raise CheckpointError(
+            f"{where} says architectures={str(named)[:80]}, which is not known for model_type "
+            f"{config['model_type']!r}: known are {', '.join(known)}. Load it with transformers, "
+            "and save it as one of these classes."
+        )
+    return names[0]
 
 
 def check_counts(config: Mapping[str, Any], sizes: Mapping[str, int], where: str) -> None:

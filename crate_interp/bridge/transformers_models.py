@@ -190,8 +190,12 @@ class CrateForImageClassification(CrateHubModel):
         """Returns logits `[batch, n_classes]`, and the cross-entropy if there are labels.
 
         Other arguments, such as output_attentions, are ignored, because hooks give access to
-        activations.
+        activations. Raises ValueError if the model has no head; `.model(images)` gives features.
         """
+        if not self.model.has_logits:
+            raise ValueError(
+                "the model has no classifier head: model.model(images) gives features."
+            )
         logits = self.model(pixel_values)
         loss = None if labels is None else F.cross_entropy(logits, labels)
         return ImageClassifierOutput(loss=loss, logits=logits)

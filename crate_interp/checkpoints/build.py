@@ -33,6 +33,8 @@ _TOWERS = {  # prefix of a tower's parameters -> the field with its number of la
 }
 # config, tensors in the shapes of the parameters, and a map from each key to its parameter
 Parameters = tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]
+_HEAD = ("unembed.", "features.")  # beginnings of the parameters of a classifier's head
+_PUBLISHED = (224, 224)  # the size of all published models: not a guess
 _SHOWN = 12  # maximum number of keys to list on each side of a mismatch
 _SMALL = 2**16  # maximum count of numbers in a tensor that a tolerant layout leaves out
 
@@ -45,6 +47,8 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     """
     cfg, tensors, target_of = _parameters(contents)
     contents.tensors.clear()  # so that each tensor is released as soon as it is copied
+    if isinstance(cfg, CrateConfig) and cfg.kind == "vision" and cfg.n_classes == 0:
+        _leave_head_out(tensors, target_of, contents.where)
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
     what = f"{contents.where} does not fit a {cfg.family} model"
     if isinstance(cfg, CrateConfig):
@@ -124,6 +128,8 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
             )
     known = {**in_file, **checked(row), **given}
     inferred = layout.infer_config(shapes, known, where)
+    if row or inferred.get("image_size") == _PUBLISHED:
+        inferred.pop("grid_guessed", None)
     values = {**layout.defaults, **inferred, **known}
     return CrateConfig(
         family=layout.family, **values | _output_matrix(layout, shapes, values, where)
@@ -168,6 +174,14 @@ def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str
             stacklevel=2,
         )
     for key in small:
+        del tensors[key]
+
+
+def _leave_head_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
+    head = [key for key in tensors if target_of.get(key, "").startswith(_HEAD)]
+    if head:
+        warnings.warn(f"{where}: the head is left out: {', '.join(head)}.", stacklevel=2)
+    for key in head:
         del tensors[key]
 
 

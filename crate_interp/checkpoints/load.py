@@ -44,6 +44,7 @@ def load(
     config: GivenConfig | None = None,
     rename: Rename | str | None = None,
     weights: str | None = None,
+    head: bool = True,
     **fields: Any,
 ) -> Any:
     r"""Loads a hooked model in eval mode from any source of its weights.
@@ -67,6 +68,8 @@ def load(
     rename: for a file or state dict of a fork, a function from a key to the published key. If it
     returns None for a key, the tensor is left out. Or a text as in sed, such as r"s/^net\.//".
     weights: "ema" for the averaged weights of a training that saved plain ones beside them.
+    head: False gives an image classifier without its head, also if the file has none. Such a model
+    returns features `[batch, d_model]`, and its config has n_classes=0.
 
     A wrapper's words in the keys, and one prefix before all keys, are removed. Loading is strict:
     every key is used once, or a warning names it as no part of the model; every parameter is
@@ -77,6 +80,7 @@ def load(
     dtype = _checked_dtype(dtype)
     _check_source(source)
     place = _checked_device(device)
+    fields = fields if head else _headless(head, fields)
     hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     asked = Source(source, family, file, revision, rename, fields, hub, weights)
     model = _load(asked, config, dtype)
@@ -125,6 +129,16 @@ def _check_source(source: object) -> None:
             f"cannot load {source!r}: "
             "give a file, a folder, a name of ci.list_models(), or a state dict."
         )
+
+
+def _headless(head: object, fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a model without a head."""
+    if head is not False or fields.get("n_classes", 0) != 0:
+        raise CheckpointError(
+            f"head={head!r} with n_classes={fields.get('n_classes')!r}: give head=False, without "
+            "n_classes, to leave the classifier's head out."
+        )
+    return fields | {"n_classes": 0}
 
 
 def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype:

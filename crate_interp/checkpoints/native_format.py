@@ -50,10 +50,13 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     try:
-        asked = CrateConfig.from_dict(content["config"] | given)
+        known = {"grid_guessed": False} if "image_size" in given else {}
+        asked = CrateConfig.from_dict(content["config"] | known | given)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{error} The other fields come from {path}.") from None
     for name in STRUCTURE:
+        if name == "n_classes" and asked.kind == "vision" and asked.n_classes == 0:
+            continue  # the head is left out
         if name in given and getattr(asked, name) != getattr(stored, name):
             raise CheckpointError(
                 f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}."

@@ -42,7 +42,8 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
     for name, value in {**given, **({"family": family} if family else {})}.items():
         told = fields.get(name, value)
         one, other = (list(x) if isinstance(x, tuple) else x for x in (told, value))
-        if one != other:
+        headless = name == "n_classes" and value == 0  # the head is left out
+        if one != other and not headless:
             raise CheckpointError(
                 f"{name}={value!r} contradicts config=, which says {told!r}: "
                 "give only one of the two."

@@ -82,7 +82,7 @@ def logit_lens(
     not have. Raises KeyError if the cache lacks hook_resid_pre.
     """
     model = getattr(cache, "model", None)
-    if model is None or model.cfg.kind not in ("vision", "text"):
+    if model is None or not model.has_logits:
         raise ValueError(
             "the logit lens needs the cache of a classifier of images or a language model: "
             "use model.run_with_cache(x)[1]."

@@ -126,8 +126,12 @@ def twins_of(
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """Returns a config's fields, without the name of the model, as one text."""
-    return repr(sorted((key, value) for key, value in config.items() if key != "model_name"))
+    """Returns a config's fields as one text, without the model's name and whether sizes are known.
+
+    A size that was guessed and the same size when given make the same network.
+    """
+    left_out = ("model_name", "grid_guessed")
+    return repr(sorted((key, value) for key, value in config.items() if key not in left_out))
 
 
 def _measured(model: HookedModel, how: Measuring, name: str) -> SweepResult:

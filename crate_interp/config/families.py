@@ -106,5 +106,5 @@ FIELD_ORDER = (
     "norm_pix_loss", "d_embed", "text_d_model", "text_n_layers", "text_n_heads", "pool",
     "interpolate_pos", "resize", "crop", "interpolation", "transparency", "bits", "mean", "std",
     "labels", "model_name", "architecture", "subspaces", "value_heads", "special_tokens",
-    "rms_norm", "rotations",
+    "rms_norm", "rotations", "grid_guessed",
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Fields and checks that the configs of image models share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from crate_interp.config.base import Check, CrateConfig, SideOrSize, Size, choice
@@ -59,8 +59,9 @@ class ImageConfig(CrateConfig):
     `resize` is the length of the shorter side, or (h, w). `transparency` is "drop" (the colours of
     transparent pixels are used, as PIL's convert("RGB") does) or "white" (the picture is laid on
     white). `bits` is 8, or 16 to allow 16-bit grey pictures too. With `interpolate_pos` the model
-    also accepts images of other sizes. Raises ValueError for sizes above 50,000,000 pixels or
-    65,536 patches.
+    also accepts images of other sizes. `grid_guessed`: whether image_size is a guess, a square with
+    the right number of patches. Raises ValueError for sizes above 50,000,000 pixels or 65,536
+    patches, and for `interpolate_pos` with a guess.
     """
 
     checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
@@ -68,6 +69,7 @@ class ImageConfig(CrateConfig):
         "transparency": choice(TRANSPARENCIES),
         "bits": bits,
         "interpolate_pos": checks.flag,
+        "grid_guessed": checks.flag,
         "channels": checks.count,
         "image_size": checks.size,
         "patch_size": checks.size,
@@ -88,8 +90,14 @@ class ImageConfig(CrateConfig):
     bits: int = 8
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
+    grid_guessed: bool = field(default=False, compare=False)
 
     def _check_kind(self) -> None:
+        if self.grid_guessed and self.interpolate_pos:
+            raise ValueError(
+                f"interpolate_pos=True needs the grid of the training, but image_size="
+                f"{self.image_size} is a guess from the number of patches: give image_size."
+            )
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
         for name in ("image_size", "patch_size", "resize", "crop"):
             if getattr(self, name) is not None:
@@ -126,6 +134,13 @@ class ImageConfig(CrateConfig):
                 "If mean and std are for pixels from 0 to 255, divide both by 255: "
                 f"mean={scaled}."
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain JSON values, with `grid_guessed` only if it is True."""
+        values = super().to_dict()
+        if not self.grid_guessed:
+            del values["grid_guessed"]
+        return values
 
     def _derive(self, **values: int) -> None:
         """Writes fields that are computed from other fields.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from crate_interp.config.base import DEFAULT, Check, Filled, choice
@@ -33,6 +34,7 @@ class VisionConfig(ImageConfig):
     """The config of an image classifier.
 
     `pool` says which token the classes are read from: the CLS token, or the mean of all tokens.
+    With `n_classes=0` the model has no classifier head, and so neither `labels` nor `d_features`.
     `d_features` is the output width of a linear map between the pooled token and the classes (the
     ImageNet-21k demo model). `labels` are the names of the classes.
     """
@@ -41,7 +43,8 @@ class VisionConfig(ImageConfig):
     derived: ClassVar[tuple[str, ...]] = ("n_ctx", "d_vocab")
     checked: ClassVar[dict[str, Check]] = ImageConfig.checked | {
         "pool": choice(POOLS),
-        "n_classes": checks.count,
+        "n_classes": partial(checks.count, least=0),
+        "d_vocab": partial(checks.count, least=0),
         "d_features": checks.count,
         "labels": class_names,
     }
@@ -53,6 +56,8 @@ class VisionConfig(ImageConfig):
 
     def _check_kind(self) -> None:
         super()._check_kind()
+        if self.n_classes == 0:  # these two describe the head
+            self._set(labels=None, d_features=None)
         self._derive(n_ctx=self.n_tokens, d_vocab=self.n_classes)
         if self.labels is not None and len(self.labels) != self.n_classes:
             raise ValueError(

@@ -210,6 +210,8 @@ class CrateCache(ActivationCache):
                 f"{type(self.model).__name__} has no single stream to read out: take cache.visual "
                 "or cache.text of a CLIP, or cache.decoder of a masked autoencoder."
             )
+        if not self.model.has_logits:
+            raise ValueError("the model has no classifier head, and so no logits for a lens.")
         self.refuse_padding("the logit lens")
         self.check_weights()
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)

@@ -50,6 +50,13 @@ class ImageMixin:
         if size == cfg.image_size:
             return self._check_dtype(images)
         if not self._allows_other_sizes():
+            if _same_count(cfg, size):
+                raise ValueError(
+                    f"images are {size[0]} x {size[1]}, but the model was built for "
+                    f"{cfg.image_size[0]} x {cfg.image_size[1]}, with as many patches. If the "
+                    f"model was trained on such images, load it with image_size={tuple(size)}; "
+                    "otherwise resize them with model.preprocess."
+                )
             raise ValueError(
                 f"images are {size[0]} x {size[1]}, but the model was built for "
                 f"{cfg.image_size[0]} x {cfg.image_size[1]}: resize them with model.preprocess, or "
@@ -122,6 +129,13 @@ def pad_to_patch(
         for wanted, side in zip(above, (height, width), strict=True)
     )
     return images[..., rows, :][..., columns]
+
+
+def _same_count(cfg: CrateConfig, size: Sequence[int]) -> bool:
+    """Tells whether images of a size have whole patches, as many as the model's images."""
+    (height, width), (patch_h, patch_w) = size, cfg.patch_size
+    whole = height % patch_h == 0 and width % patch_w == 0
+    return whole and (height // patch_h) * (width // patch_w) == cfg.grid[0] * cfg.grid[1]
 
 
 def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:

@@ -33,7 +33,8 @@ class HookedCrate(ImageMixin, HookedModel):
     `pool="cls"`: LN on all tokens, then the CLS token (the official code takes CLS first, which
     gives the same numbers); `pool="mean"`: LN of the mean over all tokens. With `cfg.d_features` a
     linear map lies between pooling and classes (the ImageNet-21k demo model); W_U and b_U then
-    combine both maps. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
+    combine both maps. With `cfg.n_classes=0` the model has no head, and its forward returns what
+    the head would read. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
     `torch_inference/model/crate_alpha.py`. Hook points: hooks/README.md.
     """
 
@@ -52,7 +53,9 @@ class HookedCrate(ImageMixin, HookedModel):
         self.features = nn.Linear(cfg.d_model, cfg.d_features) if cfg.d_features else None
         if self.features is not None:
             self.hook_features = HookPoint()
-        self.unembed = ClassHead(cfg.d_features or cfg.d_model, cfg.n_classes, bias=cfg.head_bias)
+        width = cfg.d_features or cfg.d_model
+        bias = cfg.head_bias
+        self.unembed = ClassHead(width, cfg.n_classes, bias=bias) if cfg.n_classes else None
         self._follow()
         self.setup()
 
@@ -69,6 +72,8 @@ class HookedCrate(ImageMixin, HookedModel):
     ) -> Any:
         """Returns logits `[batch, n_classes]` of preprocessed float images.
 
+        Without a head it returns features `[batch, d_model]`, which the head would read.
+
         images: `[batch, channels, height, width]`. `stop_at_layer=l` returns Z^l
         `[batch, pos, d_model]`, the stream before layer l; `start_at_layer=l` takes that stream in
         place of images. Negative layers count from the end.
@@ -84,7 +89,7 @@ class HookedCrate(ImageMixin, HookedModel):
 
         Raises ValueError for any other return_type, integer images (model.preprocess makes them
         float), a wrong image size (unless cfg.interpolate_pos), no images, labels of unknown
-        classes, and, with `check`, for NaN or Inf.
+        classes, labels or pixel_values if the model has no head, and, with `check`, NaN or Inf.
         """
         self.watch_hooks()
         if return_type != "logits":
@@ -95,6 +100,8 @@ class HookedCrate(ImageMixin, HookedModel):
         given: Any = images if pixel_values is None else pixel_values
         if labels is not None and stop_at_layer is not None:
             raise ValueError(f"labels need logits, but stop_at_layer={stop_at_layer} returns none.")
+        if pixel_values is not None or labels is not None:
+            self._head()
         if start_at_layer is None:
             given = self._check_images(given)
         else:
@@ -124,10 +131,24 @@ class HookedCrate(ImageMixin, HookedModel):
             return self.hook_pooled(self.ln_final(z.mean(dim=1, keepdim=True))[:, 0])
         return self.hook_pooled(self.ln_final(z)[:, 0])
 
-    def _classify(self, pooled: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch n_classes"]:
+    def _classify(self, pooled: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch width"]:
         if self.features is not None:
             pooled = self.hook_features(self.features(pooled))
-        return self.unembed(pooled)
+        return pooled if self.unembed is None else self.unembed(pooled)
+
+    def _head(self) -> ClassHead:
+        """Returns the map to the classes; raises ValueError if there is none."""
+        if self.unembed is None:
+            raise ValueError(
+                "the model has no classifier head (n_classes=0), and so no logits: load a file "
+                "with a head, without head=False."
+            )
+        return self.unembed
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the forward returns logits; a model without a head returns features."""
+        return self.cfg.n_classes > 0
 
     @property
     def lens_positions(self) -> int | None:
@@ -136,16 +157,19 @@ class HookedCrate(ImageMixin, HookedModel):
 
     @property
     def W_U(self) -> Float[Tensor, "d_model n_classes"]:
-        """The unembedding: `hook_pooled @ W_U + b_U` are the logits."""
-        head = at_hand(self.unembed).T
+        """The unembedding: `hook_pooled @ W_U + b_U` are the logits.
+
+        Raises ValueError if the model has no head.
+        """
+        head = at_hand(self._head()).T
         return head if self.features is None else at_hand(self.features).T @ head
 
     @property
     def b_U(self) -> Float[Tensor, "n_classes"]:
-        """The bias of the unembedding."""
-        with onloaded(self.unembed):
-            features = self.features
-            return super().b_U if features is None else self.unembed(at_hand(features, "bias"))
+        """The bias of the unembedding; raises ValueError if the model has no head."""
+        head, features = self._head(), self.features
+        with onloaded(head):
+            return super().b_U if features is None else head(at_hand(features, "bias"))
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:

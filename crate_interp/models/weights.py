@@ -193,7 +193,7 @@ class WeightsMixin:
         for layer, block in enumerate(self.blocks):
             _collect(found, f"blocks.{layer}.", block, _OF_BLOCK)
         # the W_U and b_U of the model combine both maps if the class head has two
-        for name in ("W_U", "b_U"):
+        for name in ("W_U", "b_U") if getattr(self.cfg, "n_classes", 1) else ():
             found[f"unembed.{name}"] = getattr(self, name)
         return found
 

@@ -24,10 +24,11 @@ TOP = {
 }
 
 
-def torch_sizes(shapes: Shapes, dictionary: str) -> Fields:
+def torch_sizes(shapes: Shapes, given: Fields, dictionary: str) -> Fields:
     """Returns the sizes that the files of both torch classifiers, CRATE and CRATE-alpha, reveal."""
     inner, d_model = shapes.of("transformer.layers.0.0.fn.qkv.weight")
-    n_classes, d_mlp = shapes.of("mlp_head.1.weight")[0], shapes.of(dictionary)[1]
+    n_classes = shapes.classes("mlp_head.1.weight", 0, given)
+    d_mlp = shapes.of(dictionary)[1]
     return {"d_model": d_model, "inner": inner, "n_classes": n_classes, "d_mlp": d_mlp}
 
 
@@ -66,11 +67,14 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
 def _infer(shapes: Shapes, given: Fields) -> Fields:
     patches = _patches(shapes, given)
     size = shapes.image_size(patches["patch_size"], given, "pos_embedding")
-    return torch_sizes(shapes, "transformer.layers.0.1.fn.weight") | patches | size
+    sizes = torch_sizes(shapes, given, "transformer.layers.0.1.fn.weight")
+    return sizes | patches | size
 
 
 def _infer_demo(shapes: Shapes, given: Fields) -> Fields:
     plain = _infer(shapes, given)
+    if plain["n_classes"] == 0:  # the head is left out, and its features with it
+        return plain
     return plain | {"d_features": plain["n_classes"], "n_classes": shapes.of("head.weight")[0]}
 
 

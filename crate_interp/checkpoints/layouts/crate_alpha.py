@@ -17,7 +17,7 @@ _DICTIONARY = {"1.fn.D": "mlp.D"}
 
 def _infer(shapes: Shapes, given: Fields) -> Fields:
     images = shapes.images("conv1.weight", "pos_embedding", given)
-    return torch_sizes(shapes, "transformer.layers.0.1.fn.D") | images
+    return torch_sizes(shapes, given, "transformer.layers.0.1.fn.D") | images
 
 
 def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
@@ -40,7 +40,7 @@ def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
     fields = {
         "d_model": d_model,
         "inner": math.prod(heads),
-        "n_classes": shapes.of("head/kernel")[1],
+        "n_classes": shapes.classes("head/kernel", 1, given),
         "d_mlp": shapes.of(first + "OvercompleteISTABlock_0/D")[1],
         "channels": channels,
         "patch_size": (height, width),

@@ -43,6 +43,22 @@ class Shapes(dict[str, tuple[int, ...]]):
             raise CheckpointError(f"{key} has shape {shape}: it is empty.")
         return shape
 
+    def classes(self, head: str, axis: int, given: Fields) -> int:
+        """Returns the number of classes, which is 0 if the caller leaves the head out.
+
+        head, axis: the key of the map to the classes, and its axis of classes. Raises
+        CheckpointError if the file has no such key.
+        """
+        if given.get("n_classes") == 0:
+            return 0
+        if head not in self:
+            raise CheckpointError(
+                f"the key {head} is missing, the map to the classes. If the file has no classifier "
+                "head, give head=False: the model then returns features. If the key has another "
+                "name, give rename=."
+            )
+        return self.of(head)[axis]
+
     def images(self, kernel: str, table: str, given: Fields, axes: int = 3) -> Fields:
         """Returns channels, patch size and image size from a convolutional patch embedding.
 
@@ -59,6 +75,7 @@ class Shapes(dict[str, tuple[int, ...]]):
         """Returns the given image size, or infers a square image from the number of positions.
 
         table: the key of the position embeddings. axes: the number of axes of these embeddings.
+        Such a square is a guess, unless there is only one patch: `grid_guessed` is then True.
         Raises CheckpointError if the patches make no square, or if a given size has another number
         of patches.
         """
@@ -83,7 +100,7 @@ class Shapes(dict[str, tuple[int, ...]]):
                 f"height and width, such as ci.load(..., image_size=({patch[0] * rows}, "
                 f"{patch[1] * columns})), if the grid is {rows} x {columns}."
             )
-        return {"image_size": (side * patch[0], side * patch[1])}
+        return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
 
 
 def nearest(name: str, keys: Iterable[str]) -> str:
