@@ -11,6 +11,8 @@ from crate_interp.sweeps import sweep_tables
 from crate_interp.sweeps.control_tables import controls_text
 from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpest
 
+_EVERY = "every layer"  # the name under which `layers()` keeps its answer
+
 
 class SweepResult(Result):
     """The numbers that probes measured on a data set.
@@ -50,11 +52,14 @@ class SweepResult(Result):
         over heads for each sample; `heads()` has each head. `table("layers")` leaves out statistics
         per head.
         """
-        parts = [self._table("layers").assign(over="samples")]
-        if len(self._table("heads")):
-            parts.append(sweep_tables.mean_of_heads(self).assign(over="heads"))
-        # leaves out tables without rows, since they have no column types
-        return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+        if _EVERY not in self._computed:  # a report asks hundreds of times
+            parts = [self._table("layers").assign(over="samples")]
+            if len(self._table("heads")):
+                parts.append(sweep_tables.mean_of_heads(self).assign(over="heads"))
+            # leaves out tables without rows, since they have no column types
+            full = [part for part in parts if len(part)] or parts[:1]
+            self._computed[_EVERY] = pd.concat(full, ignore_index=True)
+        return self._computed[_EVERY].copy()
 
     def heads(self) -> pd.DataFrame:
         """Returns a row per statistic, layer and head.
