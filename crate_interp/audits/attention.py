@@ -139,7 +139,7 @@ class Base:
     found: dict[str, Descent]
 
     def at(self, eps: float) -> "Base":
-        """Returns the base with one arm only: the first arm at a single eps."""
+        """Returns a copy of the base that keeps only its first arm, at one eps."""
         place = self.arms[0].eps.index(eps)
         before = {frame: number[:, [place]] for frame, number in self.before[0].items()}
         found = {frame: descent.at([place]) for frame, descent in self.found.items()}

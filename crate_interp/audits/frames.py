@@ -20,7 +20,7 @@ from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm, HookedR
 class Norm:
     """A layer's norm in float64, without hook points.
 
-    centred: whether it subtracts the mean; there: whether there is a norm at all.
+    centred: whether the norm subtracts the mean. there: False if the layer has no norm.
     """
 
     gains: Float[Tensor, "d_model"]

@@ -188,7 +188,7 @@ def _excess(measured: Measured) -> tuple[Columns, Tests]:
 
 
 def _gain(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the gain over random weights, and tests whether a new draw would give a gain too."""
+    """Returns the gain over random weights, and tests if newly drawn ones would give it too."""
     values, ones = measured.values, np.ones(len(measured.values))
     start = f"{measured.number.draws} "
     drawn = sorted(of for of in measured.own["of"].unique() if of.startswith(start))
@@ -266,7 +266,7 @@ def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
 
 
 def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
-    """Yields the cells of the numbers of weights: values are exact, and only twins vary."""
+    """Yields the cells for what is measured on weights: exact values, with twins that vary."""
     own: Any = result.table("weights")
     twins: Any = result.table("untrained_weights")
     for name, number in NUMBERS.items():

@@ -107,7 +107,7 @@ def evaluate(
     their intervals hold for all these ratios at once, so they may be wide. ablation: "mean"
     replaces each head's output by its mean over `reference` (None means `inputs`), position by
     position; "zero" replaces it by 0. Sparse steps stay on. random: the number of random circuits
-    to compare with, each of as many heads.
+    to compare with, each of as many heads as the circuit.
 
     Raises ValueError for inputs that are not a tensor, or a reference of another shape; for a
     circuit that has no head, all heads, or heads that the model does not have; for a metric that

@@ -1,4 +1,4 @@
-"""Reads one batch: the runs of samples between the samples that cannot be decoded."""
+"""Reads one batch. Samples that cannot be decoded split it into runs of the other samples."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

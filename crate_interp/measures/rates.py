@@ -29,7 +29,7 @@ __all__ = [
 FLOAT32_LIMIT = 1e3
 # A rate that is small compared with the rounding of its pivots is not trusted either. This rounding
 # grows with the number of pivots. Such rates were off by 0.2 % for identical tokens, and by 100 %
-# for tokens near zero. Rates that pass were right to half of this limit.
+# for tokens near zero. In tests, rates that passed had errors of at most half this limit.
 RELATIVE_ERROR = 2e-5
 # The limits of the same ratio in float64. Above them, singular values replace Cholesky: they are
 # slow but exact. REDONE_LIMIT is for float32 samples computed again, which need fewer digits.

@@ -48,7 +48,7 @@ class DecoderView:
 
     @property
     def cfg(self) -> CrateConfig:
-        """The config, with the decoder's layers and heads."""
+        """The config, whose numbers of layers and heads are the decoder's."""
         return self.model.decoder_cfg
 
     @property
@@ -67,7 +67,7 @@ class DecoderView:
 
 
 class CrateDecoderBlock(nn.Module):
-    """A layer of the decoder: `G = LN(X) D^T`, then `G - MSSA(LN(G))`, in rows.
+    """A layer of the decoder, for tokens as rows: `G = LN(X) D^T`, then `G - MSSA(LN(G))`.
 
     There is no residual around the dictionary. G is the layer's `hook_resid_mid`, and
     `hook_attn_out` is the signed contribution -MSSA. Code: CRATE `model/crate_ae/crate_decoder.py`.

@@ -280,7 +280,7 @@ def as_text(header: list[str], rows: list[list[str]]) -> str:
 
 
 def model_name(meta: Mapping[str, Any]) -> str:
-    """Returns the name of a result's model on pages and in commands, or its family."""
+    """Returns the name that pages and commands use for a model; its family if it has no name."""
     return plain(meta["model"] or f"{meta['config']['family']} model")
 
 
@@ -306,7 +306,9 @@ def by(*keys: str) -> Merge:
 
 def _in_order(rows: Table, keys: list[str]) -> bool:
     """Tells whether rows are sorted by these columns; False unless they hold whole numbers."""
-    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # equal to the row before, so far
+    tied = np.ones(
+        max(len(rows) - 1, 0), dtype=bool
+    )  # whether a row equals the one before in the columns so far
     for key in keys:
         values = rows[key].to_numpy()
         if values.dtype.kind not in "iu":

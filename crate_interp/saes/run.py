@@ -120,7 +120,7 @@ SAES = Kind(
     SaeResult,
     {
         "means": MEANS,
-        "autoencoders": {  # place: the coder's place in the order of the result
+        "autoencoders": {  # place: an autoencoder's index, from 0, in the result
             "clean": by("sample"),
             "samples": by("place", "sample"),
             "features": added("active", "place", "point", "coder"),

@@ -5,7 +5,7 @@ from typing import Any
 
 from crate_interp.results.result import Result, as_text, counted
 
-EVERY = 8  # the controls within a layer see about 1 in 8 of the controlled samples
+EVERY = 8  # controls within a layer are measured on 1 in 8 of the samples that have controls
 _GOLDEN = (5**0.5 - 1) / 2
 _TELLS = 10  # by chance, the model is better in all or none of 10 samples once in 512
 # the statistics that are shown, and their names in a sentence

@@ -51,7 +51,7 @@ class Moments:
 
 @dataclass
 class Tally:
-    """The numbers measured so far on n samples.
+    """The numbers measured so far, in a pass over n samples in all.
 
     A `[batch]` statistic is written into one array of length n, which is made at the first batch.
     Small arrays kept from every batch would lie between the activations and fragment the memory.

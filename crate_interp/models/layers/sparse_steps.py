@@ -63,7 +63,8 @@ class SparseStep(nn.Module):
     def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
         """Returns the linear part of the step, with every atom switched on.
 
-        y: rows of the normalised stream. Thresholds and biases are then constants and are left out.
+        Thresholds and biases only add constants if every atom is on, and are left out. y: rows of
+        the normalised stream.
         """
         raise NotImplementedError
 

@@ -53,7 +53,7 @@ class Sampling:
         """
         penalties = self.repetition_penalty != 1 or self.freq_penalty > 0
         counts = None
-        if penalties:  # count each token of the vocabulary in a row, without padding
+        if penalties:  # for each row, how often each token occurs; padding does not count
             ones = torch.ones_like(tokens).float() if real is None else real.float()
             counts = torch.zeros_like(logits, dtype=torch.float32).scatter_add_(1, tokens, ones)
         if counts is not None and self.repetition_penalty != 1:

@@ -130,7 +130,7 @@ def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Fou
         for task in tasks
         for start, stop in ranges_of(task.samples, stage.options.batch_size)
     )
-    # torch warns of more workers than processors, and of forks of a process with threads
+    # torch warns if workers outnumber processors, and if a process with threads is forked
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = DataLoader(

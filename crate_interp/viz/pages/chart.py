@@ -37,7 +37,7 @@ class Line:
 
 
 def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -> dict[str, object]:
-    """Returns the data for the template chart.svg: lines, bands, ticks and the numbers at the ends.
+    """Returns the data for the template chart.svg: lines with end numbers, bands and ticks.
 
     alt: what the chart shows, in words. Values that are NaN leave a gap.
     """
