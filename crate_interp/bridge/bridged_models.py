@@ -201,7 +201,7 @@ class BridgedLM(BridgedModel):
         padding_side: str | None = None,
         attention_mask: Tensor | None = None,
         stop_at_layer: int | None = None,
-        **options: Any,
+        **options: object,
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
@@ -228,7 +228,7 @@ class BridgedLM(BridgedModel):
         run() if head is None else _input_of(head, run)
         return None
 
-    def real_tokens(self, *args: Any, **kwargs: Any) -> Bool[Tensor, "batch pos"] | None:
+    def real_tokens(self, *args: object, **kwargs: object) -> Bool[Tensor, "batch pos"] | None:
         """Returns which tokens of a forward with these arguments are real, or None if all are."""
         asked: Any = signature(self.forward).bind(*args, **kwargs).arguments
         given, mask = self._read(

@@ -92,7 +92,7 @@ class _Set:
 
 
 def find_weights(
-    loaded: Any, where: str, kind: type | tuple[type, ...] = torch.Tensor, choice: Choice = PLAIN
+    loaded: object, where: str, kind: type | tuple[type, ...] = torch.Tensor, choice: Choice = PLAIN
 ) -> Found:
     """Returns the weights in a state dict, in a training dict that holds one, or in a module.
 

@@ -9,7 +9,7 @@ from crate_interp.config.families import INTERPOLATIONS, TRANSPARENCIES
 from crate_interp.core import checks
 
 
-def side_or_size(name: str, value: Any) -> int | tuple[int, int]:
+def side_or_size(name: str, value: object) -> int | tuple[int, int]:
     """Returns the length of a side as an int, or a size as (height, width).
 
     Raises ValueError, with the field's `name`, for anything else.
@@ -39,7 +39,7 @@ def bits(name: str, value: object) -> int:
     return int(value)
 
 
-def per_channel(name: str, value: Any) -> tuple[Any, ...]:
+def per_channel(name: str, value: object) -> tuple[Any, ...]:
     """Returns one number per channel as a tuple; a single number means a grey model."""
     if checks.is_number(value):
         return (value,)

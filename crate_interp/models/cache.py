@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
-from transformer_lens.utilities.slice import Slice, SliceInput
+from transformer_lens.utilities.slice import Slice
 
 from crate_hooks import full_name
 from crate_interp.core import checks
@@ -250,8 +250,8 @@ class CrateCache(ActivationCache):
         residual_stack: Tensor,
         tokens: Answers,
         incorrect_tokens: Answers | None = None,
-        pos_slice: Slice | SliceInput = None,
-        batch_slice: Slice | SliceInput = None,
+        pos_slice: Any = None,
+        batch_slice: Any = None,
         has_batch_dim: bool = True,
     ) -> Tensor:
         """Returns TransformerLens' logit attributions of a stack, with the same arguments.

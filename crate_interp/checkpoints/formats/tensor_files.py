@@ -62,7 +62,7 @@ class Listing:
     config, namespace: as in Contents.
     """
 
-    content: Any
+    content: object
     kind: type
     read: Callable[[dict[str, Any]], dict[str, Tensor]]
     config: dict[str, Any] = field(default_factory=dict)
