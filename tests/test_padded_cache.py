@@ -112,6 +112,26 @@ def test_head_scores(lm, side):
     assert repeat_targets(tokens)
 
 
+def test_stacks_at_some_positions_refuse_padding(side):
+    lm = make_lm("gpt-baseline")
+    batch, alone = caches(lm, side)
+    for stack in (
+        lambda cache, **cut: cache.accumulated_resid(**cut),
+        lambda cache, **cut: cache.decompose_resid(**cut),
+        lambda cache, **cut: cache.stack_head_results(**cut),
+        lambda cache, **cut: cache.stack_neuron_results(-1, **cut),
+        lambda cache, **cut: cache.get_full_resid_decomposition(**cut),
+        lambda cache, **cut: cache.apply_ln_to_stack(cache.accumulated_resid(), **cut),
+        lambda cache, **cut: cache.logit_attrs(cache.accumulated_resid(), 5, **cut),
+    ):
+        with pytest.raises(ValueError, match="at some positions would read padding as tokens"):
+            stack(batch, pos_slice=-1)
+        wanted = stack(alone[1], pos_slice=-1)
+        torch.testing.assert_close(
+            stack(batch.alone(1), pos_slice=-1), wanted, rtol=1e-4, atol=1e-5
+        )
+
+
 def test_patching_refuses_padding(side):
     lm = make_lm()
     batch, _ = caches(lm, side)

@@ -1,6 +1,7 @@
 """The activations of one forward: TransformerLens' cache, adapted to CRATE models."""
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import torch
@@ -225,6 +226,31 @@ class CrateCache(ActivationCache):
             mask = (given if isinstance(given, Slice) else Slice(given)).apply(mask, dim=0)
         return CrateCache(cut.cache_dict, self.model, cut.has_batch_dim, mask, self.mark)
 
+    def accumulated_resid(self, *args: object, **kwargs: object) -> Any:
+        """Returns TransformerLens' stack of the stream before each layer, with the same arguments.
+
+        Raises ValueError for a `pos_slice` of padded texts, as the other stacks do.
+        """
+        self._refuse_slice("accumulated_resid", args, kwargs)
+        return super().accumulated_resid(*args, **kwargs)  # pyright: ignore
+
+    def decompose_resid(self, *args: object, **kwargs: object) -> Any:
+        """Returns TransformerLens' stack of what each layer adds, with the same arguments."""
+        self._refuse_slice("decompose_resid", args, kwargs)
+        return super().decompose_resid(*args, **kwargs)  # pyright: ignore
+
+    def stack_head_results(self, *args: object, **kwargs: object) -> Any:
+        """Returns TransformerLens' stack of what each head adds, with the same arguments."""
+        self._refuse_slice("stack_head_results", args, kwargs)
+        return super().stack_head_results(*args, **kwargs)  # pyright: ignore
+
+    def _refuse_slice(self, method: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Raises ValueError for a pos_slice of padded rows: places differ from text to text."""
+        if self.is_padded:
+            given = signature(getattr(ActivationCache, method)).bind_partial(self, *args, **kwargs)
+            if given.arguments.get("pos_slice") is not None:
+                self.refuse_padding(f"{method} at some positions")
+
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
         """Returns TransformerLens' stack of neurons, with the same arguments.
 
@@ -232,6 +258,7 @@ class CrateCache(ActivationCache):
         different layers do not add up to the stream.
         """
         self._refuse_neurons()
+        self._refuse_slice("stack_neuron_results", args, kwargs)
         return super().stack_neuron_results(*args, **kwargs)
 
     def get_full_resid_decomposition(
@@ -243,6 +270,7 @@ class CrateCache(ActivationCache):
         """
         if expand_neurons:
             self._refuse_neurons()
+        self._refuse_slice("get_full_resid_decomposition", args, kwargs)
         return super().get_full_resid_decomposition(*args, expand_neurons=expand_neurons, **kwargs)
 
     def logit_attrs(
@@ -260,6 +288,8 @@ class CrateCache(ActivationCache):
         names. Raises ValueError if they differ in shape, and for a token or class that the model
         does not have.
         """
+        if pos_slice is not None:
+            self.refuse_padding("logit_attrs at some positions")
         right = self.model.answer_ids(tokens)
         wrong = None
         if incorrect_tokens is not None:
@@ -312,6 +342,7 @@ class CrateCache(ActivationCache):
         Unlike in TransformerLens, if the model has no final norm (CRATE-LM vanilla), the stack
         before the unembedding is not centred; only `batch_slice` is applied to it.
         """
+        self._refuse_slice("apply_ln_to_stack", (residual_stack, layer, *args), kwargs)
         last = layer in (None, -1, self.model.cfg.n_layers)
         if last and isinstance(self.model.ln_final, NoNorm):
             batch = kwargs.get("batch_slice")
