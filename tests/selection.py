@@ -2,7 +2,7 @@
 
 Four environment variables choose, so that every worker of pytest-xdist chooses the same:
 
-CRATE_SLOW         "none" (default), "all", or "0" to "7": the tests marked slow that are run
+CRATE_SLOW         "none" (default), "all", or "0" to "15": the tests marked slow that are run
 CRATE_PROFILE      "quick" (default, 25 examples) or "thorough" (200): the profile of hypothesis
 CRATE_ORACLE_SEED  any text (default: the date): which tenth of the recorded oracles is recomputed
 CRATE_BROWSER      "optional" (default) or "required": tests of pages skip or fail without one
@@ -13,7 +13,7 @@ import zlib
 from datetime import date
 
 EXAMPLES = {"quick": 25, "thorough": 200}
-EIGHTHS = ("0", "1", "2", "3", "4", "5", "6", "7")
+SIXTEENTHS = tuple(map(str, range(16)))
 
 # Workers start with the environment of the process that starts them: all of them keep its date.
 os.environ.setdefault("CRATE_ORACLE_SEED", date.today().isoformat())
@@ -31,9 +31,9 @@ def profile() -> str:
     return _chosen("CRATE_PROFILE", tuple(EXAMPLES))
 
 
-def eighth() -> str:
-    """Returns "none", "all" or an eighth; raises ValueError if CRATE_SLOW is something else."""
-    return _chosen("CRATE_SLOW", ("none", "all", *EIGHTHS))
+def sixteenth() -> str:
+    """Returns "none", "all" or a sixteenth; raises ValueError if CRATE_SLOW is something else."""
+    return _chosen("CRATE_SLOW", ("none", "all", *SIXTEENTHS))
 
 
 def needs_browser() -> bool:
@@ -41,14 +41,14 @@ def needs_browser() -> bool:
     return _chosen("CRATE_BROWSER", ("optional", "required")) == "required"
 
 
-def eighth_of(nodeid: str) -> str:
-    """Returns the eighth of a test."""
-    return str(zlib.crc32(nodeid.encode()) % len(EIGHTHS))
+def sixteenth_of(nodeid: str) -> str:
+    """Returns the sixteenth of a test."""
+    return str(zlib.crc32(nodeid.encode()) % len(SIXTEENTHS))
 
 
 def is_run(nodeid: str, slow: bool) -> bool:
     """Returns whether this run has the test."""
-    return not slow or eighth() in ("all", eighth_of(nodeid))
+    return not slow or sixteenth() in ("all", sixteenth_of(nodeid))
 
 
 def is_recomputed(case: str) -> bool:
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config, items) -> None:
 def pytest_report_header() -> list[str]:
     """Returns the choices of this run as lines that can be copied in front of a command."""
     return [
-        f"slow tests: CRATE_SLOW={eighth()}",
+        f"slow tests: CRATE_SLOW={sixteenth()}",
         f"hypothesis: CRATE_PROFILE={profile()}, {EXAMPLES[profile()]} examples",
         f"recomputed oracles: CRATE_ORACLE_SEED={os.environ['CRATE_ORACLE_SEED']}",
         f"tests of pages: CRATE_BROWSER={'required' if needs_browser() else 'optional'}",

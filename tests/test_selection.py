@@ -1,4 +1,4 @@
-"""Which tests a run has: every slow test is in one eighth, and all workers agree on it."""
+"""Which tests a run has: every slow test is in one sixteenth, and all workers agree on it."""
 
 import ast
 import os
@@ -25,10 +25,10 @@ def default(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_every_slow_test_is_in_one_eighth(monkeypatch):
+def test_every_slow_test_is_in_one_sixteenth(monkeypatch):
     runs = []
-    for eighth in selection.EIGHTHS:
-        monkeypatch.setenv("CRATE_SLOW", eighth)
+    for sixteenth in selection.SIXTEENTHS:
+        monkeypatch.setenv("CRATE_SLOW", sixteenth)
         runs.append({nodeid for nodeid in IDS if selection.is_run(nodeid, slow=True)})
         assert all(selection.is_run(nodeid, slow=False) for nodeid in IDS)
         assert abs(len(runs[-1]) - 997 / 8) < 5 * (997 * 7 / 64) ** 0.5  # binomial
@@ -41,8 +41,8 @@ def test_none_and_all(monkeypatch):
     assert all(selection.is_run(nodeid, slow=True) for nodeid in IDS)
 
 
-def test_the_eighth_is_the_same_in_every_process():
-    assert selection.eighth_of("tests/test_hostile.py::test_a") == "1"
+def test_the_sixteenth_is_the_same_in_every_process():
+    assert selection.sixteenth_of("tests/test_hostile.py::test_a") == "1"
 
 
 def test_a_tenth_of_the_oracles_is_recomputed(monkeypatch):
@@ -92,7 +92,7 @@ def test_a_run_deselects_and_does_not_skip(tmp_path):
     (tmp_path / "test_a.py").write_text(f"{body}def test_slow(n):\n    pass\n")
     done = two_workers(tmp_path, CRATE_SLOW="1")
     count = sum(
-        selection.eighth_of(f"test_a.py::test_slow[{number}]") == "1" for number in range(40)
+        selection.sixteenth_of(f"test_a.py::test_slow[{number}]") == "1" for number in range(40)
     )
     assert f"{count} passed" in done.stdout and "skipped" not in done.stdout, done.stdout
     assert "slow tests: CRATE_SLOW=1" in done.stdout
