@@ -37,7 +37,10 @@ NOT_KEPT = {  # numbers in tensors that the published code never reads, or holds
 }
 
 
-LARGE = ("crate_alpha_clipa_L14", "crate_alpha_clipa_H14", "crate_alpha_L14_in1k")
+LARGE = (
+    "crate_alpha_clipa_L14", "crate_alpha_clipa_H14", "crate_alpha_L14_in1k",
+    "crate_alpha_L8_in21k", "nanochat_crate_d12",
+)  # fmt: skip
 SIZED = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in REAL]
 
 

@@ -31,7 +31,7 @@ def test_every_slow_test_is_in_one_sixteenth(monkeypatch):
         monkeypatch.setenv("CRATE_SLOW", sixteenth)
         runs.append({nodeid for nodeid in IDS if selection.is_run(nodeid, slow=True)})
         assert all(selection.is_run(nodeid, slow=False) for nodeid in IDS)
-        assert abs(len(runs[-1]) - 997 / 8) < 5 * (997 * 7 / 64) ** 0.5  # binomial
+        assert abs(len(runs[-1]) - 997 / 16) < 5 * (997 * 15 / 256) ** 0.5  # binomial
     assert sum(map(len, runs)) == 997 and set().union(*runs) == set(IDS)
 
 
