@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from crate_interp.checkpoints.formats.tensor_files import read_json
+from crate_interp.checkpoints.sharded_files import checked_files
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 
@@ -84,7 +85,7 @@ def _filter(number: object, folder: Path) -> str:
 
 WEIGHTS, SHARDS, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
 _LAYERS = ("num_hidden_layers", "n_layer")
-_MOST_HEADER, _MOST_SHARDS, _LONGEST_NAME = 2**24, 1000, 200
+_MOST_HEADER, _MOST_SHARDS = 2**24, 1000
 # a network may have _MOST_TIMES as many numbers as its files hold, and _SPARE more
 _SPARE, _MOST_TIMES = 2**20, 2
 
@@ -99,16 +100,7 @@ def shards_of(index: object, where: str) -> list[str]:
     about = index.get("metadata") if isinstance(index, Mapping) else None
     if not isinstance(mapped, dict) or not mapped or not isinstance(about, dict):
         raise CheckpointError(f"{where} has no weight_map or no metadata.")
-    for name in mapped.values():
-        plain = isinstance(name, str) and len(name) <= _LONGEST_NAME and name.endswith(SUFFIX)
-        if not plain or name != Path(name).name or "\\" in name or "\0" in name:
-            raise CheckpointError(
-                f"{where} names {str(name)[:80]!r}: expected {SUFFIX} files in the same folder."
-            )
-    names = sorted(set(mapped.values()))
-    if len(names) > _MOST_SHARDS:
-        raise CheckpointError(f"{where} names {len(names)} files: no model has so many.")
-    return names
+    return sorted(checked_files(mapped, where, SUFFIX, _MOST_SHARDS))
 
 
 def sizes_of(folder: Path) -> dict[str, int]:

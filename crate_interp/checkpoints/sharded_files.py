@@ -59,20 +59,31 @@ def read_sharded(index: Path, choice: Choice = PLAIN) -> Contents:
 
 def _files(index: Path) -> dict[str, set[str]]:
     """Returns the names of the files that an index names, and the keys that each should hold."""
-    content, suffix = read_json(index), INDEXES[index.name]
+    content = read_json(index)
     mapped = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(mapped, dict) or not mapped:
         raise CheckpointError(f"{index} has no weight_map: it is no index of weights.")
+    return checked_files(mapped, str(index), INDEXES[index.name], _MOST_FILES)
+
+
+def checked_files(
+    mapped: Mapping[str, Any], where: str, suffix: str, most: int
+) -> dict[str, set[str]]:
+    """Returns the names of the files that a weight_map names, and the keys of each.
+
+    where: the index's name in errors. Raises CheckpointError unless they are at most `most` plain
+    names with this ending, since other names lead out of the folder of the index.
+    """
     files: dict[str, set[str]] = {}
     for key, name in mapped.items():
         plain = isinstance(name, str) and len(name) <= _LONGEST_NAME and name.endswith(suffix)
         if not plain or name != Path(name).name or "\\" in name or "\0" in name:
             raise CheckpointError(
-                f"{index} names {str(name)[:80]!r}: expected {suffix} files in the same folder."
+                f"{where} names {str(name)[:80]!r}: expected {suffix} files in the same folder."
             )
         files.setdefault(name, set()).add(key)
-    if len(files) > _MOST_FILES:
-        raise CheckpointError(f"{index} names {len(files)} files: no model has so many.")
+    if len(files) > most:
+        raise CheckpointError(f"{where} names {len(files)} files: no model has so many.")
     return files
 
 

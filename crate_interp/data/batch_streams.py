@@ -25,7 +25,9 @@ from crate_interp.data.items import (
     digest_of,
     images_of,
     is_array,
+    is_tokens,
     item_of,
+    known_labels,
     label_of,
     tokens_of,
 )
@@ -124,8 +126,7 @@ def _held(
     names: tuple[str, ...] | None = None,
 ) -> Samples:
     """Returns items of a stream as samples; the first item has the number start."""
-    labels = [item.label for item in found]
-    known = None if all(label is None for label in labels) else labels
+    known = known_labels([item.label for item in found])
     more: Any = {"names": names, "start": start, "of": start + len(found)}
     return Samples(len(found), known, fingerprint, read, **more)
 
@@ -133,16 +134,16 @@ def _held(
 def _rows_of(
     data: Any, separated: Callable[[Any], Iterator[Item]], limit: int | None
 ) -> tuple[Callable[[], Iterator[Any]], str]:
-    """Returns the stream's fingerprint, after a function that reads the samples from the start."""
+    """Returns a function that reads the samples from the start, and then the fingerprint."""
     _check_order(data)
-    once = data if iter_is_itself(data) else None
+    once = iter(data) is data  # a generator, for example, which cannot begin again
     found = separated(data)
     first = next(found, None)
     print_ = "" if first is None else digest_of(first).hex()
-    kept = [found] if once is not None else []  # an iterator cannot begin again
+    kept = [found] if once else []
 
     def rows() -> Iterator[Item]:
-        if once is not None and not kept:
+        if once and not kept:
             raise ValueError(
                 "the iterator was read to its end or given before, and cannot begin again. Give "
                 "something that can, such as a DataLoader or a list of batches."
@@ -154,17 +155,12 @@ def _rows_of(
                     "the stream begins with another sample when it is read again: it shuffles, or "
                     "has a random transform. Give data with a fixed order and no random steps."
                 )
-            if once is not None and number == 1:
+            if once and number == 1:
                 kept.clear()
             yield item
 
     many = "all samples" if limit is None else f"the first {limit}"
     return rows, f"stream of {type(data).__name__}:begins sha256 {print_[:16]}:{many}"
-
-
-def iter_is_itself(data: Iterable[Any]) -> bool:
-    """Tells whether data is an iterator, such as a generator, which can be read only once."""
-    return iter(data) is data
 
 
 def _check_order(data: Any) -> None:
@@ -203,9 +199,7 @@ def _of_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:
     """Yields the samples of a batch, or the one sample that it is."""
     value, axes = batch.value, 2 if tokens else 4
     several = value.ndim == axes if is_array(value) else isinstance(value, (list, tuple))
-    if tokens and isinstance(value, list) and all(type(one) is int for one in value):
-        several = False
-    if not several:
+    if not several or (tokens and is_tokens(value)):
         yield batch
         return
     labels = [None] * len(value) if batch.label is None else batch.label

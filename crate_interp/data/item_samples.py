@@ -25,6 +25,7 @@ from crate_interp.data.items import (
     images_of,
     is_array,
     item_of,
+    known_labels,
     label_of,
     mask_picture,
     tokens_of,
@@ -193,7 +194,7 @@ def item_samples(
         read_masks = _masks(items.read, len(items.digests), preprocess_masks)
     return Samples(
         n=len(items.digests),
-        labels=None if all(label is None for label in labels) else labels,
+        labels=known_labels(labels),
         fingerprint=f"items:sha256:{hashlib.sha256(b''.join(items.digests)).hexdigest()}",
         read=lambda start, stop: images_of(items.read(start, stop), start, preprocess),
         masks=read_masks,
@@ -237,5 +238,4 @@ def token_items(data: ItemData, limit: int | None) -> tuple[Tensor, list[Any] | 
             f"the items have {', '.join(map(str, lengths[:4]))} tokens. Give tokens of one length, "
             "or the texts, which are cut into windows."
         )
-    labels = [item.label for item in items]
-    return torch.stack(rows), None if all(label is None for label in labels) else labels
+    return torch.stack(rows), known_labels([item.label for item in items])

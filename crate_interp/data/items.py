@@ -63,7 +63,7 @@ def item_of(thing: object, where: str) -> Item:
     """
     if isinstance(thing, Mapping):
         return _of_mapping(thing, where)
-    if not isinstance(thing, (tuple, list)) or _is_tokens(thing):
+    if not isinstance(thing, (tuple, list)) or is_tokens(thing):
         return Item(thing)
     if len(thing) == 1:
         return Item(thing[0])
@@ -92,7 +92,8 @@ def _of_mapping(thing: Mapping[Any, Any], where: str) -> Item:
     return Item(thing[names[0]], label, mask)
 
 
-def _is_tokens(thing: Any) -> bool:
+def is_tokens(thing: object) -> bool:
+    """Tells whether a value is a list of token ids."""
     return isinstance(thing, list) and all(type(one) is int for one in thing)
 
 
@@ -126,6 +127,11 @@ def label_of(label: object, where: str) -> Any:
         f"the label of {where} is a {type(label).__name__} ({shown}). Give the number or the name "
         "of one class."
     )
+
+
+def known_labels(labels: list[Any]) -> list[Any] | None:
+    """Returns the labels of samples, or None if no sample has one."""
+    return None if all(label is None for label in labels) else labels
 
 
 def upright_array(array: Tensor | np.ndarray, where: str) -> Tensor:
@@ -186,6 +192,12 @@ def mask_picture(item: Item, number: int) -> Image.Image | Path | str:
     return Image.fromarray(array.to(torch.uint8).cpu().numpy())
 
 
+def holds_ids(tokens: Tensor) -> bool:
+    """Tells whether a tensor has the dtype of token ids: whole numbers, not bools."""
+    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    return not odd
+
+
 def tokens_of(value: object, where: str) -> Tensor:
     """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
     try:
@@ -194,8 +206,7 @@ def tokens_of(value: object, where: str) -> Tensor:
         raise ValueError(
             f"{where} is of type {type(value).__name__}. Give token ids or a text."
         ) from error
-    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
-    if tokens.ndim != 1 or odd:
+    if tokens.ndim != 1 or not holds_ids(tokens):
         raise ValueError(
             f"{where} is {tokens.dtype} of shape {list(tokens.shape)}. Give token ids, whole "
             "numbers [pos]."

@@ -22,7 +22,7 @@ from crate_interp.data.item_samples import (
     taken_apart,
     token_items,
 )
-from crate_interp.data.items import is_array
+from crate_interp.data.items import holds_ids, is_array
 from crate_interp.data.samples import Preprocess, Samples, first
 from crate_interp.data.tables import (
     Table,
@@ -262,8 +262,7 @@ def _text_of(path: Path) -> str:
 
 
 def _token_samples(tokens: Tensor) -> Samples:
-    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
-    if tokens.ndim != 2 or odd:
+    if tokens.ndim != 2 or not holds_ids(tokens):
         raise ValueError(
             f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers [n, pos]."
         )

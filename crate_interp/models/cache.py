@@ -140,11 +140,12 @@ class CrateCache(ActivationCache):
         rank = self.mask.cumsum(dim=1) - 1
         return ((rank == wanted[:, None]) & self.mask).int().argmax(dim=1)
 
-    def at(self, point: str, layer: int | None = None) -> Tensor:
+    def at(self, point: str, layer: int | None = None, *, sample: int | None = None) -> Tensor:
         """Returns the activation at a hook point, batch first.
 
         point: with `layer`, a name inside a block, such as "attn.hook_pattern" (negative layers
-        count from the end); without `layer`, a full name, such as "ln_final.hook_scale". Raises
+        count from the end); without `layer`, a full name, such as "ln_final.hook_scale". sample:
+        the number of one sample, whose activation has no batch axis and no padding. Raises
         ValueError for a layer that the model does not have and for a cache without a batch axis,
         KeyError for a point that was not cached or does not exist.
         """
@@ -153,7 +154,13 @@ class CrateCache(ActivationCache):
             raise ValueError("the cache has no batch axis: cache without remove_batch_dim=True.")
         if name not in self.cache_dict:
             raise KeyError(self._why_missing(name))
-        return self.cache_dict[name]
+        value = self.cache_dict[name]
+        if sample is None:
+            return value
+        one = value[sample : sample + 1]
+        if self.mask is not None and self.is_padded:
+            one = _at_places(one, name, self.mask[sample].nonzero()[:, 0], self.mask.shape[1])
+        return one[0]
 
     def _layer(self, layer: int) -> int:
         if self.model.towers:

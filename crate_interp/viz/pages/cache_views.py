@@ -294,10 +294,7 @@ def _held(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
     held = cache.at(point, layer)
     if not checks.is_int(sample) or not 0 <= sample < len(held):
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {len(held) - 1}.")
-    if cache.is_padded:
-        held = cache.alone(int(sample)).at(point, layer)
-        return held[0].detach()
-    return held[sample].detach()
+    return cache.at(point, layer, sample=int(sample)).detach()
 
 
 def _numbers(what: str, wanted: Any, count: int) -> list[int]:
@@ -316,8 +313,7 @@ def _tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
     model: Any = cache.model
     if model.cfg.kind != "text" or "hook_embed" not in cache or not _has_tokenizer(model):
         return None
-    cache, row = (cache.alone(sample), 0) if cache.is_padded else (cache, sample)
-    held, table = cache["hook_embed"][row].detach().float(), model.W_E.detach().float()
+    held, table = cache.at("hook_embed", sample=sample).detach().float(), model.W_E.detach().float()
     if model.cfg.rotary:
         table = torch.nn.functional.rms_norm(table, table.shape[-1:], eps=model.cfg.ln_eps)
     ids = torch.cdist(held, table).argmin(dim=-1)
