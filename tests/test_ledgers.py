@@ -250,6 +250,6 @@ def test_the_code_of_a_probe_counts_and_that_of_the_library_by_name():
     assert digest_of_code(later) == digest_of_code(later)
     unset = 0
     ours = ci.measures.hoyer
-    assert digest_of_code(ours) == digest_of_code(functools.wraps(ours)(lambda z: ours(z)))
+    assert digest_of_code(ours) != digest_of_code(functools.wraps(ours)(lambda z: ours(z)))
     assert digest_of_code(ours) != digest_of_code(ci.measures.gini)
     assert digest_of_code(functools.partial(ours, 1)) != digest_of_code(functools.partial(ours, 2))

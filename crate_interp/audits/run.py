@@ -74,7 +74,7 @@ def audit(
     meta = data_meta(model, samples, options.batch_size)
     meta |= {"settings": settings, "untrained": untrained, "reasons": reasons}
     stages = _stages(model, samples, setting, untrained)
-    with open_job(AUDIT, meta, options, stages=[stage.name for stage in stages]) as job:
+    with open_job(AUDIT, meta, options, model, stages=[stage.name for stage in stages]) as job:
         if options.progress:
             few = partial(_of_chunk, setting=replace(setting, limited=0))
             timed = replace(stages[0], of_chunk=few, once={})

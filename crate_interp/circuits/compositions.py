@@ -176,7 +176,7 @@ def composition(
     check_gradients("composition with through='data'", model)
     samples = samples_of(model, data, options)
     meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
-    with open_job(COMPOSITION, meta, options) as job:
+    with open_job(COMPOSITION, meta, options, model) as job:
         job.run(Stage("composition", model, samples, partial(_of_chunk, settings=settings)))
         return job.result()
 

@@ -80,8 +80,8 @@ def ablate_heads(
     meta = data_meta(model, samples, options.batch_size)
     meta |= {"settings": {"how": how, "metric": metric}}
     stages = ["means", "heads"] if how == "mean" else ["heads"]
-    code = {"labels": digest_of_labels(loss.classes)}
-    with open_job(HEAD_ABLATION, meta, options, stages=stages, code=code) as job:
+    read = {"labels": digest_of_labels(loss.classes)}
+    with open_job(HEAD_ABLATION, meta, options, model, stages=stages, read=read) as job:
         return _measured(job, model, samples, meta, loss)
 
 

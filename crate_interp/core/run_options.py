@@ -35,6 +35,10 @@ class Run(Pass, total=False):
     False starts over. shard: "i/n", i from 0: this process measures every n-th chunk (None: RANK
     and WORLD_SIZE, which torchrun sets, or all chunks), and the verb returns None while chunks of
     other processes are missing. engine: "local", or "ray" for the actors of a Ray cluster.
+
+    A folder keeps digests of the functions of probes and hooks and of all that they read: it does
+    not go on with other ones. tag: a text that stands for what has no content to compare, such as
+    an open file; give another text when it changes.
     """
 
     out: str | Path | None
@@ -44,6 +48,9 @@ class Run(Pass, total=False):
         str | None, "i/n, i from 0: measure every n-th chunk. torchrun needs no --shard."
     ]
     engine: Annotated[str, "local, or ray for a Ray cluster."]
+    tag: Annotated[
+        str | None, "A text for what the run reads and cannot compare later, such as an open file."
+    ]
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class RunOptions:
     resume: bool = True
     shard: str | None = None
     engine: str = "local"
+    tag: str | None = None
 
     def of_a_pass(self) -> Pass:
         """Returns the options for a pass over samples to which the limit was already applied."""
@@ -98,6 +106,8 @@ def run_options(
             f"shard={options.shard!r} needs a folder that all shards share: give out=DIR."
         )
     checks.limit(options.limit)
+    if options.tag is not None and not (isinstance(options.tag, str) and options.tag):
+        raise ValueError(f"tag={options.tag!r}: give a text, such as 'weights of 3 May'.")
     return replace(
         options,
         batch_size=checks.count("batch_size", options.batch_size),

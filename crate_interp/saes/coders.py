@@ -1,6 +1,5 @@
 """Coders, which are objects with encode and decode, and one pass through a coder."""
 
-import hashlib
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 
 from crate_interp.core import checks
 from crate_interp.models.sae import SparseAutoencoder
-from crate_interp.sweeps.ledgers.code_digest import digest_of_code
 
 
 @runtime_checkable
@@ -136,18 +134,3 @@ def reconstructed(sae: Coder, x: Tensor, point: str) -> tuple[Tensor, Tensor]:
 def active(acts: Tensor) -> Tensor:
     """Returns which features are not 0."""
     return acts.to_dense() != 0 if acts.layout != torch.strided else acts != 0
-
-
-def digest_of_coder(sae: Coder) -> str:
-    """Returns a digest of an autoencoder's code, weights and settings."""
-    digest = hashlib.sha256(digest_of_code((sae.encode, sae.decode)).encode())
-    state = sae.state_dict() if isinstance(sae, nn.Module) else getattr(sae, "__dict__", {})
-    settings = getattr(getattr(sae, "cfg", None), "__dict__", {})
-    for name, value in sorted({**state, **settings}.items()):
-        digest.update(name.encode())
-        if isinstance(value, Tensor):
-            content = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(f"{value.dtype} {list(value.shape)}".encode() + content.numpy().tobytes())
-        else:
-            digest.update(digest_of_code(value).encode())
-    return f"sha256:{digest.hexdigest()}"

@@ -25,7 +25,7 @@ from crate_interp.models.language import next_token_loss
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import by
 from crate_interp.saes.baselines import Constant, Moments, shuffled
-from crate_interp.saes.coders import Coder, active, digest_of_coder, reconstructed
+from crate_interp.saes.coders import Coder, active, reconstructed
 from crate_interp.saes.moments_pass import MEANS, Plan, means, moments_in, vectors_of, weights_of
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
 from crate_interp.saes.splicing import check_saes
@@ -79,12 +79,12 @@ def evaluate(
     names = {point: type(sae).__name__ for point, sae in saes.items()}
     meta = data_meta(model, samples, options.batch_size)
     meta |= {"settings": {"saes": names, "loss": kind, "seed": seed}}
-    code = {
-        "saes": {point: digest_of_coder(sae) for point, sae in saes.items()},
+    read: dict[str, object] = {f"the autoencoder at {point}": sae for point, sae in saes.items()}
+    read |= {
         "labels": digest_of_labels(classes),
         "attention_mask": digest_of_labels(plan.mask),
     }
-    with open_job(SAES, meta, options, code=code) as job:
+    with open_job(SAES, meta, options, model, read=read) as job:
         return _measured(job, model, samples, plan, meta)
 
 

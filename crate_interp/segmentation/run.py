@@ -74,7 +74,7 @@ def segment(
     own = sweep_stage("segment", model, samples, [probe], meta)
     twins = twins_of(own, untrained)
     names = ["constants", "segment", *(stage.name for stage in twins), "examples"]
-    with open_job(SEGMENTATION, meta, options, stages=names) as job:
+    with open_job(SEGMENTATION, meta, options, model, stages=names) as job:
         return _measured(job, own, twins, partial(constants_of, mass=mass, fraction=fraction))
 
 

@@ -119,7 +119,7 @@ def surgery(
     settings |= {"directions": directions, "seed": seed}
     meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
     plan = _Plan(steps, values, classes, samples.start, directions, eps, seed)
-    with open_job(SURGERY, meta, options, code={"labels": digest_of_labels(classes)}) as job:
+    with open_job(SURGERY, meta, options, model, read={"labels": digest_of_labels(classes)}) as job:
         job.run(Stage("surgery", model, samples, partial(_of_chunk, plan=plan)))
         return job.result()
 

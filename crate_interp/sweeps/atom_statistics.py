@@ -189,7 +189,7 @@ def atoms(
     samples = data_of(model, data, options)
     settings = atom_settings(model, top, coactivation, layers, dense)
     meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
-    with open_job(ATOMS, meta, options) as job:
+    with open_job(ATOMS, meta, options, model) as job:
         job.run(atom_stage(model, samples, settings))
         return job.result()
 

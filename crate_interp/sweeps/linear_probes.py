@@ -198,7 +198,7 @@ def linear_probe(
     meta |= forward.meta if isinstance(forward, Replay) else {}
     of_chunk = partial(pooled, pool=wanted, classes=classes, first=samples.start)
     kind = replace(LINEAR_PROBE, finish=partial(linear_result, progress=options.progress))
-    with open_job(kind, meta, options, code={"labels": digest_of_labels(classes)}) as job:
+    with open_job(kind, meta, options, model, read={"labels": digest_of_labels(classes)}) as job:
         job.run(Stage("features", model, samples, of_chunk, forward=forward))
         return job.result()
 

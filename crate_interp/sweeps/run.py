@@ -27,7 +27,7 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.runs import batches
 from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import code_of, data_meta, probes_meta
+from crate_interp.sweeps.runs.provenance import data_meta, functions_of, probes_meta
 from crate_interp.sweeps.runs.untrained_twins import twin
 from crate_interp.sweeps.stores.replay import Replay, opened, readable
 from crate_interp.sweeps.sweep_tables import Key, Tally, merged_controls, no_controls, tables_of
@@ -68,8 +68,8 @@ def sweep(
     if a statistic is not finite.
     """
     options = run_options(sweep, run)
-    meta, stage, code = planned(model, data, probes, options, blocks, forward, controls, precision)
-    with open_job(SWEEP, meta, options, code=code) as job:
+    meta, stage, read = planned(model, data, probes, options, blocks, forward, controls, precision)
+    with open_job(SWEEP, meta, options, model, read=read) as job:
         job.run(stage)
         return job.result()
 
@@ -83,8 +83,8 @@ def planned(
     forward: batches.Forward = batches.run_layers,
     controls: int = 0,
     precision: str | None = None,
-) -> tuple[dict[str, Any], Stage, dict[str, str]]:
-    """Returns the meta of a sweep, its stage, and digests of the code that measures."""
+) -> tuple[dict[str, Any], Stage, dict[str, object]]:
+    """Returns the meta of a sweep, its stage, and the functions that measure, by name."""
     controls = check_controls(controls)
     batches.check_model(model, blocks)
     chosen = fitting(probes, model, blocks)
@@ -103,7 +103,7 @@ def planned(
     meta |= {"precision": precision} if precision else {}
     shown = batches.in_precision(precision, shown)
     stage = sweep_stage("sweep", model, samples, chosen, meta, shown)
-    return meta, replace(stage, options=options), code_of(chosen, shown)
+    return meta, replace(stage, options=options), functions_of(chosen, shown)
 
 
 def sweep_stage(

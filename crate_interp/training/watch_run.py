@@ -24,6 +24,7 @@ from crate_interp.sweeps.ledgers.ledger import Ledger, opened
 from crate_interp.sweeps.ledgers.shards import WHOLE
 from crate_interp.sweeps.run import Probes, planned
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.provenance import code_of
 from crate_interp.training.callbacks import CALLBACKS
 from crate_interp.training.watch_result import STORED, WatchResult
 
@@ -216,6 +217,7 @@ def watch(
     batch_size: int = 32,
     start: int = 0,
     resume: bool = True,
+    tag: str | None = None,
 ) -> Watch:
     """Returns a Watch, which measures a model in training on the first `limit` samples.
 
@@ -239,7 +241,7 @@ def watch(
 
     out: a folder that keeps each step as soon as it is measured, and the result. start: the number
     of updates already made, if a training continues from a checkpoint; the steps up to `start` are
-    taken from the folder. resume=False starts the folder over.
+    taken from the folder. resume=False starts the folder over. tag: as in `ci.sweep`.
 
     If a number is not finite at a step, as in a training that diverges, the step is listed in
     meta["not_measured"], the watch warns, and the training continues. Raises ValueError before the
@@ -248,20 +250,21 @@ def watch(
     package is missing.
     """
     every, limit = checks.count("every", every), checks.count("limit", limit)
-    options = run_options(watch, {"limit": limit, "batch_size": batch_size})
+    options = run_options(watch, {"limit": limit, "batch_size": batch_size, "tag": tag})
     start, resume = checks.count("start", start, least=0), checks.flag("resume", resume)
     made = Watch
     if callback is not None:
         made = CALLBACKS[checks.one_of("callback", callback, tuple(CALLBACKS))](Watch)
-    meta, stage, code = planned(model, data, probes, options)
+    meta, stage, read = planned(model, data, probes, options)
     meta = {**meta, "model_digest": ""}  # the model is different at every step
     samples = stage.samples.kept() if isinstance(stage.samples, Stream) else stage.samples
     stage = replace(stage, samples=_remembered(samples))
+    code = {} if out is None else code_of(model, read, tag)
     place, settings = None if out is None else Path(out), _settings(meta, code, every)
     return made(model, stage, meta, every, start, place, settings, resume)
 
 
-def _settings(meta: dict[str, Any], code: dict[str, str], every: int) -> dict[str, Any]:
+def _settings(meta: dict[str, Any], code: dict[str, Any], every: int) -> dict[str, Any]:
     """Returns the settings on which the steps in a folder depend."""
     fixed = {name: value for name, value in meta.items() if name not in _FREE}
     run = {"format": 1, "kind": "watch", "stages": [], "settings": {**fixed, "every": every}}

@@ -222,7 +222,9 @@ def atlas(
     loss = loss_on(model, samples)
     meta = data_meta(model, samples, options.batch_size) | {"loss": loss.kind}
     meta["settings"] = atom_settings(model, top=top) | {"ablate": ablate}
-    with open_job(ATLAS, meta, options, code={"labels": digest_of_labels(loss.classes)}) as job:
+    with open_job(
+        ATLAS, meta, options, model, read={"labels": digest_of_labels(loss.classes)}
+    ) as job:
         return _measured(job, model, samples, meta, loss)
 
 

@@ -26,6 +26,7 @@ from crate_interp.core.progress import stream, tqdm
 from crate_interp.data.streams import Row
 from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
+from crate_interp.sweeps.runs.provenance import torch_settings
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
 Parcel = tuple[int, int, int, Sequence[Row]]  # the arguments of `Stage.task`
@@ -39,7 +40,9 @@ def surroundings() -> dict[str, str | int]:
     """Returns everything outside the stage that may change the bits of a chunk."""
     versions = {name: version(name) for name in _PACKAGES}
     own = {"crate_interp": __version__, "Python": platform.python_version()}
-    return {**own, **versions, "torch threads": torch.get_num_threads()}
+    settings = torch_settings()
+    names = dict.fromkeys(("default dtype", "matmul precision", *settings), "torch's first")
+    return {**own, **versions, "torch threads": torch.get_num_threads(), **names, **settings}
 
 
 def packed(stage: Stage) -> bytes:
@@ -81,13 +84,14 @@ class Worker:
     def check(self, wanted: dict[str, str | int]) -> None:
         """Raises ValueError if numbers measured here may differ from those of the driver."""
         own = surroundings()
-        other = [name for name, value in wanted.items() if own[name] != value]
+        other = [name for name, value in wanted.items() if own.get(name) != value]
         if other:
-            shown = ", ".join(f"{name} {own[name]} (driver: {wanted[name]})" for name in other)
+            shown = ", ".join(f"{name} {own.get(name)} (driver: {wanted[name]})" for name in other)
             raise ValueError(
                 f"an actor on {socket.gethostname()} has {shown}, so its numbers would differ. "
-                "Install the same versions on every node, and start the driver with "
-                "OMP_NUM_THREADS set to at most the number of cores of a node."
+                "Install the same versions on every node, start the driver with OMP_NUM_THREADS "
+                "set to at most the number of cores of a node, and leave torch's settings as they "
+                "are (precision='bfloat16' takes the place of torch.autocast)."
             )
 
     def measured(self, reference: list[Any], chunk: Parcel) -> Tables:

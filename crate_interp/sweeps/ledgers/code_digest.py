@@ -1,61 +1,359 @@
-"""A digest of Python functions, to tell whether the measuring code has changed."""
+"""Digests of functions and of all they read, to tell whether a run measures what it measured.
 
+A function of the user's counts with its code, its defaults, the variables it closes over, and the
+globals and helpers that it names; tensors, arrays, modules and objects count by their content. A
+function or class of an installed library counts by its name and the library's version.
+"""
+
+import copyreg
+import dis
 import functools
 import hashlib
-from collections.abc import Iterator
-from types import CodeType
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
 _OURS = ("crate_interp", "crate_hooks")
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type(...), range, slice)
+_BY_TYPE = (
+    type(threading.Lock()), type(threading.RLock()), types.GetSetDescriptorType,
+    types.ClassMethodDescriptorType,
+)  # fmt: skip
+# what Python itself adds to a class; it says nothing about what the class does
+_OF_A_CLASS = {
+    "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__abstractmethods__",
+    "_abc_impl", "__orig_bases__", "__parameters__",
+}  # fmt: skip
+# what torch keeps in every module beside weights and hooks, which count otherwise
+_OF_A_MODULE = {name for name in vars(nn.Module()) if name.startswith("_")} | {"training"}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+class Unknown(ValueError):
+    """A value whose content cannot be told from another's, such as an open file."""
 
 
 def digest_of_code(value: object) -> str:
-    """Returns a digest of functions, of the variables they close over, and of plain values.
+    """Returns a digest of a value: of functions with all they read, or of plain values.
 
-    For a class or module that a function uses, and for this library's own functions, only the name
-    counts, because the run also records the library's version and the settings of its probes.
+    Raises Unknown, with the names that lead to it, for a value whose content cannot be read.
     """
-    digest = hashlib.sha256()
-    for part in _parts(value, set()):
-        digest.update(part.encode() + b"\n")
-    return f"sha256:{digest.hexdigest()}"
+    return f"sha256:{_Reader().of(value).hex()}"
 
 
-def _parts(value: Any, seen: set[int]) -> Iterator[str]:
-    if id(value) in seen:
-        return
-    if isinstance(value, (str, bytes, int, float, bool, type(None))):
-        yield repr(value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _parts(item, seen)
-    elif isinstance(value, (set, frozenset)):
-        yield from sorted(map(repr, value))
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield repr(key)
-            yield from _parts(item, seen)
-    elif isinstance(value, CodeType):
-        yield value.co_code.hex() + repr(value.co_names)
-        yield from _parts(value.co_consts, seen)
-    elif isinstance(value, functools.partial):
-        yield from _parts((value.func, value.args, value.keywords), seen)
-    elif getattr(value, "__module__", "").partition(".")[0] in _OURS and callable(value):
-        yield f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    elif hasattr(value, "__code__"):
-        seen = seen | {id(value)}  # a function may close over itself
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        yield from _parts((value.__code__, value.__defaults__, value.__kwdefaults__, cells), seen)
-    elif hasattr(value, "__func__"):
-        yield from _parts(value.__func__, seen)
-    else:
-        name = getattr(value, "__qualname__", None) or type(value).__qualname__
-        yield f"{type(value).__module__}.{name}"
+def parts_of(value: object) -> dict[str, str]:
+    """Returns digests of the parts of a function, such as {"code": ..., "global scale": ...}.
+
+    Other values have one part, "value". Raises Unknown as `digest_of_code` does.
+    """
+    reader = _Reader()
+    if isinstance(value, functools.partial):
+        bound = {"arguments": digest_of_code((value.args, value.keywords))}
+        return parts_of(value.func) | bound
+    if isinstance(value, types.MethodType):
+        return parts_of(value.__func__) | {"object": digest_of_code(value.__self__)}
+    if isinstance(value, types.FunctionType) and not _by_name(value):
+        parts = reader.parts_of_function(value)
+        return {name: f"sha256:{part.hex()}" for name, part in parts.items()}
+    return {"value": digest_of_code(value)}
 
 
-def _is_filled(cell: Any) -> bool:
+def hooks_of(model: nn.Module) -> dict[str, list[object]]:
+    """Returns the functions that hooks and edits run inside a model, by the names of its modules.
+
+    These are hooks of any kind, and a `forward` that an instance or a class of the user's has in
+    place of ours. Hooks that torch runs for every module have the name "every module".
+    """
+    whole: Any = torch.nn.modules.module
+    found: dict[str, list[object]] = {
+        "every module": [fn for name in _HOOKS for fn in getattr(whole, f"_global{name}").values()]
+    }
+    for name, module in model.named_modules():
+        own = [fn for kind in _HOOKS for fn in getattr(module, kind).values()]
+        own += [] if _of_library(vars(module).get("forward")) else [vars(module)["forward"]]
+        own += [] if library_of(type(module).__module__) else [type(module)]
+        found[name or "model"] = own
+    return {name: own for name, own in found.items() if own}
+
+
+def _of_library(function: Any) -> bool:
+    """Tells whether a forward is none, or one that a library put in place, as accelerate does."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    home = getattr(function, "__globals__", {}).get("__name__", "")
+    return function is None or library_of(home) is not None
+
+
+@functools.cache
+def library_of(module: str) -> str | None:
+    """Returns the name and version of the library of a module, or None for the user's modules."""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names or root in sys.builtin_module_names:
+        return None if root == "__main__" else "python"
+    if root in _OURS:
+        return root  # a run records our version
+    package: Any = sys.modules.get(root)
+    places = [getattr(package, "__file__", None) or "", *map(str, getattr(package, "__path__", ()))]
+    if any("site-packages" in place or "dist-packages" in place for place in places):
+        return f"{root} {getattr(package, '__version__', '')}"
+    return None
+
+
+def _by_name(value: Any) -> str | None:
+    """Returns the library and the full name of a thing that a library's module holds, else None."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or not library_of(module):
+        return None
+    held: Any = sys.modules.get(module)
+    for part in name.split("."):
+        held = getattr(held, part, None)
+    same = isinstance(value, type) or held is value or getattr(held, "__wrapped__", None) is value
+    return f"{library_of(module)}: {module}.{name}" if same else None
+
+
+class _Reader:
+    """Reads values into digests; a value inside itself counts by how far outside it begins."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}  # id of a value that is being read -> depth
+        self._done: dict[int, tuple[bytes, object]] = {}  # the object keeps its id from reuse
+
+    def of(self, value: Any, names: Iterable[str] = ()) -> bytes:
+        """Returns the digest of a value.
+
+        names: the attributes of a user's module that count; without names its source does.
+        """
+        if type(value) in _PLAIN:
+            return _hash(type(value).__name__, repr(value).encode())
+        if isinstance(value, types.ModuleType):
+            return self._module(value, names)
+        key = id(value)
+        if key in self._done:
+            return self._done[key][0]
+        if key in self._open:
+            return _hash("outer", str(len(self._open) - self._open[key]).encode())
+        self._open[key] = len(self._open)
+        try:
+            found = self._read(value)
+        except RecursionError:
+            raise Unknown(f"a {type(value).__name__} that is nested too deeply") from None
+        finally:
+            del self._open[key]
+        self._done[key] = (found, value)
+        return found
+
+    def _read(self, value: Any) -> bytes:
+        name = _by_name(value)
+        if name is not None:
+            return _hash("named", name.encode())
+        if type(value) in (list, tuple):
+            return _hash(type(value).__name__, *map(self.of, value))
+        if type(value) in (set, frozenset):
+            return _hash("set", *sorted(map(self.of, value)))
+        if type(value) in (dict, types.MappingProxyType):
+            return self._mapping(value)
+        readers: list[tuple[Any, Callable[[Any], bytes]]] = [
+            (Tensor, self._tensor),
+            (np.ndarray, self._array),
+            ((pd.DataFrame, pd.Series, pd.Index), self._table),
+            (HookPoint, lambda point: _hash("hook point", str(point.name).encode())),
+            (nn.Module, self._network),
+            (types.FunctionType, lambda fn: self._all("function", self.parts_of_function(fn))),
+            (types.CodeType, self._code),
+            (type, self._class),
+            (
+                types.MethodType,
+                lambda own: _hash("method", self.of(own.__func__), self.of(own.__self__)),
+            ),
+            (types.BuiltinFunctionType, self._builtin),
+            ((staticmethod, classmethod), lambda own: _hash("static", self.of(own.__func__))),
+            (property, lambda own: _hash("property", *map(self.of, (own.fget, own.fset)))),
+            (types.CellType, lambda own: self.of(_content(own))),
+            (weakref.ref, lambda own: self.of(own())),
+            (torch.Generator, lambda own: self.of(own.get_state())),
+            (
+                types.GenericAlias,
+                lambda own: _hash("alias", self.of((own.__origin__, own.__args__))),
+            ),
+            (_BY_TYPE, lambda own: _hash(type(own).__name__)),
+        ]
+        for kinds, read in readers:
+            if isinstance(value, kinds):
+                return read(value)
+        return self._object(value)
+
+    def _all(self, kind: str, parts: Mapping[str, bytes]) -> bytes:
+        return _hash(kind, *(name.encode() + part for name, part in parts.items()))
+
+    def parts_of_function(self, function: types.FunctionType) -> dict[str, bytes]:
+        """Returns the digests of what a function is made of and what it reads."""
+        code, home = function.__code__, function.__globals__
+        library = library_of(str(home.get("__name__", "")))
+        names = {name for one in _codes(code) for name in one.co_names}
+        if library:  # a function that a library made, such as one that a decorator returns
+            parts = {"code": _hash("named", f"{library}: {code.co_qualname}".encode())}
+        else:
+            parts = {"code": self.of(code)}
+        if function.__defaults__ or function.__kwdefaults__:
+            defaults = (function.__defaults__, function.__kwdefaults__)
+            parts["defaults"] = self._named("defaults", defaults, names)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            parts[f"closure {name}"] = self._named(name, _content(cell), names)
+        own = {name: vars(function)[name] for name in vars(function) if name != "__wrapped__"}
+        if own:
+            parts["attributes"] = self._named("attributes", own, names)
+        if not library:
+            read, imported = _reads_of(code)
+            for name in sorted(read & home.keys()):
+                parts[f"global {name}"] = self._named(name, home[name], names)
+            for name in sorted(imported):
+                parts[f"import {name}"] = self._named(name, _imported(name), names)
+        return parts
+
+    def _named(self, name: str, value: object, names: Iterable[str]) -> bytes:
+        try:
+            return self.of(value, names)
+        except Unknown as error:
+            raise Unknown(f"{name!r}, {error}" if str(error)[0] != "'" else f"{error}") from None
+
+    def _code(self, code: types.CodeType) -> bytes:
+        names = repr((code.co_names, code.co_freevars, code.co_flags)).encode()
+        # a frozenset among the constants has no order
+        return _hash("code", code.co_code, names, self.of(code.co_consts))
+
+    def _module(self, module: types.ModuleType, names: Iterable[str]) -> bytes:
+        library = library_of(module.__name__)
+        if library:
+            return _hash("module", f"{library}: {module.__name__}".encode())
+        if id(module) in self._open:
+            return _hash("module", module.__name__.encode())
+        held = vars(module)
+        chosen = sorted(set(names) & held.keys()) or sorted(
+            name for name, value in held.items()
+            if name[:2] != "__" and not isinstance(value, types.ModuleType)
+        )  # fmt: skip
+        self._open[id(module)] = len(self._open)
+        try:
+            return self._all(
+                "module", {name: self._named(name, held[name], names) for name in chosen}
+            )
+        finally:
+            del self._open[id(module)]
+
+    def _class(self, kind: type) -> bytes:
+        own = {name: value for name, value in vars(kind).items() if name not in _OF_A_CLASS}
+        parts = {name: self._named(name, value, ()) for name, value in own.items()}
+        return _hash("class", *map(self.of, kind.__bases__), self._all("class", parts))
+
+    def _mapping(self, mapping: Mapping[Any, Any]) -> bytes:
+        pairs = [self.of(key) + self._named(str(key), one, ()) for key, one in mapping.items()]
+        return _hash("mapping", *pairs)
+
+    def _tensor(self, tensor: Tensor) -> bytes:
+        if tensor.is_meta:
+            raise Unknown("a tensor without values (on the meta device)")
+        plain = tensor.detach().cpu()
+        plain = plain if plain.layout == torch.strided else plain.to_dense()
+        plain = plain.dequantize() if plain.is_quantized else plain
+        values = plain.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        about = f"{tensor.dtype} {list(tensor.shape)} {tensor.layout}".encode()
+        return _hash("tensor", self.of(type(tensor)), about, values.numpy().data)
+
+    def _array(self, array: np.ndarray) -> bytes:
+        about = f"{array.dtype} {array.shape}".encode()
+        if array.dtype.hasobject:
+            return _hash("objects", about, self.of(type(array)), self.of(array.tolist()))
+        return _hash("array", about, self.of(type(array)), np.ascontiguousarray(array).tobytes())
+
+    def _network(self, module: nn.Module) -> bytes:
+        """Reads weights, buffers, hooks and plain attributes of a module and of its parts."""
+        parts = {}
+        for name, one in module.named_modules():
+            tensors = (*one.named_parameters(recurse=False), *one.named_buffers(recurse=False))
+            own = {key: own for key, own in vars(one).items() if key not in _OF_A_MODULE}
+            own = {} if isinstance(one, HookPoint) else own
+            hooks = [fn for kind in _HOOKS for fn in getattr(one, kind).values()]
+            parts[name] = _hash(
+                "module", self.of(type(one)), self.of(dict(tensors)), self.of(own), self.of(hooks)
+            )
+        return self._all("network", parts)
+
+    def _table(self, table: Any) -> bytes:
+        """Reads the columns and the index of a DataFrame, or a Series or an Index."""
+        parts = [table.columns, table.index] if isinstance(table, pd.DataFrame) else []
+        columns = (
+            [table.iloc[:, place] for place in range(len(table.columns))] if parts else [table]
+        )
+        values = [(str(own.dtype), own.name, own.to_numpy()) for own in columns]
+        if isinstance(table, pd.Series):
+            parts.append(table.index)
+        return _hash("table", *map(self.of, (*parts, *values)))
+
+    def _builtin(self, value: Any) -> bytes:
+        owner = value.__self__  # a module, or the object that a method is bound to
+        return _hash("builtin", value.__qualname__.encode(), self.of(owner))
+
+    def _object(self, value: Any) -> bytes:
+        """Reads what Python would write to make a copy of an object; the object makes no copy."""
+        kind = type(value).__name__
+        try:
+            written = copyreg.dispatch_table.get(type(value))
+            made = written(value) if written else value.__reduce_ex__(2)
+        except Exception as error:
+            raise Unknown(f"a {kind} whose content cannot be read ({error})") from None
+        made = (made,) if isinstance(made, str) else made  # a name, as of a cached function
+        parts = [list(part) if isinstance(part, Iterator) else part for part in made]
+        if parts[2:] == [] or parts[2] is None:
+            parts.append(getattr(value, "__dict__", None))
+        return _hash("object", self.of(type(value)), self.of(parts))
+
+
+def _content(cell: types.CellType) -> object:
     try:
-        cell.cell_contents  # noqa: B018
+        return cell.cell_contents
     except ValueError:  # the variable has no value yet
-        return False
-    return True
+        return "no value"
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yields a code and the codes of the functions defined inside it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
+
+
+def _reads_of(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """Returns the names of the globals that a code reads, and of the modules that it imports."""
+    found: dict[str, set[str]] = {"LOAD_GLOBAL": set(), "LOAD_NAME": set(), "IMPORT_NAME": set()}
+    for one in _codes(code):
+        for step in dis.get_instructions(one):
+            if step.opname in found:
+                found[step.opname].add(step.argval)
+    return found["LOAD_GLOBAL"] | found["LOAD_NAME"], found["IMPORT_NAME"]
+
+
+def _imported(name: str) -> object:
+    try:
+        return import_module(name)
+    except Exception:  # the function meets the same error, or names a module of its own package
+        return "not imported"
+
+
+def _hash(kind: str, *parts: Any) -> bytes:
+    """Returns the SHA-256 of a kind and of parts, each with its length."""
+    digest = hashlib.sha256(kind.encode())
+    for part in parts:
+        digest.update(f"\0{len(part)}\0".encode())
+        digest.update(part)
+    return digest.digest()

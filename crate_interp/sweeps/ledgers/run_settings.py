@@ -23,10 +23,7 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) ->
     if names:
         # the settings of a run contain the settings of its result, hence the double prefix
         named = {name: name.replace("settings.settings.", "settings.") for name in names[:3]}
-        shown = "; ".join(
-            f"{plain(own, 100)} is {_value(old, name)} there and {_value(new, name)} here"
-            for name, own in named.items()
-        )
+        shown = "; ".join(_difference(own, name, old, new) for name, own in named.items())
         more = f" (and {len(names) - 3} more)" if names[3:] else ""
         raise ValueError(
             f"{where!r} holds a run with other settings: {shown}{more}. Give the same settings to "
@@ -41,6 +38,13 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(inner, f"{name}.{key}" if name else str(key))
     else:
         yield name, value
+
+
+def _difference(shown: str, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    whose = plain(shown.removeprefix("code."), 100)
+    if shown != whose and name in old and name in new and str(new[name]).startswith("sha256:"):
+        return f"{whose} has changed"  # a digest says nothing to a reader
+    return f"{whose} is {_value(old, name)} there and {_value(new, name)} here"
 
 
 def _value(fields: Mapping[str, Any], name: str) -> str:

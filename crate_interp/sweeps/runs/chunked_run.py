@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from crate_interp.core import checks, files
@@ -14,12 +15,14 @@ from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.core.safe_text import plain
 from crate_interp.data.streams import Stream
+from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import KINDS, Kind, Rules, Tables
 from crate_interp.sweeps.engines import ENGINES, Engine
 from crate_interp.sweeps.ledgers import ledger as ledgers
 from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
 from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task, folded, merged
+from crate_interp.sweeps.runs.provenance import code_of
 from crate_interp.sweeps.runs.time_estimate import Forecast
 
 if TYPE_CHECKING:
@@ -218,18 +221,20 @@ def open_job(
     kind: Kind,
     meta: Mapping[str, Any],
     options: RunOptions,
+    model: HookedModel,
     *,
     stages: Iterable[str] | None = None,
-    code: object = None,
+    read: Mapping[str, object] = MappingProxyType({}),
 ) -> Iterator[Job]:
     """Yields a job; meta: the part of the result's meta that is known before measuring.
 
-    stages: the names of all stages of the job, for `ci.merge`; None means the kind's stages. code:
-    further JSON on which the chunks depend, such as digests of probes; it is not part of the
-    result.
+    stages: the names of all stages of the job, for `ci.merge`; None means the kind's stages. read:
+    what else the chunks depend on, such as the functions of probes. Digests of it and of the hooks
+    on the model are kept with the run; they are not part of the result.
 
     Raises ValueError for an unknown engine, if the folder holds another kind of result or a run
-    with other settings, and if the folder cannot be written.
+    with other settings, if the folder cannot be written, and for functions that read what cannot be
+    compared later, such as an open file, unless the options have a tag.
     """
     assert kind.name in KINDS, f"{kind.name} has no line in crate_interp/results/kinds.py"
     engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
@@ -245,7 +250,7 @@ def open_job(
     settings["device"] = str(plain_meta["device"]).partition(":")[0]
     names = list(kind.stages if stages is None else stages)
     run = {"format": 1, "kind": kind.name, "stages": names, "settings": settings}
-    run = json.loads(json.dumps(run | {"code": code}))
+    run = json.loads(json.dumps(run | {"code": code_of(model, read, options.tag)}))
     full |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
     full |= {"run": digest_of_run(run)}
     opened = ledgers.opened(options.out, run, place, options.resume)

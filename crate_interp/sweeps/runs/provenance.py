@@ -2,13 +2,15 @@
 
 import hashlib
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
 import torch
+from torch import nn
 
 from crate_interp import __version__
+from crate_interp.core.safe_text import plain
 from crate_interp.data import Samples
 from crate_interp.data.streams import Stream
 from crate_interp.models.autoencoder import DecoderView
@@ -17,7 +19,7 @@ from crate_interp.models.weight_cache import kept, model_digest
 from crate_interp.probes import Probe
 from crate_interp.probes.built_in import labels_of
 from crate_interp.results import sample_ranges
-from crate_interp.sweeps.ledgers.code_digest import digest_of_code
+from crate_interp.sweeps.ledgers.code_digest import Unknown, hooks_of, parts_of
 
 _PACKAGES = ("torch", "transformer-lens", "numpy")
 
@@ -27,6 +29,7 @@ def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
     whole = model if isinstance(model, HookedModel) else model.model
     digest = kept(whole, "digest", lambda: model_digest(whole))
     versions = {"crate_interp": __version__, "python": platform.python_version()}
+    chosen = torch_settings()
     return {
         "model": model.cfg.model_name,
         "model_digest": digest,
@@ -39,7 +42,7 @@ def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
         "device": str(model.cfg.device),
         "threads": torch.get_num_threads(),
         "versions": versions | {name: version(name) for name in _PACKAGES},
-    }
+    } | ({"torch_settings": chosen} if chosen else {})
 
 
 def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[str, Any]:
@@ -88,15 +91,54 @@ def edits(model: HookedModel) -> list[str]:
     return found
 
 
-def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
-    """Returns a digest of the code of each probe and of the forward, by name.
+def functions_of(probes: list[Probe], forward: object) -> dict[str, object]:
+    """Returns the functions of probes and the forward, by the names that `code_of` notes."""
+    kinds = ("measure", "final", "weights")
+    named = {f"{item.name}.{kind}": getattr(item, kind) for item in probes for kind in kinds}
+    return {name: own for name, own in named.items() if own is not None} | {"forward": forward}
 
-    The digests tell whether the user's code is still the code that measured a folder's chunks.
+
+def code_of(model: nn.Module, read: Mapping[str, object], tag: str | None) -> dict[str, Any]:
+    """Returns digests of what a run's numbers depend on and its meta does not show, by name.
+
+    These are the values in `read`, such as functions of the user's, and the hooks on the model. The
+    digests tell whether they are still what measured a folder's chunks. tag: a text that stands for
+    values whose content cannot be read. Raises ValueError for such a value without a tag.
     """
-    named = {item.name: (item.measure, item.final, item.weights) for item in probes}
-    return {
-        name: digest_of_code(functions) for name, functions in {**named, "forward": forward}.items()
+    hooks = {
+        f"hook {number} at {name}": function
+        for name, functions in hooks_of(model).items()
+        for number, function in enumerate(functions)
     }
+    found: dict[str, Any] = {}
+    for name, value in {**read, **hooks}.items():
+        try:
+            found[name] = parts_of(value)
+        except Unknown as error:
+            if tag is None:
+                raise ValueError(
+                    f"{plain(name)} reads {plain(error, 300)}, so the folder could not tell later "
+                    "whether it is the same. Give tag='...' (--tag) with a text that names what it "
+                    "reads and changes when that changes, or leave out= out."
+                ) from None
+            found[name] = f"tag {tag}"
+    return found
+
+
+def torch_settings() -> dict[str, str]:
+    """Returns torch's settings that change numbers and are not those torch starts with."""
+    found = {
+        f"autocast {kind}": str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+        for kind in ("cpu", "cuda", "mps", "xpu")
+        if torch.is_autocast_enabled(kind)
+    }
+    others = {
+        "default dtype": (str(torch.get_default_dtype()).removeprefix("torch."), "float32"),
+        "deterministic": (str(torch.are_deterministic_algorithms_enabled()), "False"),
+        "cudnn deterministic": (str(torch.backends.cudnn.deterministic), "False"),
+        "matmul precision": (torch.get_float32_matmul_precision(), "highest"),
+    }
+    return found | {name: now for name, (now, first) in others.items() if now != first}
 
 
 def digest_of_labels(labels: Iterable[Any] | None) -> str | None:

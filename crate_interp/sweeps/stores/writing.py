@@ -85,7 +85,7 @@ def store(
     meta["versions"] |= {name: version(name) for name in ("pyarrow", "datasets")}
     given: dict[str, Any] = {"features": features, "out": folder, "options": forward}
     rows = partial(_of_chunk, shapes=shapes, kept=kept, **given)
-    with open_job(STORE, meta, options) as job:
+    with open_job(STORE, meta, options, model) as job:
         if not options.resume:
             folders.discard(folder, META)  # removes the index of files that no longer exist
         _check_space(job, samples, shapes, kept)

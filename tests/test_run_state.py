@@ -1,0 +1,343 @@
+"""A folder goes on only with the same probes, hooks, forward and settings of torch."""
+
+import contextlib
+import functools
+import sys
+import types
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import crate_interp as ci
+from conftest import make
+from crate_interp.sweeps.ledgers.code_digest import Unknown, digest_of_code, hooks_of, parts_of
+from crate_interp.sweeps.runs.chunked_run import Job
+from crate_interp.sweeps.runs.provenance import torch_settings
+
+HELD: Any = types.ModuleType("helpers_of_a_test")  # stands for a module of the user's
+exec("def scaled(x):\n    return x * factor\n", vars(HELD))
+
+
+def _in_globals(value, source="def measure(x):\n    return x * factor\n"):
+    home = {"__name__": "of_the_user", "factor": value}
+    exec(source, home)
+    return home["measure"]
+
+
+def _helper(value):
+    source = "def helper(x):\n    return x * factor\ndef measure(x):\n    return helper(x)\n"
+    return _in_globals(value, source)
+
+
+def _class_attribute(value):
+    kind = type("Mine", (), {"factor": value, "__call__": lambda self, x: x * self.factor})
+    return kind()
+
+
+def _slots(value):
+    class Mine:
+        __slots__ = ("factor",)
+
+        def __call__(self, x):
+            return x * self.factor
+
+    found = Mine()
+    found.factor = value
+    return found
+
+
+def _in_a_module(value):
+    module: Any = types.ModuleType("of_the_user_too")
+    exec("def scaled(x):\n    return x * factor\n", vars(module))
+    module.factor, module.__name__ = value, "of_the_user_too"
+    home = {"__name__": "of_the_user", "helpers": module}
+    exec("def measure(x):\n    return helpers.scaled(x)\n", home)
+    return home["measure"]
+
+
+def _imported_inside(value):
+    home = {"__name__": "of_the_user"}
+    exec(
+        "def measure(x):\n    import helpers_of_a_test\n    return helpers_of_a_test.scaled(x)\n",
+        home,
+    )
+    HELD.factor = value
+    sys.modules[HELD.__name__] = HELD
+    return home["measure"]
+
+
+@dataclass
+class Holder:
+    factor: object
+
+    def measure(self, x):
+        return x * self.factor
+
+    def __call__(self, x):
+        return self.measure(x)
+
+    @property
+    def again(self):
+        return self.factor
+
+
+def _attribute(value):
+    measure: Any = lambda x: x * measure.factor  # noqa: E731
+    measure.factor = value
+    return measure
+
+
+def _decorated(value):
+    def decorate(function):
+        return functools.wraps(function)(lambda x: function(x) * value)
+
+    return decorate(lambda x: x)
+
+
+def _weights(value):
+    layer = torch.nn.Linear(2, 3)
+    for parameter in layer.parameters():
+        torch.nn.init.constant_(parameter, float(np.asarray(value).reshape(-1)[0]))
+    return lambda x: layer(x)
+
+
+WAYS = {
+    "closure": lambda value: lambda x: x * value,
+    "default": lambda value: lambda x, factor=value: x * factor,
+    "keyword default": lambda value: lambda x, *, factor=value: x * factor,
+    "partial": lambda value: functools.partial(lambda factor, x: x * factor, value),
+    "partial keyword": lambda value: functools.partial(lambda x, factor: x * factor, factor=value),
+    "bound method": lambda value: Holder(value).measure,
+    "callable object": Holder,
+    "object in a closure": lambda value: (lambda held: lambda x: held.again * x)(Holder(value)),
+    "slots": _slots,
+    "list of one's own": lambda value: type("Mine", (list,), {"factor": value})([1]),
+    "tuple of one's own": lambda value: namedtuple("Mine", "factor")(value),
+    "tensor of one's own": lambda value: torch.ones(2).as_subclass(
+        type("Mine", (torch.Tensor,), {"factor": value})
+    ),
+    "class attribute": _class_attribute,
+    "function attribute": _attribute,
+    "decorator": _decorated,
+    "cached": lambda value: functools.lru_cache(lambda x: x * value),
+    "without gradients": lambda value: torch.no_grad()(lambda x: x * value),
+    "global": _in_globals,
+    "global of a helper": _helper,
+    "helper in a module": _in_a_module,
+    "module imported inside": _imported_inside,
+    "function inside": lambda value: lambda x: (lambda y: y * value)(x),
+    "list": lambda value: (lambda held: lambda x: x * held[1])([0, value]),
+    "dict": lambda value: (lambda held: lambda x: x * held["a"])({"a": value}),
+    "tensor": lambda value: (lambda held: lambda x: x * held)(torch.tensor(value)),
+    "array": lambda value: (lambda held: lambda x: x * held)(np.array(value)),
+    "objects": lambda value: (lambda held: lambda x: held)(np.array([value, "a"], dtype=object)),
+    "table": lambda value: (lambda held: lambda x: held)(pd.DataFrame({"a": [value]})),
+    "weights": _weights,
+    "bound built-in": lambda value: torch.tensor(value).mul,
+    "iterator": lambda value: (lambda held: lambda x: next(held))(iter([value])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(one=st.floats(-9, 9, width=32), other=st.floats(-9, 9, width=32))
+def test_a_function_is_told_apart_by_what_it_holds(way, one, other):
+    make_function = WAYS[way]
+    first = digest_of_code(make_function(one))
+    assert first == digest_of_code(make_function(one))
+    assert (first == digest_of_code(make_function(other))) == (repr(one) == repr(other))
+
+
+def test_code_defaults_and_hidden_changes_count():
+    held = torch.zeros(3)
+    before = digest_of_code(lambda x: x + held)
+    held.data[1] = 1
+    assert before != digest_of_code(lambda x: x + held)  # written past torch's version counter
+    assert digest_of_code(lambda x: x + 1) != digest_of_code(lambda x: x - 1)
+    assert parts_of(_in_globals(2)).keys() == {"code", "global factor"}
+    view = torch.arange(6.0).view(2, 3)
+    assert digest_of_code(view.T) == digest_of_code(view.T.contiguous())
+    assert digest_of_code(view.half()) != digest_of_code(view)
+
+    def recursive(x):
+        return recursive(x - 1) * len(loop) if x else held
+
+    loop: list[Any] = [recursive]
+    loop.append(loop)
+    assert digest_of_code(recursive) == digest_of_code(recursive)
+
+
+NO_CONTENT = {
+    "file": lambda: open(__file__),
+    "generator": lambda: (n for n in [1]),
+    "meta tensor": lambda: torch.empty(2, device="meta"),
+}
+
+
+@pytest.mark.parametrize("make_value", NO_CONTENT.values(), ids=NO_CONTENT)
+def test_what_has_no_content_is_named(make_value):
+    handle = make_value()
+    with contextlib.closing(handle) if hasattr(handle, "close") else contextlib.nullcontext():
+        with pytest.raises(Unknown, match="'handle', a "):
+            digest_of_code(lambda x: handle)
+        with pytest.raises(Unknown, match="'inner', a "):
+            digest_of_code({"held": {"inner": handle}})
+
+
+def test_the_library_counts_by_name():
+    assert digest_of_code(torch.relu) != digest_of_code(torch.sigmoid)
+    assert list(parts_of(np.linalg.norm)) == ["value"]
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Starts verbs that stop after the settings of their run are in the folder."""
+
+    def start(verb, out):
+        with monkeypatch.context() as patch:
+            patch.setattr(Job, "run", lambda *args: (_ for _ in ()).throw(Stopped))
+            with contextlib.suppress(Stopped):
+                verb(out)
+        assert (out / "run.json").is_file()
+
+    return start
+
+
+IMAGES = make(family="crate", n_classes=3)
+PICTURES = torch.rand(
+    5, *((3,) + tuple(IMAGES.cfg.image_size)), generator=torch.Generator().manual_seed(0)
+)
+MASKS = torch.zeros(5, *IMAGES.cfg.image_size, dtype=torch.uint8)
+MASKS[:, :4, :4] = 1
+LABELLED = (PICTURES, torch.tensor([0, 1, 2, 0, 1]))
+POINT = "blocks.0.hook_resid_pre"
+RUN = {"progress": False, "batch_size": 5}
+VERBS = {
+    "sweep": lambda out: ci.sweep(IMAGES, PICTURES, controls=0, out=out, **RUN),
+    "audit": lambda out: ci.audit(IMAGES, PICTURES, untrained=0, out=out, **RUN),
+    "atoms": lambda out: ci.atoms(IMAGES, PICTURES, out=out, **RUN),
+    "store": lambda out: ci.store(
+        IMAGES, PICTURES, points="blocks.0.hook_resid_pre", out=out, **RUN
+    ),
+    "segment": lambda out: ci.segment(
+        IMAGES, {"image": PICTURES, "mask": MASKS}, untrained=0, out=out, **RUN
+    ),
+    "ablate_heads": lambda out: ci.circuits.ablate_heads(IMAGES, LABELLED, out=out, **RUN),
+    "atlas": lambda out: ci.circuits.atlas(IMAGES, LABELLED, ablate=0, out=out, **RUN),
+    "linear_probe": lambda out: ci.linear_probe(IMAGES, LABELLED, out=out, **RUN),
+    "surgery": lambda out: ci.surgeries.surgery(IMAGES, LABELLED, out=out, **RUN),
+    "watch": lambda out: ci.watch(IMAGES, PICTURES, out=out).__enter__().__exit__(None),
+}
+
+
+@contextlib.contextmanager
+def hooked(factor):
+    IMAGES.add_hook(POINT, lambda tensor, hook: tensor * factor)
+    try:
+        yield
+    finally:
+        IMAGES.reset_hooks()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_another_hook_or_autocast_is_refused(verb, begun, tmp_path):
+    run = VERBS[verb]
+    with hooked(2):
+        begun(run, tmp_path)
+    with hooked(5), pytest.raises(ValueError, match="hook 0 at blocks.0.hook_resid_pre.* changed"):
+        run(tmp_path)
+    with pytest.raises(ValueError, match="other settings"):
+        run(tmp_path)
+    with (
+        hooked(2),
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match="autocast"),
+    ):
+        run(tmp_path)
+
+
+def test_a_finished_run_does_not_answer_for_another_probe(tmp_path):
+    def with_factor(factor):
+        measure = lambda block, acts: {"x": acts["hook_resid_pre"].mean((1, 2)) * factor}  # noqa: E731
+        probe = ci.Probe("mine", ("hook_resid_pre",), measure, {"x": ("1", None, None, "a mean")})
+        return ci.sweep(IMAGES, PICTURES, probes=probe, controls=0, out=tmp_path, **RUN)
+
+    first = with_factor(torch.tensor(2.0))
+    assert with_factor(torch.tensor(2.0)).digest() == first.digest()
+    with pytest.raises(ValueError, match="mine.measure.closure factor has changed"):
+        with_factor(torch.tensor(3.0))
+
+
+def test_a_forward_of_the_callers_counts(begun, tmp_path):
+    def run(out, factor):
+        forward = lambda model, batch: model(batch * factor)  # noqa: E731
+        return ci.sweep(IMAGES, PICTURES, forward=forward, controls=0, out=out, **RUN)
+
+    begun(functools.partial(run, factor=1), tmp_path)
+    with pytest.raises(ValueError, match="forward.closure factor has changed"):
+        run(tmp_path, 2)
+
+
+def test_a_tag_stands_for_what_cannot_be_compared(begun, tmp_path):
+    def run(out, tag=None):
+        measure = lambda block, acts: {"x": acts["hook_resid_pre"].mean((1, 2)) + 0 * file.fileno()}  # noqa: E731
+        probe = ci.Probe("mine", ("hook_resid_pre",), measure, {"x": ("1", None, None, "a mean")})
+        return ci.sweep(IMAGES, PICTURES, probes=probe, controls=0, out=out, tag=tag, **RUN)
+
+    with open(__file__) as file:
+        with pytest.raises(ValueError, match="mine.measure reads 'file', a TextIO.*tag="):
+            run(tmp_path)
+        assert not list(tmp_path.iterdir())
+        run(None)  # nothing is kept, so nothing is compared
+        begun(functools.partial(run, tag="one"), tmp_path)
+        with pytest.raises(ValueError, match="'tag one' there and 'tag two' here"):
+            run(tmp_path, tag="two")
+        assert run(tmp_path, tag="one").meta["n_samples"] == 5
+    with pytest.raises(ValueError, match="tag=.*: give a text"):
+        run(tmp_path, tag="")
+
+
+def test_torch_settings_are_in_the_meta_and_keep_results_apart():
+    plain = ci.sweep(IMAGES, PICTURES[:2], controls=0, **RUN)
+    assert "torch_settings" not in plain.meta and torch_settings() == {}
+    with torch.autocast("cpu", torch.bfloat16):
+        other = ci.sweep(IMAGES, PICTURES[2:], controls=0, **RUN)
+    assert other.meta["torch_settings"] == {"autocast cpu": "bfloat16"}
+    with pytest.raises(ValueError, match="differ in torch_settings"):
+        plain.merge(other)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert torch_settings() == {"matmul precision": "medium"}
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_hooks_of_torch_and_replaced_forwards_are_seen():
+    model: Any = make(family="crate")
+    assert hooks_of(model) == {}
+    handle = model.blocks[1].mlp.register_forward_hook(lambda *args: None)
+    model.blocks[0].attn.forward = lambda x: x
+    assert set(hooks_of(model)) == {"blocks.1.mlp", "blocks.0.attn"}
+    handle.remove()
+    everywhere = torch.nn.modules.module.register_module_forward_hook(lambda *args: None)
+    try:
+        assert set(hooks_of(model)) == {"every module", "blocks.0.attn"}
+    finally:
+        everywhere.remove()
+
+    class Mine(type(model)):
+        pass
+
+    model.__class__ = Mine
+    assert hooks_of(model)["model"] == [Mine]
