@@ -32,7 +32,7 @@ report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
 
 ifdef WHEEL
-test: browser
+test:
 	bash tests/wheel.sh $(PYTHON)
 else
 test: $(READY) browser

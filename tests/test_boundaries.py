@@ -170,6 +170,7 @@ def test_public_names():
         _ = ci.sweeep
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_by_its_own_name():
     """`import a.b.c as r` reads attributes: a function of the same name would hide a module."""
     names = [

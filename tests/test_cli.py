@@ -218,6 +218,7 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "new" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_report_on_a_file_and_a_folder_of_images(tmp_path):
     model = make("crate-alpha", image_size=(6, 20))
     torch.save(published_layout(model), tmp_path / "w.pth")

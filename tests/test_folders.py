@@ -103,6 +103,7 @@ def test_a_result_that_dies_at_any_step_is_one_of_two_wholes_or_refused(sweeps, 
     assert verdicts[-1] == "new"
 
 
+@pytest.mark.slow
 def test_a_model_that_dies_at_any_step_is_one_of_two_wholes_or_refused(tmp_path):
     old, new = make("crate"), make("crate", seed=1)
 

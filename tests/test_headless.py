@@ -110,6 +110,7 @@ def test_transformers_refuses_it_as_a_classifier(headless, tmp_path, images):
         net(images)
 
 
+@pytest.mark.slow
 def test_measures_are_those_of_the_whole_model():
     whole = ci.load("crate-tiny-cutouts")
     with pytest.warns(UserWarning, match="the head is left out"):

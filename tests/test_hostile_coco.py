@@ -176,6 +176,7 @@ assert drawn.shape == (side, side) and drawn[0, 0] == 2 and (drawn == 1).sum() =
 """
 
 
+@pytest.mark.slow
 def test_many_annotations_take_one_map(tmp_path):
     """80 masks of 16 MB each, under a limit of 400 MB for everything."""
     command = [sys.executable, "-c", MANY, str(HERE), str(tmp_path)]

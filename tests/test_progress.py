@@ -35,6 +35,7 @@ def test_a_bar_goes_to_stderr_in_a_terminal_and_to_stdout_in_a_notebook(capsys, 
     assert "here: 100%" in out and not err
 
 
+@pytest.mark.slow
 def test_nothing_else_loads_tqdm_before():
     """A warning at the first touch of any name would be an error here."""
     code = (

@@ -132,6 +132,7 @@ def test_tables(report, model, data):
     assert any(line.startswith("U defect: alignment.orthonormality. |U_k^T") for line in lines)
 
 
+@pytest.mark.slow
 def test_without_twins_and_with_other_probes(model, data, tmp_path):
     path = ci.report(
         model, data, tmp_path, probes=["sparsity"], untrained=0, limit=2, progress=False

@@ -126,7 +126,10 @@ def survives(result, folder):
     assert result.meta["format"] == 1 and result.meta["result"] == result.KIND
 
 
-@pytest.mark.parametrize("kind", list(OF_DATA))
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "audit")) for kind in OF_DATA],
+)
 def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
     model, data = vision
     measure = OF_DATA[kind]

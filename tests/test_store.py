@@ -118,6 +118,7 @@ def test_no_layer_runs(net, stored, monkeypatch):
     assert ci.sweep(net, stored, probes="sparsity", **QUIET).meta["n_samples"] == N
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_store_resumes(net, stored, tmp_path):
     options = dict(probes="sparsity", **QUIET)
     whole = ci.sweep(net, stored, out=tmp_path / "a", **options)
@@ -126,6 +127,7 @@ def test_a_sweep_of_a_store_resumes(net, stored, tmp_path):
     assert part.digest() == whole.digest()
 
 
+@pytest.mark.slow
 def test_float16_rounds_and_says_so(net, stored, tmp_path):
     half = ci.store(net, DATA, points=POINTS, out=tmp_path / "h", dtype=torch.float16, **QUIET)
     assert half.features[LAST].dtype == "float16"

@@ -230,6 +230,7 @@ def test_tokens_of_a_view_are_cut_and_visible():
     html.encode()
 
 
+@pytest.mark.slow
 def test_a_report_of_a_model_with_any_name(tmp_path):
     """Pages, figures and tables; what the font lacks is a warning, and so an error here."""
     name = "$\\badmacro$ 注意 می‌خواهم <script>=1+1"
