@@ -204,3 +204,23 @@ def test_a_guessed_grid_is_no_ground_for_other_sizes(tmp_path):
         assert not right.cfg.grid_guessed and torch.equal(right(wide), model(wide))
         assert "grid_guessed" not in right.cfg.to_dict()
     assert ci.load(tmp_path / "guessed").cfg.grid_guessed
+
+
+def test_a_guessed_grid_is_said_and_refused_for_maps(capsys):
+    weights = published_layout(make(image_size=(4, 40), patch_size=(2, 5)))
+    told = dict(n_heads=5, patch_size=(2, 5))
+    guessed = ci.load(weights, **told)
+    assert "image_size=(8, 20) is a guess" in capsys.readouterr().err
+    assert any("image_size=(8, 20)" in text for text in ci.verify(weights, **told)["cannot_check"])
+    images = torch.randn(2, 3, 8, 20, generator=torch.Generator().manual_seed(3))
+    cache = guessed.run_with_cache(images)[1]
+    for draw in (
+        lambda: ci.maps.attention(cache, 0),
+        lambda: ci.viz.attention(cache, 0),
+        lambda: ci.segment(guessed, {"image": images, "mask": images[:, 0] > 0}, progress=False),
+    ):
+        with pytest.raises(ValueError, match=r"a guess, 4 x 4, .* image_size=\(8, 20\)"):
+            draw()
+    capsys.readouterr()
+    right = ci.load(weights, image_size=(4, 40), **told)
+    assert "guess" not in capsys.readouterr().err and right.cfg.known_grid == (2, 8)

@@ -26,6 +26,7 @@ from crate_interp.config import CrateConfig, check_names
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.folders import locked
+from crate_interp.core.progress import note
 from crate_interp.core.safe_text import plain
 from crate_interp.models.saving import check_new, save
 
@@ -101,7 +102,13 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
             source = replace(source, family=fields.pop("family"), fields=fields)
         contents = contents_of(source)
         model = attach(_built(contents, dtype), contents.folder, source.hub)
-        return check_output(model, source.name)
+        model = check_output(model, source.name)
+        if getattr(model.cfg, "grid_guessed", False):
+            note(
+                f"{plain(source.name, 200)}: image_size={model.cfg.image_size} is a guess, because "
+                "the number of patches is a square. Give image_size=(height, width) to make sure."
+            )
+        return model
     except CheckpointError:
         raise
     except ValueError as error:  # the tensors allow such a config, but CrateConfig does not

@@ -167,6 +167,18 @@ class ImageConfig(CrateConfig):
         return height // patch_h, width // patch_w
 
     @property
+    def known_grid(self) -> tuple[int, int]:
+        """The grid, for what depends on where patches lie; ValueError if it is a guess."""
+        if self.grid_guessed:
+            rows, columns = self.grid
+            raise ValueError(
+                f"the places of {rows * columns} patches are a guess, {rows} x {columns}, and maps "
+                f"need them: load the model with image_size={self.image_size} if that is right, or "
+                "with the height and width of its images."
+            )
+        return self.grid
+
+    @property
     def n_special(self) -> int:
         """The number of tokens before the patches: CLS, and possibly more in a bridged network."""
         return 1

@@ -218,7 +218,7 @@ def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
 
 
 def _grid(cache: CrateCache, patches: int, grid: Size | None) -> Grid:
-    rows, columns = cache.model.cfg.grid if grid is None else checks.size("grid", grid)
+    rows, columns = cache.model.cfg.known_grid if grid is None else checks.size("grid", grid)
     if rows * columns != patches:
         raise ValueError(
             f"there are {patches} patches, but the grid is {rows} x {columns}: give grid=(rows, "

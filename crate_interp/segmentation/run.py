@@ -82,6 +82,7 @@ def _check_model(model: HookedModel) -> None:
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
         raise ValueError("the model has no CLS token: give a model of images, which has one.")
+    _ = model.cfg.known_grid  # raises if it is a guess
 
 
 def _meta(

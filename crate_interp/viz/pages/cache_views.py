@@ -331,7 +331,7 @@ def _has_tokenizer(model: Any) -> bool:
 
 def _grid(model: Any, grid: Any) -> tuple[int, int]:
     """Returns rows and columns of the patches of an image."""
-    return model.cfg.grid if grid is None else checks.size("grid", grid)
+    return model.cfg.known_grid if grid is None else checks.size("grid", grid)
 
 
 def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
