@@ -6,6 +6,7 @@
 # make bench      the benchmarks
 # make tables     audit the embedded models and print the table of the README
 # make fuzz       10,000 damaged files for each layout
+# make attacks    every attack that was tried on the library, with counts by kind
 # make kill       200 SIGKILLs at random moments of everything that writes a folder, and 20 each of a sweep and an
 #                 audit of 5,000 images that go on
 # make pairs      five CRATEs against five ViTs from shipped weights; runs/crate-against-vit
@@ -25,7 +26,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test test-all oracles check fuzz kill bench maskcut pictures notebooks tables pairs \
+.PHONY: report test test-all oracles check fuzz attacks kill bench maskcut pictures notebooks tables pairs \
 	labs docs transformerlens oldest newest browser clean
 
 report: $(READY)
@@ -55,6 +56,9 @@ check: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz.py 10000
+
+attacks: $(READY)
+	$(BIN)/python tests/attacks.py
 
 kill: $(READY)
 	$(BIN)/python tests/kill.py 200

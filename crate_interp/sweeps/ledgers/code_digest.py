@@ -313,8 +313,10 @@ class _Reader:
             raise Unknown(f"a {kind} whose content cannot be read ({error})") from None
         made = (made,) if isinstance(made, str) else made  # a name, as of a cached function
         parts = [list(part) if isinstance(part, Iterator) else part for part in made]
-        if parts[2:] == [] or parts[2] is None:
-            parts.append(getattr(value, "__dict__", None))
+        if not library_of(type(value).__module__) or isinstance(made[0], str):
+            parts.append(
+                getattr(value, "__dict__", None)
+            )  # what a reduction of the user's leaves out
         return _hash("object", self.of(type(value)), self.of(parts))
 
 
