@@ -162,9 +162,12 @@ def _remove_unfinished(out: Path) -> None:
 def tidy(folder: Path, index: str) -> None:
     """Removes what a dead writer left in a folder whose index is in place.
 
-    Does nothing if another process is writing the folder.
+    Does nothing if another process is writing the folder. Raises ValueError if the lock's name is
+    that of a file of another program.
     """
-    if not _stages(folder) and not os.path.lexists(_journal(folder, index)):
+    check_lock(folder / LOCK)
+    marks = (folder / LOCK, _journal(folder, index), *_stages(folder))
+    if not any(os.path.lexists(mark) for mark in marks):
         return
     with suppress(ValueError), locked(folder) as out:
         _remove_unfinished(out)
@@ -247,15 +250,8 @@ def is_inside(name: object) -> bool:
 
 def differs(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Returns the names of files that are missing or have another digest."""
-    found = []
-    for name, wanted in files.items():
-        try:
-            same = digest(folder / name) == wanted  # of what a link leads to, too
-        except OSError:
-            same = False
-        if not same:
-            found.append(name)
-    return found
+    places = {name: Path(os.path.realpath(folder / name)) for name in files}  # follows links
+    return [name for name, wanted in files.items() if not is_one(places[name], [wanted])]
 
 
 def _holder(out: Path) -> str:
