@@ -24,7 +24,7 @@ from folders import leftovers
 from killing import died_at, killed_after
 from working import CHUNK, VERBS, digest, work
 
-FILES = 8  # changes of the disk for a chunk
+FILES = 6  # changes of the disk for a chunk
 
 
 def whole(verb, n, out):
