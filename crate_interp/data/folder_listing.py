@@ -121,6 +121,19 @@ class Listing:
         return found
 
 
+def is_listing(path: Path) -> bool:
+    """Tells whether a file has the columns of a file that `Listing.keep` writes."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        found = parquet.read_schema(path)
+    except (OSError, ValueError, pa.ArrowException):
+        return False
+    columns = _schema(Path()).remove_metadata()
+    return found.remove_metadata().equals(columns) and list(found.metadata or ()) == [b"folder"]
+
+
 def _size(path: Path) -> int:
     try:
         return os.stat(path).st_size

@@ -20,6 +20,7 @@ from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Tables
+from crate_interp.sweeps.ledgers.folder_access import writable
 from crate_interp.sweeps.ledgers.ledger import Ledger, opened
 from crate_interp.sweeps.ledgers.shards import WHOLE
 from crate_interp.sweeps.run import Probes, planned
@@ -104,7 +105,8 @@ class Watch:
             if kind is None and self.now not in self._steps:
                 self._measure()
             if self.out is not None and self._steps:
-                self.result().save(self.out)
+                with writable(self.out):
+                    self.result().save(self.out)
         self._open = self._ledger = None
 
     def step(self, number: int | None = None) -> None:

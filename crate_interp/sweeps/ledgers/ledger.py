@@ -1,40 +1,59 @@
 """The folder of a run: its settings, a file for each chunk, and a ledger of their digests.
 
-run.json holds the settings. Each chunk is a file, which is written under a temporary name and then
-renamed. After that, the process that made the chunk adds the file's digest to its own ledger. A
-chunk counts as done if any ledger holds the digest of its file. So a process may die at any moment,
-several processes may work at once, and no clock is needed.
+run.json holds the settings. Each chunk is a file, which is written under a temporary name. Then the
+process that made the chunk adds the file's digest to its own ledger, and after that it renames the
+file. A chunk counts as done if any ledger holds the digest of its file. So a process may die at any
+moment, several processes may work at once, no clock is needed, and no file of ours is in no ledger.
 """
 
 import errno
 import io
 import json
 import os
-import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 
-from crate_interp.core.files import digest_of_bytes, flush, write, write_text
+from crate_interp.core.files import (
+    CAREFULLY,
+    check_regular,
+    digest,
+    digest_of_bytes,
+    flush,
+    own_name,
+    unfinished,
+    write,
+)
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import file_name
 from crate_interp.results.kinds import Tables
 from crate_interp.results.result_reading import table_from
+from crate_interp.sweeps.ledgers.folder_access import (
+    alone,
+    check_alone,
+    lock_of,
+    remove_leftovers,
+    working,
+    writable,
+)
+from crate_interp.sweeps.ledgers.own_files import (
+    CHUNKS,
+    LEDGERS,
+    RUN,
+    check_places,
+    discard,
+    is_run,
+)
 from crate_interp.sweeps.ledgers.run_settings import check_same
 from crate_interp.sweeps.ledgers.shards import Shard
 
-# LISTING: the file with the names and sizes of the data's files, if they were listed
-RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
-_LEDGERS = "ledger-*.jsonl"
-_LOCK = ".crate-interp-shard-"
 _MOST = 10**7  # the largest number of chunks of a stage
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -70,15 +89,40 @@ class Ledger:
         self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float
     ) -> None:
         """Writes the tables of a chunk; they are on the disk when this returns."""
-        content, path = packed(tables), self.path(stage, chunk)
-        digest = digest_of_bytes(content)
+        content = packed(tables)
         with writable(self.out):
-            write(path, lambda part: part.write_bytes(content))
-            flush(path.parent)
-            self._note(
-                stage=stage, chunk=chunk, start=start, stop=stop, file=path.name, sha256=digest,
-                seconds=round(seconds, 3),
+            self.put(
+                stage, self.path(stage, chunk), lambda part: part.write_bytes(content),
+                chunk=chunk, start=start, stop=stop, seconds=round(seconds, 3),
             )  # fmt: skip
+
+    def put(self, stage: str, path: Path, writer: Callable[[Path], Any], **line: Any) -> str:
+        """Writes a file into the folder of the chunks, and returns its digest.
+
+        The file's name and digest are in a ledger before the file is in place. line: further
+        entries of the ledger's line. A file that is there already is replaced if a ledger has its
+        digest, and renamed otherwise.
+        """
+        found = ""
+
+        def noting(part: Path) -> None:
+            nonlocal found
+            writer(part)
+            found = digest(part)
+            self._note(stage=stage, **line, file=path.name, sha256=found)
+            self._make_way(path)
+
+        write(path, noting)
+        flush(path.parent)
+        return found
+
+    def _make_way(self, path: Path) -> None:
+        check_regular(path)
+        if path.exists():
+            there = digest(path)
+            known = {line.get("sha256") for line in self._lines() if line.get("file") == path.name}
+            if there not in known:
+                os.replace(path, path.with_name(f"{path.name}.{there[7:19]}.damaged"))
 
     def begin(self, stage: str, chunks: int) -> None:
         """Records how many chunks a stage has.
@@ -167,12 +211,12 @@ class Ledger:
 
     def _note(self, **line: Any) -> None:
         """Appends a line to the ledger of this process."""
-        host = file_name(socket.gethostname()) or "host"
-        path = self.out / f"ledger-{host}-{os.getpid()}.jsonl"
-        with open(path, "ab+") as file:
+        path = self.out / _ledger_of(os.getpid())
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | CAREFULLY, 0o666)
+        with open(handle, "ab+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
-            # an earlier process with the same id died while it was writing a line
+            # the disk was full while an earlier line was written
             torn = file.read() not in (b"", b"\n")
             file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
             file.flush()
@@ -182,7 +226,7 @@ class Ledger:
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """Yields the lines of all ledgers, except unfinished lines of processes that died."""
-        for path in sorted(self.out.glob(_LEDGERS)):
+        for path in sorted(self.out.glob(LEDGERS)):
             for text in _read(path).splitlines() if path.is_file() else ():
                 try:
                     line = json.loads(text)
@@ -190,6 +234,13 @@ class Ledger:
                     continue
                 if isinstance(line, dict) and isinstance(line.get("stage"), str):
                     yield line
+
+
+@cache
+def _ledger_of(process: int) -> str:
+    """Returns the name of the ledger that a process writes; no file of another has this name."""
+    host = file_name(socket.gethostname()) or "host"
+    return own_name(f"ledger-{host}-{process}-", ".jsonl")
 
 
 def _read(path: Path) -> bytes:
@@ -203,11 +254,12 @@ def _read(path: Path) -> bytes:
 def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -> Iterator[Ledger]:
     """Yields the ledger of a run with these settings, in a folder that is created if needed.
 
-    While the ledger is open, no other process can work on the same shard. resume=False removes an
-    earlier run.
+    While the ledger is open, no other process can work on the same shard. What dead processes left
+    is removed. resume=False removes an earlier run.
 
     Raises ValueError if the folder cannot be written, if it holds a run with other settings, if
-    another process works on this shard, and for resume=False in one of several shards.
+    another process works on this shard, and for resume=False in one of several shards. Also raises
+    ValueError if files that are not ours would be lost, or a link would be followed.
     """
     if not resume and shard.total > 1:
         raise ValueError(
@@ -215,49 +267,17 @@ def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -
             f"{str(out)!r} yourself before you start the shards, or give another folder."
         )
     with writable(out):
-        (out / CHUNKS).mkdir(parents=True, exist_ok=True)
-    with _working(out, shard):
-        if not resume:
-            with writable(out):
-                _check_alone(out, shard)
-                discard(out)
+        out.mkdir(parents=True, exist_ok=True)
+        check_places(out)
+    with working(out, shard):
         with writable(out):
+            remove_leftovers(out, lock_of(out, shard))
+            if not resume:
+                check_alone(out, shard)
+                discard(out)
             (out / CHUNKS).mkdir(exist_ok=True)
             _agree(out, settings)
         yield Ledger(out, fresh=not resume)
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Waits until no other process merges chunks or writes pages in a folder."""
-    with FileLock(out / ".crate-interp-fold.lock"):
-        yield
-
-
-@contextmanager
-def writable(out: Path) -> Iterator[None]:
-    """Turns an OSError in the `with` block into a ValueError that says why writing failed."""
-    try:
-        yield
-    except OSError as error:
-        advice = "Give another folder."
-        if error.errno in _FULL:
-            advice = "Finished chunks are kept. Free some space, then run the same command again."
-        elif isinstance(error, IsADirectoryError):
-            advice = f"{str(error.filename2 or error.filename)!r} is a folder. Remove it."
-        reason = error.strerror or error
-        raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
-
-
-def discard(out: Path) -> None:
-    """Removes the settings, the ledgers and the chunks of a run; its result stays.
-
-    The ledgers are removed first, because a chunk without a ledger does not count.
-    """
-    for path in [*out.glob(_LEDGERS), out / LISTING, out / RUN]:
-        path.unlink(missing_ok=True)
-    if not (out / CHUNKS).is_symlink():
-        shutil.rmtree(out / CHUNKS, ignore_errors=True)
 
 
 def settings_of(out: Path) -> dict[str, Any]:
@@ -277,30 +297,32 @@ def _agree(out: Path, settings: Mapping[str, Any]) -> None:
     Chunks without settings are refused too, because they may belong to any run.
     """
     # checked first, because another process writes run.json before a ledger
-    begun = any(out.glob(_LEDGERS))
+    begun = next(Ledger(out)._lines(), None) is not None
     if begun and not os.path.lexists(out / RUN):
-        raise _damaged(out, "is missing, although the folder has ledgers of chunks")
-    name = f".{RUN}.{file_name(socket.gethostname())}-{os.getpid()}.part"
-    part = out / name
-    write_text(part, json.dumps(settings, indent=2) + "\n")
-    try:
-        # a link creates a complete run.json or none, and only for the first of several processes
-        os.link(part, out / RUN)
-    except FileExistsError:
-        _compare(out, settings)
-    except OSError:  # a disk without hard links
-        with alone(out):
-            if not os.path.lexists(out / RUN):
-                os.replace(part, out / RUN)
-        _compare(out, settings)
-    finally:
-        part.unlink(missing_ok=True)
+        raise ValueError(
+            f"{str(out / RUN)!r} is missing, although the folder has ledgers of chunks. Start over "
+            "with resume=False (--restart), or give another folder."
+        )
+    with unfinished(out / RUN) as part:
+        part.write_text(json.dumps(settings, indent=2) + "\n")
+        flush(part)
+        try:
+            # a link creates a complete run.json or none, and only for the first of several
+            # processes
+            os.link(part, out / RUN)
+        except FileExistsError:
+            _compare(out, settings)
+        except OSError:  # a disk without hard links
+            with alone(out):
+                if not os.path.lexists(out / RUN):
+                    os.replace(part, out / RUN)
+            _compare(out, settings)
 
 
 def _compare(out: Path, settings: Mapping[str, Any]) -> None:
     found = read_index(out / RUN)
-    if not found:
-        raise _damaged(out, "cannot be read")
+    if not is_run(found):
+        raise _damaged(out, "holds no settings of a run")
     try:
         check_same(found, json.loads(json.dumps(settings)), str(out))
     except RecursionError:
@@ -309,48 +331,9 @@ def _compare(out: Path, settings: Mapping[str, Any]) -> None:
 
 def _damaged(out: Path, what: str) -> ValueError:
     return ValueError(
-        f"{str(out / RUN)!r} {what}. Start over with resume=False (--restart), or give another "
-        "folder."
+        f"{str(out / RUN)!r} {what}. Move it to another place and start over with resume=False "
+        "(--restart), or give another folder."
     )
-
-
-def _check_alone(out: Path, shard: Shard) -> None:
-    """Raises ValueError if another process works on another shard of the folder."""
-    for path in out.glob(f"{_LOCK}*.lock"):
-        if path != _lock(out, shard):
-            try:
-                with FileLock(path, timeout=0):
-                    pass
-            except Timeout:
-                raise ValueError(
-                    f"another process works in {str(out)!r}, and resume=False would remove its "
-                    "chunks. Wait until that process ends, or give another folder."
-                ) from None
-
-
-def _lock(out: Path, shard: Shard) -> Path:
-    return out / f"{_LOCK}{shard.place}-of-{shard.total}.lock"
-
-
-@contextmanager
-def _working(out: Path, shard: Shard) -> Iterator[None]:
-    """Keeps other processes from working on a shard; the lock ends with the process."""
-    path = _lock(out, shard)
-    lock = FileLock(path, timeout=0)
-    with writable(out):
-        try:
-            lock.acquire()
-        except Timeout:  # a Timeout is an OSError too
-            raise ValueError(
-                f"another process works on shard {shard} of {str(out)!r}. Wait until it ends, give "
-                "each process its own shard (shard='i/n'), or give another folder."
-            ) from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-        lock.release()
 
 
 def packed(tables: Mapping[str, pd.DataFrame]) -> bytes:

@@ -19,7 +19,9 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import KINDS, Kind, Rules, Tables
 from crate_interp.sweeps.engines import ENGINES, Engine
 from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.sweeps.ledgers.folder_access import alone, writable
 from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
+from crate_interp.sweeps.ledgers.own_files import LISTING
 from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task, folded, merged
 from crate_interp.sweeps.runs.provenance import code_of
@@ -64,7 +66,8 @@ class Job:
         stage = self.prepared(stage)
         self.stages[stage.name] = stage
         if self.ledger and stage.samples.listing:
-            stage.samples.listing.keep(self.ledger.out / ledgers.LISTING)
+            with writable(self.ledger.out):
+                stage.samples.listing.keep(self.ledger.out / LISTING)
         own = self._noting(stage)
         name, unit = what or stage.name, stage.model.unit
         streamed = isinstance(stage.samples, Stream)
@@ -198,7 +201,8 @@ class Job:
             raise
         if self.ledger.damaged:
             names = ", ".join(sorted(self.ledger.damaged))
-            self._tell(f"damaged chunks were measured again: {names}")
+            kept = "what such a file held is kept in a file that ends in .damaged"
+            self._tell(f"damaged chunks were measured again: {names}; {kept}")
             self.ledger.damaged.clear()
 
     def _say(self, missing: Mapping[str, list[int] | None], then: str = _THEN) -> None:
@@ -279,7 +283,7 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
     If several processes finish at once, one of them makes the result and the others load it.
     """
     assert kind.finish is not None
-    with ledgers.alone(ledger.out), ledgers.writable(ledger.out):
+    with writable(ledger.out), alone(ledger.out):
         try:
             saved = kind.result.load(ledger.out)
             if saved.meta.get("run") == meta["run"] and not ledger.fresh:

@@ -12,10 +12,11 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.results.kinds import KINDS, Kind, Tables, kind_of
 from crate_interp.results.result import Result
-from crate_interp.sweeps.ledgers.ledger import RUN, Ledger, settings_of
+from crate_interp.sweeps.ledgers.ledger import Ledger, settings_of
+from crate_interp.sweeps.ledgers.own_files import RUN
 from crate_interp.sweeps.runs.chunked_run import digest_of_run, finished
 
-_ANEW = "Run the same command again with resume=False (--restart)."
+_ANEW = "Move it to another place, then run the same command again with resume=False (--restart)."
 
 
 def merge(folder: str | Path) -> Any:

@@ -10,7 +10,8 @@ from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import plain
 from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result, by, counted
-from crate_interp.sweeps.ledgers.ledger import CHUNKS, RUN, Ledger
+from crate_interp.sweeps.ledgers.ledger import Ledger
+from crate_interp.sweeps.ledgers.own_files import CHUNKS, RUN
 from crate_interp.sweeps.stores import arrow_files
 
 if TYPE_CHECKING:
