@@ -1,6 +1,6 @@
 """Hooked models over a TransformerLens bridge, for sweeps, probes and pages."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -215,7 +215,11 @@ class BridgedLM(BridgedModel):
         Raises ValueError for text without a tokenizer, for tokens that the network cannot look up,
         for an `attention_mask` without one number per token, and for a `padding_side` beside ids.
         """
-        past = _has_past(options)
+        if options.get("cache") is not None:  # transformers' new name; the bridge misses positions
+            raise ValueError(
+                "the bridge knows a past by one name: give past_key_values=, not cache=."
+            )
+        past = options.get("past_key_values")
         given, mask = self._read(tokens, prepend_bos, padding_side, attention_mask, past)
         if mask is not None:
             options["attention_mask"] = mask
@@ -236,12 +240,12 @@ class BridgedLM(BridgedModel):
             asked.get("prepend_bos"),
             asked.get("padding_side"),
             asked.get("attention_mask"),
-            _has_past(asked.get("options", {})),
+            asked.get("options", {}).get("past_key_values"),
         )
         return None if mask is None else mask.bool()[:, -given.shape[1] :]
 
     def _read(
-        self, given: Any, prepend_bos: bool | None, side: str | None, mask: Any, past: bool
+        self, given: Any, prepend_bos: bool | None, side: str | None, mask: Any, past: object
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch all_pos"] | None]:
         """Returns token ids, and the mask of real tokens, or None if all are real."""
         check_side(side)
@@ -255,7 +259,7 @@ class BridgedLM(BridgedModel):
         else:
             tokens, real = self._rows(given, prepend_bos, side)
         mask = real if mask is None else mask
-        if past:  # the mask covers earlier tokens too, which only the network knows
+        if past is not None:  # the mask covers earlier tokens too, which only the network knows
             return tokens, mask
         batch, pos = tokens.shape
         padding = padding_of(mask, batch, pos, None, tokens.device)
@@ -361,9 +365,3 @@ class BridgedLM(BridgedModel):
             raise ValueError(
                 "the bridge has no tokenizer: give token ids, or boot it with a tokenizer."
             )
-
-
-def _has_past(options: Mapping[str, Any]) -> bool:
-    """Tells whether a forward is given keys and values of earlier tokens."""
-    # transformers from 5.24 on calls them "cache"
-    return any(options.get(name) is not None for name in ("past_key_values", "cache"))
