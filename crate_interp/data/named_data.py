@@ -89,12 +89,12 @@ def _progress(repo: str) -> tuple[int, int]:
 
     The steps are large, so that a byte now and then is no progress.
     """
-    import datasets
+    from datasets import config
     from huggingface_hub import constants
 
     folders = (
         Path(constants.HF_HUB_CACHE, f"datasets--{repo.replace('/', '--')}"),
-        Path(datasets.config.HF_DATASETS_CACHE, repo.replace("/", "___")),
+        Path(config.HF_DATASETS_CACHE, repo.replace("/", "___")),
     )
     size = 0
     for path in itertools.chain.from_iterable(folder.rglob("*") for folder in folders):

@@ -207,7 +207,8 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
             out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         except RuntimeError as error:
             raise (no_backward(error) if backward else None) or error from None
-        cache.mark = weight_mark(self)
+        named: Any = cache
+        named.mark = weight_mark(self)
         if not return_cache_object:
             return out, cache
         mask = self.real_tokens(*args, **kwargs)

@@ -1,7 +1,6 @@
 """The digest of a model, and a cache of values computed from its weights until they change."""
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -95,12 +94,11 @@ def _mark(model: Any) -> Mark:
 def _sums(values: list[Tensor]) -> list[bytes]:
     """Returns a digest of each tensor's sums; all sums leave their device in one transfer."""
     sums = [_sum(value) for value in values]
-    whole = torch.cat([one.to(sums[0].device) for one in sums]).cpu().numpy() if sums else None
-    ends = itertools.accumulate(len(one) for one in sums)
-    return [
-        hashlib.sha256(whole[end - len(one) : end].data).digest()
-        for one, end in zip(sums, ends, strict=True)
-    ]
+    if not sums:
+        return []
+    whole = torch.cat([one.to(sums[0].device) for one in sums]).cpu()
+    pieces = whole.split([len(one) for one in sums])
+    return [hashlib.sha256(piece.numpy().data).digest() for piece in pieces]
 
 
 def _sum(value: Tensor) -> UInt8[Tensor, "byte"]:
