@@ -15,6 +15,7 @@ from crate_interp.core.pictures import SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import Listing
 from crate_interp.data.items import upright_array
+from crate_interp.data.picture_contents import Files
 from crate_interp.data.picture_files import first_folders
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.measures.checks import all_finite
@@ -104,6 +105,7 @@ def folder_samples(
         read=lambda start, stop: preprocess(listing.paths(order[start:stop].tolist())),
         name_of=lambda number: plain(listing.name(int(order[number])), 1000),
         listing=listing,
+        files=Files(folder, lambda number: [listing.name(int(order[number]))]),
     )
 
 
