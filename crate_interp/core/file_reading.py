@@ -44,7 +44,7 @@ def noted() -> Iterator[dict[str, Content]]:
         _NOTED.reset(token)
 
 
-def read(path: Path) -> bytes:
+def read(path: str | Path) -> bytes:
     """Returns the bytes of a file. Within `noted`, also digests the bytes."""
     with open(path, "rb") as file:
         # looked at before reading: a later change then has other times than those noted here

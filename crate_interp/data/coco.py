@@ -62,8 +62,9 @@ def coco_samples(
     images, classes = tables["images"], _classes(path, tables["categories"])
     paths = _image_files(path, folder, images)
     regions = _by_image(path, tables, classes)
-    listing = names_and_sizes(paths, [row["file_name"] for row in images])
-    files = Files(folder, lambda number: [images[number]["file_name"]])
+    names = [row["file_name"] for row in images]
+    listing = names_and_sizes(paths, names)
+    files = Files(folder, lambda start, stop: enumerate(names[start:stop], start))
 
     def masks_of(start: int, stop: int) -> list[Later]:
         return [

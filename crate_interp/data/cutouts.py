@@ -1,5 +1,6 @@
 """Objects with alpha pasted on backgrounds: a data set of images with exact masks."""
 
+from collections.abc import Iterator
 from os.path import isdir
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,12 @@ def cutout_samples(
         objects + backgrounds, names + [path.name for path in backgrounds]
     )
 
-    def files_of(index: int) -> list[str]:
-        chosen = _background_of(len(behind), np.random.default_rng((seed, index)))
-        return [names[index], *([] if chosen is None else [behind[chosen]])]
+    def files_of(start: int, stop: int) -> Iterator[tuple[int, str]]:
+        for index in range(start, stop):
+            yield index, names[index]
+            chosen = _background_of(len(behind), np.random.default_rng((seed, index)))
+            if chosen is not None:
+                yield index, behind[chosen]
 
     def composites(start: int, stop: int) -> list[tuple[Image.Image, Image.Image]]:
         return [

@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os.path import expanduser, isdir
 from pathlib import Path
 
@@ -98,6 +98,10 @@ def folder_samples(
     if unread:
         warnings.warn(f"files in {quoted(folder)} are left out. {advice}", stacklevel=2)
     order = np.arange(len(listing)) if labels is None else spread(labels)
+
+    def named(start: int, stop: int) -> Iterable[tuple[int, str]]:
+        return enumerate(listing.names_of(order[start:stop]), start)
+
     return Samples(
         n=len(listing),
         labels=None if labels is None else [labels[number] for number in order],
@@ -105,7 +109,7 @@ def folder_samples(
         read=lambda start, stop: preprocess(listing.paths(order[start:stop].tolist())),
         name_of=lambda number: plain(listing.name(int(order[number])), 1000),
         listing=listing,
-        files=Files(folder, lambda number: [listing.name(int(order[number]))]),
+        files=Files(folder, named),
     )
 
 

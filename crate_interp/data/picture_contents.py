@@ -5,9 +5,10 @@ are known afterwards: a run notes them, and later compares the files with its no
 """
 
 import hashlib
+import itertools
 import os
 import stat
-import struct
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,9 +26,10 @@ from crate_interp.results.sample_ranges import CONTENTS, total
 if TYPE_CHECKING:
     from crate_interp.data.samples import Samples
 
-# (sample, whether the file holds its mask, name of the file) -> the content that was read
-Notes = dict[tuple[int, bool, str], Content]
-Names = Callable[[int], Sequence[str]]  # sample -> the names of its files below the folder
+Key = tuple[int, bool, str]  # sample, whether the file is read for its mask, name of the file
+Notes = dict[Key, Content]
+Reads = Callable[[int, int], Tensor]
+Names = Callable[[int, int], Iterable[tuple[int, str]]]
 COLUMNS = ["sample", "mask", "file", "sha256", *Stamp._fields]
 _SHOWN = 4  # how many files an error names
 
@@ -36,40 +38,42 @@ _SHOWN = 4  # how many files an error names
 class Files:
     """The files that samples are read from, for data whose fingerprint leaves out their content.
 
-    images and masks give, for the number of a sample, the names of the files from which its picture
-    and its mask are made. A name is the path below the folder, written with /.
+    images(start, stop) and masks(start, stop) yield (sample, name) for each file from which the
+    pictures, or the masks, of these samples are made. A name is the path below the folder, written
+    with /.
     """
 
     folder: Path
     images: Names
     masks: Names | None = None
 
-    def names(self, start: int, stop: int, masks: bool) -> Iterator[tuple[int, bool, str]]:
-        """Yields (sample, whether it is of the mask, name) of the files of samples."""
-        for number in range(start, stop):
-            yield from ((number, False, name) for name in self.images(number))
-            if masks and self.masks:
-                yield from ((number, True, name) for name in self.masks(number))
+    def keys(self, start: int, stop: int, masks: bool) -> list[Key]:
+        """Returns the keys of the files of samples. masks: whether to include those of masks."""
+        found = [(number, False, name) for number, name in self.images(start, stop)]
+        if masks and self.masks:
+            found += [(number, True, name) for number, name in self.masks(start, stop)]
+        return found
 
     def stamps(self, start: int, stop: int, masks: bool) -> str:
         """Returns a digest of the sizes and times that the files of samples have now.
 
-        It is "" if a file is gone. masks: whether the files of masks are included.
+        It is "" if a file is gone. masks: whether to include the files of masks.
         """
-        folder = os.fspath(self.folder)
-        paths = (os.path.join(folder, name) for *_, name in self.names(start, stop, masks))
+        folder = os.path.join(self.folder, "")
         try:
-            return _digest_of(stamp_of(os.stat(path)) for path in paths)
+            return _digest_of(
+                stamp_of(os.stat(folder + name)) for *_, name in self.keys(start, stop, masks)
+            )
         except OSError:
             return ""
 
     def noted_stamps(self, start: int, stop: int, masks: bool, table: pd.DataFrame) -> str:
-        """Returns what `stamps` returned when a chunk was read; table: the chunk's notes.
+        """Returns what `stamps` would have returned when a chunk was read; table: its notes.
 
         It is "" if not all files were read.
         """
         known = {row[:3]: row[4] for row in _rows(table)}
-        keys = [(number, mask, name) for number, mask, name in self.names(start, stop, masks)]
+        keys = self.keys(start, stop, masks)
         return _digest_of(known[key] for key in keys) if known.keys() >= set(keys) else ""
 
     def changed(self, table: pd.DataFrame) -> list[str]:
@@ -91,10 +95,8 @@ class Files:
 
 
 def _digest_of(stamps: Iterable[Stamp]) -> str:
-    digest = hashlib.sha256()
-    for stamp in stamps:
-        digest.update(struct.pack("<3q", *stamp))
-    return digest.hexdigest()
+    numbers = array("q", itertools.chain.from_iterable(stamps))
+    return hashlib.sha256(numbers).hexdigest()
 
 
 def _sha256(path: Path, found: os.stat_result) -> bytes | None:
@@ -121,25 +123,16 @@ def noting(samples: "Samples", notes: Notes) -> "Samples":
     return replace(samples, read=images, masks=masks)
 
 
-def _noted(
-    reads: Callable[[int, int], Tensor],
-    files: Files,
-    mask: bool,
-    notes: Notes,
-    start: int,
-    stop: int,
-) -> Tensor:
-    wanted = [key for key in files.names(start, stop, mask) if key[1] == mask]
-    paths = {key: files.folder / key[2] for key in wanted}
+def _noted(reads: Reads, files: Files, mask: bool, notes: Notes, start: int, stop: int) -> Tensor:
+    keys = [key for key in files.keys(start, stop, mask) if key[1] == mask]
+    paths = {key: os.fspath(files.folder / key[2]) for key in keys}
     with noted() as found:
         try:
             answer = reads(start, stop)
-            for path in paths.values():
-                if os.fspath(path) not in found:  # the user's own function has opened the file
-                    read(path)
-        finally:  # a file that was read but not decoded is noted too
-            own = {key: found.get(os.fspath(path)) for key, path in paths.items()}
-            add(notes, {key: content for key, content in own.items() if content is not None})
+            for path in set(paths.values()) - found.keys():  # a caller's own function opened them
+                read(path)
+        finally:  # a file that was read but could not be decoded is noted too
+            add(notes, {key: found[path] for key, path in paths.items() if path in found})
     return answer
 
 
@@ -210,7 +203,7 @@ def named(names: Sequence[str]) -> str:
 
 def _changed_meanwhile(names: Sequence[str]) -> ValueError:
     return ValueError(
-        f"{named(names)}: read twice in this run, with different contents each time. The files have "
-        "changed meanwhile. Leave them unchanged, and start over with resume=False (--restart) or "
-        "another folder for the result."
+        f"{named(names)}: the content has changed since this run first read it. Start over with "
+        "resume=False (--restart) or another folder for the result, and leave the files unchanged "
+        "until the run ends."
     )

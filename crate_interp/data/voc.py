@@ -52,8 +52,12 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
     pictures, drawn = [images[name] for name in names], [masks[name] for name in names]
     paths = [*pictures, *drawn]
     below = [path.relative_to(folder).as_posix() for path in paths]
-    listing, count = names_and_sizes(paths, below), len(names)
-    files = Files(folder, lambda n: [below[n]], lambda n: [below[count + n]])
+    listing, drawn_below = names_and_sizes(paths, below), below[len(names) :]
+    files = Files(
+        folder,
+        lambda start, stop: enumerate(below[start:stop], start),
+        lambda start, stop: enumerate(drawn_below[start:stop], start),
+    )
 
     read_masks = mask_reader(preprocess_masks, lambda start, stop: drawn[start:stop])
     return picture_samples(pictures, f"voc:{listing}", preprocess, read_masks, files)
