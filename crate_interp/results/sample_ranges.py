@@ -8,7 +8,7 @@ hexadecimal, with one summand for each file of each sample.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from crate_interp.core import checks
@@ -18,14 +18,9 @@ CONTENTS = ("content", "mask_content")
 _CONTENT = re.compile("[0-9a-f]{64}")
 
 
-def of(
-    fingerprint: str | None, start: int, stop: int, contents: Mapping[str, str] | None = None
-) -> list[Range]:
-    """Returns the samples from `start` to `stop - 1` of one data set; None means unknown data.
-
-    contents: the values of `CONTENTS` that are known.
-    """
-    return [{"fingerprint": fingerprint, "start": start, "stop": stop, **(contents or {})}]
+def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
+    """Returns the samples from `start` to `stop - 1` of one data set; None means unknown data."""
+    return [{"fingerprint": fingerprint, "start": start, "stop": stop}]
 
 
 def total(contents: Iterable[str]) -> str:
