@@ -227,11 +227,16 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+SLOW = ("atlas", "surgery")
+
+
+@pytest.mark.parametrize(
+    "verb", [pytest.param(v, marks=[pytest.mark.slow] * (v in SLOW)) for v in VERBS]
+)
 def test_every_verb_notes_what_it_read(model, ran, verb):
     function, more = VERBS[verb]
     root, out = ran / "in", ran / verb
-    more = dict(more, out=out, limit=7, **RUN)
+    more = dict(more, out=out, limit=8, **RUN)
     function(model, f"imagefolder:{root}", **more)
     stages = noted(out)
     for stage, table in stages.items():
@@ -239,13 +244,15 @@ def test_every_verb_notes_what_it_read(model, ran, verb):
         assert [digest(root / name) for name in names] == table["sha256"].tolist()
         sizes = [SIZE] * len(names)
         assert table["size"].tolist() == sizes and not table["mask"].any()
-        assert stage == "few" or set(range(7)) <= set(table["sample"]) <= set(range(COUNT))
+        assert stage == "few" or set(range(8)) <= set(table["sample"]) <= set(range(COUNT))
     replace(root / "b" / "05.png")
     with pytest.raises(ValueError, match=rf"^'b/05.png' in .*{HELD}"):
         function(model, f"imagefolder:{root}", **more)
 
 
-@pytest.mark.parametrize("part", ["JPEGImages", "SegmentationClass"])
+@pytest.mark.parametrize(
+    "part", ["SegmentationClass", pytest.param("JPEGImages", marks=pytest.mark.slow)]
+)
 def test_masks_are_noted_too(model, tmp_path, part):
     root, out = voc(tmp_path / "in"), tmp_path / "out"
     more = dict(untrained=1, out=out, **RUN)
