@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from torch import Tensor
@@ -183,7 +183,7 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
     digest is left out unless notes of at least `count` samples are there.
     """
     found: dict[str, str] = {}
-    own = table[(table["sample"] >= start) & (table["sample"] < stop)]
+    own: Any = table[(table["sample"] >= start) & (table["sample"] < stop)]
     own = own.drop_duplicates(["sample", "mask", "file"])
     for name, mask in zip(CONTENTS, (False, True), strict=True):
         rows = own[own["mask"] == mask]
