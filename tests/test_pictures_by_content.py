@@ -8,63 +8,20 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 import crate_interp as ci
 import ray_stand_in
-from conftest import PLAIN, make
+from conftest import make
 from crate_interp.core import file_reading
 from crate_interp.core.pictures import SUFFIXES
 from crate_interp.data import open_data, picture_contents
-from crate_interp.data.picture_contents import Notes, noting, table_of
-from crate_interp.results import sample_ranges
+from crate_interp.data.picture_contents import Notes, noting
 from crate_interp.sweeps.ledgers.ledger import Ledger
 from gathered import same
+from padded_pictures import COUNT, MODEL, QUICK, RUN, SIZE, draw, folder, mask, replace, voc
 
-COUNT, SIZE = 11, 4096  # pictures, and the bytes of each file
-MODEL = dict(PLAIN, n_layers=2, labels=tuple("abcdefghijk"))
-RUN = dict(batch_size=2, chunk_size=5, progress=False)
-QUICK = dict(RUN, controls=0, probes="sparsity")
 HELD = "the content is not what the run in"
-
-
-def draw(path, seed):
-    """Saves a picture as a file of SIZE bytes: what follows its end is not decoded."""
-    noise = np.random.default_rng(seed).integers(0, 256, (6, 20, 3), np.uint8)
-    Image.fromarray(noise).save(path)
-    path.write_bytes(path.read_bytes().ljust(SIZE, b"\0"))
-
-
-def replace(path, seed=99, times=True):
-    """Replaces a picture by another of the same size, and with the same time of modification."""
-    before = path.stat()
-    draw(path, seed)
-    if times:
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-
-
-def folder(root, suffix=".png", count=COUNT):
-    for number in range(count):
-        (root / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        draw(root / "ab"[number % 2] / f"{number:02}{suffix}", number)
-    return root
-
-
-def voc(root, count=7):
-    for name in ("JPEGImages", "SegmentationClass"):
-        (root / name).mkdir(parents=True)
-    for number in range(count):
-        draw(root / "JPEGImages" / f"{number:02}.bmp", number)
-        mask(root / "SegmentationClass" / f"{number:02}.bmp", number)
-    return root
-
-
-def mask(path, seed):
-    drawn = np.random.default_rng(seed).integers(0, 2, (6, 20)).astype(np.uint8)
-    Image.fromarray(drawn).save(path)
 
 
 @pytest.fixture(scope="module")
@@ -159,60 +116,6 @@ def test_files_that_were_touched_or_copied_are_read_once(model, ran, monkeypatch
     os.rename(ran / "in" / "b" / "09.png", ran / "away.png")  # gone is not replaced
     same(ci.sweep(model, source, out=ran / "out", **QUICK), wanted)
     assert sorted(read) == ["03.png", "04.png"]
-
-
-def test_a_file_that_changed_just_before_it_was_read_is_read_again(tmp_path):
-    draw(tmp_path / "a.png", 0)
-    for step, settled in ((file_reading.STEP, False), (0, True)):
-        with pytest.MonkeyPatch.context() as patch, file_reading.noted() as found:
-            patch.setattr(file_reading, "STEP", step)
-            assert file_reading.read(tmp_path / "a.png") == (tmp_path / "a.png").read_bytes()
-        (content,) = found.values()
-        now = file_reading.stamp_of(os.stat(tmp_path / "a.png"))
-        assert content.sha256 == digest(tmp_path / "a.png") and (content.stamp == now) == settled
-
-
-PREPROCESS = make(**MODEL).preprocess
-CHANGES = ("touch", "rewrite", "copy", "other", "longer", "shorter", "gone", "folder", "link")
-
-
-def change(path, how):
-    data = path.read_bytes()
-    if how == "touch":
-        os.utime(path, ns=(5, 5))
-    elif how == "rewrite":
-        path.write_bytes(data)
-    elif how == "copy":
-        (path.parent / "copy").write_bytes(data)
-        os.replace(path.parent / "copy", path)
-    elif how == "other":
-        replace(path, seed=len(path.name) + 50)
-    elif how in ("longer", "shorter"):
-        path.write_bytes(data + b"\0" if how == "longer" else data[:-1])
-    else:
-        path.unlink()
-        if how == "folder":
-            path.mkdir()
-        if how == "link":
-            path.symlink_to(".other.bmp")
-    return how in ("other", "longer", "shorter", "folder", "link")
-
-
-@settings(deadline=None)
-@given(st.dictionaries(st.integers(0, 4), st.sampled_from(CHANGES), max_size=3))
-def test_only_other_content_counts(tmp_path_factory, changes):
-    root = tmp_path_factory.mktemp("p")
-    for number, name in enumerate(("0", "1", "2", "3", "4", ".other")):
-        draw(root / f"{name}.bmp", number)
-    samples, notes = open_data(f"imagefolder:{root}", PREPROCESS), Notes()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_reading, "STEP", 0)
-        noting(samples, notes).read(0, 5)
-    table, files = table_of(notes), samples.files
-    assert files.noted_stamps(0, 5, False, table) == files.stamps(0, 5, False) != ""
-    wanted = [f"{n}.bmp" for n, how in sorted(changes.items()) if change(root / f"{n}.bmp", how)]
-    assert files.changed(table) == wanted
-    assert not wanted or files.noted_stamps(0, 5, False, table) != files.stamps(0, 5, False)
 
 
 VERBS = {
@@ -377,16 +280,6 @@ def _after(result):
     return dataclasses.replace(result, stored=tables, meta=result.meta | {"data": [entry]})
 
 
-@pytest.mark.parametrize("content", [None, 7, "", "a" * 63, "A" * 64, ["a" * 64]])
-def test_other_contents_are_no_ranges(content):
-    (entry,) = sample_ranges.of("some", 0, 3)
-    assert sample_ranges.is_valid([entry]) and sample_ranges.is_valid(
-        [entry | {"content": "a" * 64}]
-    )
-    for name in sample_ranges.CONTENTS:
-        assert not sample_ranges.is_valid([entry | {name: content}])
-
-
 def test_a_watch_refuses_other_pictures(ran):
     source, trained = f"imagefolder:{ran / 'in'}", make(**MODEL)
     more = dict(every=2, limit=5, out=ran / "watch")
@@ -398,45 +291,3 @@ def test_a_watch_refuses_other_pictures(ran):
     with pytest.raises(ValueError, match="other settings: settings.data"):
         with ci.watch(trained, source, **more):
             pass
-
-
-def test_annotations_of_coco_count_by_content(tmp_path):
-    pytest.importorskip("pycocotools")
-    draw(tmp_path / "a.bmp", 0)
-    path, text = (
-        tmp_path / "found.json",
-        (
-            '{"images": [{"id": 1, "file_name": "a.bmp", "width": 20, "height": 6}], "categories": '
-            '[{"id": 1}, {"id": 2}], "annotations": [{"id": 1, "image_id": 1, "category_id": 1, '
-            '"segmentation": [[1, 1, 9, 1, 9, 5, 1, 5]]}]}'
-        ),
-    )
-    prints = []
-    for number in (1, 2):
-        path.write_text(text.replace('"category_id": 1', f'"category_id": {number}'))
-        samples = open_data(f"coco:{path}", PREPROCESS)
-        prints.append(samples.fingerprint)
-        assert samples.files is not None and list(samples.files.images(0, 1)) == [(0, "a.bmp")]
-    assert prints[0] != prints[1]
-
-
-@pytest.mark.parametrize("name", ["../out.png", "/etc/hostname", "a/../../out.png"])
-def test_a_forged_note_does_not_lead_out(kept, name):
-    samples = open_data(f"imagefolder:{kept / 'in'}", PREPROCESS)
-    table = table_of({(0, False, name): file_reading.Content(b"", file_reading.Stamp(1, 2, 3))})
-    with pytest.raises(ValueError, match="is not inside"):
-        samples.files.changed(table)
-    with pytest.raises(ValueError, match="columns of pictures are sample, file"):
-        samples.files.changed(table[["sample", "file"]])
-
-
-def test_notes_of_odd_names_come_back(tmp_path):
-    name = os.fsdecode(b"\xff \xc3\xa4.bmp")
-    draw(tmp_path / "x.bmp", 0)
-    os.rename(tmp_path / "x.bmp", tmp_path / name)
-    samples, notes = open_data(f"imagefolder:{tmp_path}", PREPROCESS), Notes()
-    noting(samples, notes).read(0, 1)
-    assert list(notes) == [(0, False, name)] and samples.files.changed(table_of(notes)) == []
-    draw(tmp_path / "x.bmp", 9)
-    os.replace(tmp_path / "x.bmp", tmp_path / name)
-    assert samples.files.changed(table_of(notes)) == [name]
