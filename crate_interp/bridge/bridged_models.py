@@ -219,7 +219,7 @@ class BridgedLM(BridgedModel):
         if getattr(past, "get_seq_length", lambda: 1)() == 0:
             # the attention of TransformerLens 4.3 puts nothing into a past of transformers 5.24
             raise ValueError(
-                "the past holds no tokens, so the logits would be those of a text that begins here. "
+                "the past holds no tokens, so these logits would be those of a new text. "
                 "Give the whole text, or install transformers<5.24."
             )
         if "cache" in options:

@@ -60,13 +60,15 @@ _MOST = 10**7  # the largest number of chunks of a stage
 class Entry:
     """A ledger's line about a chunk, which has the samples from `start` to `stop` - 1.
 
-    sha256: the digest of the chunk's file.
+    sha256: the digest of the chunk's file. stamps: a digest of the sizes and times of the data's
+    files when they were read, or "".
     """
 
     start: int
     stop: int
     sha256: str
     seconds: float
+    stamps: str = ""
 
 
 @dataclass
@@ -86,14 +88,15 @@ class Ledger:
         return self.out / CHUNKS / f"{stage}-{chunk:06d}.parquet"
 
     def write(
-        self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float
-    ) -> None:
+        self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float,
+        stamps: str = "",
+    ) -> None:  # fmt: skip
         """Writes the tables of a chunk; they are on the disk when this returns."""
         content = packed(tables)
         with writable(self.out):
             self.put(
                 stage, self.path(stage, chunk), lambda part: part.write_bytes(content),
-                chunk=chunk, start=start, stop=stop, seconds=round(seconds, 3),
+                chunk=chunk, start=start, stop=stop, seconds=round(seconds, 3), stamps=stamps,
             )  # fmt: skip
 
     def put(self, stage: str, path: Path, writer: Callable[[Path], Any], **line: Any) -> str:
@@ -179,6 +182,11 @@ class Ledger:
             self.damaged.append(path.name)
         return whole
 
+    def stamps(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> set[str]:
+        """Returns the stamps in the entries of a chunk's file, after `has` has looked at it."""
+        digest = self._seen[stage, chunk][1]
+        return {entry.stamps for entry in entries.get(chunk, ()) if entry.sha256 == digest}
+
     def missing(self, stage: str) -> list[int] | None:
         """Returns the missing chunks of a stage, or None if its number of chunks is unknown.
 
@@ -205,7 +213,8 @@ class Ledger:
             if line["stage"] == stage and type(line.get("chunk")) is int:
                 with suppress(KeyError, TypeError, ValueError, OverflowError):
                     numbers = int(line["start"]), int(line["stop"])
-                    entry = Entry(*numbers, str(line["sha256"]), float(line.get("seconds", 0)))
+                    seconds, stamps = float(line.get("seconds", 0)), str(line.get("stamps", ""))
+                    entry = Entry(*numbers, str(line["sha256"]), seconds, stamps)
                     found.setdefault(line["chunk"], []).append(entry)
         return found
 

@@ -11,9 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from crate_interp.core import checks, files
+from crate_interp.core.pictures import quoted
 from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.core.safe_text import plain
+from crate_interp.data.picture_contents import check_agree, named
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import KINDS, Kind, Rules, Tables
@@ -57,6 +59,8 @@ class Job:
     stages: dict[str, Stage] = field(default_factory=dict)
     _kept: dict[str, Tables] = field(default_factory=dict)
     _chunks: int = 0  # the number of chunks of all stages so far
+    # stage -> the tasks that other shards had finished when the stage began here
+    _of_others: dict[str, list[Task]] = field(default_factory=dict)
 
     def run(self, stage: Stage, what: str | None = None) -> None:
         """Measures the missing chunks of a stage that belong to this process.
@@ -68,6 +72,7 @@ class Job:
         if self.ledger and stage.samples.listing:
             with writable(self.ledger.out):
                 stage.samples.listing.keep(self.ledger.out / LISTING)
+        self._check_pictures(stage)
         own = self._noting(stage)
         name, unit = what or stage.name, stage.model.unit
         streamed = isinstance(stage.samples, Stream)
@@ -131,14 +136,56 @@ class Job:
 
         If chunks are missing, prints a note on stderr and returns None.
         """
-        assert self.kind.finish is not None
         if self.ledger is None:
-            return self.kind.finish({name: self._kept[name] for name in self.stages}, self.meta)
+            return _made(self.kind, {name: self._kept[name] for name in self.stages}, self.meta)
         missing = {name: self.ledger.missing(name) for name in self.stages}
         if any(gone != [] for gone in missing.values()):
             self._say(missing)
             return None
+        for name, tasks in self._of_others.items():
+            entries = self.ledger.entries(name)
+            for task in tasks:
+                self._check_same_files(self.stages[name], task, entries)
         return finished(self.kind, self.ledger, self.stages, self.meta)
+
+    def _check_pictures(self, stage: Stage) -> None:
+        """Raises ValueError if files of finished chunks hold something else than when measured.
+
+        Each shard checks its own chunks. Those of other shards wait until the result is made.
+        """
+        if self.ledger is None or stage.samples.files is None:
+            return
+        entries, self._of_others[stage.name] = self.ledger.entries(stage.name), []
+        for task in stage.tasks(self.options.chunk_size) if entries else ():
+            if not self.ledger.has(stage.name, task.number, entries):
+                continue
+            if self._is_mine(stage, task.number, self._chunks):
+                self._check_same_files(stage, task, entries)
+            else:
+                self._of_others[stage.name].append(task)
+
+    def _check_same_files(
+        self, stage: Stage, task: Task, entries: Mapping[int, Sequence[Entry]]
+    ) -> None:
+        files, (start, stop) = stage.samples.files, _ends(task)
+        assert self.ledger is not None and files is not None
+        stamps = files.stamps(start, stop, stage.masks)
+        if stamps and stamps in self.ledger.stamps(stage.name, task.number, entries):
+            return
+        table = self.ledger.read(stage.name, task.number, entries).get("pictures")
+        changed = [] if table is None else files.changed(table)
+        if changed:
+            raise ValueError(
+                f"{named(changed)} in {quoted(files.folder)}: the content is not what the run in "
+                f"{str(self.ledger.out)!r} has measured as samples {start} to {stop - 1}. Put the "
+                "earlier content back; or, to start over, give another folder for the result, or "
+                "resume=False (--restart)."
+            )
+
+    def _is_mine(self, stage: Stage, chunk: int, chunks: int) -> bool:
+        """Tells whether a chunk belongs to this shard; chunks: those of earlier stages."""
+        # a `whole` stage has one chunk, and the process in charge of that chunk may have ended
+        return stage.whole or (chunks + chunk) % self.shard.total == self.shard.place
 
     def _noting(self, stage: Stage) -> Iterator[Task]:
         """Yields the unfinished tasks of this shard, then records how many chunks the stage has."""
@@ -161,8 +208,7 @@ class Job:
         entries, last = self.ledger.entries(stage.name), -1
         for task in tasks:
             last = task.number
-            # a `whole` stage has one chunk, and the process in charge of that chunk may have ended
-            mine = stage.whole or (chunks + task.number) % self.shard.total == self.shard.place
+            mine = self._is_mine(stage, task.number, chunks)
             if mine and not self._has(stage, task.number, entries):
                 yield task
             ends = {(entry.start, entry.stop) for entry in entries.get(last, ())}
@@ -194,8 +240,11 @@ class Job:
         assert self.ledger is not None
         try:
             for task, tables in found:
-                seconds = float(tables["chunk"]["seconds"].iloc[0])
-                self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds)
+                seconds, stamps = float(tables["chunk"]["seconds"].iloc[0]), ""
+                if stage.samples.files:
+                    known = (*_ends(task), stage.masks, tables["pictures"])
+                    stamps = stage.samples.files.noted_stamps(*known)
+                self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds, stamps)
         except KeyboardInterrupt:
             self._tell("interrupted. Finished chunks are kept; the same call continues from there")
             raise
@@ -282,7 +331,6 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
 
     If several processes finish at once, one of them makes the result and the others load it.
     """
-    assert kind.finish is not None
     with writable(ledger.out), alone(ledger.out):
         try:
             saved = kind.result.load(ledger.out)
@@ -292,9 +340,16 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
             pass  # there is no saved result, or a damaged one
         rules = {name: kind.rules_of(name) or {} for name in stages}
         found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
-        result = kind.finish(found, meta)
+        result = _made(kind, found, meta)
         result.save(ledger.out)
         return result
+
+
+def _made(kind: Kind, found: Mapping[str, Tables], meta: dict[str, Any]) -> Any:
+    """Returns the result of the tables of all stages, which must have read the same pictures."""
+    assert kind.finish is not None
+    check_agree(tables["pictures"] for tables in found.values() if "pictures" in tables)
+    return kind.finish(found, meta)
 
 
 def _ends(task: Task) -> tuple[int, int]:
