@@ -169,6 +169,7 @@ def _of_chunk(
     rows = (_rows(chunk, batch, shapes, kept, options) for batch in chunk.batches())
     write(path, lambda part: arrow_files.write_rows(part, features, rows))
     flush(path.parent)
+    arrow_files.remember(path)
     samples = chunk.samples
     row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
     row |= {"bytes": path.stat().st_size}
