@@ -6,7 +6,7 @@ schema of every entry; a dict with the schema of each entry by name. In a dict, 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from crate_interp.core.checks import is_number, shown
@@ -23,6 +23,7 @@ NUMBER = ("a finite number", is_number)
 ANY_NUMBER = ("a number", lambda v: type(v) in (int, float))
 TEXT = ("a text on one line", lambda v: type(v) is str and is_harmless(v))
 NAME = ("null or a short text", lambda v: v is None or (type(v) is str and is_plain(v)))
+DIGEST = ("a digest", lambda v: type(v) is str and v.startswith("sha256:") and is_harmless(v))
 RANGES = ("a list of fingerprint, start and stop", sample_ranges.is_valid)
 ONE_RANGE = (
     "one fingerprint, start and stop",
@@ -66,40 +67,43 @@ CHUNK = {
     "chunk": COUNT,
     "start": COUNT,
     "stop": COUNT,
-    "sha256": TEXT,
+    "sha256": DIGEST,
     "seconds?": NUMBER,
 }
 
 
-def fault(value: object, schema: Any, where: str = "it") -> str:
+def fault(value: Any, schema: Any, where: str = "") -> str:
     """Returns what is wrong with a JSON value, such as "data is 3, not a list", or "".
 
-    where: the name of the value in the answer.
+    where: the name of the value in the answer; "" for the content of a file or a line.
     """
-    if isinstance(schema, Mapping):
-        if type(value) is not dict:
-            return f"{where} is {shown(value)}, not an object"
-        inner = f"{where}." if where != "it" else ""
-        if "*" in schema:
-            return _first(
-                fault(own, schema["*"], f"{inner}{plain(name, 80)}") for name, own in value.items()
-            )
-        lacking = [name for name in schema if name[-1] != "?" and name not in value]
-        if lacking:
-            return f"{inner}{lacking[0]} is missing"
-        pairs = ((name.removesuffix("?"), own) for name, own in schema.items())
-        return _first(
-            fault(value[name], own, f"{inner}{name}") for name, own in pairs if name in value
+    if isinstance(schema, tuple):
+        return "" if schema[1](value) else f"{where} is {shown(value)}, not {schema[0]}"
+    if isinstance(schema, type):
+        return (
+            ""
+            if type(value) is schema
+            else f"{where} is {shown(value)}, not of type {schema.__name__}"
         )
     if isinstance(schema, list):
         if type(value) is not list:
             return f"{where} is {shown(value)}, not a list"
-        return _first(fault(own, schema[0], f"{where}[{place}]") for place, own in enumerate(value))
-    if isinstance(schema, type):
-        right, words = type(value) is schema, f"of type {schema.__name__}"
-    else:
-        right, words = schema[1](value), schema[0]
-    return "" if right else f"{where} is {shown(value)}, not {words}"
+        return _first(fault(own, schema[0], f"{where}[{n}]") for n, own in enumerate(value))
+    if type(value) is not dict:
+        return f"{where} is {shown(value)}, not an object".lstrip()
+    inner = f"{where}." if where else ""
+    if "*" in schema:
+        every = ((f"{inner}{plain(name, 80)}", own) for name, own in value.items())
+        return _first(fault(own, schema["*"], name) for name, own in every)
+    for name, own in schema.items():
+        known = name.removesuffix("?")
+        if known in value:
+            found = fault(value[known], own, f"{inner}{known}")
+            if found:
+                return found
+        elif known == name:
+            return f"{inner}{name} is missing"
+    return ""
 
 
 def fault_of_file(content: object, schema: Any) -> str:
@@ -108,16 +112,16 @@ def fault_of_file(content: object, schema: Any) -> str:
     Values that the schema does not name are checked too: none may be nested deeply, or hold
     unprintable text.
     """
-    level, depth = [content], 0
+    level, depth, odd = [content], 0, ""
     while level:
         depth += 1
         if depth > _DEEPEST:
             return f"it has more than {_DEEPEST} levels of lists and objects"
-        for value in level:
-            if isinstance(value, str) and not is_harmless(value):
-                return f"it holds the unprintable text {plain(value, 80)}"
+        texts = (value for value in level if isinstance(value, str))
+        odd = odd or _first(text for text in texts if not is_harmless(text))
         level = [inner for value in level for inner in _inside(value)]
-    return fault(content, schema)
+    found = fault(content, schema)
+    return found or (f"it holds the unprintable text {plain(odd, 80)}" if odd else "")
 
 
 def _inside(value: object) -> list[Any]:
@@ -126,5 +130,6 @@ def _inside(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _first(faults: Any) -> str:
-    return next(filter(None, faults), "")
+def _first(texts: Iterable[str]) -> str:
+    """Returns the first text that is not empty, or ""."""
+    return next(filter(None, texts), "")

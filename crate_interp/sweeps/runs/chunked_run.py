@@ -286,6 +286,8 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
         try:
             found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
             result = kind.finish(found, meta)
+            result.save(ledger.out)
+            return result
         except (ValueError, OSError, MemoryError):
             raise
         except Exception as error:  # settings or tables that this version does not write
@@ -294,8 +296,6 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
                 f"{type(error).__name__} ({plain(error)}). Run the same command again with "
                 "resume=False (--restart)."
             ) from error
-        result.save(ledger.out)
-        return result
 
 
 def _ends(task: Task) -> tuple[int, int]:
