@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,7 @@ def check_table(name: str, table: pd.DataFrame) -> None:
         raise ValueError(f"its table chunk has {len(table)} rows, not 1")
 
 
-def _holds(column: pd.Series, wanted: str) -> bool:
+def _holds(column: Any, wanted: str) -> bool:
     if not len(column):
         return True
     if wanted == _TEXT:
