@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from crate_interp.core.safe_text import plain
 
@@ -193,6 +193,22 @@ def is_one(path: Path, digests: Collection[str] | None) -> bool:
 def digest_of_bytes(content: bytes) -> str:
     """Returns the SHA-256 of bytes, written as `digest` writes it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file, or a link to one, for reading.
+
+    Raises OSError for anything else. A folder, pipe, socket or device is not opened.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(f"{str(path)!r} is a folder, pipe, socket or device, not a file")
+    # a pipe that has taken the file's place since then cannot block
+    at_once = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{str(path)!r} is no longer a file")
+    return file
 
 
 def stays_inside(name: object) -> bool:

@@ -6,8 +6,6 @@ file. A chunk counts as done if any ledger holds the digest of its file. So a pr
 moment, several processes may work at once, no clock is needed, and no file of ours is in no ledger.
 """
 
-import errno
-import io
 import json
 import os
 import socket
@@ -18,22 +16,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from crate_interp.core.files import (
     CAREFULLY,
     check_regular,
     digest,
     digest_of_bytes,
     flush,
+    open_regular,
     own_name,
     unfinished,
     write,
 )
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import file_name
+from crate_interp.results import json_schemas
+from crate_interp.results.json_schemas import fault, fault_of_file
 from crate_interp.results.kinds import Tables
-from crate_interp.results.result_reading import table_from
+from crate_interp.sweeps.ledgers.chunk_tables import packed, unpacked
 from crate_interp.sweeps.ledgers.folder_access import (
     alone,
     check_alone,
@@ -80,7 +79,7 @@ class Ledger:
 
     out: Path
     fresh: bool = False
-    damaged: list[str] = field(default_factory=list)
+    damaged: set[str] = field(default_factory=set)
     _seen: dict[tuple[str, int], tuple[Any, str]] = field(default_factory=dict)
 
     def path(self, stage: str, chunk: int) -> Path:
@@ -123,8 +122,8 @@ class Ledger:
         check_regular(path)
         if path.exists():
             there = digest(path)
-            known = {line.get("sha256") for line in self._lines() if line.get("file") == path.name}
-            if there not in known:
+            lines = self._lines(json_schemas.FILE)
+            if there not in {line["sha256"] for line in lines if line["file"] == path.name}:
                 os.replace(path, path.with_name(f"{path.name}.{there[7:19]}.damaged"))
 
     def begin(self, stage: str, chunks: int) -> None:
@@ -178,8 +177,8 @@ class Ledger:
         except OSError:
             return False
         whole = self._seen[stage, chunk][1] in wanted
-        if wanted and not whole and path.name not in self.damaged:
-            self.damaged.append(path.name)
+        if wanted and not whole:
+            self.damaged.add(path.name)
         return whole
 
     def stamps(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> set[str]:
@@ -187,35 +186,49 @@ class Ledger:
         digest = self._seen[stage, chunk][1]
         return {entry.stamps for entry in entries.get(chunk, ()) if entry.sha256 == digest}
 
-    def missing(self, stage: str) -> list[int] | None:
-        """Returns the missing chunks of a stage, or None if its number of chunks is unknown.
+    def missing(self, stage: str) -> list[range] | None:
+        """Returns the missing chunks of a stage as ranges, in ascending order.
 
-        Damaged chunks count as missing.
+        Damaged chunks count as missing; each damaged chunk is a range of its own. The work depends
+        on the number of entries, not on the number of chunks that a ledger claims. Returns None if
+        the stage's number of chunks is unknown.
         """
         count = self.lengths().get(stage)
         if count is None:
             return None
-        entries = self.entries(stage)
-        return [chunk for chunk in range(count) if not self.has(stage, chunk, entries)]
+        entries, gone, following = self.entries(stage), [], 0
+        for chunk in sorted(chunk for chunk in entries if chunk < count):
+            if chunk > following:
+                gone.append(range(following, chunk))
+            if not self.has(stage, chunk, entries):
+                gone.append(range(chunk, chunk + 1))
+            following = chunk + 1
+        return [*gone, range(following, count)] if following < count else gone
 
     def lengths(self) -> dict[str, int]:
-        """Returns the recorded number of chunks of each stage."""
-        return {
-            line["stage"]: line["chunks"]
-            for line in self._lines()
-            if type(line.get("chunks")) is int and 0 < line["chunks"] <= _MOST
-        }
+        """Returns the recorded number of chunks of each stage.
+
+        Raises ValueError if the ledgers record different numbers for a stage.
+        """
+        found: dict[str, int] = {}
+        for line in self._lines(json_schemas.LENGTH):
+            known = found.setdefault(line["stage"], line["chunks"])
+            if known != line["chunks"]:
+                raise ValueError(
+                    f"the ledgers in {str(self.out)!r} record both {known:,} and "
+                    f"{line['chunks']:,} chunks of {line['stage']!r}. Start over with "
+                    "resume=False (--restart), or give another folder."
+                )
+        return found
 
     def entries(self, stage: str) -> dict[int, list[Entry]]:
         """Returns the ledgers' entries for the chunks of a stage."""
         found: dict[int, list[Entry]] = {}
-        for line in self._lines():
-            if line["stage"] == stage and type(line.get("chunk")) is int:
-                with suppress(KeyError, TypeError, ValueError, OverflowError):
-                    numbers = int(line["start"]), int(line["stop"])
-                    seconds, stamps = float(line.get("seconds", 0)), str(line.get("stamps", ""))
-                    entry = Entry(*numbers, str(line["sha256"]), seconds, stamps)
-                    found.setdefault(line["chunk"], []).append(entry)
+        for line in self._lines(json_schemas.CHUNK):
+            if line["stage"] == stage:
+                seconds, stamps = float(line.get("seconds", 0)), line.get("stamps", "")
+                entry = Entry(line["start"], line["stop"], line["sha256"], seconds, stamps)
+                found.setdefault(line["chunk"], []).append(entry)
         return found
 
     def _note(self, **line: Any) -> None:
@@ -233,16 +246,18 @@ class Ledger:
         if not size:
             flush(self.out)
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of all ledgers, except unfinished lines of processes that died."""
+    def _lines(self, schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the lines of all ledgers that fit a schema.
+
+        Other lines are passed over, such as unfinished lines of processes that died.
+        """
         for path in sorted(self.out.glob(LEDGERS)):
-            for text in _read(path).splitlines() if path.is_file() else ():
-                try:
-                    line = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(line, dict) and isinstance(line.get("stage"), str):
-                    yield line
+            with suppress(OSError):  # a pipe, or a folder
+                for text in _read(path).splitlines():
+                    with suppress(ValueError, RecursionError):
+                        line = json.loads(text)
+                        if not fault(line, schema):
+                            yield line
 
 
 @cache
@@ -253,10 +268,8 @@ def _ledger_of(process: int) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """Returns the bytes of a regular file. Raises OSError if the path is anything else."""
-    if not path.is_file():
-        raise FileNotFoundError(errno.ENOENT, "no file", str(path))
-    return path.read_bytes()
+    with open_regular(path) as file:
+        return file.read()
 
 
 @contextmanager
@@ -290,12 +303,21 @@ def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -
 
 
 def settings_of(out: Path) -> dict[str, Any]:
-    """Returns the settings of the run in a folder, or raises ValueError if there is no run."""
+    """Returns the settings of the run in a folder.
+
+    Raises ValueError if there is no run, or if its settings are damaged.
+    """
     found = read_index(out / RUN)
     if not found:
         raise ValueError(
             f"{str(out)!r} holds no run: there is no readable {RUN}. Give the folder that was the "
             "`--out` of crate-interp sweep, audit, segment, atoms or atlas."
+        )
+    damage = fault_of_file(found, json_schemas.RUN)
+    if damage:
+        raise ValueError(
+            f"{str(out / RUN)!r} is damaged, or of another version: {damage}. Run the same command "
+            "again with resume=False (--restart)."
         )
     return found
 
@@ -306,7 +328,7 @@ def _agree(out: Path, settings: Mapping[str, Any]) -> None:
     Chunks without settings are refused too, because they may belong to any run.
     """
     # checked first, because another process writes run.json before a ledger
-    begun = next(Ledger(out)._lines(), None) is not None
+    begun = next(Ledger(out)._lines({"stage": json_schemas.STAGE}), None) is not None
     if begun and not os.path.lexists(out / RUN):
         raise ValueError(
             f"{str(out / RUN)!r} is missing, although the folder has ledgers of chunks. Start over "
@@ -343,27 +365,3 @@ def _damaged(out: Path, what: str) -> ValueError:
         f"{str(out / RUN)!r} {what}. Move it to another place and start over with resume=False "
         "(--restart), or give another folder."
     )
-
-
-def packed(tables: Mapping[str, pd.DataFrame]) -> bytes:
-    """Returns the bytes of a file that holds tables."""
-    contents = [(name, _bytes(table)) for name, table in tables.items()]
-    return _bytes(pd.DataFrame(contents, columns=["table", "content"]))
-
-
-def unpacked(content: bytes) -> Tables:
-    """Returns the tables that `packed` turned into bytes.
-
-    Raises ValueError if the bytes hold anything else, or far more data than their size allows.
-    """
-    outer = table_from(content)
-    if list(outer.columns) != ["table", "content"]:
-        raise ValueError(f"its columns are {', '.join(map(str, outer.columns))}")
-    pairs = zip(outer["table"], outer["content"], strict=True)
-    return {name: table_from(inner) for name, inner in pairs}
-
-
-def _bytes(table: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
-    return buffer.getvalue()

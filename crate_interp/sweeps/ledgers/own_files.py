@@ -6,7 +6,6 @@ ledgers and the listing of the data's files are known by what they hold.
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,21 +20,24 @@ from crate_interp.core.files import (
 )
 from crate_interp.core.folders import read_index
 from crate_interp.data.folder_listing import is_listing
+from crate_interp.results import json_schemas
+from crate_interp.results.json_schemas import CHUNK_FILE, fault
 from crate_interp.results.kinds import KINDS
 
 # LISTING: the file with the names and sizes of the data's files, if they were listed
 RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
 LEDGERS = "ledger-*.jsonl"
-_CHUNK = re.compile(r"[a-z]+(-[0-9]+)?-[0-9]{6,}\.(parquet|arrow)")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
 _BEGIN = b'{"stage": "'  # of each line of a ledger
 
 
 def is_run(found: Mapping[str, Any]) -> bool:
     """Tells whether the content of a run.json is that of a run of ours."""
-    lists = isinstance(found.get("stages"), list) and isinstance(found.get("settings"), dict)
-    kind = found.get("kind")
-    return type(found.get("format")) is int and isinstance(kind, str) and kind in KINDS and lists
+    return (
+        type(found.get("format")) is int
+        and not fault(found, json_schemas.RUN)
+        and found["kind"] in KINDS
+    )
 
 
 def check_places(out: Path) -> None:
@@ -46,7 +48,7 @@ def check_places(out: Path) -> None:
     if (out / CHUNKS).is_symlink():
         raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
     # listed before the ledgers are read: a chunk that another process writes now is in its ledger
-    there = [path for path in _entries(out) if _CHUNK.fullmatch(path.name)]
+    there = [path for path in _entries(out) if not fault(path.name, CHUNK_FILE)]
     known = {line.get("file") for path in out.glob(LEDGERS) for line in _lines(path)[0]}
     for path in there:
         check_regular(path)
@@ -111,16 +113,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _is_line(line: object) -> bool:
-    if not isinstance(line, dict) or not isinstance(line.get("stage"), str):
-        return False
-    numbers = {name: line[name] for name in line if name not in ("stage", "file", "sha256")}
-    if not all(type(value) in (int, float) for value in numbers.values()):
-        return False
-    if set(line) == {"stage", "chunks"}:
-        return True
-    name, value = str(line.get("file")), str(line.get("sha256"))
-    whole = set(numbers) in (set(), {"chunk", "start", "stop", "seconds"})
-    return bool(whole and _CHUNK.fullmatch(name) and _DIGEST.fullmatch(value))
+    return not fault(line, json_schemas.LENGTH) or not fault(line, json_schemas.FILE)
 
 
 def _holds_tables(path: Path) -> bool:

@@ -23,7 +23,7 @@ from crate_interp.sweeps.engines import ENGINES, Engine
 from crate_interp.sweeps.ledgers import ledger as ledgers
 from crate_interp.sweeps.ledgers.folder_access import alone, writable
 from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
-from crate_interp.sweeps.ledgers.own_files import LISTING
+from crate_interp.sweeps.ledgers.own_files import LISTING, RUN
 from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task, folded, merged
 from crate_interp.sweeps.runs.provenance import code_of
@@ -233,7 +233,7 @@ class Job:
             return False
         if stage.intact is None or stage.intact(self.ledger.read(stage.name, chunk, entries)):
             return True
-        self.ledger.damaged.append(self.ledger.path(stage.name, chunk).name)
+        self.ledger.damaged.add(self.ledger.path(stage.name, chunk).name)
         return False
 
     def _write(self, stage: Stage, found: Iterator[tuple[Task, Tables]]) -> None:
@@ -254,13 +254,13 @@ class Job:
             self._tell(f"damaged chunks were measured again: {names}; {kept}")
             self.ledger.damaged.clear()
 
-    def _say(self, missing: Mapping[str, list[int] | None], then: str = _THEN) -> None:
+    def _say(self, missing: Mapping[str, list[range] | None], then: str = _THEN) -> None:
         assert self.ledger is not None
         lengths = self.ledger.lengths()
         parts = []
         for name, gone in missing.items():
             total = lengths.get(name)
-            done = "?" if gone is None or total is None else total - len(gone)
+            done = "?" if gone is None or total is None else total - sum(map(len, gone))
             parts.append(f"{name} {done} of {total or '?'}")
         self._tell(f"shard {self.shard} is done. Finished chunks: {', '.join(parts)}. {then}")
 
@@ -330,6 +330,7 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
     """Returns and saves the result of a run whose chunks are all there.
 
     If several processes finish at once, one of them makes the result and the others load it.
+    Raises ValueError for settings and tables from which no result of this kind can be made.
     """
     with writable(ledger.out), alone(ledger.out):
         try:
@@ -339,10 +340,19 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
         except ValueError:
             pass  # there is no saved result, or a damaged one
         rules = {name: kind.rules_of(name) or {} for name in stages}
-        found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
-        result = _made(kind, found, meta)
-        result.save(ledger.out)
-        return result
+        try:
+            found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
+            result = _made(kind, found, meta)
+            result.save(ledger.out)
+            return result
+        except (ValueError, OSError, MemoryError):
+            raise
+        except Exception as error:  # settings or tables that this version does not write
+            raise ValueError(
+                f"{str(ledger.out / RUN)!r} is damaged, or of another version: "
+                f"{type(error).__name__} ({plain(error)}). Move it to another place, then run the "
+                "same command again with resume=False (--restart)."
+            ) from error
 
 
 def _made(kind: Kind, found: Mapping[str, Tables], meta: dict[str, Any]) -> Any:

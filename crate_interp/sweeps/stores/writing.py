@@ -170,6 +170,7 @@ def _of_chunk(
     rows = (_rows(chunk, batch, shapes, kept, options) for batch in chunk.batches())
     with writable(ledger.out):
         found = ledger.put(STAGE, path, lambda part: arrow_files.write_rows(part, features, rows))
+    arrow_files.remember(path)
     samples = chunk.samples
     row = {"chunk": chunk.number, "file": path.name, "sha256": found}
     row |= {"bytes": path.stat().st_size}
