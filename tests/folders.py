@@ -19,3 +19,8 @@ def two_sweeps():
     return [
         ci.sweep(make(seed=seed, model_name=f"model-{seed}"), data, **options) for seed in (0, 1)
     ]
+
+
+def leftovers(folder):
+    """Returns the files and folders that only a process that died leaves behind."""
+    return sorted(path for path in folder.rglob(".*") if path.name != ".")

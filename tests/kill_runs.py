@@ -4,7 +4,8 @@
 
 kills a sweep of 5,000 images and an audit of 5,000, each so many times: half of them after a random
 time and half at a random change of the disk. The same call goes on every time, and the result has
-to have the digest of a run that nothing disturbed. tests/test_kill_runs.py does it on 600 images.
+to have the digest of a run that nothing disturbed, in a folder without leftovers.
+tests/test_kill_runs.py does it on 600 images.
 """
 
 import os
@@ -19,10 +20,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
+from folders import leftovers
 from killing import died_at, killed_after
 from working import CHUNK, VERBS, digest, work
 
-FILES = 7  # changes of the disk for a chunk
+FILES = 6  # changes of the disk for a chunk
 
 
 def whole(verb, n, out):
@@ -33,7 +35,11 @@ def whole(verb, n, out):
 
 
 def check(verb, n, out, wanted):
-    """Raises AssertionError unless the result is the undisturbed one, with every sample once."""
+    """Raises AssertionError unless the result is the undisturbed one, with every sample once.
+
+    Nothing of the killed processes may be left.
+    """
+    assert not leftovers(out)
     result = VERBS[verb][1].load(out)
     assert digest(result) == wanted, "another result"
     assert result.meta["n_samples"] == n
@@ -74,4 +80,7 @@ if __name__ == "__main__":
     for name in sys.argv[2:] or VERBS:
         found = run(name, 5000, total, seed=int(time.time()))
         shown = ", ".join(f"{count} {what}" for what, count in found.items())
-        print(f"{name}: 5,000 images in chunks of {CHUNK}: {shown}; identical", flush=True)
+        print(
+            f"{name}: 5,000 images in chunks of {CHUNK}: {shown}; identical; leftovers: 0",
+            flush=True,
+        )

@@ -202,12 +202,12 @@ def test_a_folder_of_another_origin_does_not_merge(tmp_path):
     good = {"format": 1, "kind": "audit", "stages": ["audit"], "settings": {}}
     for change, words in (
         ({"kind": "audits"}, "is none of .*audit"),
-        ({"kind": ["audit"]}, "is none of"),
-        ({"stages": ["audit", "../../audit"]}, "its stages are"),
+        ({"kind": ["audit"]}, r"kind is \['audit'\], not a text"),
+        ({"stages": ["audit", "../../audit"]}, r"stages\[1\] is '../../audit', not the name"),
         ({"stages": ["sweep"]}, "its stages are"),
-        ({"stages": "audit"}, "its stages are"),
+        ({"stages": "audit"}, "stages is 'audit', not a list"),
         ({"stages": []}, "its stages are"),
-        ({"settings": 3}, "its stages are"),
+        ({"settings": 3}, "settings is 3, not of type dict"),
         ({}, "missing: all of audit"),
     ):
         (tmp_path / "run.json").write_text(json.dumps({**good, **change}))

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from crate_interp.core.files import write, write_text
+from crate_interp.core import files
+from crate_interp.core.files import own_name, write, write_text
 
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):
@@ -30,16 +31,22 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
     assert len(path.read_text()) == 5000 and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_dead_writer_left_of_a_file_goes_after_a_week(tmp_path):
+@pytest.mark.parametrize("locks", [True, False])
+def test_what_a_dead_writer_left_of_a_file_goes(tmp_path, monkeypatch, locks):
+    """At once if the disk tells that nobody writes it, and after a week otherwise."""
     path = tmp_path / "page.html"
-    old, young = tmp_path / ".page.html.abc.part", tmp_path / ".page.html.def.part"
-    others = tmp_path / "mine.part", tmp_path / ".other.html.abc.part"
+    old, young = (tmp_path / own_name(".page.html.", ".part") for _ in range(2))
+    others = [tmp_path / name for name in ("mine.part", ".page.html.abc.part", ".page.html.part")]
+    others += [tmp_path / own_name(".other.html.", ".part"), tmp_path / f"{young.name[:-6]}0.part"]
     for part in (old, young, *others):
         part.write_text("half")
     for part in (old, *others):
         os.utime(part, (time.time() - 8 * 24 * 3600,) * 2)
+    if not locks:
+        monkeypatch.setattr(files, "fcntl", None)
     write_text(path, "whole")
-    assert not old.exists() and young.exists() and all(part.exists() for part in others)
+    assert not old.exists() and young.exists() != locks and all(part.exists() for part in others)
     with pytest.raises(ZeroDivisionError):
         write(path, lambda part: 1 / 0)
-    assert path.read_text() == "whole" and len(list(tmp_path.iterdir())) == 4
+    assert path.read_text() == "whole"
+    assert len(list(tmp_path.iterdir())) == 1 + len(others) + (not locks)

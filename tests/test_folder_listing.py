@@ -11,7 +11,7 @@ from conftest import PLAIN, make
 from crate_interp.data.folder_listing import Listing
 from crate_interp.data.images import folder_samples
 from crate_interp.data.picture_files import first_folders, names_under, pictures_under
-from crate_interp.sweeps.ledgers.ledger import LISTING
+from crate_interp.sweeps.ledgers.own_files import LISTING
 from gathered import CHUNKS, COUNT, folder, pictures, same
 
 ODD = [

@@ -102,10 +102,18 @@ def test_what_is_not_padded_has_no_mask(lm):
 def test_the_mask_with_a_past(lm):
     tokens, mask, rows = padded("left")
     _, past = lm(tokens[:, :4], "logits_and_cache", attention_mask=mask[:, :4], use_cache=True)
+    if not past.get_seq_length():  # with the newest versions, see the error
+        with pytest.raises(ValueError, match="the past holds no tokens"):
+            lm.run_with_cache(tokens[:, 4:], attention_mask=mask, past_key_values=past)
+        return
     out, cache = lm.run_with_cache(tokens[:, 4:], attention_mask=mask, past_key_values=past)
     assert cache.mask.tolist() == [[True]] * 3 and not cache.is_padded  # all new tokens are real
     for i, row in enumerate(rows):
         torch.testing.assert_close(out[i], lm(row)[0, -1:], **NEAR)
+    with pytest.raises(ValueError, match="the past holds no tokens"):
+        lm(tokens[:, 4:], past_key_values=type(past)())
+    with pytest.raises(ValueError, match="give it by that name"):
+        lm(tokens[:, 4:], cache=past)
 
 
 def test_masks_and_texts_that_cannot_be_read(lm):

@@ -20,6 +20,7 @@ import crate_interp as ci
 from conftest import FIXTURES
 from crate_interp.checkpoints.hub import cache, download, metadata
 from crate_interp.checkpoints.hub import fetch as loader
+from crate_interp.core import waiting
 from test_hub import FILE, REPO, fails, left, table  # noqa: F401
 
 WEIGHTS = (FIXTURES / "crate_alpha" / "crate_alpha_B16.pth").read_bytes()
@@ -226,7 +227,7 @@ def drip(pieces, pause, hung_up=None):
 
 
 def test_a_server_that_says_hardly_anything(repo, hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "SILENCE", 0.1)
+    monkeypatch.setattr(waiting, "SILENCE", 0.1)
     hung_up = threading.Event()
     for fault in (
         dict(match="/lfs/", method="GET", body=lambda: drip(itertools.repeat(b"x"), 0.01, hung_up)),
@@ -241,7 +242,7 @@ def test_a_server_that_says_hardly_anything(repo, hub, tmp_path, monkeypatch):
 
 
 def test_a_server_that_never_ends_its_headers(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "SILENCE", 0.1)
+    monkeypatch.setattr(waiting, "SILENCE", 0.1)
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as listening:

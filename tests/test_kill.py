@@ -12,5 +12,7 @@ SLOW = {"report", "audit", "atlas"}
     [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in kill.CASES],
 )
 def test_a_killed_writer_leaves_one_of_two_wholes_or_nothing_that_loads(case):
-    verdicts = kill.run(case, 5, timed=False)
+    left = [0]
+    verdicts = kill.run(case, 5, left, timed=False)
+    assert left == [0]
     assert set(verdicts) <= {"the-old", "the-new", "refused"}, verdicts

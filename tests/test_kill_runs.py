@@ -9,7 +9,7 @@ from working import CHUNK, digest, work
 
 def test_a_killed_sweep_goes_on_to_the_same_result(tmp_path):
     wanted = digest(work("sweep", 103))
-    assert died_at(25, lambda: work("sweep", 103, out=tmp_path / "out"))
+    assert died_at(20, lambda: work("sweep", 103, out=tmp_path / "out"))
     there = list((tmp_path / "out" / "chunks").glob("*.parquet"))
     assert len(there) == 1 < 103 / CHUNK
     assert digest(work("sweep", 103, out=tmp_path / "out")) == wanted

@@ -216,6 +216,14 @@ class BridgedLM(BridgedModel):
         for an `attention_mask` without one number per token, and for a `padding_side` beside ids.
         """
         past = options.get("past_key_values")
+        if getattr(past, "get_seq_length", lambda: 1)() == 0:
+            # the attention of TransformerLens 4.3 puts nothing into a past of transformers 5.24
+            raise ValueError(
+                "the past holds no tokens, so these logits would be those of a new text. "
+                "Give the whole text, or install transformers<5.24."
+            )
+        if "cache" in options:
+            raise ValueError("the bridge knows the past as past_key_values=: give it by that name.")
         given, mask = self._read(tokens, prepend_bos, padding_side, attention_mask, past)
         if mask is not None:
             options["attention_mask"] = mask

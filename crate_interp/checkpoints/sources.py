@@ -1,6 +1,7 @@
 """Turns the source given to ci.load into a model's weights and all that is known about them."""
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.renaming import Rename, as_function
 from crate_interp.checkpoints.state_dicts import Choice, find_weights
 from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES
-from crate_interp.core import checks
+from crate_interp.core import checks, hub_names
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.hooked import hooked_part
 from crate_interp.models.sae import SAEConfig
@@ -132,6 +133,9 @@ def _state_dict(source: Source, given: Mapping[str, Any] | torch.nn.Module) -> C
 def _unknown(name: str) -> str:
     hint = checks.did_you_mean(name, [row["name"] for row in registry.MODELS])
     shown = name if len(name) <= 200 else name[:200] + "..."
+    address = re.match(r"(?:hf://|https://huggingface\.co/)([^/]+/[^/]+)", name)
+    if address and hub_names.is_repo(address[1]):
+        hint = f"Give {address[1]!r}, with file='...' for a file in the repo."
     text = (
         f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. "
         f"{hint} ci.list_models() lists the known models."

@@ -123,7 +123,8 @@ def _limits(
     if isinstance(model, HookedModel) and told:
         limits.append(f"n_heads={model.cfg.n_heads}: no tensor's shape reveals it")
     if getattr(model.cfg, "grid_guessed", False):
-        limits.append(f"image_size={model.cfg.image_size}: a guess from the number of patches")
+        size: Any = model.cfg
+        limits.append(f"image_size={size.image_size}: a guess from the number of patches")
     if row is None or not row["sha256"]:
         limits.append(
             "whether the authors published these bytes: no digest of the published file is known"

@@ -80,6 +80,7 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
     model = cache.model
     if model.towers:
         raise ValueError("a CLIP is two models: give the cache of one tower, cache.visual.")
+    cache.check_weights()
     heads = range(model.cfg.n_heads)
     rows: list[tuple] = []
     for name, given in targets.items():

@@ -2,11 +2,11 @@
 
 The functions have the same names as in `transformer_lens.patching`. There, positions are columns of
 the input (pixels, for an image); here they are tokens, for texts and images alike. The sweeps over
-heads at all positions at once are TransformerLens' own functions.
+heads at all positions at once are TransformerLens' own functions, after a check of the cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from itertools import product
 from typing import Any
 
@@ -18,6 +18,7 @@ from crate_interp.circuits.patching_arguments import Metric
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.weight_cache import check_mark
 
 Numbers = int | Sequence[int] | None  # numbers of layers or positions; None means all
 
@@ -29,8 +30,9 @@ _DOC = """Patches {point!r} over {axes}, with tokens as positions.
     the order given; None means all. `hooks.edit.patch_positions` numbers the patches of an image.
     Other options, such as reduce='none', work as in TransformerLens.
 
-    Raises ValueError for layers and positions that the model does not have, and for a clean run
-    with another number of tokens. Raises KeyError if the clean cache lacks the point.
+    Raises ValueError for layers and positions that the model does not have, for a clean run with
+    another number of tokens, and for a cache of another model: to patch from another model, give
+    dict(cache). Raises KeyError if the clean cache lacks the point.
     """
 
 
@@ -51,6 +53,7 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
     ) -> Tensor | lens.PatchingResult:
         count = _tokens(model, corrupted)
         _check_clean(clean_cache, fixed["activation_name"], count)
+        check_mark(getattr(clean_cache, "mark", None), model)
         numbers = _numbers(model, layers, positions, count)
         places = pd.DataFrame(list(product(*(numbers[axis] for axis in axes))), columns=list(axes))
         values = sweep.func(
@@ -61,6 +64,19 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
 
     over_tokens.__doc__ = _DOC.format(point=fixed["activation_name"], axes=", ".join(axes))
     return over_tokens
+
+
+def _over_heads(sweep: partial) -> Callable[..., Any]:
+    """Returns a sweep of TransformerLens that refuses the cache of another model."""
+
+    @wraps(sweep)
+    def over_heads(
+        model: HookedModel, corrupted_tokens: Tensor, clean_cache: Any, *args: Any, **options: Any
+    ) -> Any:
+        check_mark(getattr(clean_cache, "mark", None), model)
+        return sweep(model, corrupted_tokens, clean_cache, *args, **options)
+
+    return over_heads
 
 
 def _numbers(
@@ -136,8 +152,8 @@ get_act_patch_attn_head_pattern_by_pos = _over_tokens(lens.get_act_patch_attn_he
 get_act_patch_attn_head_pattern_dest_src_pos = _over_tokens(
     lens.get_act_patch_attn_head_pattern_dest_src_pos
 )
-get_act_patch_attn_head_out_all_pos = lens.get_act_patch_attn_head_out_all_pos
-get_act_patch_attn_head_q_all_pos = lens.get_act_patch_attn_head_q_all_pos
-get_act_patch_attn_head_k_all_pos = lens.get_act_patch_attn_head_k_all_pos
-get_act_patch_attn_head_v_all_pos = lens.get_act_patch_attn_head_v_all_pos
-get_act_patch_attn_head_pattern_all_pos = lens.get_act_patch_attn_head_pattern_all_pos
+get_act_patch_attn_head_out_all_pos = _over_heads(lens.get_act_patch_attn_head_out_all_pos)
+get_act_patch_attn_head_q_all_pos = _over_heads(lens.get_act_patch_attn_head_q_all_pos)
+get_act_patch_attn_head_k_all_pos = _over_heads(lens.get_act_patch_attn_head_k_all_pos)
+get_act_patch_attn_head_v_all_pos = _over_heads(lens.get_act_patch_attn_head_v_all_pos)
+get_act_patch_attn_head_pattern_all_pos = _over_heads(lens.get_act_patch_attn_head_pattern_all_pos)

@@ -89,7 +89,7 @@ class Asked:
 
     def page_of(self, result: object, write: Callable[[Any, Path], Any]) -> Any:
         """Returns the page that `write` makes of a result; only one process writes at a time."""
-        from crate_interp.sweeps.ledgers.ledger import alone  # imports pandas
+        from crate_interp.sweeps.ledgers.folder_access import alone  # imports pandas
 
         with alone(self.out):
             return write(result, self.out)

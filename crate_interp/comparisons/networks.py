@@ -80,7 +80,7 @@ def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
         )
     own = next(iter(prints.values()))
     given = sample_ranges.of(own.fingerprint, own.start, own.start + own.n)
-    if any(one.meta["data"] != given for one in results):
+    if not all(sample_ranges.same(one.meta["data"], given) for one in results):
         raise ValueError(
             f"data has {own.n} samples of {own.fingerprint}, but a result is of other samples: "
             "give the data and the limit that the result had, or its model instead of the result."

@@ -16,6 +16,7 @@ from crate_interp.core.run_options import Pass, run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results import sample_ranges
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes
 
@@ -161,13 +162,19 @@ def _check_samples(results: Sequence[SweepResult]) -> None:
             )
     for one in results[1:]:
         mine, theirs = results[0].meta["data"], one.meta["data"]
-        if mine == theirs and results[0].meta["unit"] == one.meta["unit"]:
+        alike = sample_ranges.same(mine, theirs)
+        if alike and results[0].meta["unit"] == one.meta["unit"]:
             continue
         prints = [[entry["fingerprint"] for entry in data] for data in (mine, theirs)]
         if prints[0] != prints[1]:
             raise ValueError(
                 f"the results are of different data, {_said(mine)} and {_said(theirs)}: sweep both "
                 "on the same data, or give the models and data."
+            )
+        if not alike and _said(mine) == _said(theirs):
+            raise ValueError(
+                f"the results are of files with the same names and sizes, {_said(mine)}, but the "
+                "files held different pictures each time. Sweep both on the same pictures."
             )
         raise ValueError(
             f"the results are of different samples of the same data, {_said(mine)} and "

@@ -7,9 +7,10 @@ a journal lists the old files and the new ones; the next writer reads it.
 
 import json
 import os
+import re
 import shutil
 import socket
-import tempfile
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,11 +19,24 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from crate_interp.core.files import digest, flush, publish, stays_inside, write_text
+from crate_interp.core.files import (
+    check_regular,
+    digest,
+    flush,
+    foreign,
+    is_one,
+    is_own_name,
+    own_name,
+    remove_unfinished,
+    stays_inside,
+    write_text,
+)
 from crate_interp.core.safe_text import plain
 
 LOCK, _STAGE, _JOURNAL = ".crate-interp.lock", ".crate-interp-new-", ".crate-interp-change-"
 _LONGEST_INDEX = 2**28  # bytes
+# what we write into a lock, or what filelock writes on a disk without locks
+_LOCKED = re.compile(rb"(process \d+ on [^\n]*|\d+\n[^\n]*\n([^\n]*\n)?)?")
 # Only files that this library writes. Nothing else is removed, whatever an index says.
 _SUFFIXES = (".parquet", ".json", ".html", ".png", ".webp", ".csv", ".txt", ".safetensors")
 
@@ -34,9 +48,11 @@ def locked(folder: str | Path) -> Iterator[Path]:
     The lock ends with the process, even if it is killed. A thread may take a lock twice. A folder
     that was made here is removed if it is empty at the end.
 
-    Raises ValueError if the folder cannot be written, or another process or thread writes it.
+    Raises ValueError if the folder cannot be written, if another process or thread writes it, and
+    if the lock's name is that of a file of another program.
     """
     out = Path(folder)
+    check_lock(out / LOCK)
     lock, nested, made = _acquire(out)
     try:
         if not nested:
@@ -80,6 +96,22 @@ def _acquire(out: Path) -> tuple[BaseFileLock, bool, bool]:
         ) from None
 
 
+def check_lock(path: Path) -> None:
+    """Raises ValueError if a lock's name is that of something that is no lock of ours."""
+    check_regular(path)
+    try:
+        content = path.read_bytes()[:1000] if path.exists() else b""
+    except (OSError, ValueError):  # whoever takes the lock says what is wrong with the folder
+        return
+    if not _LOCKED.fullmatch(content):
+        raise foreign(path.parent, [path.name])
+
+
+def check_ours(out: Path, index: str, names: Collection[str]) -> None:
+    """Raises ValueError if files with these names would be lost when a folder is replaced."""
+    _check_ours(out, index, dict.fromkeys(names, ""), _before(out, index, listed(out / index)))
+
+
 @contextmanager
 def replacing(
     folder: str | Path,
@@ -96,14 +128,12 @@ def replacing(
     are removed in either case. Files that no index names stay. Until the block ends, or if it
     raises, `folder` does not change, except that unfinished files of a dead writer are removed.
 
-    Raises ValueError if the folder cannot be written, is being written by another process, or has a
-    link or a folder in the place of a file.
+    Raises ValueError if the folder cannot be written, is being written by another process, or has,
+    in the place of a new file, a link, a folder or a file that is not the one the index names.
     """
     with locked(folder) as out:
-        for dead in _stages(out):
-            shutil.rmtree(dead, ignore_errors=True)  # does not follow links
-        stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=out))
-        try:
+        _remove_unfinished(out)
+        with _stage(out) as stage:
             yield stage
             change = _prepare(stage, out, index, content, kept, owned)
             try:
@@ -111,8 +141,44 @@ def replacing(
             except KeyboardInterrupt:
                 _commit(stage, out, index, change)  # finishes the commit that was interrupted
                 raise
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def _stage(out: Path) -> Iterator[Path]:
+    stage = out / own_name(_STAGE)
+    stage.mkdir(mode=0o700)
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)  # does not follow links
+
+
+def _remove_unfinished(out: Path) -> None:
+    for dead in _stages(out):
+        shutil.rmtree(dead, ignore_errors=True)
+    remove_unfinished(out)
+
+
+def tidy(folder: Path, index: str) -> None:
+    """Removes what a dead writer left in a folder whose index is in place.
+
+    Does nothing if another process is writing the folder. Raises ValueError if the lock's name is
+    that of a file of another program.
+    """
+    check_lock(folder / LOCK)
+    marks = (folder / LOCK, _journal(folder, index), *_stages(folder))
+    if not any(os.path.lexists(mark) for mark in marks):
+        return
+    with suppress(ValueError), locked(folder) as out:
+        _remove_unfinished(out)
+        old = listed(out / index)
+        if old:
+            before = _before(out, index, old)
+            orphans = [
+                name for name in before if name not in old and is_one(out / name, before[name])
+            ]
+            _remove(out, orphans)
+            _journal(out, index).unlink(missing_ok=True)
 
 
 def discard(folder: Path, index: str) -> None:
@@ -122,12 +188,12 @@ def discard(folder: Path, index: str) -> None:
     with locked(folder) as out:
         before = _before(out, index, listed(out / index))
         if before:
-            gone = [name for name, digests in before.items() if _is(out / name, digests)]
-            for name in gone:
+            gone = [name for name, digests in before.items() if is_one(out / name, digests)]
+            for name in (*gone, index):
                 _check_place(out, name)
-            with tempfile.TemporaryDirectory(prefix=_STAGE, dir=out) as stage:
-                _write_journal(Path(stage), index, before, {})
-                os.replace(_journal(Path(stage), index), _journal(out, index))
+            with _stage(out) as stage:
+                _write_journal(stage, index, before, {})
+                os.replace(_journal(stage, index), _journal(out, index))
             (out / index).unlink(missing_ok=True)
             _remove(out, gone)
             _journal(out, index).unlink()
@@ -144,7 +210,8 @@ def is_free(folder: Path, index: str) -> bool:
 
 
 def _stages(out: Path) -> list[Path]:
-    return [path for path in out.glob(f"{_STAGE}*") if path.is_dir() and not path.is_symlink()]
+    found = [path for path in out.glob(f"{_STAGE}*") if is_own_name(path.name)]
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
 def listed(path: Path) -> dict[str, str]:
@@ -183,7 +250,8 @@ def is_inside(name: object) -> bool:
 
 def differs(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Returns the names of files that are missing or have another digest."""
-    return [name for name, wanted in files.items() if not _is(folder / name, [wanted])]
+    places = {name: Path(os.path.realpath(folder / name)) for name in files}  # follows links
+    return [name for name, wanted in files.items() if not is_one(places[name], [wanted])]
 
 
 def _holder(out: Path) -> str:
@@ -192,13 +260,6 @@ def _holder(out: Path) -> str:
             return plain(file.read(300)) or "another process"
     except OSError:
         return "another process"
-
-
-def _is(path: Path, wanted: Collection[str]) -> bool:
-    try:
-        return digest(path) in wanted
-    except OSError:
-        return False
 
 
 def _journal(out: Path, index: str) -> Path:
@@ -214,9 +275,16 @@ def _write_journal(
 
 
 def _before(out: Path, index: str, old: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns the digests that the index and the journal give for each file."""
+    """Returns the digests that the index and the journal give for each file.
+
+    Raises ValueError if the journal's name is that of something else.
+    """
     found = {name: [value] for name, value in old.items()}
-    lists = read_index(_journal(out, index)).get("files")
+    journal = _journal(out, index)
+    check_regular(journal)
+    lists = read_index(journal).get("files")
+    if journal.exists() and not isinstance(lists, list):
+        raise foreign(out, [journal.name])
     for files in lists if isinstance(lists, list) else ():
         for name, digests in files.items() if isinstance(files, dict) else ():
             if is_inside(name) and isinstance(digests, list):
@@ -253,16 +321,37 @@ def _prepare(
         kept = [*kept, *(name for name in old if name not in (*owned, *digests))]
     others = {name for name in before if name not in digests and name not in kept}
     # a file with a digest that is not listed belongs to the user
-    gone = [name for name in others if _is(out / name, before[name])]
-    gone += [name for name in owned if name not in digests and name not in gone]
+    gone = [name for name in others if is_one(out / name, before[name])]
+    left = [name for name in owned if name not in digests and name not in gone]
+    gone += [name for name in left if os.path.lexists(out / name)]
     for name in (*moved, *gone, index):
         _check_place(out, name)
-    for name in moved:
-        publish(stage / name)
+    _check_ours(out, index, {name: digests.get(name, "") for name in (*moved, *gone)}, before)
     after = {name: old[name] for name in kept} | digests
     write_text(stage / index, json.dumps({**content, "files": after}, indent=2) + "\n")
     _write_journal(stage, index, before, after)
+    mode = stat.S_IMODE((stage / index).stat().st_mode)
+    for name in moved:
+        (stage / name).chmod(mode)  # safetensors makes files that only their owner can read
+        flush(stage / name)
     return _Change(moved, gone, not old or bool(set(old) - same - set(kept)))
+
+
+def _check_ours(
+    out: Path, index: str, files: Mapping[str, str], before: Mapping[str, Collection[str]]
+) -> None:
+    """Raises ValueError if `out` has other files than those of the index under some names.
+
+    files: name -> digest of the new file, which may be there already. before: the result of
+    `_before`. The index of an early version names no files; its files are taken for ours.
+    """
+    there = read_index(out / index)
+    if there and "files" not in there:
+        return
+    names = [name for name in files if os.path.lexists(out / name)]
+    odd = [name for name in names if not is_one(out / name, [*before.get(name, ()), files[name]])]
+    if odd:
+        raise foreign(out, odd)
 
 
 def _commit(stage: Path, out: Path, index: str, change: _Change) -> None:
@@ -304,5 +393,4 @@ def _check_place(out: Path, name: str) -> None:
             raise ValueError(f"{str(up)!r} is {kind}: remove it, or give another folder.")
     if not os.access((*above, out)[0], os.W_OK | os.X_OK):
         raise ValueError(f"cannot write into {str((*above, out)[0])!r}: give another folder.")
-    if path.is_dir() and not path.is_symlink():
-        raise ValueError(f"{str(path)!r} is a folder where a file is to be written: remove it.")
+    check_regular(path)

@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from crate_interp.core import checks
+from crate_interp.core import checks, file_reading
 from crate_interp.core.safe_text import plain
 
 # The usual formats of picture data sets. Pillow and the libraries in its wheel decode each
@@ -124,8 +124,12 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
             + (', such as data[:]["image"].' if hasattr(image, "features") else ".")
         )
     what = f"the {kind} {quoted(image)}"
-    with opened(Path(image), what) as found:
-        return _upright(found, what), what
+    check_file(Path(image), what)
+    try:
+        data = file_reading.read(Path(image))
+    except Exception as error:  # such as a file that may not be read
+        raise _unread(what, error) from None
+    return decoded(data, what), what
 
 
 def decoded(data: bytes, what: str) -> Image.Image:

@@ -1,11 +1,12 @@
 """Reads one batch. Samples that cannot be decoded split it into runs of the other samples."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from crate_interp.core.pictures import Undecodable
+from crate_interp.data.picture_contents import Notes
 from crate_interp.data.samples import Samples
 
 
@@ -22,11 +23,13 @@ class Run:
 class Found:
     """The runs of samples that were decoded, and the samples that cannot be decoded.
 
-    bad: the number of each sample that cannot be decoded -> the reason.
+    bad: the number of each sample that cannot be decoded -> the reason. notes: what the files held,
+    if a worker has read them.
     """
 
     runs: list[Run]
     bad: dict[int, str]
+    notes: Notes = field(default_factory=dict)
 
 
 def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> Found:

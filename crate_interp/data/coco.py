@@ -14,10 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.core import checks
+from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.pictures import Later, check_file, check_image, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.class_maps import IGNORE, mask_reader
 from crate_interp.data.coco_regions import MOST_EDGE, check_region, paint, runs_of
+from crate_interp.data.picture_contents import Files
 from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
 
@@ -54,14 +56,15 @@ def coco_samples(
     _pycocotools()
     path, option = path_and_option(where)
     folder = Path(expanduser(option)) if option else path.parent
-    tables = _read(path)
+    tables, annotated = _read(path)
     if not isdir(folder):
         raise ValueError(f"{quoted(folder)} is not a folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
     images, classes = tables["images"], _classes(path, tables["categories"])
     paths = _image_files(path, folder, images)
     regions = _by_image(path, tables, classes)
-    files = [path, *paths]
-    listing = names_and_sizes(files, ["annotations", *(row["file_name"] for row in images)])
+    names = [row["file_name"] for row in images]
+    listing = names_and_sizes(paths, names)
+    files = Files(folder, lambda start, stop: enumerate(names[start:stop], start))
 
     def masks_of(start: int, stop: int) -> list[Later]:
         return [
@@ -73,7 +76,8 @@ def coco_samples(
         ]
 
     read_masks = mask_reader(preprocess_masks, masks_of)
-    return picture_samples(paths, f"coco:{listing}", preprocess, read_masks)
+    fingerprint = f"coco:{listing}:annotations:{annotated}"
+    return picture_samples(paths, fingerprint, preprocess, read_masks, files)
 
 
 def coco_image_ids(where: str) -> list[int]:
@@ -81,7 +85,7 @@ def coco_image_ids(where: str) -> list[int]:
 
     The ids are in the order of the samples.
     """
-    return [row["id"] for row in _read(path_and_option(where)[0])["images"]]
+    return [row["id"] for row in _read(path_and_option(where)[0])[0]["images"]]
 
 
 def coco_results(
@@ -119,15 +123,16 @@ def coco_results(
     return results
 
 
-def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Returns the three tables of an annotation file.
+def _read(path: Path) -> tuple[dict[str, list[dict[str, Any]]], str]:
+    """Returns the three tables of an annotation file, and the digest of its bytes.
 
     Raises ValueError if a table, or a field of a row, is missing.
     """
     what = f"the annotations {quoted(path)}"
     check_file(path, what)
     try:
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        content = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read {what}: {plain(error)}") from None
     for table, fields in _NEEDED.items():
@@ -142,7 +147,7 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
                     )
         if len({row["id"] for row in rows}) != len(rows):
             raise ValueError(f"{quoted(path)} gives an id twice in its {table}.")
-    return content
+    return content, digest_of_bytes(data)
 
 
 def _is_id(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Objects with alpha pasted on backgrounds: a data set of images with exact masks."""
 
+from collections.abc import Iterator
 from os.path import isdir
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from crate_interp.core.pictures import check_image, loaded, opened, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data import picture_files
 from crate_interp.data.class_maps import mask_reader
+from crate_interp.data.picture_contents import Files
 from crate_interp.data.samples import Preprocess, Samples
 
 SIDE = 224  # pixels of a composite's side, before the model's own resize
@@ -43,9 +45,17 @@ def cutout_samples(
     seed = int(option or 0)
     backgrounds, objects = _backgrounds(folder / BACKGROUNDS), _objects(folder)
     names = [path.relative_to(folder).as_posix() for path in objects]
+    behind = [path.relative_to(folder).as_posix() for path in backgrounds]
     listing = picture_files.names_and_sizes(
         objects + backgrounds, names + [path.name for path in backgrounds]
     )
+
+    def files_of(start: int, stop: int) -> Iterator[tuple[int, str]]:
+        for index in range(start, stop):
+            yield index, names[index]
+            chosen = _background_of(len(behind), np.random.default_rng((seed, index)))
+            if chosen is not None:
+                yield index, behind[chosen]
 
     def composites(start: int, stop: int) -> list[tuple[Image.Image, Image.Image]]:
         return [
@@ -62,6 +72,7 @@ def cutout_samples(
         fingerprint=f"cutouts:seed={seed}:{listing}",
         read=lambda start, stop: preprocess([picture for picture, _ in composites(start, stop)]),
         masks=mask_reader(preprocess_masks, masks_of, binary=True),
+        files=Files(folder, files_of, files_of),
     )
 
 
@@ -110,12 +121,18 @@ def _composite(
     cutout: Path, backgrounds: list[Path], seed: tuple[int, int]
 ) -> tuple[Image.Image, Image.Image]:
     rng = np.random.default_rng(seed)
-    if backgrounds:
-        picture = loaded(backgrounds[int(rng.integers(len(backgrounds)))])[0].convert("RGB")
-        background = random_square(picture, SIDE, rng)
-    else:
+    chosen = _background_of(len(backgrounds), rng)
+    if chosen is None:
         background = _smooth_noise(rng)
+    else:
+        picture = loaded(backgrounds[chosen])[0].convert("RGB")
+        background = random_square(picture, SIDE, rng)
     return paste(loaded(cutout)[0].convert("RGBA"), background, rng)
+
+
+def _background_of(count: int, rng: np.random.Generator) -> int | None:
+    """Draws which of `count` backgrounds a composite has; None without backgrounds."""
+    return int(rng.integers(count)) if count else None
 
 
 def _smooth_noise(rng: np.random.Generator) -> Image.Image:

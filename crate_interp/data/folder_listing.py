@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int
 
 from crate_interp.core.files import write
 from crate_interp.core.pictures import SUFFIXES, UNREAD_SUFFIXES, quoted
@@ -16,6 +19,7 @@ from crate_interp.data.picture_files import bytes_of, fingerprint_of, inside, na
 if TYPE_CHECKING:
     import pyarrow
 
+_AT_ONCE = 4096  # entries that are taken out of Arrow's arrays at once
 _UNREAD = -1  # stands for a size that cannot be read, such as that of a broken link
 _ROWS_PER_BYTE = 64  # a listing with more rows per byte was not written by this library
 
@@ -88,18 +92,29 @@ class Listing:
 
     def name(self, number: int) -> str:
         """Returns the path of a file below the folder, written with /."""
-        content: bytes = self.names[number].as_py()
-        return content.decode("utf-8", "surrogateescape")
+        return _text(self.names[number].as_py())
+
+    def names_of(self, numbers: Int[np.ndarray, "file"]) -> list[str]:
+        """Returns the names of files by their numbers, as `name` does, but all at once."""
+        import pyarrow as pa
+
+        found: Any = self.names.take(pa.array(numbers))
+        return [_text(name) for name in found.to_pylist()]
 
     def every_name(self) -> Iterator[str]:
         """Yields the names in their order."""
-        return map(self.name, range(len(self)))
+        return (_text(name) for name, _ in self._entries())
+
+    def _entries(self) -> Iterator[tuple[bytes, int]]:
+        """Yields names and sizes."""
+        for start in range(0, len(self), _AT_ONCE):  # Arrow is slow at single values
+            part = slice(start, start + _AT_ONCE)
+            yield from zip(self.names[part].to_pylist(), self.sizes[part].to_pylist(), strict=True)
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of names and sizes. No content is read."""
-        pairs = ((bytes_of(self.name(n)), self.sizes[n].as_py()) for n in range(len(self)))
-        return fingerprint_of(pairs)
+        return fingerprint_of(self._entries())
 
     def paths(self, numbers: Iterable[int]) -> list[Path]:
         """Returns the paths of files by their numbers.
@@ -119,6 +134,23 @@ class Listing:
                 )
             found.append(path)
         return found
+
+
+def is_listing(path: Path) -> bool:
+    """Tells whether a file has the columns of a file that `Listing.keep` writes."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        found = parquet.read_schema(path)
+    except (OSError, ValueError, pa.ArrowException):
+        return False
+    columns = _schema(Path()).remove_metadata()
+    return found.remove_metadata().equals(columns) and list(found.metadata or ()) == [b"folder"]
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
 
 
 def _size(path: Path) -> int:

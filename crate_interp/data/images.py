@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os.path import expanduser, isdir
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from crate_interp.core.pictures import SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import Listing
 from crate_interp.data.items import upright_array
+from crate_interp.data.picture_contents import Files
 from crate_interp.data.picture_files import first_folders
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.measures.checks import all_finite
@@ -97,6 +98,10 @@ def folder_samples(
     if unread:
         warnings.warn(f"files in {quoted(folder)} are left out. {advice}", stacklevel=2)
     order = np.arange(len(listing)) if labels is None else spread(labels)
+
+    def named(start: int, stop: int) -> Iterable[tuple[int, str]]:
+        return enumerate(listing.names_of(order[start:stop]), start)
+
     return Samples(
         n=len(listing),
         labels=None if labels is None else [labels[number] for number in order],
@@ -104,6 +109,7 @@ def folder_samples(
         read=lambda start, stop: preprocess(listing.paths(order[start:stop].tolist())),
         name_of=lambda number: plain(listing.name(int(order[number])), 1000),
         listing=listing,
+        files=Files(folder, named),
     )
 
 

@@ -1,10 +1,13 @@
 """Data sets given by name: those embedded in the package, and those on the Hub."""
 
 import hashlib
+import itertools
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crate_interp.core import checks, safe_text
+from crate_interp.core import checks, hub_names, safe_text, waiting
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, table_samples
 
@@ -16,6 +19,7 @@ EMBEDDED = {  # name -> file in assets/
     "cutouts": "cutouts.parquet",
     "held-out-text": "held-out-text.parquet",
 }
+_LEAST = 2**16  # bytes that are progress
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
@@ -56,17 +60,47 @@ def _embedded_file(name: str) -> Path:
 def from_hub(name: str) -> Table:
     """Returns the data set "owner/name:split", fetched from the Hub by datasets.
 
-    Raises ValueError if the name has another form, or if the data set cannot be loaded.
+    The split may be a sum of slices, such as "train[:10%]+test". Raises ValueError if the name has
+    another form, before anything is asked, if the data set cannot be loaded, and if the server is
+    silent.
     """
-    repo, _, split = name.partition(":")
-    if repo.count("/") != 1 or not split:
-        raise ValueError(f"'hf:{name}': write hf:owner/name:split, such as hf:ylecun/mnist:test.")
+    found = hub_names.data_set(name)
+    if found is None:
+        raise ValueError(
+            f"'hf:{safe_text.plain(name, 200)}': write hf:owner/name:split, such as "
+            "hf:ylecun/mnist:test, of letters, digits, '-', '_' and '.'."
+        )
+    repo, split = found
     import datasets
 
     try:
-        return datasets.load_dataset(repo, split=split)
+        return waiting.watched(
+            lambda watch: datasets.load_dataset(repo, split=split), lambda: _progress(repo)
+        )
+    except TimeoutError:
+        reason = f"{waiting.silence()}. Try again later"
+        raise ValueError(f"cannot load 'hf:{name}': {reason}.") from None
     except Exception as error:  # errors of many libraries: network, missing repository, wrong split
         raise ValueError(f"cannot load 'hf:{name}': {safe_text.plain(error, 300)}") from error
+
+
+def _progress(repo: str) -> tuple[int, int]:
+    """Returns numbers that grow while datasets works: of processor time, and of bytes on disk.
+
+    The steps are large, so that a byte now and then is no progress.
+    """
+    from datasets import config
+    from huggingface_hub import constants
+
+    folders = (
+        Path(constants.HF_HUB_CACHE, f"datasets--{repo.replace('/', '--')}"),
+        Path(config.HF_DATASETS_CACHE, repo.replace("/", "___")),
+    )
+    size = 0
+    for path in itertools.chain.from_iterable(folder.rglob("*") for folder in folders):
+        with suppress(OSError):  # files come and go
+            size += path.lstat().st_size
+    return int(50 * time.process_time() / waiting.SILENCE), size // _LEAST
 
 
 def hub_samples(name: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:

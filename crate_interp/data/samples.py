@@ -14,6 +14,7 @@ from crate_interp.core import checks
 from crate_interp.core.pictures import Picture
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import Listing
+from crate_interp.data.picture_contents import Files
 
 Pictures = Sequence[Picture] | Tensor | np.ndarray
 # a function that turns pictures, or an array of uint8 images, into a batch, such as
@@ -36,7 +37,8 @@ class Samples:
     and sizes (folders), or the fingerprint of `datasets`; a part has the fingerprint of the whole.
     start: the number that the first of the n samples has in the whole data set. of: how many
     samples the whole data set has; 0 means n. name_of: returns the file name of a sample, if
-    samples have files. listing: the listed files, if the data is a folder.
+    samples have files. listing: the listed files, if the data is a folder. files: the files whose
+    content the fingerprint leaves out, which a run notes as it reads them.
     """
 
     n: int
@@ -49,6 +51,7 @@ class Samples:
     of: int = 0
     name_of: Callable[[int], str] | None = None
     listing: Listing | None = None
+    files: Files | None = None
 
     def __post_init__(self) -> None:
         if not self.of:
@@ -102,8 +105,9 @@ def picture_samples(
     fingerprint: str,
     preprocess: Preprocess,
     masks: Callable[[int, int], Tensor] | None,
+    files: Files,
 ) -> Samples:
     """Returns picture files as samples. Each file is read when its sample is read."""
     read = lambda start, stop: preprocess(pictures[start:stop])  # noqa: E731
     name_of = lambda number: plain(pictures[number].name, 1000)  # noqa: E731
-    return Samples(len(pictures), None, fingerprint, read, masks, name_of=name_of)
+    return Samples(len(pictures), None, fingerprint, read, masks, name_of=name_of, files=files)

@@ -34,6 +34,7 @@ class Stream:
     start: int = 0
     n: None = None
     listing: None = None
+    files: None = None
 
     def chunks(self, size: int) -> Iterator[tuple[int, list[Row]]]:
         """Yields each chunk's first row number, and its rows; the last chunk may be short."""

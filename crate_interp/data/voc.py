@@ -10,6 +10,7 @@ from pathlib import Path
 from crate_interp.core.pictures import check_file, check_image, header, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.class_maps import check_mask, mask_reader
+from crate_interp.data.picture_contents import Files
 from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option, pictures_under
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
 
@@ -50,10 +51,16 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
         check_mask(mode, size, check_image(images[name], bits=16), quoted(name))
     pictures, drawn = [images[name] for name in names], [masks[name] for name in names]
     paths = [*pictures, *drawn]
-    listing = names_and_sizes(paths, [path.relative_to(folder).as_posix() for path in paths])
+    below = [path.relative_to(folder).as_posix() for path in paths]
+    listing, drawn_below = names_and_sizes(paths, below), below[len(names) :]
+    files = Files(
+        folder,
+        lambda start, stop: enumerate(below[start:stop], start),
+        lambda start, stop: enumerate(drawn_below[start:stop], start),
+    )
 
     read_masks = mask_reader(preprocess_masks, lambda start, stop: drawn[start:stop])
-    return picture_samples(pictures, f"voc:{listing}", preprocess, read_masks)
+    return picture_samples(pictures, f"voc:{listing}", preprocess, read_masks, files)
 
 
 def _by_name(folder: Path) -> dict[str, Path]:

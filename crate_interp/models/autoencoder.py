@@ -47,6 +47,11 @@ class DecoderView:
     towers: tuple[str, ...] = ()
 
     @property
+    def whole(self) -> "HookedCrateMAE":
+        """The masked autoencoder."""
+        return self.model
+
+    @property
     def cfg(self) -> CrateConfig:
         """The config, whose numbers of layers and heads are the decoder's."""
         return self.model.decoder_cfg
@@ -269,7 +274,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             for name, value in cache.items()
             if name.startswith(prefix)
         }
-        return CrateCache(kept, DecoderView(self), has_batch_dim=cache.has_batch_dim)
+        return CrateCache(kept, DecoderView(self), cache.has_batch_dim, mark=cache.mark)
 
 
 def random_mask(

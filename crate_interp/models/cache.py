@@ -1,8 +1,9 @@
 """The activations of one forward: TransformerLens' cache, adapted to CRATE models."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Int
@@ -15,9 +16,10 @@ from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import resolve
 from crate_interp.models.compat.unsupported_methods import refuse
 from crate_interp.models.layers.norm import NoNorm
-from crate_interp.models.weight_cache import WeightMark, has_weights
+from crate_interp.models.weight_cache import Mark, check_mark, mark_of_part
 from crate_interp.models.weights import Answers
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 # [batch, head, query, key]: pos_slice cuts the query axis
 QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
 # points that have no position axis, [batch, width], or that hold only the patches, without CLS
@@ -41,6 +43,17 @@ def _at_places(value: Tensor, name: str, places: Int[Tensor, "pos"], of_all: int
     return value
 
 
+def _own_weights(method: Method) -> Method:
+    """Makes a method that reads weights check first that these made the activations."""
+
+    @wraps(method)
+    def checked(self: "CrateCache", *args: Any, **kwargs: Any) -> Any:
+        self.check_weights()
+        return method(self, *args, **kwargs)
+
+    return cast(Method, checked)
+
+
 class CrateCache(ActivationCache):
     """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token, not the last one.
 
@@ -49,7 +62,8 @@ class CrateCache(ActivationCache):
 
     mask: which of the cached tokens are real, `[batch, pos]`, if texts of unequal length were
     padded, else None. `alone(sample)` is the cache of one text without its padding. mark: tells the
-    weights that made the activations from other weights, or None.
+    model that made the activations from others (models/weight_cache.py); None means the mark of
+    `cache_dict`, if it came from a model.
     """
 
     model: Any
@@ -60,10 +74,10 @@ class CrateCache(ActivationCache):
         model: object,
         has_batch_dim: bool = True,
         mask: Bool[Tensor, "*batch pos"] | None = None,
-        mark: WeightMark | None = None,
+        mark: Mark | None = None,
     ) -> None:
         super().__init__(cache_dict, model, has_batch_dim)
-        self.mask, self.mark = mask, mark
+        self.mask, self.mark = mask, mark or getattr(cache_dict, "mark", None)
 
     @property
     def is_padded(self) -> bool:
@@ -107,14 +121,9 @@ class CrateCache(ActivationCache):
             )
 
     def check_weights(self) -> None:
-        """Raises ValueError if the model's weights are not those that made the activations."""
-        if self.mark is None or self.model is None:  # users may drop the model
-            return
-        if not has_weights(self.model, self.mark):
-            raise ValueError(
-                "the model's weights have changed since this cache was made, or the cache is of "
-                "another model. Call run_with_cache again."
-            )
+        """Raises ValueError unless the model is the one that made the activations, unchanged."""
+        if self.model is not None:  # users may drop the model
+            check_mark(self.mark, getattr(self.model, "whole", self.model))
 
     def to(self, device: str | torch.device) -> "CrateCache":
         """Moves the activations and the mask to a device, and returns the cache."""
@@ -206,6 +215,7 @@ class CrateCache(ActivationCache):
         """Tells whether a point was cached, by its name or TransformerLens' alias."""
         return isinstance(name, str) and resolve(name, self.cache_dict) in self.cache_dict
 
+    @_own_weights
     def logit_lens(self, **kwargs: Any) -> Any:
         """Returns TransformerLens' logit lens, with the same arguments.
 
@@ -221,7 +231,6 @@ class CrateCache(ActivationCache):
         if not self.model.has_logits:
             raise ValueError("the model has no classifier head, and so no logits for a lens.")
         self.refuse_padding("the logit lens")
-        self.check_weights()
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
 
     def apply_slice_to_batch_dim(self, *args: Any, **kwargs: Any) -> "CrateCache":
@@ -246,6 +255,7 @@ class CrateCache(ActivationCache):
         self._refuse_slice("decompose_resid", args, kwargs)
         return super().decompose_resid(*args, **kwargs)  # pyright: ignore
 
+    @_own_weights
     def stack_head_results(self, *args: object, **kwargs: object) -> Any:
         """Returns TransformerLens' stack of what each head adds, with the same arguments."""
         self._refuse_slice("stack_head_results", args, kwargs)
@@ -258,6 +268,7 @@ class CrateCache(ActivationCache):
             if given.arguments.get("pos_slice") is not None:
                 self.refuse_padding(f"{method} at some positions")
 
+    @_own_weights
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
         """Returns TransformerLens' stack of neurons, with the same arguments.
 
@@ -268,6 +279,7 @@ class CrateCache(ActivationCache):
         self._refuse_slice("stack_neuron_results", args, kwargs)
         return super().stack_neuron_results(*args, **kwargs)
 
+    @_own_weights
     def get_full_resid_decomposition(
         self, *args: Any, expand_neurons: bool = True, **kwargs: Any
     ) -> Any:
@@ -280,6 +292,7 @@ class CrateCache(ActivationCache):
         self._refuse_slice("get_full_resid_decomposition", args, kwargs)
         return super().get_full_resid_decomposition(*args, expand_neurons=expand_neurons, **kwargs)
 
+    @_own_weights
     def logit_attrs(
         self,
         residual_stack: Tensor,
@@ -310,6 +323,9 @@ class CrateCache(ActivationCache):
             residual_stack, right, wrong, pos_slice, batch_slice, has_batch_dim
         )
 
+    compute_head_results = _own_weights(ActivationCache.compute_head_results)
+    get_neuron_results = _own_weights(ActivationCache.get_neuron_results)
+
     def _refuse_neurons(self) -> None:
         if not self.model.cfg.residual:
             raise refuse("stack_neuron_results")
@@ -324,7 +340,7 @@ class CrateCache(ActivationCache):
             for key, value in self.items()
             if key.startswith(f"{name}.")
         }
-        mark = None if self.mark is None else self.mark.of_part(name)
+        mark = mark_of_part(self.mark or {}, name)
         return CrateCache(kept, getattr(self.model, name), self.has_batch_dim, mark=mark)
 
     @property
@@ -337,6 +353,7 @@ class CrateCache(ActivationCache):
         """The text tower's part of a CLIP's cache, without "text." in the names of points."""
         return self._part("text")
 
+    @_own_weights
     def apply_ln_to_stack(
         self, residual_stack: Tensor, layer: int | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
 from crate_interp.models.hooked import (
     HookedModel,
@@ -165,9 +166,10 @@ class HookedCrateCLIP(HookedModel):
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
         # the towers' points are also points of the CLIP, so the towers share the CLIP's count of
-        # open contexts and its state of hooks
+        # open contexts, its state of hooks and the owner of its hooks
         for tower in (self.visual, self.text):
             tower.__dict__["_levels"] = self.__dict__["_levels"]
+            tower.__dict__["_hook_owner"] = owner_of(self)
             tower._hook_state = self._hook_state
         self._follow()
         self.setup()

@@ -1,7 +1,8 @@
 """Features of every hooked model: caching, switches, and the names that TransformerLens reads."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
+from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.core import checks
@@ -205,13 +207,15 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
             out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         except RuntimeError as error:
             raise (no_backward(error) if backward else None) or error from None
+        named: Any = cache
+        named.mark = weight_mark(self)
         if not return_cache_object:
             return out, cache
         mask = self.real_tokens(*args, **kwargs)
         if mask is not None:
             mask = Slice.unwrap(kwargs.get("pos_slice")).apply(mask, dim=1)
             mask = mask[0] if remove_batch_dim else mask
-        return out, CrateCache(cache, self, not remove_batch_dim, mask, weight_mark(self))
+        return out, CrateCache(cache, self, not remove_batch_dim, mask)
 
     def real_tokens(self, *args: object, **kwargs: object) -> Bool[Tensor, "batch pos"] | None:
         """Returns which tokens of a forward with these arguments are real, or None if all are."""
@@ -299,9 +303,24 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         for point in self.hookable(name):
             super().add_hook(point, hook, *args, **kwargs)
 
+    @contextmanager
+    def hooks(self, *args: Any, **kwargs: Any) -> Iterator[Any]:  # pyright: ignore
+        """Adds hooks while the context is open; the arguments are TransformerLens'.
+
+        The hooks belong to this thread, as those of run_with_hooks and run_with_cache do. Raises
+        RuntimeError if another thread has hooks of such a context on the model; and a run of
+        another thread raises it at the first forward hook.
+        """
+        with owner_of(self).context(), super().hooks(*args, **kwargs) as model:
+            yield model
+
     def _enable_hook(self, name: str | Selector, hook: Callable, dir: Any) -> None:
-        for point in self.hookable(name):  # run_with_hooks and hooks() call this method
-            super()._enable_hook(point, hook, dir)
+        # torch runs backward hooks in threads of its own
+        own = owner_of(self).guarded(hook) if dir == "fwd" else hook
+        for point in self.hookable(name):  # hooks() calls this method
+            super()._enable_hook(point, own, dir)
+            on_point = self.hook_dict[point]
+            (on_point.fwd_hooks if dir == "fwd" else on_point.bwd_hooks)[-1].user_hook = hook
 
     def __getattr__(self, name: str) -> Any:
         if name in unsupported_methods.REFUSALS:

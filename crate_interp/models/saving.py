@@ -5,6 +5,7 @@ extend huggingface_hub's mixin.
 """
 
 import errno
+import os
 import re
 import warnings
 from pathlib import Path
@@ -81,7 +82,7 @@ def save(model: nn.Module, folder: Path) -> Path:
         _write_weights(weights, stage / WEIGHTS)
         if tokenizer is not None:
             write_text(stage / TOKENIZER, tokenizer)
-    if not (folder / CARD).exists():
+    if not os.path.lexists(folder / CARD):
         write_text(folder / CARD, card)
     return folder
 

@@ -3,39 +3,23 @@
 import hashlib
 import json
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from crate_interp.core import checks
 from crate_interp.models.compat.offload import onloaded
 
 T = TypeVar("T")
+Mark = dict[str, Hashable]  # name of a parameter or config -> what tells its values from others
 _COLUMNS = 512  # integers in a row of a checksum
+_EVERY = 8  # one row in eight is also summed by column
 
-# model -> marks of its weights, and values computed from them; an entry disappears with its model
+# model -> mark of its weights, and values computed from them; an entry disappears with its model
 _KEPT: WeakKeyDictionary[nn.Module, tuple[tuple, dict[Hashable, Any]]] = WeakKeyDictionary()
-_LAST_MARKS: WeakKeyDictionary[nn.Module, "WeightMark"] = WeakKeyDictionary()
-_SPREAD = 1024  # numbers of a parameter, at least, whose change is noticed at once
-
-
-@dataclass(frozen=True)
-class WeightMark:
-    """What tells the weights of a model from other weights.
-
-    quick: the version counter and a sample of the bits of each parameter. full: sums over all bits.
-    """
-
-    quick: tuple
-    full: tuple
-
-    def of_part(self, name: str) -> "WeightMark":
-        """Returns the mark of a part of the model, such as a tower."""
-        start = f"{name}."
-        own = (one for one in self.full if one[0].startswith(start))
-        return WeightMark((), tuple((one[0].removeprefix(start), *one[1:]) for one in own))
 
 
 def model_digest(model: nn.Module) -> str:
@@ -52,70 +36,80 @@ def model_digest(model: nn.Module) -> str:
 def kept(model: nn.Module, name: Hashable, make: Callable[[], T]) -> T:
     """Returns make(), or its earlier result under this name if config and weights have not changed.
 
-    To notice changes, each call reads the weights and sums their bits as whole numbers, by row and
-    by column, because torch's version counter misses edits through `.data`. The result of `make`
-    must not refer to the model.
+    The result of `make` must not refer to the model.
     """
-    marks = _marks(model)
-    if model not in _KEPT or _KEPT[model][0] != marks:
-        _KEPT[model] = marks, {}
+    with onloaded(model):
+        now = _mark(model), [value.device for value in model.parameters()]
+    if model not in _KEPT or _KEPT[model][0] != now:
+        _KEPT[model] = now, {}
     made = _KEPT[model][1]
     if name not in made:
         made[name] = make()
     return made[name]
 
 
-def weight_mark(model: nn.Module) -> WeightMark | None:
-    """Returns the mark of a model's weights, or None if they are not in memory.
+def weight_mark(model: nn.Module) -> Mark | None:
+    """Returns what tells a model from models with other weights or settings.
 
-    A mark has a quick part and sums over all bits of the weights. The sums are computed again only
-    if the quick part has changed since the last call.
+    The settings are the configs of the model and its towers, and lambd and eta of each layer. Each
+    call reads all weights, because torch's version counter misses edits through `.data`. Returns
+    None if the weights are not in memory.
     """
-    if any(value.is_meta for value in model.parameters()):
-        return None
-    quick, last = _quick(model), _LAST_MARKS.get(model)
-    if last is None or last.quick != quick:
-        last = _LAST_MARKS[model] = WeightMark(quick, _marks(model)[1])
-    return last
+    return None if any(value.is_meta for value in model.parameters()) else _mark(model)
 
 
-def has_weights(model: nn.Module, mark: WeightMark) -> bool:
-    """Tells whether a model has the weights that a mark was made of."""
-    return _quick(model) == mark.quick or _marks(model)[1] == mark.full
+def check_mark(mark: Mark | None, model: Any) -> None:
+    """Raises ValueError if activations with a mark were made by another model, or before an edit.
 
-
-def _quick(model: Any) -> tuple:
-    """Returns the names and versions of the parameters, and up to 2,048 spread numbers of each."""
-    named = list(model.named_parameters())
-    if not named:
-        return ()
-    spread = torch.cat([_spread(value.detach()).float().cpu() for _, value in named])
-    # a weight made in inference mode counts no versions
-    versions = ((name, None if one.is_inference() else one._version) for name, one in named)
-    return (*versions, spread.numpy().tobytes())
-
-
-def _spread(value: Tensor) -> Tensor:
-    # an odd step, so that the numbers lie in all rows and columns of a matrix of even sides
-    return value.reshape(-1)[:: max(1, value.numel() // _SPREAD) | 1]
-
-
-def _marks(model: Any) -> tuple:
-    """Returns values that change if the config, device or weights of a model change."""
-    with onloaded(model):
-        tensors = tuple(
-            (name, value.dtype, value.shape, value.device, _sums(value.detach()))
-            for name, value in model.state_dict().items()
+    mark: None, for activations that users made and for offloaded weights, passes.
+    """
+    if mark and (not hasattr(model, "towers") or weight_mark(model) != mark):
+        raise ValueError(
+            "the model's weights have changed since this cache was made, or the cache is of "
+            "another model. Call _, cache = model.run_with_cache(x) again with this model."
         )
-    return json.dumps(model.cfg.to_dict(), sort_keys=True), tensors
 
 
-def _sums(value: Tensor) -> bytes:
-    """Returns sums of a tensor's bits by row and by column, and the bits that do not fill a row."""
+def mark_of_part(mark: Mark, name: str) -> Mark:
+    """Returns the mark of a part of a model, such as a tower."""
+    start = f"{name}."
+    return {key.removeprefix(start): one for key, one in mark.items() if key.startswith(start)}
+
+
+def _mark(model: Any) -> Mark:
+    mark: Mark = {}
+    parts = {"": model} | {f"{name}.": getattr(model, name) for name in model.towers}
+    for start, part in parts.items():
+        mark[f"{start}cfg"] = json.dumps(part.cfg.to_dict(), sort_keys=True)
+        for layer, block in enumerate(getattr(part, "blocks", ())):
+            step = getattr(block, "mlp", None)
+            numbers = (getattr(step, name, None) for name in ("lambd", "eta"))
+            mark[f"{start}step {layer}"] = str([x for x in numbers if checks.is_number(x)])
+    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    for (name, value), bits in zip(weights.items(), _sums(list(weights.values())), strict=True):
+        mark[name] = value.dtype, value.shape, bits
+    return mark
+
+
+def _sums(values: list[Tensor]) -> list[bytes]:
+    """Returns a digest of each tensor's sums; all sums leave their device in one transfer."""
+    sums = [_sum(value) for value in values]
+    if not sums:
+        return []
+    whole = torch.cat([one.to(sums[0].device) for one in sums]).cpu()
+    pieces = whole.split([len(one) for one in sums])
+    return [hashlib.sha256(piece.numpy().data).digest() for piece in pieces]
+
+
+def _sum(value: Tensor) -> UInt8[Tensor, "byte"]:
+    """Returns sums of a tensor's bits by row and by column, and the bits that do not fill a row.
+
+    Every eighth row is summed by column, to notice columns that change places.
+    """
     bits = value.contiguous().reshape(-1).view(torch.uint8)
     bits = bits.clone() if bits.storage_offset() % 8 else bits  # int64 needs 8-byte alignment
     whole = bits.numel() // (8 * _COLUMNS) * 8 * _COLUMNS
     rows = bits[:whole].view(torch.int64).view(-1, _COLUMNS)
     # integer sums wrap around and are exact
-    parts = (rows.sum(dim=0), rows.sum(dim=1), bits[whole:])
-    return b"".join(part.cpu().numpy().tobytes() for part in parts)
+    sums = rows.sum(dim=1), rows[::_EVERY].sum(dim=0)
+    return torch.cat([*(one.view(torch.uint8) for one in sums), bits[whole:]])

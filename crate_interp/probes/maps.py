@@ -47,12 +47,13 @@ def attention(
     KeyError for points that were not cached, and ValueError for a layer, query or grid that does
     not fit.
     """
+    _check(cache)
     if scaled and cls_key:  # the pattern that the model computed, with the edits of hooks
         pattern = _whole_pattern(cache, layer)
         first = cache.model.cfg.n_special
         grid = _grid(cache, pattern.shape[-1] - first, grid)
         return pattern[:, :, _position(query, grid, first), first:].unflatten(-1, grid)
-    q, k = (_point(cache, layer, f"attn.hook_{role}").transpose(1, 2) for role in "qk")
+    q, k = (cache.at(f"attn.hook_{role}", layer).transpose(1, 2) for role in "qk")
     first = cache.model.cfg.n_special
     grid = _grid(cache, q.shape[2] - first, grid)
     place = _position(query, grid, first)
@@ -73,7 +74,8 @@ def codes(
     point of the code, such as "mlp.hook_pre" for the code before the ReLU. grid and errors: as in
     `attention`; also ValueError for atoms that the layer does not have.
     """
-    values = _point(cache, layer, point)  # [batch, pos, d_mlp]
+    _check(cache)
+    values = cache.at(point, layer)  # [batch, pos, d_mlp]
     listed: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
     wanted = list(listed) if isinstance(listed, (list, tuple, range)) else [listed]
     count = values.shape[-1]
@@ -98,7 +100,8 @@ def components(
     "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or a point of the stream,
     such as "hook_resid_post". grid and errors: as in `attention`.
     """
-    values = _point(cache, layer, point)
+    _check(cache)
+    values = cache.at(point, layer)
     features = values.flatten(2)[:, cache.model.cfg.n_special :]  # [batch, patch, d]
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
 
@@ -111,6 +114,7 @@ def rollout(
     The shares are those of `ci.measures.attention_rollout`. In CRATE the sparse step rewrites the
     stream between layers, which roll-out ignores. query, grid and errors: as in `attention`.
     """
+    _check(cache)
     count = len(cache.model.blocks)
     patterns = torch.stack([_whole_pattern(cache, layer) for layer in range(count)], dim=1)
     first = cache.model.cfg.n_special
@@ -189,7 +193,8 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
     return [(top, left) for top in tops for left in lefts]
 
 
-def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
+def _check(cache: CrateCache) -> None:
+    """Raises ValueError unless the cache is of a model of images, as the model is now."""
     if not isinstance(cache, CrateCache):
         raise ValueError(
             "maps are read from the cache of model.run_with_cache(images), got "
@@ -200,7 +205,7 @@ def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
             "this cache is not of a model of images, but maps over patches need one: give the "
             "cache of a model of images, or cache.visual of a CLIP's cache."
         )
-    return cache.at(point, layer)
+    cache.check_weights()
 
 
 def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
@@ -208,7 +213,7 @@ def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
 
     Raises ValueError if the cache holds a slice of the queries, because slicing shifts positions.
     """
-    pattern = _point(cache, layer, "attn.hook_pattern")
+    pattern = cache.at("attn.hook_pattern", layer)
     if pattern.shape[-2] != pattern.shape[-1]:
         raise ValueError(
             f"the cache holds {pattern.shape[-2]} of {pattern.shape[-1]} tokens: call "

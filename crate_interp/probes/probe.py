@@ -1,6 +1,7 @@
 """The class Probe, and checks of the numbers that a probe returns."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,10 @@ class Probe:
     """A measure applied to a model: what it reads, what it returns, and how to read the numbers.
 
     name: the first half of "probe.statistic". points: hook points inside a block. The activations
-    at all points of a layer are passed together when the last point has fired. They may be read but
-    not edited, and are released afterwards. `measure(block, acts)` returns {statistic: `[batch]` or
-    `[batch, head]`}; with points=() it measures weights alone and returns {statistic: `[]` or
-    `[head]`}. statistics: {statistic: record}, from which titles, captions, axes and tables are
+    at all points of a layer are passed together when the last point has fired, as copies.
+    `measure(block, acts)` returns {statistic: `[batch]` or `[batch, head]`}, the same statistics in
+    every layer; with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}.
+    statistics: {statistic: record}, from which titles, captions, axes and tables are
     made. A record is a `ci.probes.Statistic`, or a tuple (unit, lowest, highest, how to read it),
     with None for a bound that does not exist; the title of a tuple is the statistic's name.
 
@@ -119,23 +120,30 @@ def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
     return _checked_answer(probe, answer, (0, 1), None)
 
 
+def is_ours(function: Any) -> bool:
+    """Tells whether a probe's function is one of this library's, which only read activations."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    module = str(getattr(function, "__module__", ""))
+    if not module.startswith("crate_interp.probes."):
+        return False
+    # a wrapper that a user made with functools.wraps has the module's name, too
+    return getattr(sys.modules.get(module), function.__name__, None) is function
+
+
 def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Tensor]:
     """Returns a probe's statistics of a layer's activations, `[batch]` or `[batch, head]` each.
 
-    The probe sees only its own points. Raises ValueError if it edits activations in place, or
-    returns a shape or name that it did not declare.
+    The probe sees only its own points, and a user's probe a copy of them: a write, even through
+    NumPy, changes neither the model nor other probes. Raises ValueError if the probe returns a
+    shape or name that it did not declare.
     """
     masks = MASKS if probe.masks else ()
     batch, seen = len(acts[probe.points[0]]), acts.only((*probe.points, *probe.optional, *masks))
-    before = [_edits(tensor) for tensor in seen.values()]
-    answer = probe.measure(block, seen)
-    if [_edits(tensor) for tensor in seen.values()] != before:
-        raise ValueError(
-            f"the probe {probe.name!r} edits activations in place, but they are the model's own: "
-            "edit a clone."
-        )
-    answer = _checked_answer(probe, answer, (1, 2), batch)
-    _check_heads(probe, answer, block, {size for act in seen.values() for size in act.shape[1:]})
+    axes = {size for act in seen.values() for size in act.shape[1:]}
+    if not is_ours(probe.measure):
+        seen = LayerActs({name: value.clone() for name, value in seen.items()}, {})
+    answer = _checked_answer(probe, probe.measure(block, seen), (1, 2), batch)
+    _check_heads(probe, answer, block, axes)
     return answer
 
 
@@ -159,13 +167,9 @@ def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:
     """Returns a probe's statistics of Z^L, `[batch]` each; most probes have none."""
     if probe.final is None:
         return {}
+    batch, z = len(z), z if is_ours(probe.final) else z.clone()
     answer = probe.final(z, block) if probe.final_block else probe.final(z)
-    return _checked_answer(probe, answer, (1,), len(z))
-
-
-def _edits(tensor: Tensor) -> int:
-    # tensors of inference mode have no version counter
-    return 0 if tensor.is_inference() else tensor._version
+    return _checked_answer(probe, answer, (1,), batch)
 
 
 def _checked_answer(
@@ -196,4 +200,5 @@ def _checked_answer(
                 f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             )
             raise ValueError(f"{probe.name}.{name} must be a tensor {wanted}, got {got}.")
-    return dict(answer)
+    # copies, because a probe may write the next layer's numbers into the same tensor
+    return {name: value.detach().clone() for name, value in answer.items()}

@@ -11,7 +11,7 @@ from crate_hooks import PATTERN, every_layer
 from crate_interp.audits import audit as run_audit
 from crate_interp.audits.result import AuditResult
 from crate_interp.core import checks
-from crate_interp.core.folders import discard, locked
+from crate_interp.core.folders import check_ours, discard, locked
 from crate_interp.core.progress import note, tqdm
 from crate_interp.core.run_options import Pass, RunOptions, run_options
 from crate_interp.data import Data, Samples
@@ -19,6 +19,7 @@ from crate_interp.data.batch_reading import read_runs
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve
+from crate_interp.results.result import Result
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
@@ -66,11 +67,19 @@ def report(
     samples = samples_of(model, data, options)
     with ExitStack() as locks:
         folder = locks.enter_context(locked(out))
-        SweepResult.check_folder(folder)
+        _check_folder(folder, SweepResult, ("report.html", "summary.txt", "layers.csv"))
         if audit:
-            AuditResult.check_folder(locks.enter_context(locked(folder / "audit")))
+            inner = locks.enter_context(locked(folder / "audit"))
+            _check_folder(inner, AuditResult, ("audit.html", "audit.txt"))
         name = data if isinstance(data, str) else ""
         return _write(model, samples, folder, chosen, untrained, audit, options, name)
+
+
+def _check_folder(folder: Path, kind: type[Result], pages: tuple[str, ...]) -> None:
+    """Raises ValueError, before work starts, if something in a folder would be lost."""
+    kind.check_folder(folder)
+    tables = [f"{name}.parquet" for name in (*kind.STORED, *kind.DERIVED)]
+    check_ours(folder, META, (*tables, *pages))
 
 
 def _write(

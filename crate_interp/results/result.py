@@ -42,7 +42,8 @@ class Result:
 
     A kind of result is a subclass with these class attributes. MAIN: the table that `table()`
     returns. STORED: how each stored table merges. DERIVED: how each other table is computed. META:
-    the types of some entries of meta. ALONE: if not empty, why results of this kind do not merge.
+    the schema of further entries of meta (json_schemas.py). ALONE: if not empty, why results of
+    this kind do not merge.
 
     meta holds `format` (1), `result` (the kind) and `data`, a list of {fingerprint, start, stop}:
     the samples from `start` up to, not including, `stop`, of the data with this fingerprint. The
@@ -59,7 +60,7 @@ class Result:
     DERIVED: ClassVar[Mapping[str, Callable[[Any], Table]]] = {}
     ALONE: ClassVar[str] = ""
     INTERVALS: ClassVar[bool] = False  # whether the tables hold intervals over samples
-    META: ClassVar[Mapping[str, type]] = {}
+    META: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         if set(self.stored) != set(self.STORED):

@@ -2,15 +2,20 @@
 
 An entry stands for the samples from `start` up to, not including, `stop`, of the data with this
 fingerprint. If results of different data were merged, `first` is the number of the entry's first
-sample in the merged result.
+sample in the merged result. `content` and `mask_content` are digests of the samples' picture files
+and mask files, if the fingerprint leaves out what these files hold: sums modulo 2**256, in
+hexadecimal, with one summand for each file of each sample.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from crate_interp.core import checks
 
 Range = dict[str, Any]
+CONTENTS = ("content", "mask_content")
+_CONTENT = re.compile("[0-9a-f]{64}")
 
 
 def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
@@ -18,10 +23,28 @@ def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
     return [{"fingerprint": fingerprint, "start": start, "stop": stop}]
 
 
+def total(contents: Iterable[str]) -> str:
+    """Returns the sum modulo 2**256 of hexadecimal numbers."""
+    return f"{sum(int(one, 16) for one in contents) % 2**256:064x}"
+
+
 def different(mine: Sequence[Range], theirs: Sequence[Range]) -> bool:
     """Tells whether two lists are of different data sets; unknown data counts as different."""
     prints = {entry["fingerprint"] for entry in (*mine, *theirs)}
     return len(prints) > 1 or None in prints
+
+
+def same(mine: Sequence[Range], theirs: Sequence[Range]) -> bool:
+    """Tells whether two lists are of the same samples, of files with the same content.
+
+    Contents that only one list has, such as those of a result without masks, are not compared.
+    """
+    return [_place(entry) for entry in mine] == [_place(entry) for entry in theirs] and all(
+        own[name] == other[name]
+        for own, other in zip(mine, theirs, strict=True)
+        for name in CONTENTS
+        if name in own and name in other
+    )
 
 
 def shift(mine: Sequence[Range], theirs: Sequence[Range]) -> int:
@@ -53,7 +76,7 @@ def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
     kept: list[Range] = entries[:1]
     for entry in entries[1:]:
         if entry["start"] == kept[-1]["stop"]:
-            kept[-1]["stop"] = entry["stop"]
+            kept[-1] = _place(kept[-1]) | _summed(kept[-1], entry) | {"stop": entry["stop"]}
         else:
             kept.append(entry)
     return kept
@@ -68,8 +91,23 @@ def is_valid(data: Any) -> bool:
         and checks.is_int(entry.get("stop"))
         and 0 <= entry["start"] <= entry["stop"]
         and checks.is_int(entry.get("first", 0))
+        and all(_is_content(entry[name]) for name in CONTENTS if name in entry)
         for entry in data
     )
+
+
+def _is_content(value: Any) -> bool:
+    return isinstance(value, str) and _CONTENT.fullmatch(value) is not None
+
+
+def _place(entry: Range) -> Range:
+    return {name: value for name, value in entry.items() if name not in CONTENTS}
+
+
+def _summed(mine: Range, theirs: Range) -> dict[str, str]:
+    """Returns the contents of two ranges together, as far as both are known."""
+    known = [name for name in CONTENTS if name in mine and name in theirs]
+    return {name: total([mine[name], theirs[name]]) for name in known}
 
 
 def _first(entry: Range) -> int:

@@ -24,7 +24,7 @@ from crate_interp.measures.rates import head_codes
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.probes.layer_reading import Block, LayerActs, StandIn, around_attention, subspaces
-from crate_interp.probes.probe import on_activations
+from crate_interp.probes.probe import is_ours, on_activations
 from crate_interp.sweeps.control_tables import an_eighth
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Forward, Reading, measuring
 from crate_interp.sweeps.sweep_tables import CONTROLS as COLUMNS
@@ -177,11 +177,8 @@ def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
 
     A built-in probe says whether it uses U; a user's probe may read any weight.
     """
-    if not same_block:
-        function = getattr(probe.measure, "func", probe.measure)
-        module = str(getattr(function, "__module__", ""))
-        if probe.subspaces or not module.startswith("crate_interp.probes."):
-            return True
+    if not same_block and (probe.subspaces or not is_ours(probe.measure)):
+        return True
     points = (*probe.points, *probe.optional)
     return any(after.get(point) is not before.get(point) for point in points)
 

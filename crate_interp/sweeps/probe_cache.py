@@ -12,8 +12,8 @@ from crate_interp.probes import Probe
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import on_activations, on_final
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.run import Probes, check_masks, fitting, measure_weights
-from crate_interp.sweeps.runs.batches import last_point
+from crate_interp.sweeps.run import Probes, check_masks, fitting, measure_weights, naming
+from crate_interp.sweeps.runs.batches import Batch, last_point
 from crate_interp.sweeps.runs.provenance import model_meta, probes_meta
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
@@ -53,6 +53,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
         for first, part in cache.parts():
             _measure(part, chosen, tally, first)
         tally.flush(chosen)
+    cache.check_weights()  # a probe may have written into them
     blocks = "decoder_blocks" if isinstance(model, DecoderView) else "blocks"
     meta = model_meta(model, n) | probes_meta(chosen, model)
     meta |= {"blocks": blocks, "controls": 0, "counts": tally.totals()}
@@ -67,15 +68,18 @@ def _measure(cache: CrateCache, probes: list[Probe], tally: Tally, first: int) -
     model: Any = cache.model
     reading = [item for item in probes if item.points]
     points = [point for item in reading for point in (*item.points, *item.optional)]
+    batch = Batch(next(iter(cache.values())), first)
     for layer, block in enumerate(model.blocks):
         names = {point: full_name(point, layer) for point in points}
         held = {point: cache[name] for point, name in names.items() if name in cache.cache_dict}
         acts = LayerActs(held, {})
         for item in reading:
-            tally.add(item, layer, on_activations(item, block, acts), first)
+            with naming(item, layer, batch):
+                tally.add(item, layer, on_activations(item, block, acts), first)
     for item in (item for item in probes if item.final):
-        answer = on_final(item, cache[last_point(model)], model.blocks[-1])
-        tally.add(item, len(model.blocks), answer, first)
+        with naming(item, len(model.blocks), batch):
+            answer = on_final(item, cache[last_point(model)], model.blocks[-1])
+            tally.add(item, len(model.blocks), answer, first, final=True)
 
 
 def _check(cache: CrateCache, probes: list[Probe]) -> int:

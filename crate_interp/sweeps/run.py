@@ -1,6 +1,7 @@
 """ci.sweep: measures probes over a data set in one stream."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -17,10 +18,10 @@ from crate_interp.data.streams import Stream
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.weight_cache import kept
+from crate_interp.models.weight_cache import kept, weight_mark
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.layer_reading import LayerActs
-from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
+from crate_interp.probes.probe import MASKS, is_ours, on_activations, on_final, on_weights
 from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.controls import Controls, check_controls
 from crate_interp.sweeps.result import SweepResult
@@ -124,8 +125,9 @@ SWEEP = kind_of_one_stage(SweepResult)
 
 
 def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:
-    samples = chunk.samples
-    tally, controlled = Tally(samples.n, samples.start), no_controls()
+    samples, mark = chunk.samples, weight_mark(chunk.model)
+    reported = chunk.once.setdefault("reported", {})
+    tally, controlled = Tally(samples.n, samples.start, reported=reported), no_controls()
     with torch.no_grad():
         layers: Any = getattr(chunk.model, chunk.blocks)
         if not chunk.number:  # weights are measured once, in the first chunk
@@ -144,6 +146,12 @@ def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Table
             own = measure_batch(chunk, batch, probes, tally, of_weights, extra, readings)
             more = watched.table(own, untrained, batch.inputs)
             controlled = merged_controls(controlled, more, {})
+    if weight_mark(chunk.model) != mark:
+        raise ValueError(
+            f"the model's weights changed while samples {samples.start} to "
+            f"{samples.start + samples.n - 1} were measured. Give a probe that does not write into "
+            "weights, and do not train the model meanwhile."
+        )
     counts = pd.DataFrame(list(tally.counts.items()), columns=["name", "value"])
     tables = tables_of(tally, samples.labels, len(layers)) | {"controls": controlled}
     return {**tables, "counts": counts.astype({"value": float})}
@@ -163,7 +171,14 @@ def measure_batch(
     of_weights: values already computed from each layer's weights. extra: tensors that probes read
     in addition to activations. more: further readings.
     """
-    chunk.measure(batch, [*_readings(chunk, probes, tally, of_weights, extra), *more])
+    left = [len([item for item in probes if item.points])] * len(of_weights)
+    chunk.measure(batch, [*_readings(chunk, probes, tally, of_weights, extra, left), *more])
+    for layer, count in enumerate(left):
+        if count:
+            raise ValueError(
+                f"layer {layer} ran {'more than once' if count < 0 else 'not at all'} on samples "
+                f"{batch.start} to {batch.last}: give a forward that runs every layer once."
+            )
     answers = {(item.name, name, layer): value for item, layer, name, value, _ in tally.waiting}
     tally.flush(probes)
     return answers
@@ -175,36 +190,34 @@ def _readings(
     tally: Tally,
     of_weights: list[dict],
     extra: dict[str, Tensor],
+    left: list[int],
 ) -> list[batches.Reading]:
     """Returns a reading for each probe.
 
     Each layer is measured as soon as it has run, while its points are in the processor's cache.
-    Values that a layer's probes share are kept until the last of these probes is done.
+    Values that a layer's probes share are kept until the last of these probes is done. left: how
+    many probes have not measured each layer yet; the readings count it down.
     """
     layers: Any = getattr(chunk.model, chunk.blocks)
     names = set(dict(layers[0].named_modules()))
     reading = [item for item in probes if item.points]
     made: list[dict] = [{} for _ in layers]
-    left = [len(reading)] * len(layers)
 
     def measure(layer: int, acts: dict[str, Tensor], batch: batches.Batch, item: Probe) -> None:
-        try:
-            with batches.measuring(acts, batch.inputs.device.type) as own:
-                shared = LayerActs(own | extra, of_weights[layer], made[layer])
-                answer = on_activations(item, layers[layer], shared)
-        except ValueError as error:
-            where = f"{item.name} in layer {layer}, samples {batch.start} to {batch.last}"
-            raise ValueError(f"{where}: {error}") from error
-        tally.add(item, layer, answer, batch.start)
+        with naming(item, layer, batch), batches.measuring(acts, batch.inputs.device.type) as own:
+            shared = LayerActs(own | extra, of_weights[layer], made[layer])
+            answer = on_activations(item, layers[layer], shared)
+            tally.add(item, layer, answer, batch.start)
         left[layer] -= 1
         if not left[layer]:
             made[layer].clear()
 
     def measure_final(layer: int, acts: dict[str, Tensor], batch: batches.Batch) -> None:
         for item in probes:
-            with batches.measuring(acts, batch.inputs.device.type) as own:
+            device = batch.inputs.device.type
+            with naming(item, layer + 1, batch), batches.measuring(acts, device) as own:
                 answer = on_final(item, own["hook_resid_post"], layers[layer])
-            tally.add(item, layer + 1, answer, batch.start)
+                tally.add(item, layer + 1, answer, batch.start, final=True)
 
     readings = []
     for item in reading:
@@ -213,6 +226,16 @@ def _readings(
     if any(item.final for item in probes):
         readings.append(batches.Reading("hook_resid_post", measure_final, [len(layers) - 1]))
     return readings
+
+
+@contextmanager
+def naming(probe: Probe, layer: int, batch: batches.Batch) -> Iterator[None]:
+    """Puts the names of a probe, layer and samples before the text of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        where = f"{probe.name} in layer {layer}, samples {batch.start} to {batch.last}"
+        raise ValueError(f"{where}: {error}") from error
 
 
 def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> list[Probe]:
@@ -290,7 +313,7 @@ def measure_weights(
     for item in probes:
         measure = partial(_of_weights, item, layers)
         function = item.weights if item.points else item.measure
-        ours = str(getattr(function, "__module__", "")).startswith("crate_interp.probes.")
+        ours = is_ours(function) and not hasattr(function, "func")  # every partial is a new one
         name = (item.name, function, layers is getattr(whole, "blocks", None))
         found.append(kept(whole, name, measure) if ours else measure())
     for layer in range(len(layers)):

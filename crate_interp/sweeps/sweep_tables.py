@@ -70,9 +70,24 @@ class Tally:
     counts: dict[str, float] = field(default_factory=dict)
     # answers on the current batch: probe, layer, statistic, values, first sample
     waiting: list[tuple[Probe, int, str, Tensor, int]] = field(default_factory=list)
+    # (probe, whether of Z^L) -> the statistics that it reports
+    reported: dict[tuple[str, bool], set[str]] = field(default_factory=dict)
 
-    def add(self, probe: Probe, layer: int, answer: dict[str, Tensor], start: int) -> None:
-        """Takes a probe's numbers for a batch that begins at sample `start`; `flush` adds them."""
+    def add(
+        self, probe: Probe, layer: int, answer: dict[str, Tensor], start: int, final: bool = False
+    ) -> None:
+        """Takes a probe's numbers for a batch that begins at sample `start`; `flush` adds them.
+
+        final: whether the numbers are of Z^L. Raises ValueError unless the probe reported the same
+        statistics before.
+        """
+        wanted = self.reported.setdefault((probe.name, final), set(answer))
+        if wanted != set(answer):
+            now, before = (", ".join(sorted(names)) or "nothing" for names in (answer, wanted))
+            raise ValueError(
+                f"the probe reports {now} here, but {before} in an earlier layer or batch. Return "
+                "every statistic each time; where there is no value, NaN, with partial=True."
+            )
         self.waiting += [
             (probe, layer, statistic, value, start) for statistic, value in answer.items()
         ]

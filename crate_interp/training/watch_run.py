@@ -17,12 +17,16 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
+from crate_interp.data.batch_reading import read_runs
+from crate_interp.data.picture_contents import Notes, contents, noting, table_of
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Tables
+from crate_interp.sweeps.ledgers.folder_access import writable
 from crate_interp.sweeps.ledgers.ledger import Ledger, opened
 from crate_interp.sweeps.ledgers.shards import WHOLE
 from crate_interp.sweeps.run import Probes, planned
+from crate_interp.sweeps.runs.batches import ranges_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.sweeps.runs.provenance import code_of
 from crate_interp.training.callbacks import CALLBACKS
@@ -104,7 +108,8 @@ class Watch:
             if kind is None and self.now not in self._steps:
                 self._measure()
             if self.out is not None and self._steps:
-                self.result().save(self.out)
+                with writable(self.out):
+                    self.result().save(self.out)
         self._open = self._ledger = None
 
     def step(self, number: int | None = None) -> None:
@@ -258,7 +263,9 @@ def watch(
     meta, stage, read = planned(model, data, probes, options)
     meta = {**meta, "model_digest": ""}  # the model is different at every step
     samples = stage.samples.kept() if isinstance(stage.samples, Stream) else stage.samples
-    stage = replace(stage, samples=_remembered(samples))
+    samples, known = _remembered(samples, options.batch_size, stage.masks)
+    stage = replace(stage, samples=samples)
+    meta["data"] = [entry | known for entry in meta["data"]]
     code = {} if out is None else code_of(model, read, tag)
     place, settings = None if out is None else Path(out), _settings(meta, code, every)
     return made(model, stage, meta, every, start, place, settings, resume)
@@ -271,7 +278,17 @@ def _settings(meta: dict[str, Any], code: dict[str, Any], every: int) -> dict[st
     return {**run, "code": code}
 
 
-def _remembered(samples: Samples) -> Samples:
-    """Returns samples that are read once and then stay in memory."""
-    masks = None if samples.masks is None else functools.cache(samples.masks)
-    return replace(samples, read=functools.cache(samples.read), masks=masks)
+def _remembered(samples: Samples, size: int, masks: bool) -> tuple[Samples, dict[str, str]]:
+    """Returns samples that are read once and then stay in memory, and digests of their files.
+
+    The digests are `CONTENTS` of sample_ranges. Samples of files are read now, in batches of `size`
+    samples, with their masks if `masks` is True.
+    """
+    notes, start, stop = Notes(), samples.start, samples.start + samples.n
+    noted = noting(samples, notes)
+    of_masks = None if noted.masks is None else functools.cache(noted.masks)
+    kept = replace(noted, read=functools.cache(noted.read), masks=of_masks, files=None)
+    if samples.files is None:
+        return kept, {}
+    bad = sum(len(read_runs(kept, *ends, masks).bad) for ends in ranges_of(kept, size))
+    return kept, contents(table_of(notes), start, stop, samples.n - bad)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from crate_hooks import edit_arguments as arguments
 from crate_hooks.edit_arguments import Chosen, Edit, at, described, edited
+from crate_hooks.threads import owner_of
 
 __all__ = [
     "clamp", "compose", "mean", "noise", "patch", "patch_positions", "project_onto", "project_out",
@@ -275,7 +276,9 @@ def sparse_step(
 
     Raises ValueError if neither lambd nor eta is given, if a value is negative or not finite, or if
     the layer lacks the lambd or eta that is given. An MLP has neither; nanochat-crate has a learned
-    threshold for each atom instead, to which `edit.threshold` adds.
+    threshold for each atom instead, to which `edit.threshold` adds. Raises RuntimeError if another
+    thread has such a context open on the layer; and while this context is open, runs of the layer
+    in other threads raise it.
     """
     step: Any = getattr(block, "mlp", None)
     wanted = {name: value for name, value in (("lambd", lambd), ("eta", eta)) if value is not None}
@@ -290,17 +293,21 @@ def sparse_step(
                 f"the sparse step of this layer, {type(step).__name__}, has no {name}: put "
                 "edit.threshold on mlp.hook_post instead."
             )
-    before = {name: getattr(step, name) for name in wanted}
-    outer = getattr(step, "edited", {})
-    try:
-        for name, value in wanted.items():
-            setattr(step, name, float(value))
-        step.edited = outer | wanted  # results record the edit
-        yield block
-    finally:
-        step.edited = outer
-        for name, value in before.items():
-            setattr(step, name, value)
+    owner = owner_of(step)
+    with owner.context():
+        before = {name: getattr(step, name) for name in wanted}
+        outer = getattr(step, "edited", {})
+        guard = step.register_forward_pre_hook(owner.check)
+        try:
+            for name, value in wanted.items():
+                setattr(step, name, float(value))
+            step.edited = outer | wanted  # results record the edit
+            yield block
+        finally:
+            guard.remove()
+            step.edited = outer
+            for name, value in before.items():
+                setattr(step, name, value)
 
 
 def patch_positions(patches: Iterable[tuple[int, int]], grid: tuple[int, int]) -> list[int]:

@@ -10,61 +10,16 @@ watched.
 import hashlib
 import os
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from urllib.parse import urljoin, urlsplit
 
 from crate_interp.checkpoints.hub.metadata import Offer, check_address, refusal, shown
 from crate_interp.core.errors import CheckpointError
-
-SILENCE = 60.0  # seconds
-Result = TypeVar("Result")
-
-
-class Watch:
-    """Counts how often the work in another thread reports progress."""
-
-    def __init__(self) -> None:
-        self.beats = 0
-
-    def beat(self) -> None:
-        """Notes that the work made progress."""
-        self.beats += 1
-
-
-def watched(work: Callable[[Watch], Result]) -> Result:
-    """Runs `work` in another thread and returns its result.
-
-    Raises TimeoutError if no beat comes for SILENCE seconds, at the latest after twice that time.
-    The timeout of a socket would not do, because a server can send a byte now and then. Work that
-    hangs is left behind in its thread. Ctrl-C ends the wait at once.
-    """
-    watch, done, outcome = Watch(), threading.Event(), []
-
-    def run() -> None:
-        try:
-            outcome.append((work(watch), None))
-        except BaseException as error:
-            outcome.append((None, error))
-        finally:
-            done.set()
-
-    threading.Thread(target=run, name="crate_interp download", daemon=True).start()
-    seen = 0
-    while not done.wait(SILENCE):
-        if seen == watch.beats:
-            raise TimeoutError("nothing came")
-        seen = watch.beats
-    answer: Any
-    answer, error = outcome[0]
-    if error is not None:
-        raise error
-    return answer
-
+from crate_interp.core.waiting import Watch, watched
 
 LEAST = 2**16  # minimum number of bytes that must arrive within SILENCE seconds
 _TRIES, _REDIRECTS = 5, 5

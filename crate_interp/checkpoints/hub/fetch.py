@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.checkpoints.hub import cache, download, registry
-from crate_interp.checkpoints.hub.metadata import COMMIT, Offer, ask
+from crate_interp.checkpoints.hub.metadata import COMMIT, Offer, ask, shown
+from crate_interp.core import hub_names, waiting
 from crate_interp.core.errors import CheckpointError
-from crate_interp.core.files import stays_inside
+from crate_interp.core.waiting import Watch, watched
 
 _WAITS = (1, 2, 4, 8, 8)  # seconds before the Hub is asked again
 _AGAIN = "Nothing was kept: load it again."
@@ -44,11 +45,7 @@ def fetch(
     """
     from huggingface_hub import constants, errors
 
-    check_file(file)
-    if revision is not None and not stays_inside(revision):  # the cache uses it as a path
-        raise CheckpointError(
-            f"revision={revision!r} is not a branch, tag or commit: give one such as 'main'."
-        )
+    _check_names(repo, file, revision)
     wanted = _Wanted(repo, file, revision, row, cache_dir)
     off = local_files_only or constants.HF_HUB_OFFLINE
     try:
@@ -118,20 +115,27 @@ def _asked(wanted: _Wanted, token: str | bool | None, needed: bool) -> Offer | N
     """
     from huggingface_hub import errors
 
-    endpoint = os.environ.get("HF_ENDPOINT") or None
-    repo, file, version = wanted.repo, wanted.file, wanted.version
-    for wait in (*_WAITS, None):
-        try:
-            return download.watched(lambda _: ask(repo, file, version, token, endpoint))
-        except (CheckpointError, errors.EntryNotFoundError, errors.RevisionNotFoundError):
-            raise
-        except Exception as error:
-            if not needed and (_status(error) or _unreachable(error)):
-                return None
-            if wait is None or not (_status(error) in _BUSY or download.is_transport(error)):
+    def patiently(watch: Watch) -> Offer | None:
+        for wait in (*_WAITS, None):
+            try:
+                return ask(wanted.repo, wanted.file, wanted.version, token, endpoint)
+            except (CheckpointError, errors.EntryNotFoundError, errors.RevisionNotFoundError):
                 raise
-        time.sleep(wait)
-    return None
+            except Exception as error:
+                if not needed and (_status(error) or _unreachable(error)):
+                    return None
+                if wait is None or not (_status(error) in _BUSY or download.is_transport(error)):
+                    raise
+            time.sleep(wait)
+        return None
+
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    try:
+        return watched(patiently)
+    except TimeoutError:
+        if needed:
+            raise
+        return None
 
 
 def _kept(wanted: _Wanted, offer: Offer) -> Path:
@@ -172,10 +176,24 @@ def _downloaded(wanted: _Wanted, offer: Offer, folder: Path) -> bool:
 
 def check_file(file: str) -> None:
     """Raises CheckpointError for a name that is not a path inside a repo."""
-    if not stays_inside(file):
+    if not hub_names.is_file(file):
         raise CheckpointError(
-            f"file={file!r} is not a path inside a repo: give one such as "
+            f"file={shown(file)} is not a path inside a repo: give one such as "
             "'torch/crate_alpha_B16.pth'."
+        )
+
+
+def _check_names(repo: str, file: str, revision: str | None) -> None:
+    """Raises CheckpointError for names that the Hub cannot have; the cache uses them as paths."""
+    if not hub_names.is_repo(repo):
+        raise CheckpointError(
+            f"{shown(repo)} is not the name of a repo: write owner/name, each of at most 96 "
+            "letters, digits, '-', '_' and '.'."
+        )
+    check_file(file)
+    if revision is not None and not hub_names.is_revision(revision):
+        raise CheckpointError(
+            f"revision={shown(revision)} is not a branch, tag or commit: give one such as 'main'."
         )
 
 
@@ -225,18 +243,13 @@ def _explain(wanted: _Wanted, error: Exception) -> str:
     if isinstance(error, errors.EntryNotFoundError):
         tree = f"https://huggingface.co/{repo}/tree/{wanted.version}"
         return f"{repo} has no file {wanted.file!r}{wanted.at}: see {tree}."
-    if isinstance(error, errors.HFValidationError):
-        return f"{repo!r} is not the name of a repo: write owner/name."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"the disk is full: {what} does not fit. "
             "Free some room, or give another place: cache_dir='...'."
         )
     if isinstance(error, TimeoutError):
-        return (
-            f"cannot download {what}: the server sent nothing, or hardly anything, for "
-            f"{download.SILENCE:g} seconds. Nothing was kept: try again later."
-        )
+        return f"cannot download {what}: {waiting.silence()}. Nothing was kept: try again later."
     if download.is_transport(error):
         return (
             f"cannot reach the Hub for {what}, and the cache does not have it: "

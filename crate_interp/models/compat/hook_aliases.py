@@ -5,7 +5,7 @@ An alias is a second name of an existing point: nothing is computed or cached tw
 
 import re
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 # the part of a name after `blocks.{l}.`: in a TransformerBridge -> in our models
 IN_BLOCK: dict[str, str] = {
@@ -91,7 +91,12 @@ def matching(names: Collection[str], wanted: Callable[[str], bool]) -> list[str]
 
 
 class Named(dict[str, Value]):
-    """A dict whose keys are names of hook points; an alias finds the value of its point."""
+    """A dict whose keys are names of hook points; an alias finds the value of its point.
+
+    mark: of activations, tells the model that made them from others.
+    """
+
+    mark: Any = None
 
     def __missing__(self, name: str) -> Value:
         meant = resolve(name, self)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from crate_interp.core.files import write_text
+from crate_interp.core.files import odd_kind, remove_unfinished, write_text
 from crate_interp.core.folders import read_index
 from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.safe_text import file_name
@@ -95,8 +95,10 @@ def _wait(marker: Path) -> None:
 
 def _remove_old(marker: Path) -> None:
     """Removes each launch's file on this node, if the process that wrote the file has ended."""
+    remove_unfinished(marker.parent, f".{_prefix()}")
     for path in marker.parent.iterdir():
-        if path.name.startswith(_prefix()) and not _lives(read_index(path).get("pid")):
+        found = read_index(path) if path.name.startswith(_prefix()) and not odd_kind(path) else {}
+        if set(found) == {"pid", "state"} and not _lives(found["pid"]):
             path.unlink(missing_ok=True)
 
 

@@ -1,53 +1,73 @@
 """The folder of a run: its settings, a file for each chunk, and a ledger of their digests.
 
-run.json holds the settings. Each chunk is a file, which is written under a temporary name and then
-renamed. After that, the process that made the chunk adds the file's digest to its own ledger. A
-chunk counts as done if any ledger holds the digest of its file. So a process may die at any moment,
-several processes may work at once, and no clock is needed.
+run.json holds the settings. Each chunk is a file, which is written under a temporary name. Then the
+process that made the chunk adds the file's digest to its own ledger, and after that it renames the
+file. A chunk counts as done if any ledger holds the digest of its file. So a process may die at any
+moment, several processes may work at once, no clock is needed, and no file of ours is in no ledger.
 """
 
-import errno
-import io
 import json
 import os
-import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from filelock import FileLock, Timeout
-
-from crate_interp.core.files import digest_of_bytes, flush, write, write_text
+from crate_interp.core.files import (
+    CAREFULLY,
+    check_regular,
+    digest,
+    digest_of_bytes,
+    flush,
+    open_regular,
+    own_name,
+    unfinished,
+    write,
+)
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import file_name
+from crate_interp.results import json_schemas
+from crate_interp.results.json_schemas import fault, fault_of_file
 from crate_interp.results.kinds import Tables
-from crate_interp.results.result_reading import table_from
+from crate_interp.sweeps.ledgers.chunk_tables import packed, unpacked
+from crate_interp.sweeps.ledgers.folder_access import (
+    alone,
+    check_alone,
+    lock_of,
+    remove_leftovers,
+    working,
+    writable,
+)
+from crate_interp.sweeps.ledgers.own_files import (
+    CHUNKS,
+    LEDGERS,
+    RUN,
+    check_places,
+    discard,
+    is_run,
+)
 from crate_interp.sweeps.ledgers.run_settings import check_same
 from crate_interp.sweeps.ledgers.shards import Shard
 
-# LISTING: the file with the names and sizes of the data's files, if they were listed
-RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
-_LEDGERS = "ledger-*.jsonl"
-_LOCK = ".crate-interp-shard-"
 _MOST = 10**7  # the largest number of chunks of a stage
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class Entry:
     """A ledger's line about a chunk, which has the samples from `start` to `stop` - 1.
 
-    sha256: the digest of the chunk's file.
+    sha256: the digest of the chunk's file. stamps: a digest of the sizes and times of the data's
+    files when they were read, or "".
     """
 
     start: int
     stop: int
     sha256: str
     seconds: float
+    stamps: str = ""
 
 
 @dataclass
@@ -59,7 +79,7 @@ class Ledger:
 
     out: Path
     fresh: bool = False
-    damaged: list[str] = field(default_factory=list)
+    damaged: set[str] = field(default_factory=set)
     _seen: dict[tuple[str, int], tuple[Any, str]] = field(default_factory=dict)
 
     def path(self, stage: str, chunk: int) -> Path:
@@ -67,18 +87,44 @@ class Ledger:
         return self.out / CHUNKS / f"{stage}-{chunk:06d}.parquet"
 
     def write(
-        self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float
-    ) -> None:
+        self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float,
+        stamps: str = "",
+    ) -> None:  # fmt: skip
         """Writes the tables of a chunk; they are on the disk when this returns."""
-        content, path = packed(tables), self.path(stage, chunk)
-        digest = digest_of_bytes(content)
+        content = packed(tables)
         with writable(self.out):
-            write(path, lambda part: part.write_bytes(content))
-            flush(path.parent)
-            self._note(
-                stage=stage, chunk=chunk, start=start, stop=stop, file=path.name, sha256=digest,
-                seconds=round(seconds, 3),
+            self.put(
+                stage, self.path(stage, chunk), lambda part: part.write_bytes(content),
+                chunk=chunk, start=start, stop=stop, seconds=round(seconds, 3), stamps=stamps,
             )  # fmt: skip
+
+    def put(self, stage: str, path: Path, writer: Callable[[Path], Any], **line: Any) -> str:
+        """Writes a file into the folder of the chunks, and returns its digest.
+
+        The file's name and digest are in a ledger before the file is in place. line: further
+        entries of the ledger's line. A file that is there already is replaced if a ledger has its
+        digest, and renamed otherwise.
+        """
+        found = ""
+
+        def noting(part: Path) -> None:
+            nonlocal found
+            writer(part)
+            found = digest(part)
+            self._note(stage=stage, **line, file=path.name, sha256=found)
+            self._make_way(path)
+
+        write(path, noting)
+        flush(path.parent)
+        return found
+
+    def _make_way(self, path: Path) -> None:
+        check_regular(path)
+        if path.exists():
+            there = digest(path)
+            lines = self._lines(json_schemas.FILE)
+            if there not in {line["sha256"] for line in lines if line["file"] == path.name}:
+                os.replace(path, path.with_name(f"{path.name}.{there[7:19]}.damaged"))
 
     def begin(self, stage: str, chunks: int) -> None:
         """Records how many chunks a stage has.
@@ -131,48 +177,68 @@ class Ledger:
         except OSError:
             return False
         whole = self._seen[stage, chunk][1] in wanted
-        if wanted and not whole and path.name not in self.damaged:
-            self.damaged.append(path.name)
+        if wanted and not whole:
+            self.damaged.add(path.name)
         return whole
 
-    def missing(self, stage: str) -> list[int] | None:
-        """Returns the missing chunks of a stage, or None if its number of chunks is unknown.
+    def stamps(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> set[str]:
+        """Returns the stamps in the entries of a chunk's file, after `has` has looked at it."""
+        digest = self._seen[stage, chunk][1]
+        return {entry.stamps for entry in entries.get(chunk, ()) if entry.sha256 == digest}
 
-        Damaged chunks count as missing.
+    def missing(self, stage: str) -> list[range] | None:
+        """Returns the missing chunks of a stage as ranges, in ascending order.
+
+        Damaged chunks count as missing; each damaged chunk is a range of its own. The work depends
+        on the number of entries, not on the number of chunks that a ledger claims. Returns None if
+        the stage's number of chunks is unknown.
         """
         count = self.lengths().get(stage)
         if count is None:
             return None
-        entries = self.entries(stage)
-        return [chunk for chunk in range(count) if not self.has(stage, chunk, entries)]
+        entries, gone, following = self.entries(stage), [], 0
+        for chunk in sorted(chunk for chunk in entries if chunk < count):
+            if chunk > following:
+                gone.append(range(following, chunk))
+            if not self.has(stage, chunk, entries):
+                gone.append(range(chunk, chunk + 1))
+            following = chunk + 1
+        return [*gone, range(following, count)] if following < count else gone
 
     def lengths(self) -> dict[str, int]:
-        """Returns the recorded number of chunks of each stage."""
-        return {
-            line["stage"]: line["chunks"]
-            for line in self._lines()
-            if type(line.get("chunks")) is int and 0 < line["chunks"] <= _MOST
-        }
+        """Returns the recorded number of chunks of each stage.
+
+        Raises ValueError if the ledgers record different numbers for a stage.
+        """
+        found: dict[str, int] = {}
+        for line in self._lines(json_schemas.LENGTH):
+            known = found.setdefault(line["stage"], line["chunks"])
+            if known != line["chunks"]:
+                raise ValueError(
+                    f"the ledgers in {str(self.out)!r} record both {known:,} and "
+                    f"{line['chunks']:,} chunks of {line['stage']!r}. Start over with "
+                    "resume=False (--restart), or give another folder."
+                )
+        return found
 
     def entries(self, stage: str) -> dict[int, list[Entry]]:
         """Returns the ledgers' entries for the chunks of a stage."""
         found: dict[int, list[Entry]] = {}
-        for line in self._lines():
-            if line["stage"] == stage and type(line.get("chunk")) is int:
-                with suppress(KeyError, TypeError, ValueError, OverflowError):
-                    numbers = int(line["start"]), int(line["stop"])
-                    entry = Entry(*numbers, str(line["sha256"]), float(line.get("seconds", 0)))
-                    found.setdefault(line["chunk"], []).append(entry)
+        for line in self._lines(json_schemas.CHUNK):
+            if line["stage"] == stage:
+                seconds, stamps = float(line.get("seconds", 0)), line.get("stamps", "")
+                entry = Entry(line["start"], line["stop"], line["sha256"], seconds, stamps)
+                found.setdefault(line["chunk"], []).append(entry)
         return found
 
     def _note(self, **line: Any) -> None:
         """Appends a line to the ledger of this process."""
-        host = file_name(socket.gethostname()) or "host"
-        path = self.out / f"ledger-{host}-{os.getpid()}.jsonl"
-        with open(path, "ab+") as file:
+        path = self.out / _ledger_of(os.getpid())
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | CAREFULLY, 0o666)
+        with open(handle, "ab+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
-            # an earlier process with the same id died while it was writing a line
+            # the disk was full while an earlier line was written
             torn = file.read() not in (b"", b"\n")
             file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
             file.flush()
@@ -180,34 +246,42 @@ class Ledger:
         if not size:
             flush(self.out)
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of all ledgers, except unfinished lines of processes that died."""
-        for path in sorted(self.out.glob(_LEDGERS)):
-            for text in _read(path).splitlines() if path.is_file() else ():
-                try:
-                    line = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(line, dict) and isinstance(line.get("stage"), str):
-                    yield line
+    def _lines(self, schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the lines of all ledgers that fit a schema.
+
+        Other lines are passed over, such as unfinished lines of processes that died.
+        """
+        for path in sorted(self.out.glob(LEDGERS)):
+            with suppress(OSError):  # a pipe, or a folder
+                for text in _read(path).splitlines():
+                    with suppress(ValueError, RecursionError):
+                        line = json.loads(text)
+                        if not fault(line, schema):
+                            yield line
+
+
+@cache
+def _ledger_of(process: int) -> str:
+    """Returns the name of the ledger that a process writes; no file of another has this name."""
+    host = file_name(socket.gethostname()) or "host"
+    return own_name(f"ledger-{host}-{process}-", ".jsonl")
 
 
 def _read(path: Path) -> bytes:
-    """Returns the bytes of a regular file. Raises OSError if the path is anything else."""
-    if not path.is_file():
-        raise FileNotFoundError(errno.ENOENT, "no file", str(path))
-    return path.read_bytes()
+    with open_regular(path) as file:
+        return file.read()
 
 
 @contextmanager
 def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -> Iterator[Ledger]:
     """Yields the ledger of a run with these settings, in a folder that is created if needed.
 
-    While the ledger is open, no other process can work on the same shard. resume=False removes an
-    earlier run.
+    While the ledger is open, no other process can work on the same shard. What dead processes left
+    is removed. resume=False removes an earlier run.
 
     Raises ValueError if the folder cannot be written, if it holds a run with other settings, if
-    another process works on this shard, and for resume=False in one of several shards.
+    another process works on this shard, and for resume=False in one of several shards. Also raises
+    ValueError if files that are not ours would be lost, or a link would be followed.
     """
     if not resume and shard.total > 1:
         raise ValueError(
@@ -215,58 +289,35 @@ def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -
             f"{str(out)!r} yourself before you start the shards, or give another folder."
         )
     with writable(out):
-        (out / CHUNKS).mkdir(parents=True, exist_ok=True)
-    with _working(out, shard):
-        if not resume:
-            with writable(out):
-                _check_alone(out, shard)
-                discard(out)
+        out.mkdir(parents=True, exist_ok=True)
+        check_places(out)
+    with working(out, shard):
         with writable(out):
+            remove_leftovers(out, lock_of(out, shard))
+            if not resume:
+                check_alone(out, shard)
+                discard(out)
             (out / CHUNKS).mkdir(exist_ok=True)
             _agree(out, settings)
         yield Ledger(out, fresh=not resume)
 
 
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Waits until no other process merges chunks or writes pages in a folder."""
-    with FileLock(out / ".crate-interp-fold.lock"):
-        yield
-
-
-@contextmanager
-def writable(out: Path) -> Iterator[None]:
-    """Turns an OSError in the `with` block into a ValueError that says why writing failed."""
-    try:
-        yield
-    except OSError as error:
-        advice = "Give another folder."
-        if error.errno in _FULL:
-            advice = "Finished chunks are kept. Free some space, then run the same command again."
-        elif isinstance(error, IsADirectoryError):
-            advice = f"{str(error.filename2 or error.filename)!r} is a folder. Remove it."
-        reason = error.strerror or error
-        raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
-
-
-def discard(out: Path) -> None:
-    """Removes the settings, the ledgers and the chunks of a run; its result stays.
-
-    The ledgers are removed first, because a chunk without a ledger does not count.
-    """
-    for path in [*out.glob(_LEDGERS), out / LISTING, out / RUN]:
-        path.unlink(missing_ok=True)
-    if not (out / CHUNKS).is_symlink():
-        shutil.rmtree(out / CHUNKS, ignore_errors=True)
-
-
 def settings_of(out: Path) -> dict[str, Any]:
-    """Returns the settings of the run in a folder, or raises ValueError if there is no run."""
+    """Returns the settings of the run in a folder.
+
+    Raises ValueError if there is no run, or if its settings are damaged.
+    """
     found = read_index(out / RUN)
     if not found:
         raise ValueError(
             f"{str(out)!r} holds no run: there is no readable {RUN}. Give the folder that was the "
             "`--out` of crate-interp sweep, audit, segment, atoms or atlas."
+        )
+    damage = fault_of_file(found, json_schemas.RUN)
+    if damage:
+        raise ValueError(
+            f"{str(out / RUN)!r} is damaged, or of another version: {damage}. Run the same command "
+            "again with resume=False (--restart)."
         )
     return found
 
@@ -277,30 +328,32 @@ def _agree(out: Path, settings: Mapping[str, Any]) -> None:
     Chunks without settings are refused too, because they may belong to any run.
     """
     # checked first, because another process writes run.json before a ledger
-    begun = any(out.glob(_LEDGERS))
+    begun = next(Ledger(out)._lines({"stage": json_schemas.STAGE}), None) is not None
     if begun and not os.path.lexists(out / RUN):
-        raise _damaged(out, "is missing, although the folder has ledgers of chunks")
-    name = f".{RUN}.{file_name(socket.gethostname())}-{os.getpid()}.part"
-    part = out / name
-    write_text(part, json.dumps(settings, indent=2) + "\n")
-    try:
-        # a link creates a complete run.json or none, and only for the first of several processes
-        os.link(part, out / RUN)
-    except FileExistsError:
-        _compare(out, settings)
-    except OSError:  # a disk without hard links
-        with alone(out):
-            if not os.path.lexists(out / RUN):
-                os.replace(part, out / RUN)
-        _compare(out, settings)
-    finally:
-        part.unlink(missing_ok=True)
+        raise ValueError(
+            f"{str(out / RUN)!r} is missing, although the folder has ledgers of chunks. Start over "
+            "with resume=False (--restart), or give another folder."
+        )
+    with unfinished(out / RUN) as part:
+        part.write_text(json.dumps(settings, indent=2) + "\n")
+        flush(part)
+        try:
+            # a link creates a complete run.json or none, and only for the first of several
+            # processes
+            os.link(part, out / RUN)
+        except FileExistsError:
+            _compare(out, settings)
+        except OSError:  # a disk without hard links
+            with alone(out):
+                if not os.path.lexists(out / RUN):
+                    os.replace(part, out / RUN)
+            _compare(out, settings)
 
 
 def _compare(out: Path, settings: Mapping[str, Any]) -> None:
     found = read_index(out / RUN)
-    if not found:
-        raise _damaged(out, "cannot be read")
+    if not is_run(found):
+        raise _damaged(out, "holds no settings of a run")
     try:
         check_same(found, json.loads(json.dumps(settings)), str(out))
     except RecursionError:
@@ -309,69 +362,6 @@ def _compare(out: Path, settings: Mapping[str, Any]) -> None:
 
 def _damaged(out: Path, what: str) -> ValueError:
     return ValueError(
-        f"{str(out / RUN)!r} {what}. Start over with resume=False (--restart), or give another "
-        "folder."
+        f"{str(out / RUN)!r} {what}. Move it to another place and start over with resume=False "
+        "(--restart), or give another folder."
     )
-
-
-def _check_alone(out: Path, shard: Shard) -> None:
-    """Raises ValueError if another process works on another shard of the folder."""
-    for path in out.glob(f"{_LOCK}*.lock"):
-        if path != _lock(out, shard):
-            try:
-                with FileLock(path, timeout=0):
-                    pass
-            except Timeout:
-                raise ValueError(
-                    f"another process works in {str(out)!r}, and resume=False would remove its "
-                    "chunks. Wait until that process ends, or give another folder."
-                ) from None
-
-
-def _lock(out: Path, shard: Shard) -> Path:
-    return out / f"{_LOCK}{shard.place}-of-{shard.total}.lock"
-
-
-@contextmanager
-def _working(out: Path, shard: Shard) -> Iterator[None]:
-    """Keeps other processes from working on a shard; the lock ends with the process."""
-    path = _lock(out, shard)
-    lock = FileLock(path, timeout=0)
-    with writable(out):
-        try:
-            lock.acquire()
-        except Timeout:  # a Timeout is an OSError too
-            raise ValueError(
-                f"another process works on shard {shard} of {str(out)!r}. Wait until it ends, give "
-                "each process its own shard (shard='i/n'), or give another folder."
-            ) from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-        lock.release()
-
-
-def packed(tables: Mapping[str, pd.DataFrame]) -> bytes:
-    """Returns the bytes of a file that holds tables."""
-    contents = [(name, _bytes(table)) for name, table in tables.items()]
-    return _bytes(pd.DataFrame(contents, columns=["table", "content"]))
-
-
-def unpacked(content: bytes) -> Tables:
-    """Returns the tables that `packed` turned into bytes.
-
-    Raises ValueError if the bytes hold anything else, or far more data than their size allows.
-    """
-    outer = table_from(content)
-    if list(outer.columns) != ["table", "content"]:
-        raise ValueError(f"its columns are {', '.join(map(str, outer.columns))}")
-    pairs = zip(outer["table"], outer["content"], strict=True)
-    return {name: table_from(inner) for name, inner in pairs}
-
-
-def _bytes(table: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
-    return buffer.getvalue()

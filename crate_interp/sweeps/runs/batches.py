@@ -24,7 +24,7 @@ from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.models.preprocess import preprocess
-from crate_interp.sweeps.ledgers.ledger import LISTING
+from crate_interp.sweeps.ledgers.own_files import LISTING
 from crate_interp.sweeps.stores.activation_store import facts_of
 
 Forward = Callable[[Any, Tensor], Any]

@@ -11,9 +11,9 @@ from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Samples, part
 from crate_interp.data.batch_reading import Found
+from crate_interp.data.picture_contents import Notes, add, contents, noting, table_of
 from crate_interp.data.streams import Row, Stream
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results import sample_ranges
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import Merge, Result, by, sums
 from crate_interp.sweeps.runs.batches import Chunk, Forward, nobody, run_layers
@@ -83,17 +83,25 @@ class Stage:
         Samples that were left out have no row in a table. If a chunk has no batch, its empty tables
         are removed, since they lack columns. ahead: as in `Chunk`.
         """
-        started, samples = time.perf_counter(), task.samples
+        started, notes = time.perf_counter(), Notes()
+        samples = noting(task.samples, notes)
+
+        def taken(start: int, stop: int) -> Found | None:
+            found = ahead(start, stop)
+            add(notes, found.notes if found else {})
+            return found
+
         chunk = Chunk(
             self.network(), samples, self.options.batch_size, self.blocks, self.forward,
-            task.number, self.once, advance, self.masks, self.options.skip_bad, ahead=ahead,
+            task.number, self.once, advance, self.masks, self.options.skip_bad, ahead=taken,
         )  # fmt: skip
         tables = self.of_chunk(chunk)
         if chunk.bad:
             tables = _without(tables, samples, chunk.bad)
         row = {"start": samples.start, "stop": samples.start + samples.n}
         row |= {"seconds": time.perf_counter() - started}
-        return {**tables, "chunk": pd.DataFrame([row])}
+        more = {"pictures": table_of(notes)} if samples.files else {}
+        return {**tables, "chunk": pd.DataFrame([row]), **more}
 
     def network(self) -> HookedModel:
         """Returns the network to measure; a twin is made when it is first needed."""
@@ -142,8 +150,11 @@ def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) ->
 
 
 # The tables that every stage has. chunk: the samples of a chunk, and the seconds that it took.
-# counts: sums for the meta. skipped: samples that could not be decoded.
-OF_A_CHUNK: dict[str, Merge] = {"chunk": _whole, "counts": sums("name"), "skipped": by("sample")}
+# counts: sums for the meta. skipped: samples that could not be decoded. pictures: what the files of
+# samples held when they were read.
+OF_A_CHUNK: dict[str, Merge] = {
+    "chunk": _whole, "counts": sums("name"), "skipped": by("sample"), "pictures": by("sample"),
+}  # fmt: skip
 
 
 def with_facts(
@@ -163,9 +174,11 @@ def with_facts(
         raise ValueError(
             f"none of the {stop - start} samples can be decoded. First error: {skipped[0]['why']}"
         )
+    count = stop - start - len(skipped)
+    known = contents(tables["pictures"], start, stop, count) if "pictures" in tables else {}
     facts = {
-        "data": sample_ranges.of(meta["data"][0]["fingerprint"], start, stop),
-        "n_samples": stop - start - len(skipped),
+        "data": [meta["data"][0] | {"start": start, "stop": stop} | known],
+        "n_samples": count,
         "seconds": round(sum(float(one["chunk"]["seconds"].iloc[0]) for one in every), 3),
     }
     if "counts" in tables:

@@ -11,15 +11,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from crate_interp.core import checks, files
+from crate_interp.core.pictures import quoted
 from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.core.safe_text import plain
+from crate_interp.data.picture_contents import check_agree, named
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import KINDS, Kind, Rules, Tables
 from crate_interp.sweeps.engines import ENGINES, Engine
 from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.sweeps.ledgers.folder_access import alone, writable
 from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
+from crate_interp.sweeps.ledgers.own_files import LISTING, RUN
 from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task, folded, merged
 from crate_interp.sweeps.runs.provenance import code_of
@@ -55,6 +59,8 @@ class Job:
     stages: dict[str, Stage] = field(default_factory=dict)
     _kept: dict[str, Tables] = field(default_factory=dict)
     _chunks: int = 0  # the number of chunks of all stages so far
+    # stage -> the tasks that other shards had finished when the stage began here
+    _of_others: dict[str, list[Task]] = field(default_factory=dict)
 
     def run(self, stage: Stage, what: str | None = None) -> None:
         """Measures the missing chunks of a stage that belong to this process.
@@ -64,7 +70,9 @@ class Job:
         stage = self.prepared(stage)
         self.stages[stage.name] = stage
         if self.ledger and stage.samples.listing:
-            stage.samples.listing.keep(self.ledger.out / ledgers.LISTING)
+            with writable(self.ledger.out):
+                stage.samples.listing.keep(self.ledger.out / LISTING)
+        self._check_pictures(stage)
         own = self._noting(stage)
         name, unit = what or stage.name, stage.model.unit
         streamed = isinstance(stage.samples, Stream)
@@ -128,14 +136,56 @@ class Job:
 
         If chunks are missing, prints a note on stderr and returns None.
         """
-        assert self.kind.finish is not None
         if self.ledger is None:
-            return self.kind.finish({name: self._kept[name] for name in self.stages}, self.meta)
+            return _made(self.kind, {name: self._kept[name] for name in self.stages}, self.meta)
         missing = {name: self.ledger.missing(name) for name in self.stages}
         if any(gone != [] for gone in missing.values()):
             self._say(missing)
             return None
+        for name, tasks in self._of_others.items():
+            entries = self.ledger.entries(name)
+            for task in tasks:
+                self._check_same_files(self.stages[name], task, entries)
         return finished(self.kind, self.ledger, self.stages, self.meta)
+
+    def _check_pictures(self, stage: Stage) -> None:
+        """Raises ValueError if files of finished chunks hold something else than when measured.
+
+        Each shard checks its own chunks. Those of other shards wait until the result is made.
+        """
+        if self.ledger is None or stage.samples.files is None:
+            return
+        entries, self._of_others[stage.name] = self.ledger.entries(stage.name), []
+        for task in stage.tasks(self.options.chunk_size) if entries else ():
+            if not self.ledger.has(stage.name, task.number, entries):
+                continue
+            if self._is_mine(stage, task.number, self._chunks):
+                self._check_same_files(stage, task, entries)
+            else:
+                self._of_others[stage.name].append(task)
+
+    def _check_same_files(
+        self, stage: Stage, task: Task, entries: Mapping[int, Sequence[Entry]]
+    ) -> None:
+        files, (start, stop) = stage.samples.files, _ends(task)
+        assert self.ledger is not None and files is not None
+        stamps = files.stamps(start, stop, stage.masks)
+        if stamps and stamps in self.ledger.stamps(stage.name, task.number, entries):
+            return
+        table = self.ledger.read(stage.name, task.number, entries).get("pictures")
+        changed = [] if table is None else files.changed(table)
+        if changed:
+            raise ValueError(
+                f"{named(changed)} in {quoted(files.folder)}: the content is not what the run in "
+                f"{str(self.ledger.out)!r} has measured as samples {start} to {stop - 1}. Put the "
+                "earlier content back; or, to start over, give another folder for the result, or "
+                "resume=False (--restart)."
+            )
+
+    def _is_mine(self, stage: Stage, chunk: int, chunks: int) -> bool:
+        """Tells whether a chunk belongs to this shard; chunks: those of earlier stages."""
+        # a `whole` stage has one chunk, and the process in charge of that chunk may have ended
+        return stage.whole or (chunks + chunk) % self.shard.total == self.shard.place
 
     def _noting(self, stage: Stage) -> Iterator[Task]:
         """Yields the unfinished tasks of this shard, then records how many chunks the stage has."""
@@ -158,8 +208,7 @@ class Job:
         entries, last = self.ledger.entries(stage.name), -1
         for task in tasks:
             last = task.number
-            # a `whole` stage has one chunk, and the process in charge of that chunk may have ended
-            mine = stage.whole or (chunks + task.number) % self.shard.total == self.shard.place
+            mine = self._is_mine(stage, task.number, chunks)
             if mine and not self._has(stage, task.number, entries):
                 yield task
             ends = {(entry.start, entry.stop) for entry in entries.get(last, ())}
@@ -184,30 +233,34 @@ class Job:
             return False
         if stage.intact is None or stage.intact(self.ledger.read(stage.name, chunk, entries)):
             return True
-        self.ledger.damaged.append(self.ledger.path(stage.name, chunk).name)
+        self.ledger.damaged.add(self.ledger.path(stage.name, chunk).name)
         return False
 
     def _write(self, stage: Stage, found: Iterator[tuple[Task, Tables]]) -> None:
         assert self.ledger is not None
         try:
             for task, tables in found:
-                seconds = float(tables["chunk"]["seconds"].iloc[0])
-                self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds)
+                seconds, stamps = float(tables["chunk"]["seconds"].iloc[0]), ""
+                if stage.samples.files:
+                    known = (*_ends(task), stage.masks, tables["pictures"])
+                    stamps = stage.samples.files.noted_stamps(*known)
+                self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds, stamps)
         except KeyboardInterrupt:
             self._tell("interrupted. Finished chunks are kept; the same call continues from there")
             raise
         if self.ledger.damaged:
             names = ", ".join(sorted(self.ledger.damaged))
-            self._tell(f"damaged chunks were measured again: {names}")
+            kept = "what such a file held is kept in a file that ends in .damaged"
+            self._tell(f"damaged chunks were measured again: {names}; {kept}")
             self.ledger.damaged.clear()
 
-    def _say(self, missing: Mapping[str, list[int] | None], then: str = _THEN) -> None:
+    def _say(self, missing: Mapping[str, list[range] | None], then: str = _THEN) -> None:
         assert self.ledger is not None
         lengths = self.ledger.lengths()
         parts = []
         for name, gone in missing.items():
             total = lengths.get(name)
-            done = "?" if gone is None or total is None else total - len(gone)
+            done = "?" if gone is None or total is None else total - sum(map(len, gone))
             parts.append(f"{name} {done} of {total or '?'}")
         self._tell(f"shard {self.shard} is done. Finished chunks: {', '.join(parts)}. {then}")
 
@@ -277,9 +330,9 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
     """Returns and saves the result of a run whose chunks are all there.
 
     If several processes finish at once, one of them makes the result and the others load it.
+    Raises ValueError for settings and tables from which no result of this kind can be made.
     """
-    assert kind.finish is not None
-    with ledgers.alone(ledger.out), ledgers.writable(ledger.out):
+    with writable(ledger.out), alone(ledger.out):
         try:
             saved = kind.result.load(ledger.out)
             if saved.meta.get("run") == meta["run"] and not ledger.fresh:
@@ -287,10 +340,26 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
         except ValueError:
             pass  # there is no saved result, or a damaged one
         rules = {name: kind.rules_of(name) or {} for name in stages}
-        found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
-        result = kind.finish(found, meta)
-        result.save(ledger.out)
-        return result
+        try:
+            found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
+            result = _made(kind, found, meta)
+            result.save(ledger.out)
+            return result
+        except (ValueError, OSError, MemoryError):
+            raise
+        except Exception as error:  # settings or tables that this version does not write
+            raise ValueError(
+                f"{str(ledger.out / RUN)!r} is damaged, or of another version: "
+                f"{type(error).__name__} ({plain(error)}). Move it to another place, then run the "
+                "same command again with resume=False (--restart)."
+            ) from error
+
+
+def _made(kind: Kind, found: Mapping[str, Tables], meta: dict[str, Any]) -> Any:
+    """Returns the result of the tables of all stages, which must have read the same pictures."""
+    assert kind.finish is not None
+    check_agree(tables["pictures"] for tables in found.values() if "pictures" in tables)
+    return kind.finish(found, meta)
 
 
 def _ends(task: Task) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import tee
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from crate_interp.data.batch_reading import Found, read_runs
+from crate_interp.data.picture_contents import Notes, noting
 from crate_interp.data.streams import Row, Stream
 from crate_interp.sweeps.runs.batches import nobody, ranges_of
 from crate_interp.sweeps.runs.chunked_pass import Ahead, Stage, Task
@@ -117,9 +119,11 @@ class _Reader(Dataset):
         samples = self.stage.samples
         if isinstance(samples, Stream):
             samples = samples.held(wanted.rows or (), wanted.start)
-        place = wanted._replace(rows=None)
+        place, notes = wanted._replace(rows=None), Notes()
         try:
-            return place, read_runs(samples, wanted.start, wanted.stop, self.stage.masks)
+            samples = noting(samples, notes)
+            found = read_runs(samples, wanted.start, wanted.stop, self.stage.masks)
+            return place, replace(found, notes=notes)
         except Exception as error:  # raised again in the measuring process
             return place, _sendable(error)
 

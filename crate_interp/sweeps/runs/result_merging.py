@@ -3,19 +3,17 @@
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
-from crate_interp.results.kinds import KINDS, Kind, Tables, kind_of
-from crate_interp.results.result import Result
-from crate_interp.sweeps.ledgers.ledger import RUN, Ledger, settings_of
+from crate_interp.results.kinds import KINDS, Kind, kind_of
+from crate_interp.sweeps.ledgers.ledger import Ledger, settings_of
+from crate_interp.sweeps.ledgers.own_files import RUN
 from crate_interp.sweeps.runs.chunked_run import digest_of_run, finished
 
-_ANEW = "Run the same command again with resume=False (--restart)."
+_MOST_SHOWN = 200  # ranges of chunks in an error
 
 
 def merge(folder: str | Path) -> Any:
@@ -43,17 +41,7 @@ def merge(folder: str | Path) -> Any:
             "same command again: it measures only these chunks."
         )
     meta = {**run["settings"], "command": plain(shlex.join(sys.argv), 1000)}
-    kind = replace(kind, finish=partial(_finish, kind=kind, out=out))
     return finished(kind, ledger, run["stages"], meta | {"run": digest_of_run(run)})
-
-
-def _finish(found: Mapping[str, Tables], meta: dict[str, Any], kind: Kind, out: Path) -> Result:
-    assert kind.finish is not None
-    try:
-        return kind.finish(found, meta)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        # the run has settings or a table that this version does not write
-        raise ValueError(f"{_damaged(out)}: {type(error).__name__} ({error}). {_ANEW}") from error
 
 
 def _known(out: Path, run: Mapping[str, Any]) -> Kind:
@@ -61,19 +49,15 @@ def _known(out: Path, run: Mapping[str, Any]) -> Kind:
 
     Raises ValueError if another program or version wrote run.json.
     """
-    name, stages = run.get("kind"), run.get("stages")
-    checks.one_of(f"kind in {str(out / RUN)!r}", name, tuple(KINDS))
-    kind = kind_of(str(name))
-    names = stages if isinstance(stages, list) else []
-    known = all(kind.rules_of(stage) for stage in names)
-    settings = isinstance(run.get("settings"), dict)
-    if not (names and known and settings and len(set(names)) == len(names)):
-        raise ValueError(f"{_damaged(out)}: its stages are {plain(repr(stages), 80)}. {_ANEW}")
+    name, stages = run["kind"], run["stages"]
+    kind = kind_of(checks.one_of(f"kind in {str(out / RUN)!r}", name, tuple(KINDS)))
+    known = all(kind.rules_of(stage) for stage in stages)
+    if not (stages and known and len(set(stages)) == len(stages)):
+        raise ValueError(
+            f"{str(out / RUN)!r} is damaged, or of another version: its stages are "
+            f"{checks.shown(stages)}. Run the same command again with resume=False (--restart)."
+        )
     return kind
-
-
-def _damaged(out: Path) -> str:
-    return f"{str(out / RUN)!r} is damaged, or of another version"
 
 
 def _gone(ledger: Ledger, stage: str) -> list[tuple[str, str]]:
@@ -81,18 +65,21 @@ def _gone(ledger: Ledger, stage: str) -> list[tuple[str, str]]:
     chunks = ledger.missing(stage)
     if chunks is None:
         return [("missing", f"all of {stage}")]
-    damaged = [chunk for chunk in chunks if ledger.path(stage, chunk).name in ledger.damaged]
-    missing = [chunk for chunk in chunks if chunk not in damaged]
+    damaged, missing = [], []
+    for gone in chunks:
+        lost = ledger.path(stage, gone[0]).name not in ledger.damaged
+        (missing if lost else damaged).append(gone)
     found = (("missing", missing), ("damaged", damaged))
     return [(way, f"{stage} {_numbers(own)}") for way, own in found if own]
 
 
-def _numbers(chunks: list[int]) -> str:
-    """Returns numbers in ascending order as text, such as "3, 7-12"."""
-    runs: list[list[int]] = []
+def _numbers(chunks: list[range]) -> str:
+    """Returns ranges in ascending order as text, such as "3, 7-12"; adjacent ranges are joined."""
+    runs: list[range] = []
     for chunk in chunks:
-        if runs and chunk == runs[-1][1] + 1:
-            runs[-1][1] = chunk
+        if runs and chunk.start == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, chunk.stop)
         else:
-            runs.append([chunk, chunk])
-    return ", ".join(f"{one}-{last}" if one < last else f"{one}" for one, last in runs)
+            runs.append(chunk)
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MOST_SHOWN]]
+    return ", ".join(words) + (", ..." if runs[_MOST_SHOWN:] else "")

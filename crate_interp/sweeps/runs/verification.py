@@ -1,20 +1,23 @@
 """ci.verify: a report on a checkpoint, on a saved result, or on a run's folder."""
 
 from collections.abc import Callable, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from crate_interp.checkpoints import verify as checkpoints
-from crate_interp.core.files import digest
+from crate_interp.core.files import digest, open_regular
 from crate_interp.core.folders import differs, named, read_index
 from crate_interp.core.safe_text import plain
-from crate_interp.results import result_hash
+from crate_interp.results import json_schemas, result_hash
+from crate_interp.results.json_schemas import fault_of_file
 from crate_interp.results.kinds import KINDS, kind_of
 from crate_interp.results.result import Result
 from crate_interp.results.result_reading import META, table_from
-from crate_interp.sweeps.ledgers.ledger import CHUNKS, RUN, Ledger
+from crate_interp.sweeps.ledgers.ledger import Ledger
+from crate_interp.sweeps.ledgers.own_files import CHUNKS, RUN
 
 Check = dict[str, Any]
 
@@ -89,31 +92,44 @@ def _result(folder: Path, index: Mapping[str, Any]) -> tuple[list[Check], dict[s
 
 
 def _tables(folder: Path, of_kind: type[Result]) -> dict[str, pd.DataFrame]:
-    names = list(of_kind.STORED)
-    return {name: table_from((folder / f"{name}.parquet").read_bytes()) for name in names}
+    found = {}
+    for name in of_kind.STORED:
+        with open_regular(folder / f"{name}.parquet") as file:
+            found[name] = table_from(file.read())
+    return found
 
 
 def _run(folder: Path, run: Mapping[str, Any]) -> list[Check]:
-    """Returns the checks of the chunks of a run."""
+    """Returns the checks of the settings and the chunks of a run."""
+    damage = fault_of_file(run, json_schemas.RUN)
+    if damage:
+        return [_check(f"settings in {RUN}", False, damage)]
     ledger, checks = Ledger(folder), []
-    stages = list(dict.fromkeys([*map(str, run["stages"]), *ledger.lengths()]))
-    for stage in stages:
-        missing = ledger.missing(stage)
-        if missing is None:
-            checks.append(_check(f"chunks of {plain(stage)}", False, "their number is unknown"))
-            continue
-        total = ledger.lengths()[stage]
-        shown = ", ".join(map(str, missing[:8])) + (", ..." if missing[8:] else "")
-        detail = f"{total - len(missing)} of {total}"
-        detail += f"; missing or damaged: {shown}" if missing else ""
-        checks.append(_check(f"chunks of {plain(stage)}", not missing, detail))
-        entries = ledger.entries(stage)
-        chunks = [chunk for chunk in range(total) if chunk not in set(missing)]
-        beside = [ledger.read(stage, chunk, entries).get("files") for chunk in chunks]
-        named_there = [table for table in beside if table is not None and "sha256" in table]
-        if named_there:
-            checks.append(_beside(folder, pd.concat(named_there)))
+    try:
+        for stage in dict.fromkeys([*run["stages"], *ledger.lengths()]):
+            checks += _chunks(ledger, stage)
+    except ValueError as error:
+        checks.append(_check("chunks can be read", False, plain(error, 300)))
     return checks
+
+
+def _chunks(ledger: Ledger, stage: str) -> list[Check]:
+    """Returns the checks of the chunks of a stage. Raises ValueError if a chunk cannot be read."""
+    missing, name = ledger.missing(stage), f"chunks of {stage}"
+    if missing is None:
+        return [_check(name, False, "their number is unknown")]
+    total, entries = ledger.lengths()[stage], ledger.entries(stage)
+    first = list(islice(chain.from_iterable(missing), 9))
+    shown = ", ".join(map(str, first[:8])) + (", ..." if first[8:] else "")
+    detail = f"{total - sum(map(len, missing)):,} of {total:,}"
+    detail += f"; missing or damaged: {shown}" if missing else ""
+    # a range of several chunks has no entries
+    gone = {chunks[0] for chunks in missing}
+    there = sorted(chunk for chunk in entries if chunk < total and chunk not in gone)
+    beside = [ledger.read(stage, chunk, entries).get("files") for chunk in there]
+    named_there = [table for table in beside if table is not None and "sha256" in table]
+    checks = [_check(name, not missing, detail)]
+    return [*checks, _beside(ledger.out, pd.concat(named_there))] if named_there else checks
 
 
 def _beside(folder: Path, table: pd.DataFrame) -> Check:

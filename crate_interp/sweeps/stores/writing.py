@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from crate_interp.core import checks, folders
-from crate_interp.core.files import digest, flush, write
 from crate_interp.core.progress import note
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
@@ -22,7 +21,9 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Tables
 from crate_interp.results.result import counted
 from crate_interp.results.result_reading import META
-from crate_interp.sweeps.ledgers.ledger import CHUNKS
+from crate_interp.sweeps.ledgers.folder_access import writable
+from crate_interp.sweeps.ledgers.ledger import Ledger
+from crate_interp.sweeps.ledgers.own_files import CHUNKS
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
 from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
@@ -83,7 +84,7 @@ def store(
     features = arrow_files.features_of(shapes, kept, samples.labels)
     meta = data_meta(model, samples, options.batch_size) | {"points": shapes, "stored": kept}
     meta["versions"] |= {name: version(name) for name in ("pyarrow", "datasets")}
-    given: dict[str, Any] = {"features": features, "out": folder, "options": forward}
+    given: dict[str, Any] = {"features": features, "ledger": Ledger(folder), "options": forward}
     rows = partial(_of_chunk, shapes=shapes, kept=kept, **given)
     with open_job(STORE, meta, options, model) as job:
         if not options.resume:
@@ -162,15 +163,16 @@ def _of_chunk(
     shapes: Shapes,
     kept: str,
     features: "datasets.Features",
-    out: Path,
+    ledger: Ledger,
     options: Mapping[str, Any],
 ) -> Tables:
-    path = out / CHUNKS / f"{STAGE}-{chunk.number:06d}.arrow"
+    path = ledger.path(STAGE, chunk.number).with_suffix(".arrow")
     rows = (_rows(chunk, batch, shapes, kept, options) for batch in chunk.batches())
-    write(path, lambda part: arrow_files.write_rows(part, features, rows))
-    flush(path.parent)
+    with writable(ledger.out):
+        found = ledger.put(STAGE, path, lambda part: arrow_files.write_rows(part, features, rows))
+    arrow_files.remember(path)
     samples = chunk.samples
-    row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
+    row = {"chunk": chunk.number, "file": path.name, "sha256": found}
     row |= {"bytes": path.stat().st_size}
     row |= {"start": samples.start, "stop": samples.start + samples.n}
     return {"files": pd.DataFrame([row])}

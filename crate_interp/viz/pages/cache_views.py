@@ -58,13 +58,13 @@ def attention(
     Raises KeyError for a pattern that was not cached; ValueError for a layer, sample or head that
     does not exist, and if `tokens` or `grid` do not fit the cache.
     """
+    model = _model(cache)
     pattern = _held(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
         raise ValueError(
             "the cache holds only some of the tokens. Call run_with_cache without pos_slice."
         )
     chosen = _numbers("heads", heads, len(pattern))
-    model = cache.model
     known = _tokens_of(cache, sample) if tokens is None else tokens
     names = _names(model, known, pattern.shape[1], grid)
     values = pattern[chosen].float().cpu().numpy()
@@ -285,12 +285,12 @@ def _model(cache: Any) -> Any:
         raise ValueError(
             "give the cache of model.run_with_cache(x); for a CLIP, its cache.visual or cache.text."
         )
+    cache.check_weights()
     return model
 
 
 def _held(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
     """Returns the activation at a point of a layer for one sample."""
-    _model(cache)
     held = cache.at(point, layer)
     if not checks.is_int(sample) or not 0 <= sample < len(held):
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {len(held) - 1}.")

@@ -1,0 +1,209 @@
+"""What the files of samples held when they were read, noted for each chunk of a run.
+
+A folder's fingerprint holds names and sizes, which are known before a file is read. The contents
+are known afterwards: a run notes them, and later compares the files with its notes.
+"""
+
+import hashlib
+import itertools
+import os
+import stat
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from torch import Tensor
+
+from crate_interp.core.file_reading import Content, Stamp, noted, read, stamp_of
+from crate_interp.core.pictures import quoted
+from crate_interp.data.picture_files import bytes_of, inside
+from crate_interp.results.sample_ranges import CONTENTS, total
+
+if TYPE_CHECKING:
+    from crate_interp.data.samples import Samples
+
+Key = tuple[int, bool, str]  # sample, whether the file is read for its mask, name of the file
+Notes = dict[Key, Content]
+Reads = Callable[[int, int], Tensor]
+Names = Callable[[int, int], Iterable[tuple[int, str]]]
+COLUMNS = ["sample", "mask", "file", "sha256", *Stamp._fields]
+_SHOWN = 4  # how many files an error names
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that samples are read from, for data whose fingerprint leaves out their content.
+
+    images(start, stop) and masks(start, stop) yield (sample, name) for each file from which the
+    pictures, or the masks, of these samples are made. A name is the path below the folder, written
+    with /.
+    """
+
+    folder: Path
+    images: Names
+    masks: Names | None = None
+
+    def keys(self, start: int, stop: int, masks: bool) -> list[Key]:
+        """Returns the keys of the files of samples. masks: whether to include those of masks."""
+        found = [(number, False, name) for number, name in self.images(start, stop)]
+        if masks and self.masks:
+            found += [(number, True, name) for number, name in self.masks(start, stop)]
+        return found
+
+    def stamps(self, start: int, stop: int, masks: bool) -> str:
+        """Returns a digest of the sizes and times that the files of samples have now.
+
+        It is "" if a file is gone. masks: whether to include the files of masks.
+        """
+        folder = os.path.join(self.folder, "")
+        try:
+            return _digest_of(
+                stamp_of(os.stat(folder + name)) for *_, name in self.keys(start, stop, masks)
+            )
+        except OSError:
+            return ""
+
+    def noted_stamps(self, start: int, stop: int, masks: bool, table: pd.DataFrame) -> str:
+        """Returns what `stamps` would have returned when a chunk was read; table: its notes.
+
+        It is "" if not all files were read.
+        """
+        known = {row[:3]: row[4] for row in _rows(table)}
+        keys = self.keys(start, stop, masks)
+        return _digest_of(known[key] for key in keys) if known.keys() >= set(keys) else ""
+
+    def changed(self, table: pd.DataFrame) -> list[str]:
+        """Returns the names of the files in a chunk's notes that hold something else now.
+
+        Only files with another size or another time are read. A file that is gone is no change,
+        because nothing else can have been read in its place.
+        """
+        found = []
+        for _, _, name, sha256, stamp in _rows(table):
+            path = inside(self.folder, name, self.folder)
+            try:
+                now = os.stat(path)
+            except OSError:
+                continue
+            if stamp_of(now) != stamp and name not in found and _sha256(path, now) != sha256:
+                found.append(name)
+        return found
+
+
+def _digest_of(stamps: Iterable[Stamp]) -> str:
+    numbers = array("q", itertools.chain.from_iterable(stamps))
+    return hashlib.sha256(numbers).hexdigest()
+
+
+def _sha256(path: Path, found: os.stat_result) -> bytes | None:
+    """Returns the digest of a file; None if it is no regular file, or cannot be read."""
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError:
+        return None
+
+
+def noting(samples: "Samples", notes: Notes) -> "Samples":
+    """Returns samples that add to `notes` what their files hold, whenever they are read.
+
+    Reading raises ValueError for a file that holds something else than in `notes`.
+    """
+    files = samples.files
+    if files is None:
+        return samples
+    images = partial(_noted, samples.read, files, False, notes)
+    masks = samples.masks and partial(_noted, samples.masks, files, True, notes)
+    return replace(samples, read=images, masks=masks)
+
+
+def _noted(reads: Reads, files: Files, mask: bool, notes: Notes, start: int, stop: int) -> Tensor:
+    keys = [key for key in files.keys(start, stop, mask) if key[1] == mask]
+    paths = {key: os.fspath(files.folder / key[2]) for key in keys}
+    with noted() as found:
+        try:
+            answer = reads(start, stop)
+            for path in set(paths.values()) - found.keys():  # a caller's own function opened them
+                read(path)
+        finally:  # a file that was read but could not be decoded is noted too
+            add(notes, {key: found[path] for key, path in paths.items() if path in found})
+    return answer
+
+
+def add(notes: Notes, more: Notes) -> None:
+    """Adds notes to `notes`. Raises ValueError for a file that has two contents."""
+    for key, content in more.items():
+        if notes.setdefault(key, content).sha256 != content.sha256:
+            raise _changed_meanwhile([key[2]])
+
+
+def table_of(notes: Notes) -> pd.DataFrame:
+    """Returns notes as a table, in the order of the samples."""
+    rows = [
+        (number, mask, bytes_of(name), content.sha256, *content.stamp)
+        for (number, mask, name), content in sorted(notes.items(), key=lambda item: item[0])
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _rows(table: pd.DataFrame) -> Iterator[tuple[int, bool, str, bytes, Stamp]]:
+    """Yields the rows of a table that `table_of` made. Raises ValueError for another table."""
+    if list(table.columns) != COLUMNS:
+        raise ValueError(f"the columns of pictures are {', '.join(table.columns)}.")
+    columns = [table[name].tolist() for name in COLUMNS]
+    for number, mask, file, sha256, *stamp in zip(*columns, strict=True):
+        yield number, mask, file.decode("utf-8", "surrogateescape"), sha256, Stamp(*stamp)
+
+
+def check_agree(tables: Iterable[pd.DataFrame]) -> None:
+    """Raises ValueError if a file that was read twice in a run held two contents.
+
+    tables: the notes of each stage.
+    """
+    known: dict[bytes, bytes] = {}
+    changed: dict[bytes, None] = {}
+    for table in tables:
+        for file, sha256 in zip(table["file"], table["sha256"], strict=True):
+            if known.setdefault(file, sha256) != sha256:
+                changed[file] = None
+    if changed:
+        raise _changed_meanwhile([file.decode("utf-8", "surrogateescape") for file in changed])
+
+
+def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str, str]:
+    """Returns digests of the files of the samples from `start` to `stop` - 1, by `CONTENTS`.
+
+    They are sums of one digest for each file, so those of two parts add up to that of the whole. A
+    digest is left out unless notes of at least `count` samples are there.
+    """
+    found: dict[str, str] = {}
+    own: Any = table[(table["sample"] >= start) & (table["sample"] < stop)]
+    own = own.drop_duplicates(["sample", "mask", "file"])
+    for name, mask in zip(CONTENTS, (False, True), strict=True):
+        rows = own[own["mask"] == mask]
+        if len(rows) and rows["sample"].nunique() >= count:
+            pairs = zip(rows["file"], rows["sha256"], strict=True)
+            found[name] = total(
+                hashlib.sha256(file + b"\0" + sha256).hexdigest() for file, sha256 in pairs
+            )
+    return found
+
+
+def named(names: Sequence[str]) -> str:
+    """Returns the names of files as an error shows them."""
+    more = f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else ""
+    return ", ".join(map(quoted, names[:_SHOWN])) + more
+
+
+def _changed_meanwhile(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"{named(names)}: the content has changed since this run first read it. Start over with "
+        "resume=False (--restart) or another folder for the result, and leave the files unchanged "
+        "until the run ends."
+    )

@@ -1,0 +1,127 @@
+"""Which files in the folder of a run are ours: nothing else is removed or written over.
+
+A ledger names each file below chunks/, with its digest, before the file gets its name. Settings,
+ledgers and the listing of the data's files are known by what they hold.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from crate_interp.core.files import (
+    check_regular,
+    foreign,
+    is_one,
+    is_own_name,
+    odd_kind,
+)
+from crate_interp.core.folders import read_index
+from crate_interp.data.folder_listing import is_listing
+from crate_interp.results import json_schemas
+from crate_interp.results.json_schemas import CHUNK_FILE, fault
+from crate_interp.results.kinds import KINDS
+
+# LISTING: the file with the names and sizes of the data's files, if they were listed
+RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
+LEDGERS = "ledger-*.jsonl"
+
+_BEGIN = b'{"stage": "'  # of each line of a ledger
+
+
+def is_run(found: Mapping[str, Any]) -> bool:
+    """Tells whether the content of a run.json is that of a run of ours."""
+    return (
+        type(found.get("format")) is int
+        and not fault(found, json_schemas.RUN)
+        and found["kind"] in KINDS
+    )
+
+
+def check_places(out: Path) -> None:
+    """Raises ValueError if a run would write through a link, or over a file that is not ours."""
+    for path in (out / RUN, out / LISTING, *out.glob(LEDGERS)):
+        if path.is_symlink():
+            check_regular(path)
+    if (out / CHUNKS).is_symlink():
+        raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
+    # listed before the ledgers are read: a chunk that another process writes now is in its ledger
+    there = [path for path in _entries(out) if not fault(path.name, CHUNK_FILE)]
+    known = {line.get("file") for path in out.glob(LEDGERS) for line in _lines(path)[0]}
+    for path in there:
+        check_regular(path)
+    odd = [path.name for path in there if path.name not in known and not _holds_tables(path)]
+    if odd:
+        raise foreign(out / CHUNKS, odd)
+
+
+def discard(out: Path) -> None:
+    """Removes the settings, the ledgers and the chunks of a run; its result stays.
+
+    Raises ValueError, before anything is removed, if anything below chunks/ has no digest in a
+    ledger, or if a ledger, the settings or the listing were not written by this library.
+    """
+    ledgers = {path: _lines(path) for path in out.glob(LEDGERS)}
+    odd = [path.name for path, (_, ours) in ledgers.items() if not ours]
+    known: dict[str, set[str]] = {}
+    for lines, ours in ledgers.values():
+        for line in lines if ours else ():
+            if "file" in line:
+                known.setdefault(line["file"], set()).add(line["sha256"])
+    chunks = _entries(out)
+    odd += [f"{CHUNKS}/{path.name}" for path in chunks if not is_one(path, known.get(path.name))]
+    run, listing = out / RUN, out / LISTING
+    if os.path.lexists(run) and (odd_kind(run) or not is_run(read_index(run))):
+        odd.append(RUN)
+    if os.path.lexists(listing) and (odd_kind(listing) or not is_listing(listing)):
+        odd.append(LISTING)
+    if odd:
+        raise foreign(out, odd)
+    for path in chunks:  # first, because only the ledgers tell that they are ours
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        (out / CHUNKS).rmdir()
+    for path in (*ledgers, listing, run):
+        path.unlink(missing_ok=True)
+
+
+def _entries(out: Path) -> list[Path]:
+    return sorted((out / CHUNKS).iterdir()) if (out / CHUNKS).is_dir() else []
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the lines of a ledger, and whether all that the file holds was written by us.
+
+    A process that died may have left unfinished lines.
+    """
+    if odd_kind(path):
+        return [], False
+    found, ours = [], True
+    for text in path.read_bytes().splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            ours &= text.startswith(_BEGIN) or _BEGIN.startswith(text)
+            continue
+        if _is_line(line):
+            found.append(line)
+        else:
+            ours = False
+    return found, ours and (bool(found) or is_own_name(path.name))
+
+
+def _is_line(line: object) -> bool:
+    return not fault(line, json_schemas.LENGTH) or not fault(line, json_schemas.FILE)
+
+
+def _holds_tables(path: Path) -> bool:
+    """Tells whether a file is a chunk of which no ledger is left."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        return parquet.read_schema(path).names == ["table", "content"]
+    except (OSError, ValueError, pa.ArrowException):
+        return False

@@ -1,0 +1,289 @@
+"""Nothing of the user's is removed, replaced or written through, whatever it is called."""
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import crate_interp as ci
+from conftest import make
+from crate_interp.data.folder_listing import Listing
+from crate_interp.sweeps.ledgers import ledger as ledgers
+from folders import files_of, two_sweeps
+from test_ledgers import CHUNKS, WHOLE, chunk, lines, run
+
+QUIET = {"progress": False}
+
+
+@pytest.fixture(scope="module")
+def sweeps():
+    return two_sweeps()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, sweeps):
+    """The folder of a finished run."""
+    out = tmp_path_factory.mktemp("whole")
+    run(out)
+    sweeps[0].save(out)
+    return out
+
+
+# --- what was lost before ---
+
+
+@pytest.mark.parametrize("name", ["chunks/thesis.txt", "run.json", "ledger-2024.jsonl"])
+@pytest.mark.parametrize("content", ["precious", '{"run": 1}', '{"stage": "draft"}'])
+def test_starting_over_removes_no_file_of_another(tmp_path, name, content):
+    run(tmp_path)
+    (tmp_path / name).write_text(content)
+    before = files_of(tmp_path)
+    with pytest.raises(ValueError, match=f"did not write.*{name!r}. Nothing was removed. Move"):
+        run(tmp_path, resume=False)
+    assert files_of(tmp_path) == before
+    (tmp_path / name).rename(tmp_path / "elsewhere")
+    assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
+
+
+def test_at_most_five_names_are_listed(tmp_path):
+    run(tmp_path)
+    for number in range(8):
+        (tmp_path / "chunks" / f"{number}.txt").write_text("precious")
+    with pytest.raises(ValueError, match="'chunks/4.txt' and 3 more. Nothing was removed"):
+        run(tmp_path, resume=False)
+
+
+def test_a_chunk_that_was_changed_is_kept_and_measured_again(tmp_path):
+    run(tmp_path)
+    chunk(tmp_path, 1).write_text("precious")
+    with pytest.raises(ValueError, match="'chunks/sweep-000001.parquet'. Nothing was removed"):
+        run(tmp_path, resume=False)
+    assert run(tmp_path) == (WHOLE, 1)
+    (kept,) = (tmp_path / "chunks").glob("sweep-000001.parquet.*.damaged")
+    assert kept.read_text() == "precious"
+
+
+def test_a_file_in_the_place_of_a_chunk_is_refused_before_work(tmp_path):
+    run(tmp_path, until=2)
+    chunk(tmp_path, 2).write_text("precious")
+    with pytest.raises(ValueError, match="'sweep-000002.parquet'. Nothing was removed"):
+        run(tmp_path)
+    assert chunk(tmp_path, 2).read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["samples.parquet", "report.html", "summary.txt"])
+def test_a_report_replaces_no_file_of_another(tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(ValueError, match=f"did not write.*{name!r}"):
+        ci.report(make(), torch.rand(2, 3, 6, 20), tmp_path, **QUIET)
+    assert set(files_of(tmp_path)) == {name}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_model_replaces_no_file_of_another(tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(ValueError, match=f"did not write.*{name!r}"):
+        make().save_pretrained(tmp_path)
+    assert files_of(tmp_path) == {name: b"precious"}
+
+
+# --- links ---
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["run.json", "listing.parquet", "ledger-a-1.jsonl", "chunks/sweep-000002.parquet", "chunks",
+     ".crate-interp-shard-0-of-1.lock", ".crate-interp-fold.lock"],
+)  # fmt: skip
+@pytest.mark.parametrize("resume", [True, False])
+def test_nothing_is_written_through_a_link(tmp_path, name, resume):
+    out, victim = tmp_path / "out", tmp_path / "victim"
+    run(out, until=2)
+    path = out / name
+    if name == "chunks":
+        path.rename(victim)
+    else:
+        victim.write_text("precious")
+        path.unlink(missing_ok=True)
+    path.symlink_to(victim)
+    before = files_of(victim) if name == "chunks" else victim.read_text()
+    with pytest.raises(ValueError, match=f"{name}' is a link.*remove it, or give another"):
+        run(out, resume=resume)
+    assert before == (files_of(victim) if name == "chunks" else victim.read_text())
+    assert path.is_symlink()
+
+
+def test_a_ledger_that_becomes_a_link_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot write into"):
+        with ledgers.opened(tmp_path, {}, ledgers.Shard(0, 1), True) as ledger:
+            (tmp_path / ledgers._ledger_of(os.getpid())).symlink_to(tmp_path / "victim")
+            ledger.begin("sweep", 1)
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("name", [".crate-interp.lock", "samples.parquet", "meta.json"])
+def test_a_saved_result_goes_through_no_link(tmp_path, sweeps, name):
+    out, victim = tmp_path / "out", tmp_path / "victim"
+    sweeps[0].save(out)
+    if (out / name).exists():
+        (out / name).rename(victim)
+    else:
+        victim.write_text("precious")
+    (out / name).symlink_to(victim)
+    before = victim.read_bytes()
+    with pytest.raises(ValueError, match=f"{name}' is a link where a file is to be written"):
+        sweeps[1].save(out)
+    assert victim.read_bytes() == before and (out / name).is_symlink()
+
+
+# --- every name that we look for, as every kind of thing ---
+
+HEX = "0123456789abcdef"
+NAMES = [
+    "chunks/thesis.txt", "chunks/sweep-000001.parquet", "chunks/sweep-000009.parquet",
+    "chunks/activations-000001.arrow", f"chunks/.sweep-000001.parquet.{HEX}.part", "chunks/.x.part",
+    "run.json", f".run.json.{HEX}.part", ".run.json.host-7.part", "listing.parquet", "meta.json",
+    "samples.parquet", ".samples.parquet.abc.part", "ledger-2024.jsonl", f"ledger-a-1-{HEX}.jsonl",
+    ".crate-interp-shard-0-of-1.lock", ".crate-interp-shard-3-of-4.lock", ".crate-interp.lock",
+    ".crate-interp-fold.lock", f".crate-interp-new-{HEX}", ".crate-interp-new-a",
+    ".crate-interp-change-meta.json",
+]  # fmt: skip
+CONTENTS = ["precious", "{}", '{"files": {}}', '{"stage": "sweep"}\n', '{"stage": 1}', "[]\n\n"]
+ENTRIES = st.tuples(
+    st.sampled_from(NAMES), st.sampled_from(["file", "pipe", "link", "folder"]),
+    st.sampled_from(CONTENTS), st.booleans(),
+)  # fmt: skip
+
+
+def put(out, name, kind, content, over):
+    """Puts something of the user's into a folder; returns a test of whether it is still there."""
+    path, victim = out / name, out.parent / "victim"
+    if os.path.lexists(path):
+        if not over:
+            return lambda: True
+        path.unlink()
+    if kind == "file":
+        path.write_text(content)
+        return lambda: content.encode() in files_of(out).values()
+    if kind == "folder":
+        path.mkdir()
+        (path / "thesis.txt").write_text(content)
+        return lambda: (path / "thesis.txt").read_text() == content
+    if kind == "pipe":
+        os.mkfifo(path)
+        return lambda: stat.S_ISFIFO(path.lstat().st_mode)
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    return lambda: path.is_symlink() and victim.read_text() == "precious"
+
+
+def failing(out):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledgers.Ledger, "begin", lambda *_: 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            run(out)
+
+
+ACTIONS = {
+    "resume": run,
+    "restart": lambda out: run(out, resume=False),
+    "another shard": lambda out: run(out, shard="1/2"),
+    "failing": failing,
+    "save": lambda out: SAVED[-1].save(out),
+}
+SAVED = []
+
+
+@settings(max_examples=settings.default.max_examples * 2)
+@given(st.lists(ENTRIES, min_size=1, max_size=3), st.lists(st.sampled_from([*ACTIONS]), max_size=3))
+def test_all_of_the_users_is_there_whatever_happens(
+    tmp_path_factory, whole, sweeps, entries, actions
+):
+    SAVED[:] = sweeps[1:]
+    place = tmp_path_factory.mktemp("place")
+    out = place / "out"
+    shutil.copytree(whole, out)
+    if len(entries) > 1:  # a part of the chunks is missing
+        chunk(out, 1).unlink()
+    there = {entry: put(out, *entry) for entry in dict((one[0], one) for one in entries).values()}
+    for action in ("resume", *actions, "restart"):
+        try:
+            ACTIONS[action](out)
+        except ValueError as error:
+            assert "\n" not in str(error), error
+        for entry, is_there in there.items():
+            assert is_there(), (action, entry)
+    shutil.rmtree(place)
+
+
+# --- modes and full disks ---
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])
+def test_files_have_the_mode_that_the_umask_leaves(tmp_path, sweeps, umask):
+    before = os.umask(umask)
+    try:
+        run(tmp_path / "run")
+        sweeps[0].save(tmp_path / "run")
+        make().save_pretrained(tmp_path / "model")
+        make(seed=1).save_pretrained(tmp_path / "model")
+    finally:
+        os.umask(before)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*.*")}
+    assert len(found) > 10 and set(found.values()) == {0o666 & ~umask}, found
+
+
+FULL = "Finished chunks are kept. Free some space, then run the same command again"
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """No file grows beyond a size, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_store_on_a_full_disk_says_so_and_goes_on(tmp_path):
+    given = dict(points="blocks.0.hook_resid_post", out=tmp_path / "s", chunk_size=7, **QUIET)
+    model, images = make(), torch.rand(13, 3, 6, 20)
+    with largest_file(11_000), pytest.raises(ValueError, match=f"File too large. {FULL}"):
+        ci.store(model, images, **given)
+    assert not list((tmp_path / "s" / "chunks").iterdir())
+    assert len(ci.store(model, images, **given)) == 13
+
+
+def full(*args, **more):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_else_a_run_writes_on_a_full_disk(tmp_path, monkeypatch):
+    from PIL import Image
+
+    model, images = make(mean=(0.5,) * 3, std=(0.5,) * 3, resize=(6, 20)), torch.rand(2, 3, 6, 20)
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (20, 6)).save(tmp_path / "pictures" / "a.png")
+    given = dict(probes="sparsity", controls=0, out=tmp_path / "sweep", **QUIET)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=FULL):
+        patch.setattr(Listing, "keep", full)
+        ci.sweep(model, f"imagefolder:{tmp_path / 'pictures'}", **given)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=FULL):
+        patch.setattr("crate_interp.training.watch_run.WatchResult.save", full)
+        with ci.watch(model, images, probes="sparsity", out=tmp_path / "watch"):
+            pass
+    assert json.loads((tmp_path / "watch" / "run.json").read_text())["kind"] == "watch"
+    assert lines(tmp_path / "watch")

@@ -1,0 +1,205 @@
+"""Probes of users that write into what they are given, or report less than they should."""
+
+import functools
+import operator
+
+import numpy as np
+import pytest
+import torch
+
+import crate_interp as ci
+from conftest import make
+from crate_interp.probes import sparsity_probe
+from crate_interp.probes.probe import is_ours
+
+POINT, N = "hook_resid_mid", 5
+BUFFER = torch.zeros(N)
+
+
+def data(n=N):
+    return torch.randn(n, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+def own(measure, name="own", **over):
+    facts = {"points": (POINT,), "statistics": {"a": ("", None, None, "")}} | over
+    return ci.Probe(name=name, measure=measure, **facts)
+
+
+def mean_of(block, acts):
+    return {"a": acts[POINT].mean((1, 2))}
+
+
+WRITES = {
+    "in place": lambda x: x.mul_(3),
+    "through .data": lambda x: x.data.mul_(3),
+    "through numpy": lambda x: np.multiply(x.numpy(), 3, out=x.numpy()),
+    "through a view": lambda x: x[:, 1:].transpose(1, 2).fill_(7),
+    "through from_numpy": lambda x: torch.from_numpy(x.numpy()).zero_(),
+    "out=": lambda x: torch.mul(x, 3, out=x),
+    "through its storage": lambda x: x.untyped_storage().fill_(1),
+    "through set_": lambda x: x.set_(torch.zeros(2)),
+    "through resize_": lambda x: x.resize_(1),
+    "through DLPack": lambda x: torch.from_dlpack(x).zero_(),
+}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The numbers of a good probe, without another; and those of the built-in ones."""
+    model = make()
+    good = [own(mean_of, "good", final=final_mean), "sparsity", "compression"]
+    return model, good, ci.sweep(model, data(), probes=good, batch_size=N, progress=False)
+
+
+def final_mean(z):
+    return {"a": z.mean((1, 2))}
+
+
+def same(result, wanted):
+    """Whether the numbers of the good probes are those that they are alone, bit for bit."""
+    for table in ("samples", "moments", "controls"):
+        one, two = result.table(table), wanted.table(table)
+        if "probe" in one:
+            one = one[one["probe"] != "writing"].reset_index(drop=True)
+        else:
+            one = one[[name for name in one if not name.startswith("writing.")]]
+        assert one.equals(two), table
+    return True
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_changes_nothing_of_others(alone, write):
+    model, good, wanted = alone
+
+    def measure(block, acts):
+        answer = mean_of(block, acts)
+        write(acts[POINT])
+        return answer
+
+    def final(z):
+        answer = final_mean(z)
+        write(z)
+        return answer
+
+    writing = own(measure, "writing", final=final)
+    options = dict(batch_size=N, progress=False)
+    result = ci.sweep(model, data(), probes=[writing, *good], **options)
+    assert same(result, wanted)
+    samples = result.samples()
+    assert samples["writing.a"].equals(samples["good.a"])
+    _, cache = model.run_with_cache(data())
+    before = {name: value.clone() for name, value in cache.items()}
+    ci.probe(cache, writing)
+    assert all(torch.equal(value, before[name]) for name, value in cache.items())
+
+
+def into_a_buffer(block, acts):
+    torch.sum(acts[POINT], (1, 2), out=BUFFER)
+    return {"a": BUFFER}
+
+
+def into_a_view(block, acts):
+    BUFFER.numpy()[:] = acts[POINT].sum((1, 2)).numpy()
+    return {"a": torch.from_numpy(BUFFER.numpy())}
+
+
+@pytest.mark.parametrize("measure", [into_a_buffer, into_a_view])
+def test_answers_written_into_one_tensor_are_each_layers_own(measure):
+    model = make()
+    wanted = own(lambda block, acts: {"a": acts[POINT].sum((1, 2))})
+    run = functools.partial(ci.sweep, model, data(), controls=0, progress=False)
+    results = [run(probes=one) for one in (own(measure), wanted)]
+    assert results[0].samples().equals(results[1].samples())
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def call(*args, **options):
+        return function(*args, **options)
+
+    return call
+
+
+def test_which_functions_are_ours():
+    built_in = ci.probes.sparsity().measure
+    assert is_ours(built_in) and is_ours(sparsity_probe._measure)
+    for other in (
+        mean_of, wrapped(sparsity_probe._measure), functools.partial(wrapped(built_in.func)), print,
+        operator.itemgetter(0), lambda block, acts: {},
+    ):  # fmt: skip
+        assert not is_ours(other)
+    for name in ci.probes.available():
+        probe = getattr(ci.probes, name)()
+        functions = (probe.measure, probe.final, probe.weights)
+        assert all(is_ours(one) for one in functions if one is not None), name
+
+
+def writes_weights(block, acts):
+    block.attn.u_proj.weight.data.mul_(1.5)
+    return mean_of(block, acts)
+
+
+@pytest.mark.parametrize("how", ["sweep", "probe"])
+def test_a_probe_that_writes_into_weights(how):
+    model = make()
+    with pytest.raises(ValueError, match="model's weights (have )?changed"):
+        if how == "sweep":
+            ci.sweep(model, data(), probes=own(writes_weights), progress=False)
+        else:
+            ci.probe(model.run_with_cache(data())[1], own(writes_weights))
+
+
+def less(answers):
+    """A measure that gives these answers, one at each call, and goes on with the last."""
+    calls = iter(answers)
+    return lambda block, acts: next(calls)(mean_of(block, acts)["a"])
+
+
+FULL = lambda value: {"a": value, "b": value}  # noqa: E731
+LESS = {
+    "None": (lambda value: None, "returned NoneType"),
+    "nothing": (lambda value: {}, "reports nothing here, but a, b in an earlier"),
+    "a statistic less": (lambda value: {"a": value}, "reports a here, but a, b in an earlier"),
+    "fewer rows": (lambda value: {"a": value[:-1], "b": value}, r"batch=\d, got shape"),
+    "no tensor": (lambda value: {"a": 1.0, "b": value}, "got float"),
+    "NaN": (lambda value: FULL(value * torch.nan), "NaN or Inf in layer 1"),
+}
+
+
+@pytest.mark.parametrize("which", LESS)
+@pytest.mark.parametrize("batch", [0, 1])
+@pytest.mark.parametrize("how", ["sweep", "probe"])
+def test_a_probe_that_reports_less(which, batch, how):
+    wrong, match = LESS[which]
+    statistics = {name: ("", None, None, "") for name in "ab"}
+    place = 1 + 3 * batch
+    probe = own(less([FULL] * place + [wrong] + [FULL] * 9), "lazy", statistics=statistics)
+    model = make()
+    where = "" if which == "NaN" else "lazy in layer 1, samples "
+    if how == "sweep":
+        where += {"": "", "lazy in layer 1, samples ": f"{3 * batch} to {2 + 2 * batch}: "}[where]
+        with pytest.raises(ValueError, match=f"{where}.*{match}"):
+            ci.sweep(model, data(), probes=probe, batch_size=3, controls=0, progress=False)
+    elif not batch:
+        with pytest.raises(ValueError, match=f"{where}.*{match}"):
+            ci.probe(model.run_with_cache(data())[1], probe)
+
+
+def test_a_final_that_reports_less():
+    calls = iter([final_mean, lambda z: {}])
+    probe = own(lambda block, acts: {}, "lazy", points=(), final=lambda z: next(calls)(z))
+    with pytest.raises(ValueError, match="lazy in layer 3, samples 3 to 4: .*reports nothing here"):
+        ci.sweep(make(), data(), probes=probe, batch_size=3, controls=0, progress=False)
+
+
+FORWARDS = {
+    "not at all": lambda model, batch: model(batch, stop_at_layer=2),
+    "more than once": lambda model, batch: [model(batch) for _ in range(2)],
+}
+
+
+@pytest.mark.parametrize("often", FORWARDS)
+def test_a_forward_that_does_not_run_every_layer_once(often):
+    layer = 2 if often == "not at all" else 0
+    with pytest.raises(ValueError, match=f"layer {layer} ran {often} on samples 0 to 4"):
+        ci.sweep(make(), data(), probes="sparsity", forward=FORWARDS[often], progress=False)
