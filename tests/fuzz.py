@@ -4,7 +4,7 @@ Each loads, or is refused with CheckpointError, and none executes anything.
 
     python tests/fuzz.py 10000
 
-runs that many for each layout in one process and prints the counts; tests/test_hostile.py runs 15
+runs that many for each layout in one process and prints the counts; tests/test_hostile.py runs 40
 and, among the slow tests, 500. A mutation flips bits, cuts, repeats, swaps or drops stretches, or
 overwrites a number in a header; half of them aim at the first kilobytes, where headers and pickles
 are. Torch files are compared with torch's own restricted reader too (tests/fuzz_torch.py).

@@ -13,7 +13,7 @@ import torch
 import crate_interp as ci
 from conftest import PLAIN, make, make_lm
 from crate_interp.sweeps.runs import decode_ahead
-from crate_interp.sweeps.runs.batches import run_layers
+from crate_interp.sweeps.runs.batches import Chunk
 from gathered import CHUNKS, COUNT, folder, same, table
 
 
@@ -28,7 +28,7 @@ def wanted(model):
 
 
 class Calls:
-    """How often something was called; no part of the digest of a function that counts."""
+    """How often something was called."""
 
     n = 0
 
@@ -86,10 +86,10 @@ def test_errors_come_out_as_they_are(model, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("interrupted", marks=pytest.mark.slow)])
-def test_what_is_done_stays(model, wanted, how, tmp_path):
-    calls = Calls()
+def test_what_is_done_stays(model, wanted, how, tmp_path, monkeypatch):
+    calls, measure = Calls(), Chunk.measure
 
-    def forward(network, batch):
+    def stopped(*given):  # a forward would be a setting of the run
         calls.n += 1
         if calls.n == 5:
             (one, *_) = multiprocessing.active_children()
@@ -100,16 +100,17 @@ def test_what_is_done_stays(model, wanted, how, tmp_path):
             # a signal tells of it, as an error in whatever runs then: here, and not in a library
             # that makes a warning of it
             time.sleep(60)
-        run_layers(network, batch)
+        measure(*given)
 
+    monkeypatch.setattr(Chunk, "measure", stopped)
     with pytest.raises(ValueError if how == "killed" else KeyboardInterrupt) as error:
-        ci.sweep(model, table(), workers=2, out=tmp_path, forward=forward, **CHUNKS)
+        ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS)
     if how == "killed":
         assert "ended (DataLoader worker" in str(error.value) and "continues" in str(error.value)
     del error
     assert children() == []
     assert (tmp_path / "chunks" / "sweep-000000.parquet").is_file()
-    same(ci.sweep(model, table(), workers=2, out=tmp_path, forward=forward, **CHUNKS), wanted)
+    same(ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS), wanted)
 
 
 @pytest.mark.slow

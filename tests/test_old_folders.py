@@ -16,6 +16,7 @@ import crate_interp as ci
 from conftest import make
 from crate_interp.core.files import write_text
 from crate_interp.core.folders import LOCK, is_inside
+from crate_interp.results import result_reading
 from folders import files_of, two_sweeps
 
 INDEX = "meta.json"
@@ -168,7 +169,7 @@ def test_a_reader_beside_a_writer_reads_one_run(sweeps, tmp_path, monkeypatch):
     """The files are replaced between any two reads of them."""
     sweeps[0].save(tmp_path / "a")
     sweeps[1].save(tmp_path / "b")
-    real, seen = Path.read_bytes, []
+    real, seen = result_reading.open_regular, []
     for turn in range(8):
         folder = tmp_path / f"read-{turn}"
         shutil.copytree(tmp_path / "a", folder)
@@ -181,7 +182,7 @@ def test_a_reader_beside_a_writer_reads_one_run(sweeps, tmp_path, monkeypatch):
                 shutil.copytree(tmp_path / "b", folder, dirs_exist_ok=True)
             return real(path)
 
-        monkeypatch.setattr(Path, "read_bytes", swapped)
+        monkeypatch.setattr(result_reading, "open_regular", swapped)
         try:
             loaded = ci.SweepResult.load(folder)
         except ValueError as error:

@@ -15,7 +15,7 @@ ci.sweep(model, torch.zeros(2, 1, 28, 28), controls=1, progress=False).headline(
 assert "scipy" not in sys.modules, [name for name in sys.modules if "scipy" in name]
 """
 
-_SEEN: list[tuple] = []  # not in a closure: what a probe closes over is a setting of the run
+_SEEN: list[tuple] = []
 
 
 def model():
@@ -37,14 +37,17 @@ def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(tmp_path):
     given = {"probes": ["compression", probe], "progress": False, "batch_size": 2}
     mixed = ci.sweep(own, images, precision="bfloat16", out=tmp_path, **given)
     assert set(_SEEN) == {(torch.float32, False)}
+    _SEEN.clear()  # what a probe reads is a setting of the run
     held = mixed.samples()["mine.first"].dropna().to_numpy()
     assert (torch.tensor(held).bfloat16().double() == torch.tensor(held)).all()
     plain = ci.sweep(own, images, **given)
+    _SEEN.clear()
     assert mixed.meta["precision"] == "bfloat16" and "precision" not in plain.meta
     exact = plain.samples()["mine.first"].dropna().to_numpy()
     assert 0 < abs(held - exact).max() < 0.02 * abs(exact).max()
     again = ci.sweep(own, images, precision="bfloat16", out=tmp_path, **given)
     pd.testing.assert_frame_equal(again.samples(), mixed.samples())
+    _SEEN.clear()
     with pytest.raises(ValueError, match="precision"):
         ci.sweep(own, images, out=tmp_path, **given)
     with pytest.raises(ValueError, match="precision='float8'"):

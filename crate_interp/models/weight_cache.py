@@ -58,7 +58,7 @@ def weight_mark(model: nn.Module) -> Mark | None:
     return None if any(value.is_meta for value in model.parameters()) else _mark(model)
 
 
-def check_mark(mark: Mark | None, model: Any) -> None:
+def check_mark(mark: Mark | None, model: nn.Module) -> None:
     """Raises ValueError if activations with a mark were made by another model, or before an edit.
 
     mark: None, for activations that users made and for offloaded weights, passes.

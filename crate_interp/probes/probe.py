@@ -120,14 +120,15 @@ def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
     return _checked_answer(probe, answer, (0, 1), None)
 
 
-def is_ours(function: Any) -> bool:
+def is_ours(function: object) -> bool:
     """Tells whether a probe's function is one of this library's, which only read activations."""
     function = getattr(function, "func", function)  # of a functools.partial
     module = str(getattr(function, "__module__", ""))
     if not module.startswith("crate_interp.probes."):
         return False
     # a wrapper that a user made with functools.wraps has the module's name, too
-    return getattr(sys.modules.get(module), function.__name__, None) is function
+    name = str(getattr(function, "__name__", ""))
+    return getattr(sys.modules.get(module), name, None) is function
 
 
 def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Tensor]:

@@ -86,11 +86,13 @@ CHUNK = {
 FILE = {"stage": STAGE, "file": CHUNK_FILE, "sha256": DIGEST}
 
 
-def fault(value: Any, schema: Any, where: str = "") -> str:
+def fault(content: object, wanted: object, where: str = "") -> str:
     """Returns what is wrong with a JSON value, such as "data is 3, not a list", or "".
 
     where: the name of the value in the answer; "" for the content of a file or a line.
     """
+    value: Any = content
+    schema: Any = wanted
     if isinstance(schema, tuple):
         return "" if schema[1](value) else f"{where} is {shown(value)}, not {schema[0]}"
     if isinstance(schema, type):
@@ -120,7 +122,7 @@ def fault(value: Any, schema: Any, where: str = "") -> str:
     return ""
 
 
-def fault_of_file(content: object, schema: Any) -> str:
+def fault_of_file(content: object, schema: object) -> str:
     """Returns what is wrong with the content of a JSON file, or "".
 
     Values that the schema does not name are checked too: none may be nested deeply, or hold

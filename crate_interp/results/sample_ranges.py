@@ -82,7 +82,7 @@ def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
     return kept
 
 
-def is_valid(data: Any) -> bool:
+def is_valid(data: object) -> bool:
     """Tells whether a value read from a file is a valid list of ranges."""
     return isinstance(data, list) and all(
         isinstance(entry, dict)

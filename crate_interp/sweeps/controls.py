@@ -93,7 +93,7 @@ CONTROLS: dict[str, Control] = {
 }
 
 
-def check_controls(controls: Any) -> int:
+def check_controls(controls: object) -> int:
     """Returns the number of samples that controls see, as an int.
 
     Raises ValueError for anything but a whole number, and for True and False.

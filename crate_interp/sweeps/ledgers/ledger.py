@@ -98,7 +98,7 @@ class Ledger:
                 chunk=chunk, start=start, stop=stop, seconds=round(seconds, 3), stamps=stamps,
             )  # fmt: skip
 
-    def put(self, stage: str, path: Path, writer: Callable[[Path], Any], **line: Any) -> str:
+    def put(self, stage: str, path: Path, writer: Callable[[Path], Any], **line: object) -> str:
         """Writes a file into the folder of the chunks, and returns its digest.
 
         The file's name and digest are in a ledger before the file is in place. line: further

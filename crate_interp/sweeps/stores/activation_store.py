@@ -117,6 +117,7 @@ def facts_of(data: object) -> dict[str, Any] | None:
 
     Raises ValueError for data that calls itself a store and lacks what a store has.
     """
+    given: Any = data
     text = getattr(getattr(data, "info", None), "description", None)
     if not isinstance(text, str) or '"crate_interp"' not in text[:30]:
         return None
@@ -130,7 +131,7 @@ def facts_of(data: object) -> dict[str, Any] | None:
         damage = fault_of_file(facts, json_schemas.DESCRIPTION)
         if damage:
             raise ValueError(damage)
-        check_columns(data, facts)
+        check_columns(given, facts)
     except ValueError as error:
         raise ValueError(
             f"the data calls itself a store of activations, but is none: {error}. Give the result "
@@ -139,7 +140,7 @@ def facts_of(data: object) -> dict[str, Any] | None:
     return facts
 
 
-def check_columns(data: Any, meta: Mapping[str, Any]) -> None:
+def check_columns(data: "datasets.Dataset", meta: Mapping[str, Any]) -> None:
     """Raises ValueError unless a datasets.Dataset has the columns of a store with this meta."""
     wanted = arrow_files.features_of(meta["points"], meta["stored"], None)
     found = data.features or {}
