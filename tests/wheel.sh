@@ -9,7 +9,7 @@ checkout=$(pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 install() { # ENVIRONMENT PACKAGES...
-	"$place/$1/bin/python" -m pip install --quiet --disable-pip-version-check -c "$checkout/constraints.txt" "${@:2}"
+	"$place/$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c "$checkout/constraints.txt" "${@:2}"
 }
 with_torch() {
 	"$python" -m venv "$place/$1" && install "$1" torch
