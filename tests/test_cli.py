@@ -109,6 +109,7 @@ def test_segment_on_the_embedded_model(tmp_path):
     fails("cannot write into", "audit", *command[1:], tmp_path / "file" / "o")
 
 
+@pytest.mark.slow
 def test_atlas_on_the_embedded_model(tmp_path):
     out = tmp_path / "out"
     command = ("atlas", "crate-tiny-fashion", "--data", "embedded:fashion")
@@ -247,15 +248,8 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
 def test_errors_are_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")
-    fails(
-        "Did you mean crate-tiny-fashion",
-        "report",
-        "crate-tiny-fashio",
-        "--data",
-        "embedded:fashion",
-        "--out",
-        tmp_path,
-    )
+    wrong = ("report", "crate-tiny-fashio", "--data", "embedded:fashion", "--out", tmp_path)
+    fails("Did you mean crate-tiny-fashion", *wrong)
     fashion = (*report, "embedded:fashion")
     fails("no field 'source'", *fashion, "--config", "source=x")
     fails("write --family crate.", *fashion, "--config", "family=crate")

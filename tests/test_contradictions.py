@@ -230,6 +230,7 @@ def test_small_files_that_claim_much(tmp_path):
     fails("is not a regular file", folder)
 
 
+@pytest.mark.slow
 def test_two_threads_may_load_a_namespace(tmp_path):
     with torch.serialization.safe_globals([argparse.Namespace]):
         loaded = torch.load(MAE, weights_only=True)
@@ -321,6 +322,7 @@ def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
         check_depth(deep, r"transformer\.h\.(\d+)\.", 2000)
 
 
+@pytest.mark.slow
 def test_verify_of_a_model_that_does_not_fit_in_memory(monkeypatch):
     from crate_interp.checkpoints import fixed_input
 
@@ -333,6 +335,7 @@ def test_verify_of_a_model_that_does_not_fit_in_memory(monkeypatch):
     assert "can't allocate memory" in found["checks"][-1]["detail"]
 
 
+@pytest.mark.slow
 def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
     from crate_interp.checkpoints import fixed_input, verify
 

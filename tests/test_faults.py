@@ -177,6 +177,7 @@ def test_a_reader_that_has_gone_ends_nothing(monkeypatch):
             assert list(tqdm(range(3), mininterval=0)) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_closed_and_a_full_standard_output(tmp_path):
     command = f"exec {sys.executable} -m crate_interp models"
     closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True)

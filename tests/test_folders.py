@@ -70,6 +70,7 @@ def steps_of(old, work, judge, tmp_path):
         step += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["save", pytest.param("pages", marks=pytest.mark.slow)])
 def test_a_result_that_dies_at_any_step_is_one_of_two_wholes_or_refused(sweeps, kind, tmp_path):
     first, second = sweeps

@@ -16,6 +16,7 @@ import ray_stand_in
 from conftest import PLAIN, make
 from crate_interp.sweeps.engines.ray_actors import Pool
 from gathered import CHUNKS, same, table
+from selection import few
 from working import CHUNK, WAIT, digest, network, work
 
 SCRIPT = Path(__file__).with_name("on_ray.py")
@@ -143,7 +144,7 @@ def test_more_places_than_chunks(monkeypatch):
     assert len(cluster.made) == 2
 
 
-@pytest.mark.parametrize("dies", [{1}, {3}, {1, 2, 3}, {5, 6, 7, 8}])
+@pytest.mark.parametrize("dies", few([{1}, {3}, {1, 2, 3}, {5, 6, 7, 8}], 2))
 def test_what_an_actor_took_with_it_is_measured_again(monkeypatch, dies, alone):
     """dies: at which calls the actor does."""
     cluster = ray_stand_in.install(monkeypatch, dies=dies)
