@@ -327,6 +327,7 @@ def test_evenly_spaced_tokens_leave_the_ends_out():
     assert evenly(3, 4, "cpu").tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_every_null_and_limit_is_measured(audited):
     _, _, result = audited
     draws = {f"random map {draw}" for draw in range(8)} | {f"random D {draw}" for draw in range(8)}

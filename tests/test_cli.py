@@ -76,6 +76,7 @@ def test_report_on_the_embedded_model(tmp_path):
     assert json.loads((tmp_path / "out" / "meta.json").read_text())["model"] == "crate-tiny-fashion"
 
 
+@pytest.mark.slow
 def test_segment_on_the_embedded_model(tmp_path):
     out = tmp_path / "out"
     done = run(
@@ -144,6 +145,7 @@ def test_convert(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
 
 
+@pytest.mark.slow
 def test_a_table_is_all_that_a_program_reads(tmp_path):
     """And the table is that of `layers()`: what has heads is there, as means over them."""
     sweep = ("sweep", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 5, "--quiet")

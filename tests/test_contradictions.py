@@ -206,6 +206,7 @@ def test_pickles_that_ask_for_what_torch_admits(tmp_path):
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_small_files_that_claim_much(tmp_path):
     base = torch.zeros(2**18)
     torch.save({f"k{index}": base[index:] for index in range(1500)}, tmp_path / "views.pth")

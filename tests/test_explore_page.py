@@ -282,6 +282,7 @@ def test_masks_components_and_atoms(seen, bench):
     assert page.inner_text("#atom-name") == (f"L{layer}A{code[query].topk(2).indices[1].item()}")
 
 
+@pytest.mark.slow
 def test_a_text(driven, read):  # noqa: F811
     cache, path, names = read
     with opened(driven, path) as shown:
@@ -322,6 +323,7 @@ def test_the_page_fits_and_can_be_read(driven, seen, read, tmp_path):  # noqa: F
         assert not shown.page.evaluate(f"[...document.querySelectorAll('.tile')].some({out})")
 
 
+@pytest.mark.slow
 def test_the_address_keeps_what_is_chosen(driven, seen):  # noqa: F811
     _, path = seen
     with opened(driven, path) as shown:

@@ -14,7 +14,9 @@ def report(driven, tmp_path_factory):  # noqa: F811
     data = torch.randn(4, 3, 6, 20, generator=torch.Generator().manual_seed(3))
     out = tmp_path_factory.mktemp("pages")
     few = ["compression", "sparsity"]
-    return ci.report(make(), data, out, untrained=1, audit=True, probes=few, progress=False)
+    return ci.report(
+        make(n_heads=2), data, out, untrained=1, audit=True, probes=few, progress=False
+    )
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ VERBS = {
 }
 
 
-SLOW = ("atlas", "surgery", "segment", "store", "atoms")
+SLOW = ("atlas", "surgery", "linear_probe", "store", "atoms")
 
 
 @pytest.mark.parametrize(

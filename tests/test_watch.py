@@ -111,6 +111,7 @@ def test_a_step_that_cannot_be_measured_is_told_and_the_training_goes_on(images)
     assert "1 step could not be measured" in result.headline()
 
 
+@pytest.mark.slow
 def test_the_folder_keeps_what_was_measured(images, tmp_path):
     out = tmp_path / "out"
     model = make()

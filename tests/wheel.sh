@@ -6,6 +6,7 @@
 set -euo pipefail
 python=$(command -v "$1")
 checkout=$(pwd)
+unset PYTHONDONTWRITEBYTECODE # pip compiles nothing here, so that the first import of a module has to keep what it compiled
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 install() { # ENVIRONMENT PACKAGES...
