@@ -2,9 +2,9 @@
 
     python tests/attacks.py
 
-runs all of them, with 200 examples of each property, and prints for each kind how many tests there
-are and how many held. A test is an attack of its own, or a property over many. The fast ones are
-part of every run of the tests.
+runs all of them, with 200 examples of each property unless CRATE_SLOW and CRATE_PROFILE say less
+(tests/selection.py), and prints for each kind how many tests there are and how many held. A test is
+an attack of its own, or a property over many. The fast ones are part of every run of the tests.
 """
 
 import os
@@ -71,7 +71,9 @@ def main() -> int:
     """Runs the attacks; returns pytest's exit code."""
     import pytest
 
-    os.environ |= {"CRATE_SLOW": "all", "CRATE_PROFILE": "thorough", "OMP_NUM_THREADS": "1"}
+    for name, value in (("SLOW", "all"), ("PROFILE", "thorough")):
+        os.environ.setdefault(f"CRATE_{name}", value)
+    os.environ["OMP_NUM_THREADS"] = "1"
     counts = Counts()
     paths = [str(HERE / f"test_{name}.py") for names in KINDS.values() for name in names]
     code = pytest.main(["-q", "-p", "no:cacheprovider", *paths, *sys.argv[1:]], plugins=[counts])

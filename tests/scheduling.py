@@ -8,6 +8,7 @@ import pytest
 
 # their tests share a report, an audit, a page or a running browser
 WHOLE = (
+    "test_audit_numbers.py",
     "test_browser.py",
     "test_compare_page.py",
     "test_explore_odd.py",

@@ -10,7 +10,10 @@ CRATE_BROWSER      "optional" (default) or "required": tests of pages skip or fa
 
 import os
 import zlib
+from collections.abc import Iterable
 from datetime import date
+
+import pytest
 
 EXAMPLES = {"quick": 25, "thorough": 200}
 SIXTEENTHS = tuple(map(str, range(16)))
@@ -49,6 +52,14 @@ def sixteenth_of(nodeid: str) -> str:
 def is_run(nodeid: str, slow: bool) -> bool:
     """Returns whether this run has the test."""
     return not slow or sixteenth() in ("all", sixteenth_of(nodeid))
+
+
+def few(values: Iterable, count: int = 1) -> list:
+    """Returns values for parametrize; all but the first `count` are slow."""
+    return [
+        pytest.param(value, marks=[pytest.mark.slow] * (number >= count))
+        for number, value in enumerate(values)
+    ]
 
 
 def is_recomputed(case: str) -> bool:

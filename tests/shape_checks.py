@@ -24,8 +24,8 @@ def checked(function=None, *, typechecker):
         return functools.partial(checked, typechecker=typechecker)
     if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
         return _jaxtyped(function, typechecker=typechecker)
-    if not function.__annotations__:
-        return function
+    if not function.__annotations__ or "<locals>" in function.__qualname__:
+        return function  # a function inside another is made, and would be prepared, at every call
     config, prepared = jaxtyping.config, []
 
     @functools.wraps(function)

@@ -87,6 +87,7 @@ def accuracy(model):
     return (guess == torch.tensor(data[:]["label"])).float().mean().item()
 
 
+@pytest.mark.slow
 def test_it_has_learned():
     # 256 test images: one in ten by chance, and the standard error of a share of 0.9 is 0.02
     assert accuracy(ci.load("crate-tiny-fashion")) > 0.84
@@ -103,6 +104,7 @@ def test_labels():
     assert model.to_single_token("Ankle boot") == 9
 
 
+@pytest.mark.slow
 def test_the_model_of_cutouts_has_learned():
     """128 composites whose objects and backgrounds training did not see.
 

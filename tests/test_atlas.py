@@ -18,9 +18,10 @@ from crate_interp.circuits.atlases.excerpts import TILE, _tile, _webp
 from crate_interp.data import open_data, part
 from crate_interp.sweeps.atom_statistics import layer_sums
 from crate_interp.viz.pages.atlas_page import BLOCK, write_sheets
+from selection import few
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", few(MODELS, 2))
 def test_statistics_and_neighbours_against_a_slow_form(name):
     model, data = ready(name)
     found = ci.atlas(model, data, top=3, ablate=0, batch_size=2, progress=False)
@@ -47,6 +48,7 @@ def test_statistics_and_neighbours_against_a_slow_form(name):
     assert "atoms" in repr(found) and "<table" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_in_batches_and_merged(tmp_path):
     model, data = ready("crate")
     found = ci.atlas(model, data, ablate=2, progress=False)
@@ -184,6 +186,7 @@ def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_p
         assert ("top tokens" in article) == (on_cls > 0)
 
 
+@pytest.mark.slow
 def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noqa: F811
     model, data = ready("crate")
     found = ci.atlas(model, torch.cat([data, data.flip(-1)]), top=3, progress=False)
@@ -213,6 +216,7 @@ def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noq
         assert not shown.asked and not shown.wrong
 
 
+@pytest.mark.slow
 def test_the_pages_of_an_atlas_fit_both_widths_and_schemes(driven, tmp_path):  # noqa: F811
     model, data = ready("crate")
     index = ci.viz.atlas_pages(ci.atlas(model, data, top=3, ablate=0, progress=False), tmp_path)

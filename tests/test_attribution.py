@@ -211,6 +211,7 @@ def test_attribution_patching_equals_its_formula(name, steps):
     assert not leftover_hooks(model) and all(value.grad is None for value in model.parameters())
 
 
+@pytest.mark.slow
 def test_attribution_patching_ranks_heads_as_patching_does():
     """On two pairs of classes that are alike.
 

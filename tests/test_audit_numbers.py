@@ -14,6 +14,7 @@ from crate_interp.audits.claims import GRID, LIMITS, NULLS
 from crate_interp.audits.sparse import SCALES, SIZES, evenly
 from crate_interp.audits.weights import randoms_like
 from crate_interp.models.layers.sparse_steps import Lasso
+from selection import few
 
 EPS, N, FRAMES = 0.7, 5, ("stream", "read", "unit")
 
@@ -59,6 +60,7 @@ def test_attention_in_every_frame_and_at_every_eps(audited):
                 same(number(result, "layer", name, frame, eps)[3], value, (name, frame, eps))
 
 
+@pytest.mark.slow
 def test_orthonormal_subspaces_and_patches_alone(audited):
     model, cache, result = audited
     z, mid, u, norm = streams(model, cache, 2)
@@ -79,7 +81,7 @@ def shuffled(sample, draw, pos):
     return layers._order(sample, draw, pos, setting)
 
 
-@pytest.mark.parametrize("of", ["shuffled", "negated", "next sample", "random"])
+@pytest.mark.parametrize("of", few(["shuffled", "negated", "next sample", "random"]))
 def test_nulls_of_attention(audited, of):
     model, cache, result = audited
     z, mid, u, norm = streams(model, cache, 4)
@@ -125,6 +127,7 @@ def test_no_update_goes_below_the_ceiling(audited):
             assert (number(result, of, "compresses", frame, EPS) >= ceiling - 1e-12).all()
 
 
+@pytest.mark.slow
 def test_operators_and_constructions(audited):
     model, cache, result = audited
     z, mid, u, norm = streams(model, cache, 2)
@@ -244,6 +247,7 @@ def test_random_dictionaries(audited):
         same(value, np.mean(found[name]), name)
 
 
+@pytest.mark.slow
 def test_the_best_steps_and_the_best_scale(audited):
     model, cache, result = audited
     lasso = model.blocks[1].mlp.lasso()
@@ -323,6 +327,7 @@ def test_evenly_spaced_tokens_leave_the_ends_out():
     assert evenly(3, 4, "cpu").tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_every_null_and_limit_is_measured(audited):
     _, _, result = audited
     draws = {f"random map {draw}" for draw in range(8)} | {f"random D {draw}" for draw in range(8)}

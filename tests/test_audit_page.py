@@ -67,6 +67,7 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
         assert all(f"\n  {part}: {NUMBERS[part].formula}; " in words for part in claim.numbers)
 
 
+@pytest.mark.slow
 def test_the_finding_counts_the_verdicts_and_rings_what_untrained_does_too(images, tmp_path):
     result = ci.audit(make(n_layers=2), images, untrained=2, progress=False)
     page = Page(ci.viz.audit_page(result, tmp_path).read_text(encoding="utf-8"))
@@ -113,6 +114,7 @@ def test_an_interval_is_drawn_where_its_axis_says():
     assert alone["inside"][0] < alone["rows"][0]["at"] < alone["inside"][1]
 
 
+@pytest.mark.slow
 def test_the_text_and_the_page_have_the_same_names(images):
     result = ci.audit(make(n_layers=2), images, untrained=0, progress=False)
     lines = result.text().splitlines()

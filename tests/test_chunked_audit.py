@@ -13,6 +13,7 @@ import crate_interp as ci
 from conftest import make
 from crate_interp.data import open_data
 from crate_interp.sweeps.runs import chunked_pass
+from selection import few
 
 N = 7
 QUIET = dict(batch_size=2, progress=False)
@@ -45,7 +46,7 @@ def segment(model, data, **more):
 VERBS = {"audit": audit, "segment": segment}
 
 
-@pytest.fixture(params=list(VERBS))
+@pytest.fixture(params=few(VERBS))
 def verb(request):
     return request.param
 
@@ -215,6 +216,7 @@ def test_a_folder_of_another_origin_does_not_merge(tmp_path):
             ci.merge(tmp_path)
 
 
+@pytest.mark.slow
 def test_missing_and_damaged_chunks_are_listed(model, data, tmp_path):
     images = torch.randn(11, 3, 6, 20)
     run = lambda: ci.sweep(model, images, probes="sparsity", chunk_size=1, out=tmp_path, **QUIET)  # noqa: E731

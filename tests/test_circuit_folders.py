@@ -95,6 +95,7 @@ def counted(monkeypatch):
     return counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EACH)
 def test_two_shards_make_what_one_process_makes(vision, kind, tmp_path, counted, capsys):
     measure, chunks, _, _ = KINDS[kind]
@@ -113,6 +114,7 @@ def test_two_shards_make_what_one_process_makes(vision, kind, tmp_path, counted,
     assert len(counted.done) == chunks  # nothing was measured again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EACH)
 def test_what_is_measured_when_the_work_dies_is_not_measured_again(vision, kind, tmp_path, counted):
     measure, chunks, changed, field = KINDS[kind]

@@ -22,6 +22,7 @@ from crate_interp.circuits import (
     patching,
     path_patch,
 )
+from selection import few
 
 
 def share(rows, u):
@@ -76,7 +77,7 @@ def test_scores_of_weights_equal_brute_force(name, through):
             assert row.chance == pytest.approx(model.cfg.d_head / D_MODEL)
 
 
-@pytest.mark.parametrize("name", VISION + TEXT)
+@pytest.mark.parametrize("name", few(VISION + TEXT, 3))
 def test_scores_of_data_equal_finite_differences(name):
     """In float64: the stream moves a little along what a head wrote, attention stays."""
     model, inputs = ready(name)
@@ -198,6 +199,7 @@ def test_a_planted_circuit_ranks_first_and_path_patching_confirms_it(through):
     assert moved.sort().values[-2] > 5 * moved.sort().values[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ablation", ["mean", "zero"])
 def test_scores_of_a_circuit_equal_a_slow_form(ablation):
     model, inputs = ready("crate-alpha")

@@ -76,6 +76,7 @@ def test_report_on_the_embedded_model(tmp_path):
     assert json.loads((tmp_path / "out" / "meta.json").read_text())["model"] == "crate-tiny-fashion"
 
 
+@pytest.mark.slow
 def test_segment_on_the_embedded_model(tmp_path):
     out = tmp_path / "out"
     done = run(
@@ -109,6 +110,7 @@ def test_segment_on_the_embedded_model(tmp_path):
     fails("cannot write into", "audit", *command[1:], tmp_path / "file" / "o")
 
 
+@pytest.mark.slow
 def test_atlas_on_the_embedded_model(tmp_path):
     out = tmp_path / "out"
     command = ("atlas", "crate-tiny-fashion", "--data", "embedded:fashion")
@@ -143,6 +145,7 @@ def test_convert(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
 
 
+@pytest.mark.slow
 def test_a_table_is_all_that_a_program_reads(tmp_path):
     """And the table is that of `layers()`: what has heads is there, as means over them."""
     sweep = ("sweep", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 5, "--quiet")
@@ -247,15 +250,8 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
 def test_errors_are_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")
-    fails(
-        "Did you mean crate-tiny-fashion",
-        "report",
-        "crate-tiny-fashio",
-        "--data",
-        "embedded:fashion",
-        "--out",
-        tmp_path,
-    )
+    wrong = ("report", "crate-tiny-fashio", "--data", "embedded:fashion", "--out", tmp_path)
+    fails("Did you mean crate-tiny-fashion", *wrong)
     fashion = (*report, "embedded:fashion")
     fails("no field 'source'", *fashion, "--config", "source=x")
     fails("write --family crate.", *fashion, "--config", "family=crate")

@@ -206,6 +206,7 @@ def test_pickles_that_ask_for_what_torch_admits(tmp_path):
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_small_files_that_claim_much(tmp_path):
     base = torch.zeros(2**18)
     torch.save({f"k{index}": base[index:] for index in range(1500)}, tmp_path / "views.pth")
@@ -230,6 +231,7 @@ def test_small_files_that_claim_much(tmp_path):
     fails("is not a regular file", folder)
 
 
+@pytest.mark.slow
 def test_two_threads_may_load_a_namespace(tmp_path):
     with torch.serialization.safe_globals([argparse.Namespace]):
         loaded = torch.load(MAE, weights_only=True)
@@ -321,6 +323,7 @@ def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
         check_depth(deep, r"transformer\.h\.(\d+)\.", 2000)
 
 
+@pytest.mark.slow
 def test_verify_of_a_model_that_does_not_fit_in_memory(monkeypatch):
     from crate_interp.checkpoints import fixed_input
 
@@ -333,6 +336,7 @@ def test_verify_of_a_model_that_does_not_fit_in_memory(monkeypatch):
     assert "can't allocate memory" in found["checks"][-1]["detail"]
 
 
+@pytest.mark.slow
 def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
     from crate_interp.checkpoints import fixed_input, verify
 

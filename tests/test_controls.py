@@ -47,6 +47,7 @@ def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images)
         assert gone not in set(table[table["control"] == control]["statistic"])
 
 
+@pytest.mark.slow
 def test_controls_see_as_many_samples_as_were_asked_for(images):
     """In batches of two and one, or in parts that are merged, as in one batch."""
     model = make()

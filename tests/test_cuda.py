@@ -59,6 +59,7 @@ def smoke(name, tmp_path, device, dtype, u):
     return one, two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["crate-lm", *(pytest.param(n, marks=pytest.mark.slow) for n in ("crate", "crate-alpha"))],

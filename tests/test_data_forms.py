@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import crate_interp as ci
 from conftest import make, make_lm
+from selection import few
 
 COUNT, SIZE = 5, (6, 20)
 LABELS = [3, 0, 7, 3, 10]
@@ -194,9 +195,7 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize(
-    "verb", [pytest.param("audit", marks=pytest.mark.slow), "atoms", "ablate_heads", "segment"]
-)
+@pytest.mark.parametrize("verb", few(["ablate_heads", "atoms", "segment", "audit"], 2))
 def test_verbs_take_a_dataset_and_a_loader(verb):
     labels, masks = LABELS, None
     if verb == "segment":

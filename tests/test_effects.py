@@ -14,6 +14,7 @@ from conftest import LAYERS, make
 from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.circuits.atlases.logit_effects import COLUMNS, named
 from crate_interp.data import Samples, part
+from selection import few
 
 
 def without(model, data, layer, atom, wanted):
@@ -41,7 +42,7 @@ def by_hand(logits, data, wanted):
     return -chance[..., 0].mean(dim=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", few(MODELS, 2))
 def test_effects_against_finite_differences_and_a_run_without_the_atom(name):
     model, data = ready(name)
     model = model.double()

@@ -1,5 +1,6 @@
 """The explorer in Chromium on texts that are small, odd or hostile. Skips without one."""
 
+import pytest
 import torch
 
 import crate_interp as ci
@@ -9,6 +10,7 @@ from conftest import make_lm
 assert driven  # the fixture
 
 
+@pytest.mark.slow
 def test_one_token_and_a_circuit_without_edges(driven, tmp_path):  # noqa: F811
     lm, tokens = make_lm("crate-lm"), torch.tensor([[3]])
     page = ci.viz.explore(lm.run_with_cache(tokens)[1], tokens, circuit=ci.circuits.Circuit([]))
@@ -21,6 +23,7 @@ def test_one_token_and_a_circuit_without_edges(driven, tmp_path):  # noqa: F811
         assert not shown.wrong
 
 
+@pytest.mark.slow
 def test_a_window_and_a_row_of_zeros(driven, tmp_path):  # noqa: F811
     lm, tokens = make_lm("nanochat-crate"), torch.arange(13)[None]
     cache = lm.run_with_cache(tokens)[1]

@@ -131,6 +131,7 @@ def test_columns_cosines_and_scales(seen, bench):
     assert np.abs(np.array(page.evaluate("explorer.values(2)")) - unit @ unit[6]).max() < 2e-3
 
 
+@pytest.mark.slow
 def test_arrow_keys_change_layers_and_the_query_stays(seen, bench):
     cache, page = seen[0], bench
     page.evaluate("explorer.state.layer = 0")
@@ -196,6 +197,7 @@ def test_hover_shows_a_click_keeps_and_escape_frees(bench):
     assert "patch (1, 3)" in words and f"{value:.3f}" in words
 
 
+@pytest.mark.slow
 def test_nothing_moves_under_the_pointer(driven, seen, read):  # noqa: F811
     for (path, place), width in (((seen[1], "#surface"), 1200), ((read[1], "#tokens"), 1000)):
         with opened(driven, path, width) as shown:
@@ -209,6 +211,7 @@ def test_nothing_moves_under_the_pointer(driven, seen, read):  # noqa: F811
             assert len(tops) == 1
 
 
+@pytest.mark.slow
 def test_a_tap_keeps_and_a_second_one_frees(driven, seen):  # noqa: F811
     _, path = seen
     with opened(driven, path, 390, touch=True) as shown:
@@ -279,6 +282,7 @@ def test_masks_components_and_atoms(seen, bench):
     assert page.inner_text("#atom-name") == (f"L{layer}A{code[query].topk(2).indices[1].item()}")
 
 
+@pytest.mark.slow
 def test_a_text(driven, read):  # noqa: F811
     cache, path, names = read
     with opened(driven, path) as shown:
@@ -319,6 +323,7 @@ def test_the_page_fits_and_can_be_read(driven, seen, read, tmp_path):  # noqa: F
         assert not shown.page.evaluate(f"[...document.querySelectorAll('.tile')].some({out})")
 
 
+@pytest.mark.slow
 def test_the_address_keeps_what_is_chosen(driven, seen):  # noqa: F811
     _, path = seen
     with opened(driven, path) as shown:
@@ -348,6 +353,7 @@ def test_the_address_keeps_what_is_chosen(driven, seen):  # noqa: F811
         assert page.evaluate("changes") == 0  # pointing does not change the address
 
 
+@pytest.mark.slow
 def test_the_page_works_in_a_frame_without_an_origin(driven, seen):  # noqa: F811
     """As a notebook shows it: no address to change, no storage."""
     _, path = seen

@@ -3,12 +3,10 @@
 import errno
 import io
 import os
-import resource
 import signal
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -20,6 +18,7 @@ from conftest import PLAIN, make
 from crate_interp.core import terminal
 from crate_interp.core.safe_text import is_plain
 from crate_interp.reports import run as reports
+from folders import largest_file
 
 ON_DATA = ("crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
 REPORT = ("report", *ON_DATA, "--probes", "sparsity", "--untrained", 0)
@@ -82,19 +81,6 @@ def test_an_unexpected_error_is_one_line_and_3(error, words, tmp_path, monkeypat
 
 
 # --- disks ---
-
-
-@contextmanager
-def largest_file(size):
-    """No file grows beyond a size, whoever writes it: Python, pyarrow or safetensors."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("size", [0, 3000, 40_000])
@@ -191,6 +177,7 @@ def test_a_reader_that_has_gone_ends_nothing(monkeypatch):
             assert list(tqdm(range(3), mininterval=0)) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_closed_and_a_full_standard_output(tmp_path):
     command = f"exec {sys.executable} -m crate_interp models"
     closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True)

@@ -308,6 +308,7 @@ def test_the_command_writes_a_heat_map(tmp_path):
     fails("--how 'mode' is none of mean, zero", *command, "--how", "mode", "--out", tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_heads_that_it_names_and_those_asked_for(tmp_path):
     """Of sixteen images L2H2 is the one head with p below .05, and eleventh by its effect."""
     command = ("ablate", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 16)

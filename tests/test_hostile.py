@@ -284,7 +284,7 @@ def test_no_unsafe_load_in_the_source():
         ), path
 
 
-@pytest.mark.parametrize("number", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [30, pytest.param(500, marks=pytest.mark.slow)])
 def test_mutations_of_every_layout(number):
     """In a process of its own, with an audit hook that sees every command, fork and connection."""
     command = [sys.executable, str(Path(__file__).parent / "fuzz.py"), str(number)]

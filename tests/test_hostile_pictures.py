@@ -213,6 +213,7 @@ print(len(attacks))
 """
 
 
+@pytest.mark.slow
 def test_bombs_take_no_memory(tmp_path):
     """Each is refused under a limit that the first copy of its pixels would break."""
     (tmp_path / "a.png").write_bytes(png_with(size=(13_300, 13_300)))

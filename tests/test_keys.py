@@ -39,7 +39,8 @@ NOT_KEPT = {  # numbers in tensors that the published code never reads, or holds
 
 LARGE = (
     "crate_alpha_clipa_L14", "crate_alpha_clipa_H14", "crate_alpha_L14_in1k",
-    "crate_alpha_L8_in21k", "nanochat_crate_d12",
+    "crate_alpha_L8_in21k", "nanochat_crate_d12", "crate_large", "crate_base", "crate_mae_base",
+    "crate_alpha_B8_in21k", "crate_lm_12l_overcomplete", "crate_alpha_B32_in21k",
 )  # fmt: skip
 SIZED = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in REAL]
 

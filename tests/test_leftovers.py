@@ -15,6 +15,7 @@ from crate_interp.core.files import own_name, remove_unfinished, unfinished, wri
 from crate_interp.core.folders import replacing
 from folders import leftovers, two_sweeps
 from killing import died_at
+from selection import few
 from test_ledgers import CHUNKS, HOLDER, WHOLE, run
 
 
@@ -34,7 +35,7 @@ def test_a_run_that_dies_at_any_step_leaves_nothing_behind(tmp_path):
     assert step > 15 and {".part", ".lock"} <= seen
 
 
-@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("resume", few([True, False]))
 def test_a_store_that_dies_at_any_step_leaves_nothing_behind(tmp_path, resume):
     out, model, images = tmp_path / "s", make(n_layers=1), torch.rand(13, 3, 6, 20)
 
@@ -51,6 +52,7 @@ def test_a_store_that_dies_at_any_step_leaves_nothing_behind(tmp_path, resume):
     assert died > 3
 
 
+@pytest.mark.slow
 def test_the_next_run_of_a_folder_finishes_what_a_dead_save_left(tmp_path):
     first, second = two_sweeps()
     run(tmp_path / "old")

@@ -13,6 +13,7 @@ import crate_interp as ci
 from bridged import make_clip, make_mae
 from conftest import BATCH, FIXTURES, HEADS, IMAGE, LAYERS, PLAIN, leftover_hooks, make, make_lm
 from reference import published_layout
+from selection import few
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def refuses(match, call, error=ValueError):
         call()
 
 
+@pytest.mark.slow
 def test_sweeps_of_one_model_in_threads():
     model = make()
     parts = [
@@ -48,7 +50,7 @@ def test_sweeps_of_one_model_in_threads():
             )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", few([torch.float16, torch.bfloat16]))
 def test_models_in_half_precision(model, data, dtype):
     wanted = ci.sweep(model, data, progress=False).layers()
     half = ci.sweep(model.to(dtype), data.to(dtype), progress=False).layers()

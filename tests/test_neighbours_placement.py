@@ -15,6 +15,7 @@ import crate_interp as ci
 from conftest import IMAGE, SIZES, make, make_lm
 from crate_interp.models.weight_cache import model_digest
 from neighbours import every_model, ids, make_clip, make_mae, pictures
+from selection import few
 
 CPU = torch.device("cpu")
 
@@ -109,7 +110,7 @@ def same(got, wanted):
     assert got.meta["model_digest"] == wanted.meta["model_digest"]
 
 
-@pytest.mark.parametrize("how", ["cpu", "disk", "some"])
+@pytest.mark.parametrize("how", few(["cpu", "disk", "some"]))
 def test_probes_and_sweeps_of_offloaded_weights(how, tmp_path):
     plain, images = make("crate-alpha"), pictures(3)
     model = offloaded(plain, how, tmp_path)

@@ -4,9 +4,7 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import shutil
-import signal
 import stat
 
 import pytest
@@ -18,7 +16,7 @@ import crate_interp as ci
 from conftest import make
 from crate_interp.data.folder_listing import Listing
 from crate_interp.sweeps.ledgers import ledger as ledgers
-from folders import files_of, two_sweeps
+from folders import files_of, largest_file, two_sweeps
 from test_ledgers import CHUNKS, WHOLE, chunk, lines, run
 
 QUIET = {"progress": False}
@@ -243,19 +241,6 @@ def test_files_have_the_mode_that_the_umask_leaves(tmp_path, sweeps, umask):
 
 
 FULL = "Finished chunks are kept. Free some space, then run the same command again"
-
-
-@contextlib.contextmanager
-def largest_file(size):
-    """No file grows beyond a size, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_store_on_a_full_disk_says_so_and_goes_on(tmp_path):

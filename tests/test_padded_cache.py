@@ -11,6 +11,7 @@ import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.circuits import head_scores, logit_attribution, logit_lens, repeat_targets
 from neighbours import LMS
+from selection import few
 
 TEXTS = ["The garden was full of light", "An old cat", "Once upon a time there lived"]
 LENGTHS = (11, 5, 7)
@@ -32,7 +33,7 @@ def side(request):
     return request.param
 
 
-@pytest.fixture(params=LMS)
+@pytest.fixture(params=few(LMS, 2))
 def lm(request):
     return make_lm(request.param)
 

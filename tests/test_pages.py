@@ -6,13 +6,17 @@ import torch
 import crate_interp as ci
 from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
 from conftest import LAYERS, make
+from selection import few
 
 
 @pytest.fixture(scope="module")
 def report(driven, tmp_path_factory):  # noqa: F811
     data = torch.randn(4, 3, 6, 20, generator=torch.Generator().manual_seed(3))
     out = tmp_path_factory.mktemp("pages")
-    return ci.report(make(), data, out, untrained=1, audit=True, progress=False)
+    few = ["compression", "sparsity"]
+    return ci.report(
+        make(n_heads=2), data, out, untrained=1, audit=True, probes=few, progress=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +29,7 @@ def test_the_pages_fit_both_widths_and_are_read_in_both_schemes(driven, pages): 
         assert looked_over(driven, page) == []
 
 
+@pytest.mark.slow
 def test_what_folds_fits_too(driven, pages):  # noqa: F811
     for page in pages:
         with opened(driven, page, 390, "dark") as shown:
@@ -52,7 +57,7 @@ def test_a_sign_opens_its_card_and_escape_closes_it(driven, pages):  # noqa: F81
 GROUND = "getComputedStyle(document.body).backgroundColor"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", few(["light", "dark"]))
 def test_the_button_turns_the_scheme_over_without_a_script(driven, report, scheme):  # noqa: F811
     """In a sandbox that allows nothing, as in the frame of a notebook."""
     with opened(driven, report, 390, scheme) as shown:

@@ -20,6 +20,7 @@ from crate_interp.data.picture_contents import Notes, noting
 from crate_interp.sweeps.ledgers.ledger import Ledger
 from gathered import same
 from padded_pictures import COUNT, MODEL, QUICK, RUN, SIZE, draw, folder, mask, replace, voc
+from selection import few
 
 HELD = "the content is not what the run in"
 
@@ -58,7 +59,9 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).digest()
 
 
-@pytest.mark.parametrize("suffix", [".bmp", ".png", ".jpg", ".webp", ".tiff", ".gif", ".ppm"])
+@pytest.mark.parametrize(
+    "suffix", few([".bmp", ".png", ".jpg", ".webp", ".tiff", ".gif", ".ppm"], 3)
+)
 def test_another_picture_of_the_same_size_is_noticed(model, tmp_path, suffix):
     root, out = folder(tmp_path / "in", suffix, 3), tmp_path / "out"
     source, path = f"imagefolder:{root}", root / "b" / f"01{suffix}"
@@ -79,6 +82,7 @@ def test_every_suffix_is_of_a_format_above():
     assert kinds == {"bmp", "png", "jpg", "webp", "tiff", "gif", "ppm"}
 
 
+@pytest.mark.slow
 def test_in_the_middle_of_a_run(model, ran):
     root, out = ran / "in", ran / "half"
     source, first, later = f"imagefolder:{root}", root / "a" / "02.png", root / "b" / "07.png"
@@ -130,7 +134,7 @@ VERBS = {
 }
 
 
-SLOW = ("atlas", "surgery")
+SLOW = ("atlas", "surgery", "linear_probe", "store", "atoms")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +157,7 @@ def test_every_verb_notes_what_it_read(model, ran, verb):
         function(model, f"imagefolder:{root}", **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", ["SegmentationClass", pytest.param("JPEGImages", marks=pytest.mark.slow)]
 )
@@ -200,7 +205,7 @@ def test_workers_and_actors_send_what_they_read(model, kept, ran, monkeypatch):
         assert result.meta["data"] == ci.SweepResult.load(kept / "out").meta["data"]
 
 
-@pytest.mark.parametrize("out", [True, False])
+@pytest.mark.parametrize("out", few([True, False]))
 def test_a_file_that_changes_between_two_stages_is_noticed(model, ran, out):
     calls, path = [], ran / "in" / "a" / "02.png"
     changing = make(**MODEL)

@@ -13,6 +13,7 @@ from conftest import FIXTURES, make, make_lm
 from crate_interp.data import open_text
 from crate_interp.measures.checks import qr
 from probing import sweep, values
+from selection import few
 
 LMS = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 
@@ -34,7 +35,7 @@ def tokens():
     return torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", LMS)
+@pytest.mark.parametrize("name", few(LMS, 2))
 def test_language_models(name, tokens):
     lm = make_lm(name)
     result = sweep(lm, tokens)
@@ -105,9 +106,9 @@ def test_positions(tokens):
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", few([False, True]))
 @pytest.mark.parametrize("tokens", ["all", "patches", [2, 0, -3]])
-@pytest.mark.parametrize("basis", ["stored", "orthonormal"])
+@pytest.mark.parametrize("basis", few(["stored", "orthonormal"]))
 def test_options_of_compression(family, norm, tokens, basis, images):
     model = make(family)
     at = ("post", "pre", "mid")
@@ -309,6 +310,7 @@ def test_bad_text():
             ci.sweep(lm, data, progress=False, limit=0 if match == "limit=0" else None)
 
 
+@pytest.mark.slow
 def test_embedded_text_is_what_the_tiny_model_has_not_seen():
     lm = ci.load("crate-tiny-lm")
     result = ci.sweep(lm, "embedded:held-out-text", probes="sparsity", limit=3, progress=False)

@@ -85,6 +85,7 @@ def test_a_new_statistic_needs_its_record_alone(images, tmp_path, monkeypatch):
     assert f"{LARGEST.title}. {LARGEST.how}" in line and "0 or more" in line
 
 
+@pytest.mark.slow
 def test_a_new_claim_needs_its_record_alone(images, tmp_path, monkeypatch):
     add_claim(monkeypatch, "mostly_zero", MOSTLY_ZERO)
     result = ci.audit(make(n_layers=2), images, untrained=1, grid=False, progress=False)
@@ -100,6 +101,7 @@ def test_a_new_claim_needs_its_record_alone(images, tmp_path, monkeypatch):
     assert MOSTLY_ZERO.says in row and "zeros" in row
 
 
+@pytest.mark.slow
 def test_an_audit_from_before_a_claim_has_a_page_without_it(images, tmp_path, monkeypatch):
     result = ci.audit(make(n_layers=2), images, untrained=0, grid=False, progress=False)
     result.save(tmp_path)

@@ -184,6 +184,7 @@ def test_refusals(model, data, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "untrained, words", [pytest.param(0, "", marks=pytest.mark.slow), (1, "1 untrained twin")]
 )
@@ -210,6 +211,7 @@ def test_it_fits_on_paper(driven, report):  # noqa: F811
         assert folds and all(table.bounding_box()["height"] > 20 for table in folds)
 
 
+@pytest.mark.slow
 def test_it_says_where_a_training_began_smaller_than_the_twins(data, tmp_path):
     """Rates of twins, whose positions are from N(0, 1), are then no measure of a training."""
     small, same = (make(seed=seed, n_layers=1, n_heads=2) for seed in (0, 3))

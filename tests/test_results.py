@@ -32,10 +32,10 @@ def pictures():
     return Dataset.from_list(rows, features=Features({"image": Image(), "mask": Image()}))
 
 
-def audits_slowly(kinds):
-    """The kinds as parameters; an audit takes seconds."""
-    slow = {"audit": pytest.mark.slow}
-    return [pytest.param(kind, marks=slow.get(kind, ())) for kind in kinds]
+def some_slowly(kinds):
+    """The kinds as parameters; some take seconds."""
+    slow = ("audit", "surgery", "segment", "atlas")
+    return [pytest.param(kind, marks=[pytest.mark.slow] * (kind in slow)) for kind in kinds]
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,7 @@ def survives(result, folder):
     assert result.meta["format"] == 1 and result.meta["result"] == result.KIND
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "audit")) for kind in OF_DATA],
-)
+@pytest.mark.parametrize("kind", some_slowly(OF_DATA))
 def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
     model, data = vision
     measure = OF_DATA[kind]
@@ -167,7 +164,7 @@ ALL = OF_DATA | {
 }
 
 
-@pytest.mark.parametrize("kind", audits_slowly(ALL))
+@pytest.mark.parametrize("kind", some_slowly(ALL))
 def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind):
     model, data = vision
     whole = ALL[kind](model, data)
@@ -178,7 +175,7 @@ def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", audits_slowly(["sweep", "audit", "atoms", "atlas", "composition", "surgery"])
+    "kind", some_slowly(["sweep", "audit", "atoms", "atlas", "composition", "surgery"])
 )
 def test_halves_of_text_merge_too(text, kind):
     lm, data = text

@@ -10,6 +10,7 @@ from crate_interp.measures import mass_mask, random_jaccard, top_mask
 from crate_interp.probes.segmentation_probe import Targets, random_order, segmentation
 from crate_interp.segmentation.scores import centred_map, fixed
 from segments import GRID, PATCH, SIZE, dataset, model
+from selection import few
 
 
 def slow_scores(pattern, masks, rule, resolution):
@@ -50,7 +51,7 @@ def slow_scores(pattern, masks, rule, resolution):
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("chance", ["", "_random", "_other"])
-@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("scaled", few([True, False]))
 def test_scores_agree_with_sets_of_pixels(binary, chance, scaled):
     net, data = model(), dataset(binary=binary)
     probe = segmentation(mass=0.7, fraction=0.4, scaled=scaled, cls_key=scaled)

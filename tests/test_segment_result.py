@@ -227,6 +227,7 @@ def test_the_page_begins_with_what_was_found(tmp_path, monkeypatch, low, high, v
     assert page.index("finding") < page.index("<table")  # numbers come after what they say
 
 
+@pytest.mark.slow
 def test_the_page_of_scores_fits_both_widths_and_schemes(driven, tmp_path):  # noqa: F811
     result = ci.segment(model(), dataset(9), untrained=1, progress=False)
     page = ci.viz.segment_page(result, tmp_path)

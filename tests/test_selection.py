@@ -86,6 +86,7 @@ def two_workers(folder, *options, **environment):
     )
 
 
+@pytest.mark.slow
 def test_a_run_deselects_and_does_not_skip(tmp_path):
     """With two workers that must collect the same tests."""
     hooks = "pytest_collection_modifyitems, pytest_report_header"
@@ -100,6 +101,7 @@ def test_a_run_deselects_and_does_not_skip(tmp_path):
     assert "slow tests: CRATE_SLOW=1" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_file_whose_tests_share_something_slow_runs_on_one_worker(tmp_path):
     hook = "from scheduling import pytest_xdist_make_scheduler  # noqa: F401\n"
     (tmp_path / "conftest.py").write_text(hook)

@@ -16,6 +16,7 @@ from crate_interp.core.pictures import Undecodable, decoded
 from crate_interp.data import open_data
 from crate_interp.data.batch_reading import next_of, read_runs
 from gathered import CHUNKS, COUNT, folder, same
+from selection import few
 
 BAD = {4: "a/04.png", 13: "b/13.png", 16: "a/16.png"}  # the two classes take turns
 
@@ -172,7 +173,7 @@ OTHERS = {
 MADE = dict(chunk_size=7, batch_size=3, progress=False)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", few(OTHERS))
 def test_whatever_streams_leaves_them_out(model, damaged, name):
     """The numbers are those of the other samples alone, and the numbering is not."""
     measure, source = OTHERS[name], f"imagefolder:{damaged}"
@@ -255,7 +256,7 @@ def identity(model):
     return {"blocks.0.hook_resid_pre": Same()}
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", few(VERBS, 2))
 def test_every_verb_leaves_them_out(model, tmp_path, verb):
     """The numbers are those of the folder without them, though the first chunk begins with one."""
     bad = [0, 4, 7, 8, 9, 10, 11, 12, 13, 16]  # the whole second chunk too

@@ -88,6 +88,7 @@ class Shrinkage(SparseStep):
         return 0.5 * (y @ self.D) @ self.D.T
 
 
+@pytest.mark.slow
 def test_a_step_of_ones_own_can_be_audited_and_carries_compositions(images):
     model = make("crate-alpha", d_mlp=D_MODEL)
     for block in model.blocks:

@@ -113,6 +113,7 @@ def test_a_sweep_of_a_store_is_that_of_the_model(net, stored):
     assert few.samples().equals(alone.samples())
 
 
+@pytest.mark.slow
 def test_no_layer_runs(net, stored, monkeypatch):
     monkeypatch.setattr(type(net), "forward", None)
     assert ci.sweep(net, stored, probes="sparsity", **QUIET).meta["n_samples"] == N

@@ -277,6 +277,7 @@ def test_texts_that_no_tokenizer_takes_are_refused_before_work_starts(texts, wor
 # --- frames in notebooks ---
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_a_page_in_a_sandbox(tmp_path):
     """Its scripts run, and reach nothing of the notebook."""
     cell = Html("t", "<script>parent.document.title = 'owned'</script>")._repr_html_()

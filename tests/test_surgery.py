@@ -14,13 +14,14 @@ from crate_interp.surgeries.answers import random_slopes, random_turns
 from crate_interp.surgeries.replacement import replacement_hooks
 from crate_interp.surgeries.steps import any_step
 from operated import MODELS, N, inputs_of, labels_of
+from selection import few
 
 QUIET = dict(batch_size=3, progress=False)
 LAYER, EPS = 1, 0.7
 STEPS = ["gradient", "neumann", "plus", "minus", 3]
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=few(MODELS, 2))
 def model(request):
     return MODELS[request.param]().double()
 
@@ -66,6 +67,7 @@ def test_the_slope_towards_the_solution(images):
     np.testing.assert_allclose(table.query("layer == 1")["slope"], (high - low) / (2 * h), 1e-6)
 
 
+@pytest.mark.slow
 def test_added_is_the_slope_without_the_fading_of_the_own(measured):
     """The own update fades alike under every step of attention."""
     table = measured[3].table("samples")
@@ -138,6 +140,7 @@ def test_the_table_by_hand(measured):
     np.testing.assert_allclose(together, each.groupby("sample")["slope"].sum(), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_step_towards_the_answers_is_found():
     """Positive control: labels to which the step moves logits most. Negative: its own answers."""
     model = ci.load("crate-tiny-fashion")

@@ -22,9 +22,15 @@ def data():
     return torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(3))
 
 
+SWEPT = {}
+
+
 @pytest.fixture
 def result(model, data):
-    return ci.sweep(model, data, batch_size=3, progress=False)
+    family = model.cfg.family
+    if family not in SWEPT:
+        SWEPT[family] = ci.sweep(model, data, batch_size=3, progress=False)
+    return SWEPT[family]
 
 
 def caches(model, data, size):

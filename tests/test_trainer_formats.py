@@ -171,6 +171,7 @@ def test_strictness_stays(tmp_path):
     fails("Before that, tensors outside the model 'net' are left out: mlp_head", less | outside)
 
 
+@pytest.mark.slow
 def test_modules_in_memory(tmp_path):
     averaged = torch.optim.swa_utils.AveragedModel(Theirs())
     named = "integer tensors that are no weights are left out: n_averaged."

@@ -9,6 +9,7 @@ from transformer_lens.tools.analysis.direct_logit_attribution import direct_logi
 from transformer_lens.tools.analysis.logit_lens import logit_lens
 
 from conftest import HEADS, LAYERS, make_lm
+from selection import few
 
 POS, RIGHT, WRONG = 7, 3, 9
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
@@ -68,7 +69,7 @@ SWEEPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES))
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_patching_sweeps(sweep, family):
     """On a small model: a sweep runs it once for each layer, position and head."""

@@ -248,6 +248,7 @@ def test_a_heat_map_keeps_its_bar_off_its_numbers_in_plain_axes():
         assert {text.get_fontsize() for text in axes.get_xticklabels()} == {7.0}
 
 
+@pytest.mark.slow
 def test_titles_are_words_or_the_callers_or_none(drawings):
     for name, draw in drawings.items():
         titles = {}
@@ -261,6 +262,7 @@ def test_titles_are_words_or_the_callers_or_none(drawings):
         assert titles[None] or name == "heatmap", name  # of numbers nobody knows what they are
 
 
+@pytest.mark.slow
 def test_words_are_at_least_7_points_in_the_width_of_a_column(drawings):
     for name, draw in drawings.items():
         figure = draw()

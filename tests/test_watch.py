@@ -111,6 +111,7 @@ def test_a_step_that_cannot_be_measured_is_told_and_the_training_goes_on(images)
     assert "1 step could not be measured" in result.headline()
 
 
+@pytest.mark.slow
 def test_the_folder_keeps_what_was_measured(images, tmp_path):
     out = tmp_path / "out"
     model = make()
@@ -133,6 +134,7 @@ def test_the_folder_keeps_what_was_measured(images, tmp_path):
     assert ci.verify(out)["ok"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_training_is_refused(images, tmp_path):
     run(images, out=tmp_path, every=2)
     other = make()
@@ -195,6 +197,7 @@ def test_frames_and_masks(images):
     assert {"change_stream", "change_read", "change_unit", "count_read"} <= names
 
 
+@pytest.mark.slow
 def test_the_figure(images):
     from matplotlib.figure import Figure
 

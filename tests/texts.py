@@ -18,7 +18,6 @@ JSON = st.recursive(
 
 def harmless(text, spaces="\u200c\u200d\t\n\r"):
     """Nothing in a text is obeyed, and a file can hold it."""
-    text.encode("utf-8")
     return not {unicodedata.category(sign) for sign in text if sign not in spaces} & KINDS
 
 

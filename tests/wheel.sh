@@ -6,10 +6,11 @@
 set -euo pipefail
 python=$(command -v "$1")
 checkout=$(pwd)
+unset PYTHONDONTWRITEBYTECODE # pip compiles nothing here, so that the first import of a module has to keep what it compiled
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 install() { # ENVIRONMENT PACKAGES...
-	"$place/$1/bin/python" -m pip install --quiet --disable-pip-version-check -c "$checkout/constraints.txt" "${@:2}"
+	"$place/$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c "$checkout/constraints.txt" "${@:2}"
 }
 with_torch() {
 	"$python" -m venv "$place/$1" && install "$1" torch

@@ -22,7 +22,7 @@ import crate_interp as ci
 from conftest import make
 from crate_interp.sweeps.ledgers.ledger import packed
 
-CHUNK = 59
+CHUNK, WAIT = 59, "CRATE_TEST_WAIT"
 VERBS = {
     "sweep": (ci.sweep, ci.SweepResult, {"controls": 7}),
     "audit": (ci.audit, ci.AuditResult, {"untrained": 1, "grid": False}),
@@ -34,10 +34,14 @@ def images(n):
 
 
 def network(seconds=0.0):
-    """Returns a model; a hook of torch on it waits so many seconds in every forward."""
+    """Returns a model; a hook of torch on it waits so many seconds in every forward.
+
+    The environment may say other seconds, as the hook itself is a setting of a run.
+    """
     model = make(n_layers=2)
     if seconds:
-        model.blocks[0].register_forward_pre_hook(lambda *_: time.sleep(seconds))  # no edit
+        wait = lambda *_: time.sleep(float(os.environ.get(WAIT, seconds)))  # noqa: E731
+        model.blocks[0].register_forward_pre_hook(wait)
     return model
 
 

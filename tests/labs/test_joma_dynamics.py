@@ -135,6 +135,7 @@ def test_theorem_5(rho, depth, height, q, wanted):
 # Figures 2 and 4
 
 
+@pytest.mark.slow
 def test_figure_4_has_the_published_digits():
     mu = figures.targets(0)
     entropy = figures.entropies(mu)

@@ -55,6 +55,7 @@ def test_a_resampling_leaves_out_what_is_tied_with_itself():
     assert (draws["up"] == 1).all() and (draws["flat"] == 0).all()
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_bootstrap_covers_a_known_tau():
     random = np.random.default_rng(3)  # tau of two normals of correlation r is 2 asin(r) / pi
     inside = 0

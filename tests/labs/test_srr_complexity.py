@@ -200,6 +200,7 @@ def test_the_margin_is_that_of_slow_loops_and_must_be_above_0():
         complexity.margin(t.model, t.images, (t.labels + 1) % 3)
 
 
+@pytest.mark.slow
 def test_the_noise_costs_a_tenth_of_the_accuracy():
     recipe = zoo.grid()[0]
     model = zoo.trained(recipe)
@@ -248,6 +249,7 @@ def claims_of(table):
     )
 
 
+@pytest.mark.slow
 def test_the_measure_wins_only_where_its_interval_is_above_0():
     alone = claims_of(grid_table(SRR=lambda gap: gap))
     assert [each["answer"] for each in alone] == ["supported", "supported"]

@@ -28,6 +28,7 @@ def images(count=3):
     return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_every_start_is_drawn_again_from_its_seed(trainings):
     recipes = [*zoo.zoo(), *zoo.grid()]
     assert [recipe.name for recipe in recipes] == trainings.index.tolist()

@@ -24,7 +24,7 @@ from oracle_cases import (
     in_dtype,
     sample,
 )
-from selection import is_recomputed
+from selection import few, is_recomputed
 
 PRECISION = {"float64": 1e-12, "float32": 1e-5}
 
@@ -121,7 +121,7 @@ def test_layer_objectives(name, kind, dtype):
     check(name, kind, dtype, larger_term, call=lambda m, s: OTHERS[name](m, s).T)
 
 
-@every(["float", "weighted"])
+@every(few(["float", "weighted"]))
 def test_lasso_solution(name, kind, dtype):
     """The minimum is one, the code may not be: its objective and the conditions of optimality hold.
 

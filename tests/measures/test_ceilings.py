@@ -67,6 +67,7 @@ def test_no_step_of_that_length_goes_below(seed, share):
         assert float(subspace_coding_rate(moved, u, 0.7).sum()) >= bound - 1e-9
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1000))
 def test_order_batches_and_lengths(seed):
     values, distance = normal(2, 3, 17, seed=seed).abs() * 5, normal(2, 3, seed=seed + 1).abs()
