@@ -12,7 +12,8 @@ from crate_interp.training.change_points import (
     fitted,
     likeness,
     noise,
-    p_values,
+    remembering,
+    spread,
 )
 
 DECAYS = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
@@ -45,6 +46,8 @@ def test_it_is_least_squares(seed, n):
     wanted = slow(values)
     assert fit.f[0] == pytest.approx(wanted[0], rel=1e-6) and fit.at[0] == wanted[1]
     t = np.arange(n) / n
+    left = fit.leverage[0]
+    assert (left > 0).all() and (left < 1 + 1e-12).all() and left.sum() == pytest.approx(3)
     for moved in (5.0 - 3.0 * values, values + 7 * t - 2):
         assert fitted(moved[None]).f[0] == pytest.approx(fit.f[0], rel=1e-6)
 
@@ -53,7 +56,7 @@ def test_a_change_of_slope_is_found():
     random = np.random.default_rng(0)
     values = np.concatenate([np.full(29, -2.0), np.full(17, 1.0)]) + 0.1 * random.normal(size=46)
     found = change_point(values)
-    assert found is not None and found.at == 29 and found.p == 1 / 1000
+    assert found is not None and found.at == 29 and found.p == 1 / 400
     assert found.before == pytest.approx(-2, abs=0.1) and found.after == pytest.approx(1, abs=0.1)
 
 
@@ -70,7 +73,7 @@ def test_what_does_not_step():
 
 def test_two_constant_segments_have_no_end():
     found = change_point(np.array([1.0] * 11 + [2.0] * 18))
-    assert found is not None and np.isinf(found.f) and found.at == 11 and found.p == 1 / 1000
+    assert found is not None and np.isinf(found.f) and found.at == 11 and found.p == 1 / 400
 
 
 def test_a_place_is_one_of_the_whole_series():
@@ -80,16 +83,37 @@ def test_a_place_is_one_of_the_whole_series():
     assert found == change_point(late + 0.1 * np.random.default_rng(1).normal(size=1201))
 
 
-@pytest.mark.parametrize("phi", [0.0, 0.7, 0.9])
-def test_noise_with_a_memory_is_no_step(phi):
-    n, series = 31, 600
-    course = 3 * np.exp(-np.arange(n) / 7)
-    fit = fitted(noise(phi, series, n, np.random.default_rng(1)) + course)
-    p = p_values(fit.f, likeness(fit.rest), n)
+def test_what_a_series_without_a_step_is_made_of():
+    shocks = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 0.0]])
+    assert remembering(0.5, shocks).tolist() == [[1.0, 0.5, 2.25], [0.0, -1.0, -0.5]]
+    assert spread(np.array([[3.0, 0, 0], [1, -1, 1], [2, 0, 2]])).tolist() == [1, 3, 2]
+    assert likeness(np.array([[1.0, 1, 1], [1, -1, 1]])) == pytest.approx([2 / 3, -2 / 3])
+    even = noise(0.7, 4000, 31, np.random.default_rng(3))
+    assert even.std(axis=0) == pytest.approx(0.51**-0.5, rel=0.05)  # from the first value on
+
+
+def test_noise_in_few_values_is_too_little():
+    values = np.zeros(29)
+    values[[7, 8]] = 1, -1
+    assert change_point(values) is None
+    values[11:] += 9  # now it is a step
+    found = change_point(values)
+    assert found is not None and found.at == 11 and found.p <= 0.05
+
+
+@pytest.mark.parametrize("series", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["memory", "fading"])
+def test_noise_that_remembers_or_fades_is_no_step(kind, series):
+    """Where there is none; and where there is one, it is found."""
+    n, random = 37, np.random.default_rng(1)
+    t = np.arange(n)
+    phi, deviation = (0.7, np.ones(n)) if kind == "memory" else (0.0, np.cos(np.pi * t / 75) ** 2)
+    drawn = noise(phi, series, n, random) * deviation + 3 * np.exp(-t / 7)
+    p = np.array([one.p for values in drawn if (one := change_point(values)) is not None])
+    assert len(p) > 0.9 * series
     for level in (0.05, 0.1, 0.3):
         chance = 3 * np.sqrt(level * (1 - level) / series)
         assert (p <= level).mean() <= 1.2 * level + chance
-    # and it finds what there is
-    late = np.arange(n) >= 15
-    stepped = fitted(noise(phi, series, n, np.random.default_rng(2)) + 8 * late)
-    assert (p_values(stepped.f, likeness(stepped.rest), n) <= 0.05).mean() > 0.8
+    late = t >= 15
+    drawn = noise(0.0, 20, n, random) * deviation + 8 * late
+    assert sum(one is not None and one.p <= 0.05 for one in map(change_point, drawn)) > 9

@@ -1,4 +1,4 @@
-"""Finds the largest step of a series beyond a smooth trend, by a test whose noise has a memory."""
+"""Finds the largest step of a series beyond a smooth trend, in noise with a memory that fades."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -7,19 +7,14 @@ import numpy as np
 from jaxtyping import Float
 
 FEWEST = 20  # values of a series; with fewer, only huge steps could be told from noise
-SIMULATIONS = 999
-LONGEST = 400  # longer series are averaged in blocks
+SIMULATIONS, BATCH = 399, 57  # series without a step; so many at once, until p is surely large
+LONGEST = 128  # longer series are averaged in blocks
+LEAST_SPREAD = 4  # of `spread`; below, a series is noisy in too few places to tell a step
+_ENOUGH = 10  # series as large as the own one, after which no more are drawn
 _SHORTEST = 3  # the fewest values before and after a step
 _CUTS = 100  # at most so many places of a step are tried
-_DECAYS = (
-    0.03,
-    0.06,
-    0.12,
-    0.25,
-    0.5,
-    1.0,
-    2.0,
-)  # of an exponential trend, in lengths of the series
+# of an exponential trend, in lengths of the series
+_DECAYS = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
 _MEMORIES = np.linspace(-0.5, 0.95, 30)  # of simulated noise: phi in x_t = phi x_(t-1) + e_t
 
 
@@ -40,10 +35,12 @@ class Change(NamedTuple):
 class Fit(NamedTuple):
     """Series fitted with a smooth trend alone, and with a step besides.
 
-    rest: what the trend alone leaves, `[series, n]`. f: `[series]`. at: the places of the steps.
+    rest: what the trend alone leaves, `[series, n]`. leverage: the share of each value's own noise
+    that the trend takes with it, `[series, n]`. f: `[series]`. at: the places of the steps.
     """
 
     rest: np.ndarray
+    leverage: np.ndarray
     f: np.ndarray
     at: np.ndarray
 
@@ -57,7 +54,8 @@ def fitted(values: Float[np.ndarray, "series n"]) -> Fit:
     """
     n = values.shape[-1]
     trends, steps, cuts = _designs(n)
-    rest, least, stepped = np.empty_like(values), *np.full((2, len(values)), np.inf)
+    rest, leverage = np.empty_like(values), np.empty_like(values)
+    least, stepped = np.full((2, len(values)), np.inf)
     at = np.zeros(len(values), dtype=int)
     for trend, step in zip(trends, steps, strict=True):
         left = values - (values @ trend) @ trend.T
@@ -67,6 +65,7 @@ def fitted(values: Float[np.ndarray, "series n"]) -> Fit:
         with_step = squares - gains[np.arange(len(values)), place]
         better = squares < least
         rest[better], least = left[better], np.where(better, squares, least)
+        leverage[better] = (trend**2).sum(axis=-1)
         at = np.where(with_step < stepped, cuts[place], at)
         stepped = np.minimum(with_step, stepped)
     total = (values**2).sum(axis=-1)
@@ -74,19 +73,22 @@ def fitted(values: Float[np.ndarray, "series n"]) -> Fit:
     stepped = np.where(stepped > 1e-20 * total, stepped, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         f = np.where(least > 0, (n - 5) * (least - stepped) / stepped, 0.0)
-    return Fit(rest, f, at)
+    return Fit(rest, leverage, f, at)
 
 
 def change_point(values: Float[np.ndarray, "n"]) -> Change | None:
-    """Returns the largest step of a series beyond a smooth trend; None for fewer than 20 values.
+    """Returns the largest step of a series beyond a smooth trend, or None if there is too little.
 
-    p compares F with those of 999 series without a step, whose noise has the memory that the rest
-    of this series has beside its trend: (1 + the number of F at least as large) / 1000. The memory
-    phi of x_t = phi x_(t-1) + e_t is the smallest of 30 values up to .95 whose simulated rests are
+    There is too little in fewer than 20 values, and where `spread` is below 4: the noise then lies
+    in too few values to tell a step from it. p compares F with those of 399 series without a step:
+    (1 + the number of F at least as large) / 400; fewer series are drawn once 10 are as large.
+    They have the shocks of this one at their own places, each with a random sign (a wild
+    bootstrap), and its memory. A shock is e_t = x_t - phi x_(t-1), with x_t the rest over
+    sqrt(1 - leverage). phi is the smallest of 30 values up to .95 with which simulated rests are
     in half of the cases as like their neighbours as this rest. So neither a drift, nor a decay, nor
-    slow noise counts as a step. tests/benchmarks/bench_change_points.py prints how often p is at
-    most .05 where there is no step, and how often it finds one. A series of more than 400 values is
-    averaged in blocks.
+    slow noise, nor noise that fades with the learning rate counts as a step.
+    tests/benchmarks/bench_change_points.py prints how often p is at most .05 where there is no
+    step, and how often it finds one. A series of more than 128 values is averaged in blocks.
     """
     if len(values) < FEWEST or not np.isfinite(values).all():
         return None
@@ -94,22 +96,34 @@ def change_point(values: Float[np.ndarray, "n"]) -> Change | None:
     means = np.add.reduceat(values, starts[:-1]) / np.diff(starts)
     fit = fitted(means[None])
     (f,), at = fit.f, starts[fit.at[0]]
-    memory = likeness(fit.rest)[0] if f else 0.0
-    p = p_values(np.array([f]), np.array([memory]), len(means))[0]
-    return Change(int(at), float(f), float(p), values[:at].mean(), values[at:].mean())
+    if not f:
+        return Change(int(at), 0.0, 1.0, values[:at].mean(), values[at:].mean())
+    if spread(fit.rest)[0] < LEAST_SPREAD:
+        return None
+    return Change(int(at), float(f), _p_value(fit), values[:at].mean(), values[at:].mean())
 
 
-def p_values(
-    f: Float[np.ndarray, "series"], memory: Float[np.ndarray, "series"], n: int
-) -> Float[np.ndarray, "series"]:
-    """Returns the p of series of n values, by their F and by `likeness` of their rests."""
-    halves, largest = _null(n)
-    row = np.minimum(np.searchsorted(halves, memory), len(_MEMORIES) - 1)
-    as_large = [
-        SIMULATIONS - np.searchsorted(largest[one], value * (1 - 1e-9))
-        for one, value in zip(row, f, strict=True)
-    ]
-    return (1 + np.array(as_large)) / (1 + SIMULATIONS)
+def _p_value(fit: Fit) -> float:
+    """Compares one F with those of series that have its memory, its shocks and random signs."""
+    (rest,) = fit.rest / np.sqrt(np.maximum(1 - fit.leverage, 0.05))
+    n = len(rest)
+    memory = np.searchsorted(_halves(n), likeness(fit.rest)[0])
+    phi = _MEMORIES[min(memory, len(_MEMORIES) - 1)]
+    shocks = np.concatenate([rest[:1], rest[1:] - phi * rest[:-1]])
+    random, drawn, as_large = np.random.default_rng(n), 0, 0
+    while drawn < SIMULATIONS and as_large < _ENOUGH:
+        signs = random.choice([-1.0, 1.0], size=(BATCH, n))
+        found = fitted(remembering(phi, signs * shocks)).f
+        drawn, as_large = drawn + BATCH, as_large + int((found >= fit.f[0] * (1 - 1e-9)).sum())
+    return (1 + as_large) / (1 + drawn)
+
+
+def spread(rest: Float[np.ndarray, "series n"]) -> Float[np.ndarray, "series"]:
+    """Returns over how many values a series spreads, `(sum x^2)^2 / sum x^4`.
+
+    It is 1 if one value has all, n if all have the same size, and about n / 3 for even noise.
+    """
+    return (rest**2).sum(axis=-1) ** 2 / (rest**4).sum(axis=-1)
 
 
 def likeness(rest: Float[np.ndarray, "series n"]) -> Float[np.ndarray, "series"]:
@@ -117,13 +131,19 @@ def likeness(rest: Float[np.ndarray, "series n"]) -> Float[np.ndarray, "series"]
     return (rest[:, 1:] * rest[:, :-1]).sum(axis=-1) / (rest**2).sum(axis=-1)
 
 
+def remembering(phi: float, shocks: Float[np.ndarray, "series n"]) -> Float[np.ndarray, "series n"]:
+    """Returns the series `x_t = phi x_(t-1) + e_t` that begin with their first shocks."""
+    found = shocks.copy()
+    for t in range(1, shocks.shape[1]):
+        found[:, t] += phi * found[:, t - 1]
+    return found
+
+
 def noise(phi: float, series: int, n: int, random: np.random.Generator) -> np.ndarray:
-    """Returns series of `x_t = phi x_(t-1) + e_t` with normal e, `[series, n]`."""
-    drawn = random.normal(size=(series, n))
-    drawn[:, 0] /= (1 - phi**2) ** 0.5
-    for t in range(1, n):
-        drawn[:, t] += phi * drawn[:, t - 1]
-    return drawn
+    """Returns series of even noise with a memory, `[series, n]`."""
+    shocks = random.normal(size=(series, n))
+    shocks[:, 0] /= (1 - phi**2) ** 0.5
+    return remembering(phi, shocks)
 
 
 @lru_cache(maxsize=8)
@@ -145,9 +165,8 @@ def _designs(n: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
 
 
 @lru_cache(maxsize=8)
-def _null(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns, for each memory, the median likeness of rests, and the sorted F `[memory, 999]`."""
+def _halves(n: int) -> np.ndarray:
+    """Returns the median likeness of the rests of even noise, for each memory."""
     random = np.random.default_rng(n)
-    fits = [fitted(noise(phi, SIMULATIONS, n, random)) for phi in _MEMORIES]
-    halves = [np.median(likeness(fit.rest)) for fit in fits]
-    return np.maximum.accumulate(halves), np.sort([fit.f for fit in fits], axis=-1)
+    rests = (fitted(noise(phi, SIMULATIONS, n, random)).rest for phi in _MEMORIES)
+    return np.maximum.accumulate([np.median(likeness(rest)) for rest in rests])

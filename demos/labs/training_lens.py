@@ -61,7 +61,7 @@ def watched(seed: int) -> dict[str, list]:
     layers = layers[layers["name"].isin(wanted)]
     changes: Any = found.changes()
     changes["name"] = changes["probe"] + "." + changes["statistic"]
-    changes = changes[changes["name"].isin(wanted)]
+    changes = changes[changes["name"].isin(wanted) & changes["p"].notna()]  # what can be tested
     return {
         "means": layers[["name", "layer", "step", "mean"]].values.tolist(),
         "changes": changes[["name", "layer", "step", "p"]].values.tolist(),
