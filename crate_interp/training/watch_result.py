@@ -113,12 +113,14 @@ class WatchResult(Result):
     def changes(self) -> pd.DataFrame:
         """Returns where each mean changes its course most: one row per statistic, layer and head.
 
-        The series is the change of the mean per update, from step to step. step: where the second
-        segment of the series begins. before, after: the mean change per update in the two segments.
-        f: the largest two-segment F. p: from circular shifts of the n changes, at least 1 / n
-        (crate_interp/training/change_points.py); NaN for n < 7. Each p is one of many: 5 % of the
-        series without a change have a p of .05 or below. The samples are the same at every step, so
-        p is about this one training.
+        The series is the change of the mean per update, from step to step. step: the first step
+        after its largest jump. before, after: the mean change per update on both sides. f: how much
+        better the series is fitted with the jump than by a smooth trend alone. p: against series
+        without a jump that have the memory and the shocks of this one
+        (crate_interp/training/change_points.py); NaN for fewer than 20 changes, and where the noise
+        lies in a few of them. Each p is one of many: at most about 6 % of the series without a jump
+        have a p of .05 or below. The samples are the same at every step, so p is about this one
+        training.
         """
         return self.table("changes")
 

@@ -79,8 +79,9 @@ def page(labs: Path) -> str:
         "# What the documents claim, and what came out here",
         "",
         f"Of {total} claims {found['supported']} are supported at the size at which they were run, "
-        f"{found['not supported']} are not, and {found['depends']} depend on a setting or are "
-        "undecided. Each row has its baseline; its page says by which rule it was answered.",
+        f"{found['not supported']} are not, {found['depends']} depend on a setting or on too "
+        f"little data, and {found['undecided']} cannot be decided here. Each row has its baseline; "
+        "its page says by which rule it was answered.",
         "",
     ]
     return "\n".join([*head, *body]).rstrip() + "\n"

@@ -24,7 +24,7 @@ from crate_interp.results.result import Result, by
 from crate_interp.stats.intervals import student_interval
 
 FORMS = ("quick", "full")
-ANSWERS = ("supported", "not supported", "depends")
+ANSWERS = ("supported", "not supported", "depends", "undecided")
 CLAIMS = [
     "claim", "where", "published", "ours", "low", "high", "baseline", "baseline_is", "n", "size",
     "answer", "why",
@@ -39,7 +39,8 @@ class LabResult(Result):
     number as it is printed, or "". ours, low, high: our number and a 95 % interval, NaN where
     there is none. baseline: what an untrained network, permuted labels or chance give, which
     baseline_is names. n: over how many seeds or samples. size: "published size", or what is
-    smaller. answer: supported, not supported or depends, at this size; why: one sentence.
+    smaller. answer: supported, not supported, depends or undecided, at this size; why: one
+    sentence.
 
     `table("numbers")`: a row for each number that was measured, with the columns `NUMBERS`. place:
     the layer, step or iteration.

@@ -61,7 +61,7 @@ def watched(seed: int) -> dict[str, list]:
     layers = layers[layers["name"].isin(wanted)]
     changes: Any = found.changes()
     changes["name"] = changes["probe"] + "." + changes["statistic"]
-    changes = changes[changes["name"].isin(wanted)]
+    changes = changes[changes["name"].isin(wanted) & changes["p"].notna()]  # what can be tested
     return {
         "means": layers[["name", "layer", "step", "mean"]].values.tolist(),
         "changes": changes[["name", "layer", "step", "p"]].values.tolist(),
@@ -121,7 +121,7 @@ def of_attention(rows: list[list]) -> dict:
 
 
 def of_changes(pairs: list[list]) -> dict:
-    """Returns the claim that the curves change their course once, by p-values of circular shifts.
+    """Returns the claim that the curves change their course once, by `WatchResult.changes`.
 
     pairs: (statistic, layer, seed, step, p). Rule: supported if the interval over seeds of the
     share with p at most .05 lies above .05, not supported if it does not reach .05, else depends.
@@ -133,7 +133,7 @@ def of_changes(pairs: list[list]) -> dict:
     when = f" Half of them do by step {np.median(found):.0f}." if found else ""
     answer = answer_above(interval, LIKELY)
     return claim(
-        "Curves change their course once (share of series)", "a change point, two segments", mean,
+        "Curves change their course once (share of series)", "a jump beyond a smooth trend", mean,
         interval=interval, baseline=LIKELY, baseline_is="the most by chance", n=len(seeds),
         size=size(), answer=answer, why=f"{len(found)} of {len(pairs)} series.{when}",
     )  # fmt: skip

@@ -33,7 +33,7 @@ def test_a_page_is_made_of_results(tmp_path, monkeypatch):
     measured = elsewhere.Elsewhere("d", "Figure 1", "`command`", "3", "not supported (tiny)")
     monkeypatch.setattr(elsewhere, "MEASURED", {elsewhere.CRATE: (measured,)})
     text = claims_page.page(tmp_path)
-    assert "Of 3 claims 1 are supported" in text and "1 are not, and 1 depend" in text
+    assert "Of 3 claims 1 are supported" in text and "1 are not, 1 depend" in text
     assert "| a \\| b | eq. 7 | 1 | 0.5 (0.25 to 0.75) | 0.1, chance | depends | [one]" in text
     assert "| c | eq. 8 |  | 2 |  | supported | [two](labs/two.md) |" in text
     assert "Cannot be run here" in text

@@ -223,7 +223,7 @@ def steps(
     """Returns a matplotlib Figure of "probe.statistic" by training step, a line for each layer.
 
     A line is the mean over samples; for a statistic per head, it is also the mean over heads. A
-    ring marks a step at which a layer's line changes its course (p at most .05 by circular shifts,
+    ring marks a step at which a layer's line changes its course (p at most .05,
     `result.changes()`). A statistic per head has no rings, because its heads are tested one by one.
 
     ax, title and dpi are as in `ci.viz.layers`. Raises ValueError if the result lacks the
