@@ -9,19 +9,19 @@ import torch
 
 import crate_interp as ci
 from command import fails, run
-from conftest import LAYERS, leftover_hooks, make, make_lm
+from conftest import leftover_hooks, make, make_lm
 from crate_interp.circuits import code_swaps
 from crate_interp.circuits.code_swaps import _rotation, swaps, with_donors
 
-N, QUIET = 7, dict(batch_size=3, progress=False)
+N, LAYERS, QUIET = 5, 2, dict(batch_size=3, progress=False)
 FEW = dict(k=[2, 5], rotations=2, untrained=0, **QUIET)
 IMAGES = torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(5)).double()
-TOKENS = torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(1))
 
 
 def classifier(family="crate", **over):
     """Returns a model whose answers to the images differ: no class is higher on average."""
-    model = make(family, **over).double()
+    model = make(family, n_layers=LAYERS, **over).double()
     with torch.no_grad():
         model.unembed.bias -= model(IMAGES).mean(dim=0)
     return model
@@ -71,8 +71,8 @@ def slow(model, inputs, name, layer, basis, k):
             value[0, t] += size * basis[:, j]
         hooks = [(name, lambda x, hook, value=value: value)]
         swapped = one(model.run_with_hooks(inputs[place][None], fwd_hooks=hooks))
-        rows.append((float(gaps[0] - swapped[a] + swapped[b]), float(gaps[0] - gaps[1])))
-    return np.array(rows).T
+        rows.append(torch.stack([gaps[0] - swapped[a] + swapped[b], gaps[0] - gaps[1]]).detach())
+    return torch.stack(rows).T.numpy()
 
 
 def agrees(model, inputs, point, found):
@@ -100,14 +100,14 @@ def test_images_agree_with_loops(model, result):
 @pytest.mark.parametrize("family", ["crate-alpha", "crate-lm", "gpt-baseline", "nanochat-crate"])
 def test_families_agree_with_loops(family, point):
     lm = family != "crate-alpha"
-    model = make_lm(family).double() if lm else classifier(family)
+    model = make_lm(family, n_layers=LAYERS).double() if lm else classifier(family)
     inputs = TOKENS if lm else IMAGES
     agrees(model, inputs, point, ci.circuits.concentration(model, inputs, point=point, **FEW))
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-lm"])
 def test_all_nodes_of_a_stream_move_the_whole_gap(family):
-    model = classifier() if family == "crate" else make_lm(family).double()
+    model = classifier() if family == "crate" else make_lm(family, n_layers=LAYERS).double()
     inputs = IMAGES if family == "crate" else TOKENS
     found = ci.circuits.concentration(model, inputs, **FEW | dict(k=[10_000]))
     np.testing.assert_allclose(found.table()["share"], 1, atol=1e-9)
@@ -117,10 +117,11 @@ def test_all_nodes_of_a_stream_move_the_whole_gap(family):
 def test_a_known_basis_concentrates_and_a_rotated_one_does_not():
     """Three of 4 * 23 nodes differ, all in favour of the donor: three native axes are enough."""
     generator = torch.Generator().manual_seed(3)
-    own, down = torch.randn(2, 5, 4, 23, generator=generator, dtype=torch.float64)
-    donor = own.clone()
+    own, other = torch.randn(2, 5, 4, 23, generator=generator, dtype=torch.float64)
+    donor, down = own.clone(), torch.zeros_like(own)
     for token, atom in ((0, 3), (2, 20), (3, 3)):
-        donor[:, token, atom] += 2 * down[:, token, atom]
+        donor[:, token, atom] = other[:, token, atom]
+        down[:, token, atom] = (donor - own)[:, token, atom].sign()
     whole = (down * (donor - own)).sum(dim=(1, 2))
     moved = {}
     for name, axes in (("native", None), ("rotated", _rotation(23, 0))):
@@ -128,7 +129,7 @@ def test_a_known_basis_concentrates_and_a_rotated_one_does_not():
         moved[name] = (down * (three - own)).sum(dim=(1, 2)) / whole
         assert ((first != own).sum() == len(own)) == (axes is None)
     torch.testing.assert_close(moved["native"], torch.ones(5, dtype=torch.float64))
-    assert (moved["rotated"] < 0.7).all()
+    assert (moved["rotated"] < 0.5).all()
 
 
 def test_a_linear_read_out_has_a_closed_form():
@@ -139,15 +140,15 @@ def test_a_linear_read_out_has_a_closed_form():
         model.unembed.bias -= model(IMAGES).mean(dim=0)
     found = ci.circuits.concentration(model, IMAGES, **FEW)
     _, cache = model.run_with_cache(IMAGES)
-    z, pairs = cache["blocks.2.hook_resid_post"][:, 0].detach(), found.table("pairs")
+    z, pairs = cache["blocks.1.hook_resid_post"][:, 0].detach(), found.table("pairs")
     read = model.W_U.detach() - model.W_U.detach().mean(dim=0)
     change = z - z[torch.tensor(pairs["donor"].to_numpy())]
     answers, others = (torch.tensor(pairs[name]) for name in ("answer", "donor_answer"))
     weights = (read[:, answers] - read[:, others]).T
-    centred = cache["blocks.2.hook_resid_post"].detach().flatten(0, 1)
+    centred = cache["blocks.1.hook_resid_post"].detach().flatten(0, 1)
     principal = torch.linalg.svd(centred - centred.mean(dim=0), full_matrices=False)[2].T
     drawn = [_rotation(z.shape[1], seed) for seed in range(2)]
-    whole, shares = (weights * change).sum(), found.table().query("layer == 2")
+    whole, shares = (weights * change).sum(), found.table().query("layer == 1")
     bases = {"native": [torch.eye(31).double()], "pca": [principal], "rotated": drawn}
     for (name, axes), k in itertools.product(bases.items(), (2, 5)):
         products = torch.stack([(weights @ one) * (change @ one) for one in axes])
@@ -177,7 +178,7 @@ def test_tables_of_the_result(result, tmp_path):
     points = result.table("points")
     assert points.to_numpy().tolist() == [[layer, 13, 31, 13 * N] for layer in range(LAYERS)]
     assert "swapping 2 of 403 (token, coordinate) nodes" in result.headline()
-    assert "2 untrained networks" in result.headline() and "91 tokens" in result.legend()
+    assert "2 untrained networks" in result.headline() and "65 tokens" in result.legend()
     with pytest.raises(ValueError, match="run ci.circuits.concentration on all samples at once"):
         result.merge(result)
     figure = ci.viz.concentration(result, 5)
@@ -197,12 +198,21 @@ def test_a_twin_counts_the_same_pairs(model, result):
 
 
 def test_chunks_do_not_change_it(model, result, tmp_path):
-    more = FEW | dict(untrained=2, chunk_size=3)
-    found = ci.circuits.concentration(model, IMAGES, out=tmp_path, **more)
-    again = ci.circuits.concentration(model, IMAGES, out=tmp_path, **more)
-    for name, table in result.tables.items():
-        pd.testing.assert_frame_equal(table, found.table(name), rtol=1e-9)
-        pd.testing.assert_frame_equal(found.table(name), again.table(name), check_exact=True)
+    more = FEW | dict(out=tmp_path, chunk_size=3)
+    found, again = (ci.circuits.concentration(model, IMAGES, **more) for _ in range(2))
+    for name in ("pairs", "swaps", "points"):
+        pd.testing.assert_frame_equal(result.table(name), found.table(name), rtol=1e-12)
+    assert again.digest() == found.digest()
+
+
+@pytest.mark.slow
+def test_shards_make_what_one_process_makes(model, result, tmp_path, capsys):
+    more = FEW | dict(untrained=2, out=tmp_path, chunk_size=3)
+    shards = ("0/2", "1/2", "0/2", "1/2")
+    found = [ci.circuits.concentration(model, IMAGES, shard=shard, **more) for shard in shards]
+    assert found[0] is None and "The next stage needs all chunks" in capsys.readouterr().err
+    for name, table in found[-1].tables.items():
+        pd.testing.assert_frame_equal(table, result.table(name), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +239,7 @@ def test_one_answer_is_refused_before_the_first_swap(model, monkeypatch):
         ci.circuits.concentration(model, IMAGES[:1].repeat(2, 1, 1, 1), **FEW)
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_draws(tmp_path):
     command = ("concentration", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 3)
     command += ("--untrained", 0, "--rotations", 2, "--out", tmp_path, "--quiet")

@@ -129,6 +129,7 @@ def _measured(job: Job, model: HookedModel, samples: Samples) -> Any:
     found = job.before("answers")
     if found is None:
         return None
+    with_facts(found["answers"], job.meta)  # raises if no sample can be decoded
     settings = job.meta["settings"]
     pairs = with_donors(found["answers"]["answers"])
     # a code that is the stream is swapped there, so that the runs begin at the next layer
