@@ -181,8 +181,6 @@ def test_tables_of_the_result(result, tmp_path):
     assert "2 untrained networks" in result.headline() and "65 tokens" in result.legend()
     with pytest.raises(ValueError, match="run ci.circuits.concentration on all samples at once"):
         result.merge(result)
-    figure = ci.viz.concentration(result, 5)
-    assert figure.axes[0].get_title() == "Swapping 5 nodes of the code"
     with pytest.raises(ValueError, match=r"k=3 was not measured: give one of \[2, 5\]"):
         ci.viz.concentration(result, 3)
 
@@ -248,3 +246,15 @@ def test_the_command_prints_and_draws(tmp_path):
     assert (tmp_path / "concentration.png").stat().st_size > 10_000
     assert ci.circuits.Concentration.load(tmp_path).meta["settings"]["k"] == [2, 4]
     fails("--k 0", *command, "--k", 0)
+
+
+@pytest.mark.slow
+def test_a_figure_shows_shares_and_ratios(result):
+    shares, ratios = ci.viz.concentration(result, 5).axes
+    assert shares.get_title() == "Swapping 5 nodes of the code"
+    table = result.table().query("k == 5")
+    for line, basis in zip(shares.lines, ("native", "pca", "rotated"), strict=True):
+        assert line.get_ydata().tolist() == table[table["basis"] == basis]["share"].tolist()
+    rows = result.table("contrasts").query("k == 5 and versus == 'rotated'")
+    assert [line.get_label() for line in ratios.lines][-1] == "untrained"
+    assert ratios.lines[1].get_ydata().tolist() == rows["ratio"].tolist()

@@ -72,8 +72,9 @@ def concentration(
     with the largest first-order effect, minus the gradient of the gap times (donor - own), take the
     donor's values, and the model runs on from there. The share is
     `sum(gap - gap of the swapped run) / sum(gap - gap of the donor)` over pairs: a ratio of sums,
-    which pairs with a small gap cannot upset. With all nodes of a code that is the whole stream,
-    the share is 1; where the code is added to the stream, it is what passes through the code.
+    which pairs with a small gap cannot upset. Several samples may have the same donor; intervals
+    take pairs as independent. With all nodes of a code that is the whole stream, the share is 1;
+    where the code is added to the stream, it is what passes through the code.
 
     The same difference is swapped in three bases: native (the atoms themselves, or the neurons of
     an MLP), pca (the principal axes of the layer's tokens, from the first 256 samples) and rotated
@@ -118,7 +119,7 @@ def concentration(
 
 def _counts(k: object) -> list[int]:
     """Returns the numbers in k, sorted and once each."""
-    if isinstance(k, (str, bytes)) or not isinstance(k, (Sequence, np.ndarray)) or not len(k):
+    if isinstance(k, (str, bytes)) or not isinstance(k, Sequence) or not k:
         raise ValueError(f"k={checks.shown(k)}: give a list of numbers of nodes, such as [4, 16].")
     return sorted({checks.count("k", one) for one in k})
 

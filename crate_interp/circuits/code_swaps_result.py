@@ -79,9 +79,9 @@ def _own(result: Result) -> _Shares:
 
 def _twins(result: Result) -> list[_Shares]:
     """Returns the shares of each untrained twin."""
-    pairs, swaps = (result.table(f"untrained_{name}") for name in ("pairs", "swaps"))
-    seeds = sorted(set(swaps["seed"]))
-    return [_shares_of(*(own[own["seed"] == seed] for own in (pairs, swaps))) for seed in seeds]
+    both: Any = [result.table(f"untrained_{name}") for name in ("pairs", "swaps")]
+    seeds = sorted(set(both[1]["seed"]))
+    return [_shares_of(*(own[own["seed"] == seed] for own in both)) for seed in seeds]
 
 
 def _shares(result: Result) -> pd.DataFrame:
@@ -185,7 +185,8 @@ class Concentration(Result):
     def headline(self) -> str:
         """Returns the shares of a few nodes beside rotations, principal axes and twins."""
         shares: Any = self._table("shares")
-        here, sizes = shares[shares["k"] == self.middle], self._table("points")
+        here = shares[shares["k"] == self.middle]
+        sizes: Any = self._table("points")
         nodes = int((sizes["tokens"] * sizes["width"]).max())
         spans = {}
         for basis in (NATIVE, ROTATED):
