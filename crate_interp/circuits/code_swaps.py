@@ -17,7 +17,7 @@ from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concen
 from crate_interp.circuits.head_ablation import may_share
 from crate_interp.config.families import SQUARE_STEPS
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, part
 from crate_interp.measures.checks import qr
 from crate_interp.models.compat.offload import with_weights
@@ -99,6 +99,17 @@ def concentration(
     checks.one_of("point", point, tuple(POINTS))
     rotations = checks.count("rotations", rotations, least=2)
     untrained = checks.count("untrained", untrained, least=0)
+    samples = _samples(model, data, options)
+    settings = {"k": counts, "point": point, "rotations": rotations, "pca_samples": _PCA_SAMPLES}
+    meta = data_meta(model, samples, options.batch_size)
+    meta |= {"settings": settings, "untrained": untrained}
+    stages = ["answers", "swaps", *(f"untrained-{seed}" for seed in range(untrained))]
+    with open_job(CONCENTRATION, meta, options, model, stages=stages) as job:
+        return _measured(job, model, samples)
+
+
+def _samples(model: HookedModel, data: Data, options: RunOptions) -> Samples:
+    """Returns the samples of `data`; raises ValueError if they or the model cannot be used."""
     check_model(model)
     if not model.has_logits:
         raise ValueError(
@@ -109,12 +120,7 @@ def concentration(
     samples = samples_of(model, data, options)
     if samples.n < 2:
         raise ValueError("the data has one sample, and it needs a donor: give two samples or more.")
-    settings = {"k": counts, "point": point, "rotations": rotations, "pca_samples": _PCA_SAMPLES}
-    meta = data_meta(model, samples, options.batch_size)
-    meta |= {"settings": settings, "untrained": untrained}
-    stages = ["answers", "swaps", *(f"untrained-{seed}" for seed in range(untrained))]
-    with open_job(CONCENTRATION, meta, options, model, stages=stages) as job:
-        return _measured(job, model, samples)
+    return samples
 
 
 def _counts(k: object) -> list[int]:

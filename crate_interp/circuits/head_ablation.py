@@ -152,7 +152,7 @@ def _unclassed(samples: Samples, model: Any) -> str:
     )
 
 
-def may_share(model: Any) -> bool:
+def may_share(model: HookedModel) -> bool:
     """Tells whether a forward from a layer's stream gives the logits of a full forward."""
     takes = "start_at_layer" in inspect.signature(model.forward).parameters
     # with x0_lambdas, later layers add the embedding again, which the stream does not hold
