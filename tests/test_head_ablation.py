@@ -106,7 +106,7 @@ def test_images_agree_with_whole_runs(images, how, metric):
 def test_windows_agree_with_whole_runs(tokens, family):
     """The layers of nanochat-crate add the embedding again, so that they cannot share a start."""
     model = make_lm(family, n_heads=HEADS)
-    assert head_ablation._may_share(model) == (family != "nanochat-crate")
+    assert head_ablation.may_share(model) == (family != "nanochat-crate")
     found = ci.ablate_heads(model, tokens, **QUIET)
     same_as_slow(found, slow(model, tokens, None, "mean", "loss"), "loss")
     right = ci.ablate_heads(model, tokens, metric="accuracy", **QUIET)

@@ -7,6 +7,8 @@ from crate_interp.circuits.attribution import LogitAttribution, logit_attributio
 from crate_interp.circuits.attribution_patching import attribution_patch
 from crate_interp.circuits.circuit import Circuit, Edge
 from crate_interp.circuits.circuit_scores import CircuitScores, evaluate
+from crate_interp.circuits.code_swaps import concentration
+from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.compositions import Composition, composition
 from crate_interp.circuits.head_ablation import ablate_heads
 from crate_interp.circuits.head_ablation_result import HeadAblation
@@ -14,7 +16,8 @@ from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
 from crate_interp.circuits.path_patching import path_patch
 
 __all__ = [
-    "Atlas", "Circuit", "CircuitScores", "Composition", "Edge", "HeadAblation", "LogitAttribution",
-    "LogitLens", "ablate_heads", "atlas", "attribution_patch", "composition", "evaluate",
-    "head_scores", "logit_attribution", "logit_lens", "patching", "path_patch", "repeat_targets",
+    "Atlas", "Circuit", "CircuitScores", "Composition", "Concentration", "Edge", "HeadAblation",
+    "LogitAttribution", "LogitLens", "ablate_heads", "atlas", "attribution_patch", "composition",
+    "concentration", "evaluate", "head_scores", "logit_attribution", "logit_lens", "patching",
+    "path_patch", "repeat_targets",
 ]  # fmt: skip

@@ -152,7 +152,7 @@ def _unclassed(samples: Samples, model: Any) -> str:
     )
 
 
-def _may_share(model: Any) -> bool:
+def may_share(model: HookedModel) -> bool:
     """Tells whether a forward from a layer's stream gives the logits of a full forward."""
     takes = "start_at_layer" in inspect.signature(model.forward).parameters
     # with x0_lambdas, later layers add the embedding again, which the stream does not hold
@@ -210,7 +210,7 @@ def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Mapping[int, Means] 
     if means is None:
         means = dict.fromkeys(range(len(chunk.model.blocks)), torch.zeros(1, 1, 1))
     here = {layer: mean.to(cfg.device, cfg.dtype) for layer, mean in means.items()}
-    given = Ablating(chunk.model, loss, metric, here, _may_share(chunk.model))
+    given = Ablating(chunk.model, loss, metric, here, may_share(chunk.model))
     with torch.no_grad():
         parts = [(batch.start, *_of_batch(given, batch)) for batch in chunk.batches()]
     if not parts:  # no sample of the chunk can be decoded

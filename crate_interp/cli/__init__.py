@@ -38,7 +38,8 @@ def root(
 COMMANDS = (
     *(measure_commands.report, measure_commands.sweep, measure_commands.audit),
     *(measure_commands.compare, measure_commands.segment, measure_commands.atoms),
-    *(measure_commands.atlas, measure_commands.ablate, measure_commands.merge),
+    *(measure_commands.atlas, measure_commands.ablate, measure_commands.concentration),
+    measure_commands.merge,
     *(inspect_commands.explore, inspect_commands.convert, inspect_commands.verify),
     *(inspect_commands.models, doctor_command.doctor),
 )

@@ -25,6 +25,8 @@ EXAMPLES = {
     "atoms": "atoms crate-tiny-fashion --data embedded:fashion --out runs/atoms",
     "atlas": "atlas crate-tiny-cutouts --data embedded:cutouts --limit 16 --out runs/atlas",
     "ablate": "ablate crate-tiny-fashion --data embedded:fashion --out runs/ablate",
+    "concentration": "concentration crate-tiny-fashion --data embedded:fashion --limit 64 "
+    "--out runs/concentration",
     "merge": "merge runs/sweep",
     "explore": "explore crate-tiny-fashion --data embedded:fashion --out runs/explore",
     "convert": "convert crate-alpha-b16 --out models/alpha-b16",
@@ -42,9 +44,9 @@ _MORE: dict[str, Any] = {
 # options that an error message may name as Python arguments, such as limit=0
 _OPTIONS = (
     "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
-    "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
-    "precision", "probes", "rename", "revision", "sample", "seed", "shard", "top", "untrained",
-    "weights", "workers",
+    "engine", "eps", "family", "format", "fraction", "how", "k", "limit", "mass", "metric", "out",
+    "point", "precision", "probes", "rename", "revision", "rotations", "sample", "seed", "shard",
+    "top", "untrained", "weights", "workers",
 )  # fmt: skip
 _WORDS = {
     "ci.list_models()": "`crate-interp models`",

@@ -205,6 +205,36 @@ def _heat_map(result: Any, out: Path) -> None:
         ci.viz.head_ablation(result).savefig(stage / "heads.png")
 
 
+@on_data()
+def concentration(
+    asked: Asked,
+    k: Annotated[
+        list[int] | None,
+        Option(help="How many nodes to swap. Repeat the option. Default: 4, 16, 64."),
+    ] = None,
+    point: Annotated[str, Option(help="code, or stream for the axes of the stream.")] = "code",
+    rotations: Annotated[int, Option(help="How many random rotations to compare with.")] = 4,
+    untrained: options.Untrained = 5,
+) -> None:
+    """Measure how few nodes of each layer's code carry an answer.
+
+    Swaps (token, coordinate) nodes for those of another sample, beside principal axes and random
+    rotations. Prints a table and draws it by layer.
+    """
+    settings: dict[str, Any] = {"point": point, "rotations": rotations, "untrained": untrained}
+    result = asked.measured(ci.circuits.concentration, k=k or (4, 16, 64), **settings)
+    if result is None:
+        return
+    asked.page_of(result, _curves)
+    last = f"{options.finding(result)} The figure: {asked.out / 'concentration.png'}"
+    asked.say_result(result, f"{result.text()}\n\n{result.legend()}\n", last)
+
+
+def _curves(result: Any, out: Path) -> None:
+    with result.saved_with_pages(out) as stage:
+        ci.viz.concentration(result).savefig(stage / "concentration.png")
+
+
 @on_data("SweepResult")
 def sweep(
     asked: Asked,

@@ -123,7 +123,8 @@ def take_threads(threads: int | None) -> None:
 
 
 def finding(
-    result: "ci.AuditResult | ci.Comparison | ci.SegmentResult | ci.HeadAblation | ci.SweepResult",
+    result: "ci.AuditResult | ci.Comparison | ci.SegmentResult | ci.HeadAblation | ci.SweepResult"
+    " | ci.circuits.Concentration",
 ) -> str:
     """Returns a result's finding, and what its intervals do not cover."""
     return " ".join(words for words in (result.headline(), result.caution()) if words)

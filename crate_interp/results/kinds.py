@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "circuit_scores": ("crate_interp.circuits.circuit_scores", "CircuitScores"),
     "comparison": ("crate_interp.comparisons.result", "Comparison"),
     "composition": ("crate_interp.circuits.compositions", "COMPOSITION"),
+    "concentration": ("crate_interp.circuits.code_swaps", "CONCENTRATION"),
     "head_ablation": ("crate_interp.circuits.head_ablation", "HEAD_ABLATION"),
     "linear_probe": ("crate_interp.sweeps.linear_probes", "LINEAR_PROBE"),
     "logit_attribution": ("crate_interp.circuits.attribution", "LogitAttribution"),

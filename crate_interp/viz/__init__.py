@@ -9,6 +9,7 @@ from crate_interp.viz.figures.attention_images import attention_on_image, head_g
 from crate_interp.viz.figures.by_layer import beside, layers, steps
 from crate_interp.viz.figures.circuit_figure import circuit
 from crate_interp.viz.figures.compared_curves import compare
+from crate_interp.viz.figures.concentration_curves import concentration
 from crate_interp.viz.figures.heatmaps import head_ablation, heads, heatmap
 from crate_interp.viz.pages.atlas_page import atlas_pages
 from crate_interp.viz.pages.audit_page import audit_page
@@ -18,6 +19,6 @@ from crate_interp.viz.pages.segment_page import segment_page
 
 __all__ = [
     "activations", "atlas_pages", "attention", "attention_on_image", "audit_page", "beside",
-    "circuit", "compare", "compare_page", "explore", "head_ablation", "head_grid", "heads",
-    "heatmap", "layers", "segment_page", "steps", "top_tokens",
+    "circuit", "compare", "compare_page", "concentration", "explore", "head_ablation", "head_grid",
+    "heads", "heatmap", "layers", "segment_page", "steps", "top_tokens",
 ]  # fmt: skip

@@ -134,8 +134,13 @@ def loss_effects(
     return torch.cat(effects), torch.cat(values)
 
 
-def codes_and_logits(model: HookedModel, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Returns the code of each layer `[batch, pos, atom]`, with a gradient, and the logits."""
+def codes_and_logits(
+    model: HookedModel, inputs: Tensor, point: str = CODE
+) -> tuple[list[Tensor], Tensor]:
+    """Returns the code of each layer `[batch, pos, atom]`, with a gradient, and the logits.
+
+    point: another point of the layers whose activations are returned in place of codes.
+    """
     codes: list[Tensor] = []
 
     def keep(code: Tensor, hook: Any) -> Tensor:
@@ -143,7 +148,7 @@ def codes_and_logits(model: HookedModel, inputs: Tensor) -> tuple[list[Tensor], 
         codes.append(code if code.requires_grad and codes else code.detach().requires_grad_())
         return codes[-1]
 
-    names = [full_name(CODE, layer) for layer in range(model.cfg.n_layers)]
+    names = [full_name(point, layer) for layer in range(model.cfg.n_layers)]
     logits = model.run_with_hooks(inputs, fwd_hooks=[(name, keep) for name in names])
     return codes, logits
 

@@ -1,0 +1,357 @@
+"""ci.circuits.concentration: how few nodes of the code carry the difference of two answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Unpack
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from crate_hooks import full_name
+from crate_interp.circuits.atlases.atom_effects import at_once, codes_and_logits
+from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concentration
+from crate_interp.circuits.head_ablation import may_share
+from crate_interp.config.families import SQUARE_STEPS
+from crate_interp.core import checks
+from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.data import Data, Samples, part
+from crate_interp.measures.checks import qr
+from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.gradients import check_gradients
+from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Kind, Tables
+from crate_interp.results.result import by
+from crate_interp.sweeps.atom_statistics import CODE
+from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
+from crate_interp.sweeps.runs.provenance import data_meta
+from crate_interp.sweeps.runs.untrained_twins import SAMPLES, stacked
+
+_STREAM = "hook_resid_post"
+POINTS = {"code": CODE, "stream": _STREAM}
+_PCA_SAMPLES = 256  # the principal axes are those of the tokens of the first samples
+# the name of a basis -> orthonormal columns `[width, width]`; None stands for the axes themselves
+Bases = Mapping[str, Float[Tensor, "d d"] | None]
+
+
+@dataclass(frozen=True)
+class Swapping:
+    """What is swapped: a point of the layers, how many nodes, and between which samples.
+
+    pairs: the table of `with_donors`, with a row per sample.
+    """
+
+    point: str
+    k: Sequence[int]
+    rotations: int
+    pairs: pd.DataFrame
+
+
+@with_weights
+def concentration(
+    model: HookedModel,
+    data: Data,
+    *,
+    k: Sequence[int] = (4, 16, 64),
+    point: str = "code",
+    rotations: int = 4,
+    untrained: int = 5,
+    **run: Unpack[Run],
+) -> Perhaps[Concentration]:
+    """Measures how much of the difference of two answers a few nodes of a layer's code carry.
+
+    A node is a (token, coordinate) of the code of one sample. Each sample is paired with a donor:
+    the next sample in the data, after the last one the first, that the model answers otherwise. The
+    answer is the class with the highest logit; for a text, the next token after the window. The gap
+    is the logit of the sample's answer minus that of the donor's answer. At each layer the k nodes
+    with the largest first-order effect, minus the gradient of the gap times (donor - own), take the
+    donor's values, and the model runs on from there. The share is
+    `sum(gap - gap of the swapped run) / sum(gap - gap of the donor)` over pairs: a ratio of sums,
+    which pairs with a small gap cannot upset. Several samples may have the same donor; intervals
+    take pairs as independent. With all nodes of a code that is the whole stream, the share is 1;
+    where the code is added to the stream, it is what passes through the code.
+
+    The same difference is swapped in three bases: native (the atoms themselves, or the neurons of
+    an MLP), pca (the principal axes of the layer's tokens, from the first 256 samples) and rotated
+    (random orthonormal axes, the same in every layer of one width; `rotations` says how many are
+    drawn, with seeds 0, 1, ...). A code that is no privileged basis has the same share in native
+    and in rotated axes.
+
+    k: how many nodes to swap; several numbers. point: "code" (mlp.hook_post) or "stream"
+    (hook_resid_post), whose native axes are those of the residual stream. In families whose code
+    is the stream, such as crate, both are the same. untrained: how many untrained twins (seeds 0,
+    1, ...) to measure too, on the first 64 samples with the same pairs and classes; a pair whose
+    gap goes the other way in a twin counts with its sign turned. run: as in `ci.sweep`. A shard
+    returns None while answers of other shards are missing; run it again to continue.
+
+    Raises ValueError, before work starts, for a model without logits, for fewer than two samples,
+    for an unknown point, for a k that is no list of numbers of at least 1, for fewer than 2
+    rotations, and under torch.inference_mode(), because it needs gradients. Raises ValueError
+    before the first swap if the model gives all samples the same answer.
+    """
+    options = run_options(concentration, run)
+    counts = _counts(k)
+    checks.one_of("point", point, tuple(POINTS))
+    rotations = checks.count("rotations", rotations, least=2)
+    untrained = checks.count("untrained", untrained, least=0)
+    samples = _samples(model, data, options)
+    settings = {"k": counts, "point": point, "rotations": rotations, "pca_samples": _PCA_SAMPLES}
+    meta = data_meta(model, samples, options.batch_size)
+    meta |= {"settings": settings, "untrained": untrained}
+    stages = ["answers", "swaps", *(f"untrained-{seed}" for seed in range(untrained))]
+    with open_job(CONCENTRATION, meta, options, model, stages=stages) as job:
+        return _measured(job, model, samples)
+
+
+def _samples(model: HookedModel, data: Data, options: RunOptions) -> Samples:
+    """Returns the samples of `data`; raises ValueError if they or the model cannot be used."""
+    check_model(model)
+    if not model.has_logits:
+        raise ValueError(
+            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "
+            "answers: give a classifier of images or a language model."
+        )
+    check_gradients("concentration", model)
+    samples = samples_of(model, data, options)
+    if samples.n < 2:
+        raise ValueError("the data has one sample, and it needs a donor: give two samples or more.")
+    return samples
+
+
+def _counts(k: object) -> list[int]:
+    """Returns the numbers in k, sorted and once each."""
+    if isinstance(k, (str, bytes)) or not isinstance(k, Sequence) or not k:
+        raise ValueError(f"k={checks.shown(k)}: give a list of numbers of nodes, such as [4, 16].")
+    return sorted({checks.count("k", one) for one in k})
+
+
+def _measured(job: Job, model: HookedModel, samples: Samples) -> Any:
+    """Runs the stages; returns the result, or None while chunks of other shards are missing."""
+    job.run(Stage("answers", model, samples, _answers))
+    found = job.before("answers")
+    if found is None:
+        return None
+    with_facts(found["answers"], job.meta)  # raises if no sample can be decoded
+    settings = job.meta["settings"]
+    pairs = with_donors(found["answers"]["answers"])
+    # a code that is the stream is swapped there, so that the runs begin at the next layer
+    point = _STREAM if model.cfg.sparse_step in SQUARE_STEPS else POINTS[settings["point"]]
+    given = Swapping(point, settings["k"], settings["rotations"], pairs)
+    own = Stage("swaps", model, samples, partial(_of_chunk, given=given))
+    job.run(own)
+    few = part(samples, samples.start, samples.start + min(SAMPLES, samples.n))
+    for stage in twins_of(Stage("swaps", model, few, own.of_chunk), job.meta["untrained"]):
+        job.run(stage)
+    return job.result()
+
+
+def _answers(chunk: Chunk) -> Tables:
+    """Returns the table "answers": sample, answer."""
+    rows: list[tuple[int, int]] = []
+    with torch.no_grad():
+        for batch in chunk.batches():
+            pieces = batch.inputs.split(at_once(chunk.model, batch.inputs))
+            answers = torch.cat([_last(chunk.model(piece)).argmax(dim=-1) for piece in pieces])
+            rows += enumerate(answers.tolist(), batch.start)
+    return {"answers": pd.DataFrame(rows, columns=["sample", "answer"])}
+
+
+def with_donors(answers: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per sample: sample, donor, answer, donor_answer.
+
+    The donor is the next sample with another answer; after the last sample comes the first. Raises
+    ValueError if all answers are the same.
+    """
+    numbers, given = answers["sample"].to_numpy(), answers["answer"].to_numpy()
+    if len(set(given)) < 2:
+        raise ValueError(
+            f"the model gives all {len(given)} samples the same answer, so no sample has a donor "
+            "with another one: give more samples, of several classes."
+        )
+    donor = np.zeros(len(given), dtype=int)
+    following = 0
+    for place in reversed(range(2 * len(given))):  # twice round, so that the circle closes
+        here, after = place % len(given), (place + 1) % len(given)
+        following = after if given[after] != given[here] else following
+        donor[here] = following
+    return pd.DataFrame(
+        {
+            "sample": numbers,
+            "donor": numbers[donor],
+            "answer": given,
+            "donor_answer": given[donor],
+        }
+    )
+
+
+def _last(logits: Float[Tensor, "batch *pos classes"]) -> Float[Tensor, "batch classes"]:
+    """Returns the logits of the answers; those of a window are the logits at its last token."""
+    return logits if logits.ndim == 2 else logits[:, -1]
+
+
+def _of_chunk(chunk: Chunk, given: Swapping) -> Tables:
+    """Returns the tables "pairs", "swaps" and "points"."""
+    if "bases" not in chunk.once:
+        chunk.once["bases"], chunk.once["points"] = _bases(chunk, given)
+    pairs, swaps = [], []
+    known = given.pairs.set_index("sample", drop=False)
+    for batch in chunk.batches():
+        size = at_once(chunk.model, batch.inputs)
+        numbers = np.arange(batch.start, batch.last + 1)
+        for place, inputs in enumerate(batch.inputs.split(size)):
+            rows = known.loc[numbers[place * size : (place + 1) * size]].reset_index(drop=True)
+            gaps, moved = _of_pairs(chunk, given, inputs, rows)
+            pairs.append(rows.assign(**gaps))
+            swaps.append(moved)
+    if not pairs:  # no sample of the chunk can be decoded
+        return {}
+    joined = {"pairs": pd.concat(pairs, ignore_index=True)}
+    return joined | {"swaps": pd.concat(swaps, ignore_index=True), "points": chunk.once["points"]}
+
+
+def _bases(chunk: Chunk, given: Swapping) -> tuple[list[Bases], pd.DataFrame]:
+    """Returns the bases of each layer, and the table "points": layer, tokens, width, pca_tokens.
+
+    The principal axes are the eigenvectors of the covariance of the tokens of the first samples.
+    """
+    sums: dict[int, tuple[int, Tensor, Tensor]] = {}
+    tokens = 0
+
+    def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
+        nonlocal tokens
+        tokens, x = acts[given.point].shape[1], acts[given.point].flatten(0, 1).double()
+        n, total, products = sums.get(layer, (0, torch.zeros(()), torch.zeros(())))
+        sums[layer] = (n + len(x), total.to(x) + x.sum(dim=0), products.to(x) + x.T @ x)
+
+    first = given.pairs["sample"].to_numpy()[:_PCA_SAMPLES]
+    for start in range(0, len(first), chunk.batch_size):
+        inputs = _read(chunk, first[start : start + chunk.batch_size])
+        chunk.measure(Batch(inputs, int(first[start])), [Reading([given.point], add)])
+    cfg: Any = chunk.model.cfg
+    drawn: dict[int, dict[str, Tensor]] = {}
+    bases, rows = [], []
+    for layer, (n, total, products) in sorted(sums.items()):
+        mean, width = total / n, len(total)
+        axes = torch.linalg.eigh(products / n - torch.outer(mean, mean))[1]
+        if width not in drawn:
+            drawn[width] = {
+                f"{ROTATED}-{seed}": _rotation(width, seed).to(cfg.device, cfg.dtype)
+                for seed in range(given.rotations)
+            }
+        bases.append({NATIVE: None, PCA: axes.to(cfg.dtype), **drawn[width]})
+        rows.append((layer, tokens, width, n))
+    return bases, pd.DataFrame(rows, columns=["layer", "tokens", "width", "pca_tokens"])
+
+
+def _rotation(width: int, seed: int) -> Float[Tensor, "d d"]:
+    """Returns random orthonormal columns."""
+    generator = torch.Generator().manual_seed(seed)
+    return qr(torch.randn(width, width, generator=generator, dtype=torch.float64))[0]
+
+
+def _read(chunk: Chunk, numbers: np.ndarray) -> Tensor:
+    """Returns samples by their numbers, which need not be neighbours or in the chunk."""
+    inputs = [chunk.samples.read(int(number), int(number) + 1) for number in numbers]
+    return torch.cat(inputs).to(chunk.model.cfg.device)
+
+
+def _of_pairs(
+    chunk: Chunk, given: Swapping, inputs: Tensor, rows: pd.DataFrame
+) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
+    """Returns the gaps of some samples and of their donors, and their rows of the table "swaps"."""
+    model, cfg = chunk.model, chunk.model.cfg
+    classes = torch.tensor(rows[["answer", "donor_answer"]].to_numpy(), device=cfg.device)
+    names = [full_name(given.point, layer) for layer in range(len(model.blocks))]
+    starts = [full_name("hook_resid_pre", layer) for layer in range(len(model.blocks))]
+    with torch.enable_grad():
+        own, logits = codes_and_logits(model, inputs, given.point)
+        gap = _gap(logits, classes)
+        gradients = torch.autograd.grad(gap.sum(), own)
+    gap, found = gap.detach(), []
+    with torch.no_grad():
+        logits, theirs = model.run_with_cache(
+            _read(chunk, rows["donor"].to_numpy()), names_filter=names
+        )
+        donor_gap = _gap(logits, classes)
+        streams = model.run_with_cache(inputs, names_filter=starts)[1]
+        towards = (gap - donor_gap).sign()[:, None, None]
+        for layer, name in enumerate(names):
+            ends = own[layer].detach(), theirs[name]
+            down = -gradients[layer] * towards.to(own[layer].dtype)
+            for basis, axes in chunk.once["bases"][layer].items():
+                for k, swapped in zip(given.k, swaps(*ends, down, axes, given.k), strict=True):
+                    logits = _from(model, inputs, streams[starts[layer]], layer, name, swapped)
+                    moved = (gap - _gap(logits, classes)).cpu().numpy()
+                    cells = {"sample": rows["sample"], "layer": layer, "basis": basis, "k": k}
+                    found.append(pd.DataFrame(cells | {"moved": moved}))
+    gaps = {"gap": gap.cpu().numpy(), "donor_gap": donor_gap.cpu().numpy()}
+    return gaps, pd.concat(found).sort_values("sample", kind="stable", ignore_index=True)
+
+
+def _gap(logits: Tensor, classes: Int[Tensor, "batch 2"]) -> Float[Tensor, "batch"]:
+    """Returns the logit of the own answer minus that of the donor's answer."""
+    both = _last(logits).double().gather(1, classes)
+    return both[:, 0] - both[:, 1]
+
+
+def swaps(
+    own: Float[Tensor, "batch pos d"],
+    donor: Float[Tensor, "batch pos d"],
+    down: Float[Tensor, "batch pos d"],
+    axes: Float[Tensor, "d d"] | None,
+    counts: Sequence[int],
+) -> Iterator[Float[Tensor, "batch pos d"]]:
+    """Yields `own` with its k best nodes swapped for those of the donor, for each k in counts.
+
+    axes: an orthonormal basis, one axis a column; None means the axes as they are. down: minus the
+    gradient of the gap, so that `down * (donor - own)` is how far a node moves it, to first order.
+    """
+    change = donor - own
+    if axes is not None:
+        change, down = change @ axes, down @ axes
+    best = (down * change).flatten(1).argsort(dim=1, descending=True, stable=True)
+    for k in counts:
+        chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best[:, :k], True)
+        chosen = chosen.view_as(change)
+        if axes is None:
+            yield torch.where(chosen, donor, own)
+        else:
+            yield own + (change * chosen) @ axes.T
+
+
+def _from(
+    model: HookedModel, inputs: Tensor, stream: Tensor, layer: int, name: str, value: Tensor
+) -> Any:
+    """Returns the logits if a point has this value. stream: the stream before the layer."""
+    if may_share(model) and name.endswith(_STREAM):
+        return model(value, start_at_layer=layer + 1)
+    hooks: list[Any] = [(name, lambda acts, hook: value)]
+    if may_share(model):
+        return model.run_with_hooks(stream, fwd_hooks=hooks, start_at_layer=layer)
+    return model.run_with_hooks(inputs, fwd_hooks=hooks)
+
+
+def concentration_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Concentration:
+    """Returns the result of the stages "swaps" and "untrained-0", "untrained-1", ..."""
+    twins = [tables for name, tables in found.items() if name.startswith("untrained-")]
+    own, meta = with_facts(found["swaps"], meta, found["answers"], *twins)
+    tables = {
+        f"untrained_{name}": stacked([twin[name] for twin in twins if name in twin], *own[name])
+        for name in ("pairs", "swaps")
+    }
+    return Concentration(own | tables, meta)
+
+
+CONCENTRATION = Kind(
+    Concentration,
+    {
+        "answers": {"answers": by("sample")},
+        **dict.fromkeys(("swaps", "untrained"), Concentration.OF_A_NETWORK),
+    },
+    concentration_result,
+)

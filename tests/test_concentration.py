@@ -1,0 +1,260 @@
+"""ci.circuits.concentration against loops, closed forms, and what it refuses."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import crate_interp as ci
+from command import fails, run
+from conftest import leftover_hooks, make, make_lm
+from crate_interp.circuits import code_swaps
+from crate_interp.circuits.code_swaps import _rotation, swaps, with_donors
+
+N, LAYERS, QUIET = 5, 2, dict(batch_size=3, progress=False)
+FEW = dict(k=[2, 5], rotations=2, untrained=0, **QUIET)
+IMAGES = torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(5)).double()
+TOKENS = torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(1))
+
+
+def classifier(family="crate", **over):
+    """Returns a model whose answers to the images differ: no class is higher on average."""
+    model = make(family, n_layers=LAYERS, **over).double()
+    with torch.no_grad():
+        model.unembed.bias -= model(IMAGES).mean(dim=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return classifier()
+
+
+@pytest.fixture(scope="module")
+def result(model):
+    return ci.circuits.concentration(model, IMAGES, **FEW | dict(untrained=2))
+
+
+def one(logits):
+    return (logits if logits.ndim == 2 else logits[:, -1])[0]
+
+
+def slow(model, inputs, name, layer, basis, k):
+    """(moved, whole) of each pair: whole runs of one sample, and nodes swapped one by one."""
+    answers = [int(one(model(x[None])).argmax()) for x in inputs]
+    rows = []
+    for place, a in enumerate(answers):
+        later = [(place + step) % len(inputs) for step in range(1, len(inputs))]
+        donor = next(other for other in later if answers[other] != a)
+        b = answers[donor]
+        acts = []
+
+        def keep(x, hook, acts=acts):
+            acts.append(x.detach().requires_grad_())
+            return acts[-1]
+
+        gaps = []
+        for sample in (place, donor):
+            logits = one(model.run_with_hooks(inputs[sample][None], fwd_hooks=[(name, keep)]))
+            gaps.append(logits[a] - logits[b])
+        (gradient,) = torch.autograd.grad(gaps[0], acts[0])
+        own, other, gradient = acts[0][0].detach(), acts[1][0].detach(), gradient[0]
+        nodes = []
+        for t in range(len(own)):
+            for j in range(own.shape[1]):
+                size = float((other - own)[t] @ basis[:, j])
+                nodes.append((float(gradient[t] @ basis[:, j]) * size, t, j, size))
+        value = own.clone()[None]
+        for _, t, j, size in sorted(nodes)[:k]:
+            value[0, t] += size * basis[:, j]
+        hooks = [(name, lambda x, hook, value=value: value)]
+        swapped = one(model.run_with_hooks(inputs[place][None], fwd_hooks=hooks))
+        rows.append(torch.stack([gaps[0] - swapped[a] + swapped[b], gaps[0] - gaps[1]]).detach())
+    return torch.stack(rows).T.numpy()
+
+
+def agrees(model, inputs, point, found):
+    width = int(found.table("points")["width"].iloc[0])
+    for name, basis in (("native", torch.eye(width)), ("rotated-1", _rotation(width, 1))):
+        full = f"blocks.1.{'hook_resid_post' if point == 'stream' else 'mlp.hook_post'}"
+        moved, whole = slow(model, inputs, full, 1, basis.double(), 5)
+        rows = found.table("swaps").query(f"layer == 1 and basis == {name!r} and k == 5")
+        np.testing.assert_allclose(rows["moved"], moved, atol=1e-9)
+        pairs = found.table("pairs")
+        np.testing.assert_allclose(pairs["gap"] - pairs["donor_gap"], whole, atol=1e-9)
+        assert (whole > 0).all()
+        if name == "native":
+            share = found.table().query("layer == 1 and basis == 'native' and k == 5")["share"]
+            np.testing.assert_allclose(share, moved.sum() / whole.sum())
+
+
+def test_images_agree_with_loops(model, result):
+    agrees(model, IMAGES, "code", result)
+    assert leftover_hooks(model) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["code", "stream"])
+@pytest.mark.parametrize("family", ["crate-alpha", "crate-lm", "gpt-baseline", "nanochat-crate"])
+def test_families_agree_with_loops(family, point):
+    lm = family != "crate-alpha"
+    model = make_lm(family, n_layers=LAYERS).double() if lm else classifier(family)
+    inputs = TOKENS if lm else IMAGES
+    agrees(model, inputs, point, ci.circuits.concentration(model, inputs, point=point, **FEW))
+
+
+@pytest.mark.parametrize("family", ["crate", "crate-lm"])
+def test_all_nodes_of_a_stream_move_the_whole_gap(family):
+    model = classifier() if family == "crate" else make_lm(family, n_layers=LAYERS).double()
+    inputs = IMAGES if family == "crate" else TOKENS
+    found = ci.circuits.concentration(model, inputs, **FEW | dict(k=[10_000]))
+    np.testing.assert_allclose(found.table()["share"], 1, atol=1e-9)
+    np.testing.assert_allclose(found.table("contrasts")["difference"], 0, atol=1e-9)
+
+
+def test_a_known_basis_concentrates_and_a_rotated_one_does_not():
+    """Three of 4 * 23 nodes differ, all in favour of the donor: three native axes are enough."""
+    generator = torch.Generator().manual_seed(3)
+    own, other = torch.randn(2, 5, 4, 23, generator=generator, dtype=torch.float64)
+    donor, down = own.clone(), torch.zeros_like(own)
+    for token, atom in ((0, 3), (2, 20), (3, 3)):
+        donor[:, token, atom] = other[:, token, atom]
+        down[:, token, atom] = (donor - own)[:, token, atom].sign()
+    whole = (down * (donor - own)).sum(dim=(1, 2))
+    moved = {}
+    for name, axes in (("native", None), ("rotated", _rotation(23, 0))):
+        first, three = swaps(own, donor, down, axes, [1, 3])
+        moved[name] = (down * (three - own)).sum(dim=(1, 2)) / whole
+        assert ((first != own).sum() == len(own)) == (axes is None)
+    torch.testing.assert_close(moved["native"], torch.ones(5, dtype=torch.float64))
+    assert (moved["rotated"] < 0.5).all()
+
+
+def test_a_linear_read_out_has_a_closed_form():
+    """With a huge eps the last norm is linear: a share is a sum of the largest products."""
+    model = classifier(ln_final_eps=1e12)
+    with torch.no_grad():
+        model.ln_final.weight.fill_(1e6)
+        model.unembed.bias -= model(IMAGES).mean(dim=0)
+    found = ci.circuits.concentration(model, IMAGES, **FEW)
+    _, cache = model.run_with_cache(IMAGES)
+    z, pairs = cache["blocks.1.hook_resid_post"][:, 0].detach(), found.table("pairs")
+    read = model.W_U.detach() - model.W_U.detach().mean(dim=0)
+    change = z - z[torch.tensor(pairs["donor"].to_numpy())]
+    answers, others = (torch.tensor(pairs[name]) for name in ("answer", "donor_answer"))
+    weights = (read[:, answers] - read[:, others]).T
+    centred = cache["blocks.1.hook_resid_post"].detach().flatten(0, 1)
+    principal = torch.linalg.svd(centred - centred.mean(dim=0), full_matrices=False)[2].T
+    drawn = [_rotation(z.shape[1], seed) for seed in range(2)]
+    whole, shares = (weights * change).sum(), found.table().query("layer == 1")
+    bases = {"native": [torch.eye(31).double()], "pca": [principal], "rotated": drawn}
+    for (name, axes), k in itertools.product(bases.items(), (2, 5)):
+        products = torch.stack([(weights @ one) * (change @ one) for one in axes])
+        moved = products.sort(descending=True)[0][..., :k].clamp(min=0).sum() / len(axes)
+        share = shares.query(f"basis == {name!r} and k == {k}")["share"]
+        assert float(share.iloc[0]) == pytest.approx(float(moved / whole), rel=1e-6)
+
+
+def test_donors_are_the_next_samples_of_another_answer():
+    answers = pd.DataFrame({"sample": [3, 4, 6, 7, 8], "answer": [2, 2, 5, 2, 2]})
+    found = with_donors(answers)
+    assert found["donor"].tolist() == [6, 6, 7, 6, 6]
+    assert found["donor_answer"].tolist() == [5, 5, 2, 5, 5]
+    with pytest.raises(ValueError, match="gives all 2 samples the same answer, .* several classes"):
+        with_donors(answers.iloc[:2])
+
+
+def test_tables_of_the_result(result, tmp_path):
+    shares, contrasts = result.table(), result.table("contrasts")
+    assert shares[["layer", "basis", "k"]].drop_duplicates().shape[0] == LAYERS * 3 * 2
+    assert (shares["n"] == N).all() and (shares["low"] <= shares["share"]).all()
+    wide = shares.pivot(index=["layer", "k"], columns="basis", values="share")
+    against = contrasts[contrasts["versus"] == "pca"].set_index(["layer", "k"])
+    np.testing.assert_allclose(against["difference"], wide["native"] - wide["pca"])
+    np.testing.assert_allclose(against["ratio"], wide["native"] / wide["pca"])
+    np.testing.assert_allclose(contrasts["learned"], contrasts["ratio"] / contrasts["untrained"])
+    points = result.table("points")
+    assert points.to_numpy().tolist() == [[layer, 13, 31, 13 * N] for layer in range(LAYERS)]
+    assert "swapping 2 of 403 (token, coordinate) nodes" in result.headline()
+    assert "2 untrained networks" in result.headline() and "65 tokens" in result.legend()
+    with pytest.raises(ValueError, match="run ci.circuits.concentration on all samples at once"):
+        result.merge(result)
+    with pytest.raises(ValueError, match=r"k=3 was not measured: give one of \[2, 5\]"):
+        ci.viz.concentration(result, 3)
+
+
+def test_a_twin_counts_the_same_pairs(model, result):
+    """A twin has the pairs and classes of the model, and its own gaps."""
+    own, twins = result.table("pairs"), result.table("untrained_pairs")
+    assert sorted(set(twins["seed"])) == [0, 1]
+    for _, pairs in twins.groupby("seed"):
+        same = ["sample", "donor", "answer", "donor_answer"]
+        assert pairs[same].reset_index(drop=True).equals(own[same])
+        assert not np.allclose(pairs["gap"], own["gap"])
+
+
+def test_chunks_do_not_change_it(model, result, tmp_path):
+    more = FEW | dict(out=tmp_path, chunk_size=3)
+    found, again = (ci.circuits.concentration(model, IMAGES, **more) for _ in range(2))
+    for name in ("pairs", "swaps", "points"):
+        pd.testing.assert_frame_equal(result.table(name), found.table(name), rtol=1e-12)
+    assert again.digest() == found.digest()
+
+
+@pytest.mark.slow
+def test_shards_make_what_one_process_makes(model, result, tmp_path, capsys):
+    more = FEW | dict(untrained=2, out=tmp_path, chunk_size=3)
+    shards = ("0/2", "1/2", "0/2", "1/2")
+    found = [ci.circuits.concentration(model, IMAGES, shard=shard, **more) for shard in shards]
+    assert found[0] is None and "The next stage needs all chunks" in capsys.readouterr().err
+    for name, table in found[-1].tables.items():
+        pd.testing.assert_frame_equal(table, result.table(name), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "more, match",
+    [
+        (dict(k=[0]), "k=0"),
+        (dict(k=[]), r"k=\[\]: give a list of numbers of nodes, such as \[4, 16\]"),
+        (dict(k=4), "k=4: give a list of numbers"),
+        (dict(point="atoms"), "point='atoms' is none of code, stream"),
+        (dict(rotations=1), "rotations=1"),
+        (dict(limit=1), "the data has one sample, and it needs a donor"),
+    ],
+)
+def test_bad_input_is_refused_before_work(model, monkeypatch, unchecked, more, match):
+    monkeypatch.setattr(code_swaps, "Stage", lambda *_: pytest.fail("work has started"))
+    with pytest.raises(ValueError, match=match) as error:
+        ci.circuits.concentration(model, IMAGES, **FEW | more)
+    assert "\n" not in str(error.value)
+
+
+def test_one_answer_is_refused_before_the_first_swap(model, monkeypatch):
+    monkeypatch.setattr(code_swaps, "_of_pairs", lambda *_: pytest.fail("swapped"))
+    with pytest.raises(ValueError, match="gives all 2 samples the same answer"):
+        ci.circuits.concentration(model, IMAGES[:1].repeat(2, 1, 1, 1), **FEW)
+
+
+@pytest.mark.slow
+def test_the_command_prints_and_draws(tmp_path):
+    command = ("concentration", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 3)
+    command += ("--untrained", 0, "--rotations", 2, "--out", tmp_path, "--quiet")
+    done = run(*command, "--k", 4, "--k", 2)
+    assert done.returncode == 0 and "swapping 2 of 6,400" in done.stdout, done.stderr
+    assert (tmp_path / "concentration.png").stat().st_size > 10_000
+    assert ci.circuits.Concentration.load(tmp_path).meta["settings"]["k"] == [2, 4]
+    fails("--k 0", *command, "--k", 0)
+
+
+@pytest.mark.slow
+def test_a_figure_shows_shares_and_ratios(result):
+    shares, ratios = ci.viz.concentration(result, 5).axes
+    assert shares.get_title() == "Swapping 5 nodes of the code"
+    table = result.table().query("k == 5")
+    for line, basis in zip(shares.lines, ("native", "pca", "rotated"), strict=True):
+        assert line.get_ydata().tolist() == table[table["basis"] == basis]["share"].tolist()
+    rows = result.table("contrasts").query("k == 5 and versus == 'rotated'")
+    assert [line.get_label() for line in ratios.lines][-1] == "untrained"
+    assert ratios.lines[1].get_ydata().tolist() == rows["ratio"].tolist()
