@@ -95,8 +95,7 @@ def test_maps_agree_with_loops_over_pixels():
 def of_classes():
     """Pictures, of which one has no object, with masks of several classes; and their scores."""
     data = dataset(6, 3, empty=(3,), binary=False)
-    shares = dict(mass=0.5, fraction=0.4)
-    return data, ci.segment(model(), data, untrained=0, **shares, progress=False)
+    return data, ci.segment(model(), data, untrained=0, mass=0.5, fraction=0.4, progress=False)
 
 
 def test_scores_in_the_table_agree_with_loops_over_pixels(of_classes):
