@@ -52,6 +52,7 @@ def slow_maps(picture):
         ]
 
     centres = [border, max(own, key=lambda mean: ((mean - border) ** 2).sum())]
+    groups = [[], []]
     for _ in range(50):
         groups = [[], []]
         for number, mean in enumerate(own):

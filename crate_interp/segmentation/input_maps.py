@@ -82,19 +82,20 @@ def _background(
     """
     far = _distance(colours, frame[:, None]).argmax(dim=1)
     centres = torch.stack([frame, colours[torch.arange(len(colours)), far]], dim=1)
-    second = torch.zeros(colours.shape[:2], dtype=torch.bool)
+    second = torch.ones(colours.shape[:2], dtype=torch.bool)
     for _ in range(_ROUNDS):
         before = second
         near, away = (_distance(colours, centres[:, which, None]) for which in (0, 1))
         second = away < near
-        members = torch.stack([~second, second], dim=1).double()  # [batch, cluster, patch]
-        count = members.sum(dim=2, keepdim=True)
-        means = members @ colours / count.clamp(min=1)
-        centres = torch.where(count > 0, means, centres)
         if torch.equal(before, second):
             break
-    share = (members * ring).sum(dim=2) / count[:, :, 0].clamp(min=1)
-    return torch.where(share[:, 1:] > share[:, :1], centres[:, 1], centres[:, 0])
+        members = torch.stack([~second, second], dim=1).double()  # [batch, cluster, patch]
+        count = members.sum(dim=2, keepdim=True)
+        centres = torch.where(count > 0, members @ colours / count.clamp(min=1), centres)
+    first, other = (
+        (which & ring).sum(dim=1) / which.sum(dim=1).clamp(min=1) for which in (~second, second)
+    )
+    return torch.where((other > first)[:, None], centres[:, 1], centres[:, 0])
 
 
 def centred_map(grid: tuple[int, int]) -> Float[Tensor, "patch"]:

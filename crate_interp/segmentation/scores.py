@@ -62,7 +62,8 @@ def score_table(result: Result) -> pd.DataFrame:
     columns excess, excess_low and excess_high are the mean over images of the difference to it, and
     its interval.
     """
-    kept, constants = _with_object(result), result.table("constants")[_with_object(result)]
+    kept = _with_object(result)
+    constants: Any = result.table("constants")[kept]
     parts: list[pd.DataFrame] = []
     for rule, resolution, table, values in _beside_chance(result, _by_way, fewest=2):
         blind = without_network(constants, rule, resolution)
