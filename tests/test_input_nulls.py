@@ -1,4 +1,4 @@
-"""Maps made of the picture alone: by hand, by a slow form, and in the headline of ci.segment."""
+"""What the input alone gives ci.segment and ci.linear_probe: by hand, slowly, and in headlines."""
 
 import json
 from collections import Counter
@@ -9,11 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
 
 import crate_interp as ci
+from conftest import make, make_lm
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.measures import mass_mask, top_mask
 from crate_interp.segmentation.input_maps import MAPS, input_maps
+from crate_interp.sweeps.linear_features import input_features
 from segments import PATCH, dataset, model
 from test_segment import slow_scores
 
@@ -227,3 +230,53 @@ def test_a_result_of_an_older_version_is_refused_in_a_sentence(of_classes, tmp_p
     some = table.assign(border_colour_mass_token=[0.5, np.nan, 0.5, 0.5, 0.5, 0.5])
     with pytest.raises(ValueError, match="lacks scores of border_colour: an older version"):
         ci.SegmentResult({**result.stored, "constants": some}, result.meta)
+
+
+def test_features_of_the_input_by_hand():
+    """31 numbers hold 3 channels of 3 x 3 means; of 6 rows each cell has 2, of 21 columns 7."""
+    images = torch.randn(2, 3, 6, 21, generator=torch.Generator().manual_seed(0))
+    found = input_features(images, "cls", 31)
+    wanted = [
+        [
+            float(picture[channel, 2 * row : 2 * row + 2, 7 * column : 7 * column + 7].mean())
+            for channel in range(3)
+            for row in range(3)
+            for column in range(3)
+        ]
+        for picture in images
+    ]
+    torch.testing.assert_close(found, torch.tensor(wanted))
+    assert torch.equal(
+        input_features(images[:, :1, :2, :2], "mean", 31), images[:, 0, :2, :2].flatten(1)
+    )
+    tokens = torch.tensor([[4, 0, 4, 2], [6, 6, 6, 1]])  # with 5 features, 6 is as 1
+    assert input_features(tokens, "last", 5).tolist() == [[0, 0, 1, 0, 0], [0, 1, 0, 0, 0]]
+    shares = [[0.25, 0, 0.25, 0, 0.5], [0, 1, 0, 0, 0]]
+    assert input_features(tokens, "mean", 5).tolist() == shares
+
+
+def test_what_pixels_or_tokens_alone_tell_stands_in_the_headline():
+    """Labels are of the brightness of a corner, or of the last token: the network adds nothing."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(80, 3, 6, 20, generator=generator)
+    labels = (images[:, 0, :2, :6].mean(dim=(1, 2)) > 0).long().tolist()
+    result = ci.linear_probe(make(), images, labels=labels, progress=False)
+    table = result.samples().query("layer == 0")
+    held = table["linear.input"].notna().to_numpy()
+    assert (held == table["linear.accuracy"].notna()).all() and held.sum() == 20
+    x, y = input_features(images, "cls", 31).double().numpy(), np.array(labels)
+    x = (x - x[~held].mean(axis=0)) / x[~held].std(axis=0)
+    right = LogisticRegression(max_iter=1000).fit(x[~held], y[~held]).predict(x[held]) == y[held]
+    assert right.tolist() == (table["linear.input"][held] == 1).tolist() and right.mean() > 0.7
+    assert f"{right.mean():.3f} from pixels alone (difference" in result.headline()
+    tokens = torch.randint(0, 5, (60, 13), generator=generator)
+    asked = (tokens[:, -1] % 2).tolist()
+    text = ci.linear_probe(make_lm(), tokens, labels=asked, progress=False)
+    assert "1.000 from token ids alone (difference" in text.headline()
+    samples = text.stored["samples"].drop(columns="linear.input")
+    old = {**text.stored, "samples": samples}
+    moments = old["moments"]
+    old["moments"] = moments[moments["statistic"] != "input"]
+    meta = {name: value for name, value in text.meta.items() if name != "statistics"}
+    meta["statistics"] = {k: v for k, v in text.meta["statistics"].items() if k != "linear.input"}
+    assert "alone" not in type(text)(old, meta).headline()
