@@ -97,9 +97,8 @@ def linear_probe(
     and scales come from the training part.
 
     `linear.input` is the accuracy of the same classifier, with the same split, on the input alone,
-    in at most d_model features (`input_features`): means of colours over a grid, or tokens. A layer
-    shows what the network adds only if it is more accurate. A store has no inputs, so that a probe
-    of a store lacks this statistic.
+    in at most d_model features: means of colours over a grid, or tokens (`input_features`). A layer
+    shows what the network adds only if it is more accurate. A probe of a store has no such level.
 
     `linear.permuted` is the accuracy if labels are permuted among samples. It is at chance by
     construction, because a held-out sample shares nothing with the training part; so it shows the
