@@ -12,7 +12,7 @@
 # # Segmentation for free?
 #
 # **Do attention maps of a classifier segment objects, although it never saw a mask?** Score every
-# head against masks, beside chance levels.
+# head against masks, beside chance levels and maps that need no network.
 
 # %%
 # %matplotlib inline
@@ -38,12 +38,12 @@ print(f"Untrained networks: {NETWORKS}. Other random weights would give another 
 # The table has the score of each layer. Beside it stand the same maps on the mask of another image,
 # the same maps in random order, and untrained networks (the mean of `NETWORKS`). "Best head for
 # each image" is how scores are published. There the mask itself chooses the head, so the chance
-# level is high too.
+# level is high too. `strongest` is the best mask that needs no network, such as the contrast of
+# colours to the picture's border, and `excess` the difference to it.
 
 # %%
-segments.layers()[
-    ["way", "layer", "head", "value", "low", "high", "other_image", "random", "untrained", "centre"]
-].round(3)
+shown = ["way", "layer", "head", "value", "low", "high", "other_image", "random", "untrained"]
+segments.layers()[[*shown, "centre", "strongest", "excess", "excess_low", "excess_high"]].round(3)
 
 # %% [markdown]
 # Look at the image on which the fixed head does best, and at the one on which it does worst.
@@ -81,7 +81,10 @@ print(
     f"Answer: the fixed head {'is' if beaten else 'is not'} above every chance level: "
     f"{fixed['value']:.3f} ({fixed['low']:.3f} to {fixed['high']:.3f}, {int(fixed['n'])} images), "
     f"the highest level {levels.max():.3f} ({levels.astype(float).idxmax()}), untrained "
-    f"{fixed['untrained']:.3f} ({NETWORKS} network{'s' * (NETWORKS > 1)}). "
+    f"{fixed['untrained']:.3f} ({NETWORKS} network{'s' * (NETWORKS > 1)}). It is "
+    f"{'above' if fixed['excess_low'] > 0 else 'not above'} the strongest mask without a network "
+    f"({fixed['strongest']}, {fixed[fixed['strongest']]:.3f}): difference {fixed['excess']:+.3f} "
+    f"({fixed['excess_low']:+.3f} to {fixed['excess_high']:+.3f}). "
     "The layer and head were chosen with masks, on the other half of the images: without masks one "
     "could not know which head to look at."
 )

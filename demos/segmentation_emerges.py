@@ -3,12 +3,12 @@
     python demos/segmentation_emerges.py --out runs/emerges
     python demos/segmentation_emerges.py --out runs/emerges --vit runs/vit-tiny-cutouts
 
-The masks are of crate-tiny-cutouts at the checkpoints of its training, beside chance and a plain
-ViT. The images are 128 composites of objects and backgrounds that training never saw. Their
-backgrounds are zoomed 2.2 times as far as those of training, because the strips kept for them are
-narrower. Training saw no masks either. A score is the mean Jaccard index of the head that is best
-on the other half of the images (mass rule, patches). --vit: the folder that
-`demos/train_tiny_cutouts.py --model vit` writes.
+The masks are of crate-tiny-cutouts at the checkpoints of its training, beside chance, maps of the
+picture alone and a plain ViT. The images are 128 composites of objects and backgrounds that
+training never saw. Their backgrounds are zoomed 2.2 times as far as those of training, because the
+strips kept for them are narrower. Training saw no masks either. A score is the mean Jaccard index
+of the head that is best on the other half of the images (mass rule, patches). --vit: the folder
+that `demos/train_tiny_cutouts.py --model vit` writes.
 """
 
 import argparse
@@ -26,7 +26,10 @@ from crate_interp.segmentation.result import CELL
 
 DATA = "embedded:cutouts"
 STEPS = Path(__file__).parent / "weights" / "crate-tiny-cutouts"
-COLUMNS = ("value", "low", "high", "other_image", "random", "untrained", "all_foreground", "centre")
+COLUMNS = (
+    "value", "low", "high", "other_image", "random", "untrained", "all_foreground", "centre",
+    "border_colour",
+)  # fmt: skip
 
 
 def crates() -> list[tuple[str, ci.HookedCrate]]:
@@ -87,7 +90,7 @@ def picture(scores: dict[str, list[tuple[str, SegmentResult]]], path: Path) -> N
         other = [row["other_image"] for row in rows]
         axes.plot(x, other, ":", color=colour, label=f"{title}, mask of another image")
     names, last = [name for name, _ in scores["CRATE"]], scores["CRATE"][-1][1].overall()
-    for name, style in (("all_foreground", "--"), ("centre", "-.")):
+    for name, style in (("all_foreground", "--"), ("centre", "-."), ("border_colour", "-")):
         label = name.replace("_", " ")
         axes.axhline(last[name], linestyle=style, linewidth=0.8, color="#777777", label=label)
     axes.set(xticks=range(len(names)), xticklabels=names, ylabel="Jaccard index of the fixed head")

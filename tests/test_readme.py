@@ -62,7 +62,8 @@ def test_the_answers_are_those_of_the_pages():
         page("how/audit").split()
     )
     scores = " ".join(page("how/segment").split())
-    assert "Jaccard .442, untrained .160, a map in the middle .325" in said
+    assert "Jaccard .442, untrained .160, a map in the middle .325, but colour contrast" in said
+    assert "colour contrast alone .604" in said and "picture's border | 0.604 |" in scores
     assert "| 0.442 (0.408 to 0.475) |" in scores and "a map in the middle" not in scores
     assert "A map in the middle of the picture has 0.325" in scores
     assert "five networks of random weights 0.160" in scores
@@ -175,7 +176,13 @@ def test_the_segmentation_in_the_readme_is_what_the_command_prints():
     best, other = layers["value"], layers["other_image"]
     assert f"{best:.3f} in layer 3, where the same six maps have {other:.3f}" in section
     assert row["low"] > max(*wanted, row["other_image"])
-    assert f"no more than {result.overall('top')['value']:.3f}" in section
+    top = result.overall("top")
+    assert f"no more than {top['value']:.3f}" in section
+    for name in ("border_colour", "colour_clusters", "mean_colour", "local_variance"):
+        assert f"| {row[name]:.3f} |" in section
+    ends = f"({row['excess_low']:.3f} to {row['excess_high']:.3f})"
+    assert row["strongest"] == "border_colour" and f"{row['excess']:.3f} {ends}" in section
+    assert f"contrast to the border has {top['border_colour']:.3f}" in section
 
 
 def of_the_pairs():

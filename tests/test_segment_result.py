@@ -205,18 +205,20 @@ def test_merged_examples_are_the_extremes_and_the_middle_of_both():
 
 
 @pytest.mark.parametrize(
-    "low, high, verdict",
+    "low, high, excess, verdict",
     [
-        (0.9, 0.95, "finds objects: Jaccard index"),
-        (0.01, 0.95, "may find objects (this data does not decide)"),
-        (0.01, 0.02, "does not find objects"),
+        (0.9, 0.95, 0.1, "finds objects: Jaccard index"),
+        (0.9, 0.95, -0.1, "finds objects, no better than a map of local variance: Jaccard index"),
+        (0.01, 0.95, 0.1, "may find objects (this data does not decide)"),
+        (0.01, 0.02, 0.1, "does not find objects"),
     ],
 )
-def test_the_page_begins_with_what_was_found(tmp_path, monkeypatch, low, high, verdict):
+def test_the_page_begins_with_what_was_found(tmp_path, monkeypatch, low, high, excess, verdict):
     result = ci.segment(model(), dataset(8), untrained=1, progress=False)
     result.stored["examples"] = result.stored["examples"].iloc[:0]
     images = result.table("images").assign(layer=1, head=2)
     row = result.overall() | {"low": low, "high": high, "centre": 0.4, "head_layer": 1, "head": 2}
+    row |= {"excess_low": excess, "excess_high": 0.3, "strongest": "local_variance"}
     monkeypatch.setattr(type(result), "overall", lambda *_: row)
     result._computed["images"] = images
     page = ci.viz.segment_page(result, tmp_path).read_text()

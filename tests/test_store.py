@@ -356,4 +356,6 @@ def test_a_linear_probe_of_a_store(net, stored, tmp_path):
     names = [LAST, *(f"blocks.{layer}.hook_resid_pre" for layer in range(3))]
     kept = ci.store(net, data, points=names, out=tmp_path / "s", batch_size=BATCH, progress=False)
     one, two = (ci.linear_probe(net, given, **options) for given in (data, kept))
-    assert one.samples().equals(two.samples()) and "store" in two.meta
+    both = one.samples().drop(columns="linear.input")  # a store has no inputs
+    assert both.equals(two.samples()) and "store" in two.meta
+    assert "pixels alone" not in two.headline() and "from pixels alone" in one.headline()

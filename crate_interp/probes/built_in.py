@@ -40,6 +40,10 @@ LINEAR_STATISTICS: dict[str, Statistic] = {
         "Accuracy with permuted labels", "chance, with its noise",
         how="Held-out accuracy with labels permuted among samples: there is nothing to learn.",
     ),
+    "input": _share(
+        "Accuracy from the input alone", "what the network adds nothing to",
+        how="Held-out accuracy of the same classifier on pixels or token ids, in every layer.",
+    ),
     "chance": _share(
         "Share of the commonest class", "chance",
         how="Held-out accuracy of always predicting the commonest class of the training part.",

@@ -7,9 +7,17 @@ import pandas as pd
 
 from crate_interp.results.result import Result, as_text, by, counted
 from crate_interp.segmentation.examples import merged_examples
+from crate_interp.segmentation.input_maps import WITHOUT_NETWORK, check_maps
 from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table
 from crate_interp.stats.significance import interval_words
 
+# scores of guesses that do not look at the image
+BLIND = {
+    "centre": "a centred map",
+    "all_foreground": "all foreground",
+    "other_image": "the mask of another image",
+    "random": "patches in random order",
+}
 CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 
 
@@ -20,11 +28,13 @@ class SegmentResult(Result):
     and layer, with 95 % bootstrap intervals over images. layer is empty in the row of the head that
     is fixed over all layers; head_layer and head name this head if both halves of the images agree
     on it. Further columns hold scores to compare with: the same maps judged by the mask of the next
-    image, the maps with patches in random order, untrained networks, the whole image as foreground,
-    and a centred map. `table("heads")` has a row per rule, resolution, layer and head.
-    `table("images")` has a row per image with an object: the score of the fixed head by the rule
-    "mass" at the resolution "token". `table("examples")` has the images with the highest and lowest
-    scores.
+    image, the maps with patches in random order, untrained networks, and six masks that need no
+    network. strongest names the one of the six with the highest mean over all images; excess is the
+    difference to it, with its interval over images.
+
+    `table("heads")` has a row per rule, resolution, layer and head. `table("images")` has a row per
+    image with an object: the score of the fixed head by the rule "mass" at the resolution "token".
+    `table("examples")` has the images with the highest and lowest scores.
 
     Stored tables: `samples` and `head_samples` as in a sweep; the same two tables for the untrained
     twins, with their seeds; `constants` (scores that need no network, per image); and `examples`.
@@ -43,6 +53,10 @@ class SegmentResult(Result):
         "examples": merged_examples,
     }
     DERIVED = {"scores": score_table, "heads": head_table, "images": image_table}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_maps(self.stored["constants"])
 
     def layers(self, rule: str = "mass", resolution: str = "token") -> pd.DataFrame:
         """Returns the scores of one rule ("mass" or "top") and resolution ("token" or "pixel").
@@ -73,12 +87,20 @@ class SegmentResult(Result):
         return ["layer", *WAYS], rows
 
     def text(self, rule: str = "mass", resolution: str = "token") -> str:
-        """Returns the table of `cells` as text, below a line that explains it."""
+        """Returns the table of `cells` as text, between a line that explains it and `others`."""
         settings = self.meta["probes"]["segmentation"]["settings"]
         share = settings["mass" if rule == "mass" else "fraction"]
         levels = ", ".join(CELL.values())
         table = as_text(*self.cells(rule, resolution))
-        return f"{rule} rule, {share:.0%}; Jaccard index over {resolution}s ({levels}):\n{table}"
+        return (
+            f"{rule} rule, {share:.0%}; Jaccard index over {resolution}s ({levels}):\n{table}\n"
+            f"without a network: {self.others(rule, resolution)}"
+        )
+
+    def others(self, rule: str = "mass", resolution: str = "token") -> str:
+        """Returns the scores of the masks that need no network, as text."""
+        row = self.overall(rule, resolution)
+        return ", ".join(f"{words} {row[name]:.3f}" for name, words in WITHOUT_NETWORK.items())
 
     def legend(self) -> str:
         """Returns the meaning of the rules and of the columns of `text`."""
@@ -98,8 +120,50 @@ class SegmentResult(Result):
         table: Any = self.layers(rule, resolution)
         return table[table["layer"].isna()].iloc[0].to_dict()
 
+    def chosen(self) -> list[tuple[int, int]]:
+        """Returns (layer, head) of each head that was chosen among all layers.
+
+        One head was chosen for each half of the images. If both halves chose the same head, one
+        pair is returned.
+        """
+        table: Any = self._table("images")
+        places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
+        return sorted((int(layer), int(head)) for layer, head in places)
+
+    def named(self) -> str:
+        """Returns the names of the chosen heads, such as "L3H2"."""
+        return " and ".join(f"L{layer}H{head}" for layer, head in self.chosen())
+
+    def verdict(self) -> str:
+        """Returns whether the chosen heads find objects, with the score and its interval.
+
+        They do if the interval lies above every chance level, and they do so no better than the
+        strongest mask without a network unless the interval of the difference lies above 0.
+        """
+        row, several = self.overall(), len(self.chosen()) > 1
+        bar = max(row[name] for name in (*BLIND, "untrained") if not pd.isna(row[name]))
+        verdict = "do not find objects" if several else "does not find objects"
+        if row["low"] > bar:
+            verdict = "find objects" if several else "finds objects"
+            if not row["excess_low"] > 0:
+                verdict += f", no better than {WITHOUT_NETWORK[row['strongest']]}"
+        elif row["high"] > bar:
+            verdict = "may find objects (this data does not decide)"
+        ends = interval_words(row["low"], row["high"], ".3f", "")
+        return f"{self.named()} {verdict}: Jaccard index {row['value']:.3f} ({ends})"
+
+    def against(self) -> str:
+        """Returns the strongest mask without a network, its score, and the difference to it."""
+        row = self.overall()
+        ends = interval_words(row["excess_low"], row["excess_high"], "+.3f", "")
+        return (
+            f"{WITHOUT_NETWORK[row['strongest']]}, on average the strongest of "
+            f"{len(WITHOUT_NETWORK)} masks without a network, {row[row['strongest']]:.3f} "
+            f"(difference {row['excess']:+.3f}, {ends})"
+        )
+
     def headline(self) -> str:
-        """Returns the score of the head that is fixed over all layers, and each chance level."""
+        """Returns whether heads find objects, the strongest mask without a network, and chance."""
         row = self.overall()
         levels = (
             ("other_image", "the same maps on the mask of another image"),
@@ -109,11 +173,9 @@ class SegmentResult(Result):
             ("random", "the same maps in random order"),
         )
         chance = [f"{words} {row[name]:.3f}" for name, words in levels if not pd.isna(row[name])]
-        ends = interval_words(row["low"], row["high"], ".3f")
         return (
-            f"Jaccard index {row['value']:.3f} ({ends}) with the layer and head that are "
-            "best on the other half of the images; "
-            f"chance: {', '.join(chance)}."
+            f"{self.verdict()} with the layer and head that are best on the other half of the "
+            f"images; {self.against()}; chance: {', '.join(chance)}."
         )
 
     def _repr_html_(self) -> str:

@@ -16,8 +16,8 @@ from crate_interp.probes import Probe, segmentation
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import first
 from crate_interp.segmentation.examples import examples, no_examples
+from crate_interp.segmentation.input_maps import check_objects, constants_of
 from crate_interp.segmentation.result import SegmentResult
-from crate_interp.segmentation.scores import check_objects, constants_of
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import check_masks, sweep_stage
 from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
@@ -53,10 +53,15 @@ def segment(
 
     There are two chance levels, each with heads chosen in the same three ways. One judges the same
     maps by the mask of the next image, which keeps the maps' knowledge of where objects usually
-    are. The other puts the patches of the same maps in random order. Further levels: the mean of
-    networks with random weights (`untrained` says how many; seeds 0, 1, ...), the whole image as
-    foreground, and a centred map. Intervals are over images, with the chosen heads fixed. The data
-    is read once for each network; maps are not kept. run: as in `ci.sweep`.
+    are. The other puts the patches of the same maps in random order. A further level is the mean of
+    networks with random weights (`untrained` says how many; seeds 0, 1, ...).
+
+    Six masks need no network: the whole image, and those of five maps made of the picture alone by
+    the same rules: a centred map, colour contrast to the border and to the mean, local variance,
+    and two colour clusters (`SegmentResult`). A head that finds objects no better than the
+    strongest of them shows nothing that the network has learned. Intervals are over images, with
+    the chosen heads fixed. The data is read once for each network; maps are not kept. run: as in
+    `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
     object, if the model has no CLS token, or if a measure refuses a setting. With several shards,

@@ -1,4 +1,4 @@
-"""The three ways to score how well a layer segments, and scores of masks that need no network."""
+"""The three ways to score how well a layer segments, beside chance and maps without a network."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,20 +6,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
-from crate_interp.data import Samples
-from crate_interp.measures import mass_mask, top_mask
-from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES, Targets
-from crate_interp.results.kinds import Tables
+from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
 from crate_interp.results.result import Result
+from crate_interp.segmentation.input_maps import without_network
 from crate_interp.stats.intervals import mean_interval
-from crate_interp.sweeps.runs.batches import Chunk
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
 Columns = tuple[pd.DataFrame, np.ndarray]  # keys of the columns, and scores `[n, column]`
-LEAST = 4  # fewest images with an object
 
 
 @dataclass(frozen=True)
@@ -62,12 +56,25 @@ def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score_table(result: Result) -> pd.DataFrame:
-    """Returns a row per rule, resolution, way and layer, with chance levels."""
-    kept, constants = _with_object(result), result.table("constants")[_with_object(result)]
+    """Returns a row per rule, resolution, way and layer, with chance levels.
+
+    strongest: the one of the masks without a network that has the highest mean over all images. The
+    columns excess, excess_low and excess_high are the mean over images of the difference to it, and
+    its interval.
+    """
+    kept = _with_object(result)
+    constants: Any = result.table("constants")[kept]
     parts: list[pd.DataFrame] = []
-    for rule, resolution, table in _beside_chance(result, _by_way, fewest=2):
-        table["all_foreground"] = constants[f"all_{resolution}"].mean()
-        table["centre"] = constants[f"{rule}_{resolution}"].mean()
+    for rule, resolution, table, values in _beside_chance(result, _by_way, fewest=2):
+        blind = without_network(constants, rule, resolution)
+        means: Any = blind.mean()
+        strongest = str(means.idxmax())
+        excess = values - blind[[strongest]].to_numpy()
+        low, high = mean_interval(excess)
+        table = table.assign(
+            **means, strongest=strongest, excess=excess.mean(axis=0), excess_low=low,
+            excess_high=high,
+        )  # fmt: skip
         table.insert(7, "n", int(kept.sum()))
         parts.append(table.astype({"layer": "Int64", "head_layer": "Int64", "head": "Int64"}))
     return pd.concat(parts, ignore_index=True)
@@ -75,7 +82,7 @@ def score_table(result: Result) -> pd.DataFrame:
 
 def head_table(result: Result) -> pd.DataFrame:
     """Returns a row per rule, resolution, layer and head: its mean, interval and chance levels."""
-    parts = [table for _, _, table in _beside_chance(result, _by_head, fewest=1)]
+    parts = [table for _, _, table, _ in _beside_chance(result, _by_head, fewest=1)]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -114,8 +121,10 @@ def _by_head(scores: Scores) -> Columns:
 
 def _beside_chance(
     result: Result, columns: Callable[[Scores], Columns], fewest: int
-) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Yields rule, resolution, and a table with each column's mean, interval and chance levels.
+) -> Iterator[tuple[str, str, pd.DataFrame, np.ndarray]]:
+    """Yields rule, resolution, a table, and the scores `[n, row of the table]`.
+
+    The table has each column's mean, interval and chance levels.
 
     Scores by the next image's mask use only images whose next image has an object; they are NaN for
     fewer than `fewest` such images.
@@ -139,7 +148,7 @@ def _beside_chance(
             table["untrained"] = np.mean(untrained, axis=0) if untrained else np.nan
             table.insert(0, "rule", rule)
             table.insert(1, "resolution", resolution)
-            yield rule, resolution, table
+            yield rule, resolution, table, values
 
 
 def _with_object(result: Result) -> np.ndarray:
@@ -161,64 +170,3 @@ def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
     """Returns the layer and head in `[n, 2]` if all samples share them, else None, None."""
     same = (place == place[0]).all()
     return (int(place[0, 0]), int(place[0, 1])) if same else (None, None)
-
-
-def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
-    """Returns a row per image: sample, label, and the scores of masks that need no network.
-
-    all_token, all_pixel: the scores of the whole image as foreground; the other columns are scores
-    of the centred map by each rule. NaN means that the image has no object.
-    """
-    patch_size = chunk.model.cfg.patch_size
-    parts: dict[str, list[Tensor]] = {}
-    for batch in chunk.batches():
-        masks = batch.masks
-        assert masks is not None  # the stage has masks
-        parts.setdefault("sample", []).append(torch.arange(batch.start, batch.last + 1))
-        targets = Targets(masks, patch_size)
-        patches = zip(masks.shape[1:], patch_size, strict=True)
-        height, width = (side // patch for side, patch in patches)
-        centre = centred_map((height, width))
-        shapes = {"all": torch.ones_like(centre, dtype=torch.bool)}
-        shapes |= {"mass": mass_mask(centre, mass), "top": top_mask(centre, fraction)}
-        for name, shape in shapes.items():
-            for resolution in RESOLUTIONS:
-                mask = shape.expand(len(masks), 1, -1)
-                scores = targets.mean(targets.jaccard(mask, resolution))[:, 0]
-                parts.setdefault(f"{name}_{resolution}", []).append(scores)
-    if not parts:
-        return {"constants": pd.DataFrame({"sample": []})}
-    columns = {name: torch.cat(values).numpy() for name, values in parts.items()}
-    labels = _labels(chunk.samples)
-    table = pd.DataFrame(columns)
-    own = [labels[number - chunk.samples.start] for number in columns["sample"]]
-    table.insert(1, "label", pd.Series(own, dtype=object))
-    return {"constants": table.infer_objects()}
-
-
-def check_objects(constants: pd.DataFrame) -> None:
-    """Raises ValueError if fewer than 4 images have an object."""
-    kept = int(constants["all_token"].notna().to_numpy().sum())
-    if kept < LEAST:
-        raise ValueError(
-            f"{kept} of {len(constants)} images have an object: give at least {LEAST} such images, "
-            "two in each half."
-        )
-
-
-def _labels(samples: Samples) -> list[Any]:
-    """Returns the names of the labels, one for each image; None if there are no labels."""
-    labels: list[Any] = samples.labels or [None] * samples.n
-    if samples.names is None:
-        return labels
-    return [None if label is None else samples.names[label] for label in labels]
-
-
-def centred_map(grid: tuple[int, int]) -> Tensor:
-    """Returns a Gaussian around the middle of a grid `[h * w]`.
-
-    Its standard deviation is a quarter of each side.
-    """
-    # made from integers, so that mirrored patches are exactly equal and only the tie rule decides
-    rows, columns = ((2 * torch.arange(side) + 1 - side) / side * 2 for side in grid)
-    return torch.exp(-(rows[:, None] ** 2 + columns**2) / 2).flatten()

@@ -7,9 +7,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.core import checks
@@ -19,104 +17,21 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
-from crate_interp.results.kinds import Kind, Rules, Tables
-from crate_interp.results.result import by
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.stats.intervals import share_interval
+from crate_interp.stats.paired_shares import paired_shares
+from crate_interp.stats.significance import interval_words
+from crate_interp.sweeps.linear_features import POOLED, by_layer, pooled
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Forward, Reading, check_model
+from crate_interp.sweeps.runs.batches import Forward, check_model
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
-from crate_interp.sweeps.stores.replay import Replay, digests_of, opened
+from crate_interp.sweeps.stores.replay import Replay, opened
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 POOLS = ("cls", "mean", "last")
-# "features" has one array per chunk. Small arrays kept from every batch would lie between the
-# activations and fragment the memory. The memory would then grow by more than the kept numbers.
-POOLED: Rules = {"samples": by("sample"), "features": by("sample")}
 _ROWS = 256  # rows of features that are converted to float64 at once
-
-
-def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Tables:
-    """Returns the tables "samples" and "features" of a chunk.
-
-    Columns of samples: sample, label (from the data), named (from `classes`), digest (of the
-    input). The first entry of `classes` belongs to sample number `first`. Columns of features:
-    sample (the number of the first sample), n (the number of samples), values (the bytes of
-    `[n, n_layers + 1, d_model]` in float32).
-
-    Raises ValueError, with the layer and the samples, if the stream holds NaN or Inf.
-    """
-    labels, begin = chunk.samples.labels, chunk.samples.start
-    shape = (chunk.samples.n, len(chunk.model.blocks) + 1, chunk.model.cfg.d_model)
-    values = np.empty(shape, dtype=np.float32)
-    rows: list[tuple[int, Any, str, int]] = []
-    for batch in chunk.batches():
-        _fill(values[len(rows) : len(rows) + len(batch.inputs)], chunk, batch, pool)
-        digests = digests_of(chunk.forward, batch.inputs)
-        for number, digest in enumerate(digests, start=batch.start):
-            label = None if labels is None else labels[number - begin]
-            rows.append((number, label, classes[number - first], _short(digest)))
-    first_row = rows[0][0] if rows else begin  # the first sample that was not left out
-    features = [(first_row, len(rows), values[: len(rows)].tobytes())]
-    return {
-        "samples": pd.DataFrame(rows, columns=["sample", "label", "named", "digest"]),
-        "features": pd.DataFrame(features, columns=["sample", "n", "values"]),
-    }
-
-
-def _fill(
-    values: Float[np.ndarray, "batch layer d_model"], chunk: Chunk, batch: Batch, pool: str
-) -> None:
-    """Writes Z^l of one token of each sample, for l = 0 to n_layers."""
-
-    def keep(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
-        ((point, z),) = acts.items()
-        layer += point == "hook_resid_post"  # hook_resid_post of the last layer is Z^L
-        token = z[:, 0] if pool == "cls" else z[:, -1] if pool == "last" else z.mean(dim=1)
-        values[:, layer] = token.float().cpu().numpy()
-        if not np.isfinite(values[:, layer]).all():
-            raise ValueError(
-                f"the stream of layer {layer} holds NaN or Inf in samples {batch.start} to "
-                f"{batch.last}: nothing can be learned from it."
-            )
-
-    last = [len(chunk.model.blocks) - 1]
-    readings = [Reading("hook_resid_pre", keep), Reading("hook_resid_post", keep, last)]
-    chunk.measure(batch, readings)
-
-
-def _short(digest: str) -> int:
-    """Returns the first 64 bits of a digest.
-
-    The probability that a million different samples contain two with equal bits is 3e-8.
-    """
-    return int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
-
-
-def by_layer(
-    table: pd.DataFrame, n_layers: int, first: Bool[np.ndarray, "sample"]
-) -> list[Float[np.ndarray, "sample d_model"]]:
-    """Returns the features of each layer from the table "features".
-
-    The samples marked in `first` come before the other samples. Values are removed from the table
-    chunk by chunk as they are copied, so that memory never holds both copies in full.
-    """
-    chunks = table.pop("values").tolist()[::-1]
-    place = np.empty(len(first), dtype=np.int64)  # the row of each sample
-    place[np.argsort(~first, kind="stable")] = np.arange(len(first))
-    layers: list[np.ndarray] = []
-    start = 0
-    for count in table["n"]:
-        values = np.frombuffer(chunks.pop(), dtype=np.float32).reshape(count, n_layers + 1, -1)
-        if not layers:
-            shape = (len(first), values.shape[-1])
-            # allocated by torch, since NumPy would take huge pages wherever rows are written
-            layers = [torch.empty(shape).numpy() for _ in range(n_layers + 1)]
-        for layer, rows in enumerate(layers):
-            rows[place[start : start + count]] = values[:, layer]
-        start += count
-    return layers
 
 
 class LinearProbeResult(SweepResult):
@@ -134,16 +49,31 @@ class LinearProbeResult(SweepResult):
         return share_interval(rows["mean"].to_numpy(float) * n, n)
 
     def headline(self) -> str:
-        """Returns a sentence on the layer of highest accuracy, with chance and permuted labels."""
+        """Returns a sentence on the layer of highest accuracy, with the input alone and chance.
+
+        The difference to the input alone has an interval over held-out samples (`paired_shares`),
+        with the layer fixed. A store of activations has no input.
+        """
         table: Any = self._table("layers")
         wide = table.pivot(index="layer", columns="statistic", values="mean")
-        best = wide["accuracy"].idxmax()
+        best = int(wide["accuracy"].idxmax())
         row = wide.loc[best]
         return (
             f"A linear classifier names the class best from Z^{best}: held-out accuracy "
-            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, {row['permuted']:.3f} "
+            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, "
+            f"{self._beside_input(best) if 'input' in row else ''}{row['permuted']:.3f} "
             f"with permuted labels, {row['chance']:.3f} by the commonest class."
         )
+
+    def _beside_input(self, layer: int) -> str:
+        """Returns the accuracy from the input alone and the difference of a layer to it."""
+        samples: Any = self._table("samples")
+        held = samples[(samples["layer"] == layer) & samples["linear.input"].notna()]
+        alone = held["linear.input"].to_numpy()
+        more = paired_shares((held["linear.accuracy"].to_numpy() - alone)[:, None])
+        what = "pixels" if self.meta["unit"] == "images" else "token ids"
+        ends = interval_words(more.low[0], more.high[0], "+.3f", "")
+        return f"{alone.mean():.3f} from {what} alone (difference {more.value[0]:+.3f}, {ends}), "
 
 
 @with_weights
@@ -159,12 +89,16 @@ def linear_probe(
 ) -> Perhaps[LinearProbeResult]:
     """Fits a linear classifier to Z^l for l = 0 to n_layers and reports its held-out accuracy.
 
-    The statistics are `linear.accuracy`, `linear.permuted` and `linear.chance`, by layer. The
+    The statistics are `linear.accuracy`, `linear.permuted`, `linear.input` and `linear.chance`. The
     classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
     token per sample. pool: "cls", "mean" (over tokens) or "last"; None means "cls" if the model has
     a CLS token, else "last". labels: one per sample; None takes the labels of the data. The split
     is stratified and the same for every layer, and equal samples are on the same side of it. Means
     and scales come from the training part.
+
+    `linear.input` is the accuracy of the same classifier, with the same split, on the input alone,
+    in at most d_model features: means of colours over a grid, or tokens (`input_features`). A layer
+    shows what the network adds only if it is more accurate. A probe of a store has no such level.
 
     `linear.permuted` is the accuracy if labels are permuted among samples. It is at chance by
     construction, because a held-out sample shares nothing with the training part; so it shows the
@@ -172,7 +106,7 @@ def linear_probe(
     or 0 (wrong) for held-out samples, and NaN for other samples; std and n are over held-out
     samples.
 
-    run: as in `ci.sweep`. The features are kept: n x (n_layers + 1) x d_model numbers in float32.
+    run: as in `ci.sweep`. The features are kept: n x (n_layers + 2) x d_model numbers in float32.
     The process that finds all chunks finished fits the classifiers, and needs memory for all
     features. data may be a store, as in `ci.sweep`.
 
@@ -190,7 +124,9 @@ def linear_probe(
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
     meta = data_meta(model, samples, options.batch_size) | {
         "statistics": {
-            f"{LINEAR}.{name}": list(record.facts) for name, record in LINEAR_STATISTICS.items()
+            f"{LINEAR}.{name}": list(record.facts)
+            for name, record in LINEAR_STATISTICS.items()
+            if name != "input" or not isinstance(forward, Replay)
         },
         "probes": {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}},
         "blocks": "blocks",
@@ -226,7 +162,8 @@ def linear_result(
     classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
     groups = samples["digest"].factorize()[0]  # equal samples get the same number
     train = _split(classes, groups, settings["test"], settings["seed"])
-    features = by_layer(table, meta["n_layers"], train)
+    features = by_layer(table, meta["n_layers"], meta["config"]["d_model"], train)
+    alone = features.pop()
     shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
     layers = range(meta["n_layers"] + 1)
     columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
@@ -234,6 +171,8 @@ def linear_result(
         right = _of_layer(features.pop(0), train, (classes, shuffled))
         for name, values in zip(columns, right, strict=True):
             columns[name].append(values)
+    if f"{LINEAR}.input" in meta["statistics"]:
+        columns["input"] = _of_layer(alone, train, [classes]) * len(layers)
     commonest = np.bincount(classes[train]).argmax()
     columns["chance"] = [(classes[~train] == commonest).astype(float)] * len(layers)
     return LinearProbeResult(_tables(columns, ~train, samples), meta)

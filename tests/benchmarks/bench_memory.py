@@ -67,9 +67,9 @@ def main(many: int) -> bool:
 
 
 def linear(many: int) -> bool:
-    """Compares the growth of a linear probe with n * (n_layers + 1) * d_model * 4 bytes."""
+    """Compares the growth of a linear probe with n * (n_layers + 2) * d_model * 4 bytes."""
     few, most = (peak("linear", n, many) for n in (FEW, many))
-    needed = (many - FEW) * 7 * 128 * 4 / 1024  # of crate-tiny-fashion, in KiB
+    needed = (many - FEW) * 8 * 128 * 4 / 1024  # of crate-tiny-fashion, in KiB
     print(f"linear: from {FEW} to {many} images {most - few} KiB, features {needed:.0f} KiB")
     return verdict("  growth over features", (most - few) / needed, 1.2)
 

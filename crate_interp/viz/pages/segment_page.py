@@ -11,7 +11,8 @@ from crate_interp.core.pictures import decoded
 from crate_interp.measures import mass_mask
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
 from crate_interp.results.result import model_name
-from crate_interp.segmentation.result import SegmentResult, number
+from crate_interp.segmentation.input_maps import WITHOUT_NETWORK
+from crate_interp.segmentation.result import BLIND, SegmentResult, number
 from crate_interp.viz.figures.canvas import TEXT, as_written, canvas
 from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
 from crate_interp.viz.figures.heatmaps import ink_on
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 SHOWN = 2  # images of each group that are shown without a click
-# chance levels: the scores of guesses that do not look at the image
-_BLIND = {
-    "centre": "a centred map",
-    "all_foreground": "all foreground",
-    "other_image": "the mask of another image",
-    "random": "patches in random order",
-}
 _TABLE = ("other_image", "random", "untrained")
 
 
@@ -66,44 +60,22 @@ def _settings(result: SegmentResult) -> dict[str, Any]:
     return result.meta["probes"]["segmentation"]["settings"]
 
 
-def _chosen(result: SegmentResult) -> list[tuple[int, int]]:
-    """Returns (layer, head) of each head that was chosen among all layers.
-
-    One head was chosen for each half of the images. If both halves chose the same head, one pair is
-    returned.
-    """
-    table: Any = result.table("images")
-    places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
-    return sorted((int(layer), int(head)) for layer, head in places)
-
-
-def _named(result: SegmentResult) -> str:
-    return " and ".join(f"L{layer}H{head}" for layer, head in _chosen(result))
-
-
 def _finding(result: SegmentResult) -> str:
-    """Returns a sentence on whether the best head finds objects, with the best blind score."""
+    """Returns a sentence on whether the best head finds objects, and what else scores as high."""
     row = result.overall()
-    blind = max(_BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
-    bar = max(row[name] for name in (blind, "untrained") if not _missing(row[name]))
-    several = len(_chosen(result)) > 1
-    verdict = "do not find objects" if several else "does not find objects"
-    if row["low"] > bar:
-        verdict = "find objects" if several else "finds objects"
-    elif row["high"] > bar:
-        verdict = "may find objects (this data does not decide)"
+    blind = max(BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
     twins = "" if _missing(row["untrained"]) else f", untrained {row['untrained']:.3f}"
     return (
-        f"{_named(result)} {verdict}: Jaccard index {row['value']:.3f} "
-        f"({row['low']:.3f} to {row['high']:.3f}); best blind guess "
-        f"({_BLIND[blind]}) {row[blind]:.3f}{twins}."
+        f"{result.verdict()}; {result.against()}; best blind guess ({BLIND[blind]}) "
+        f"{row[blind]:.3f}{twins}."
     )
 
 
 def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
     """Draws the score with its interval and every chance level on one axis, highest first."""
     row = result.overall()
-    words = {"value": _named(result), **_BLIND, "untrained": "the same network untrained"}
+    words = {"value": result.named(), **WITHOUT_NETWORK, **BLIND}
+    words["untrained"] = "the same network untrained"
     levels = sorted((name for name in words if not _missing(row[name])), key=lambda name: row[name])
     figure, axes = canvas(None, 0.55 + 0.24 * len(levels), None)
     for place, name in enumerate(levels):
@@ -114,15 +86,17 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
             axes.axvspan(row["low"], row["high"], color=colour, alpha=0.1, lw=0)
         dashes = {"value": "-", "untrained": "--"}.get(name, ":")
         axes.plot([0, value], [place, place], color=colour, lw=0.8, ls=dashes)
-        axes.plot(value, place, marker="o", ms=6 if name == "value" else 4.5, color=colour)
+        marker = "o" if name in ("value", "untrained", *BLIND) else "s"
+        axes.plot(value, place, marker=marker, ms=6 if name == "value" else 4.5, color=colour)
         axes.annotate(
             f"{value:.3f}", (max(value, row["high"] if name == "value" else 0), place),
             xytext=(6, 0), textcoords="offset points", va="center", fontsize=TEXT,
             fontweight="bold" if name == "value" else "normal",
         )  # fmt: skip
-    axes.set_yticks(range(len(levels)), [words[name] for name in levels], fontsize=TEXT)
+    labels = [words[name].removeprefix("a map of ") for name in levels]
+    axes.set_yticks(range(len(levels)), labels, fontsize=TEXT)
     axes.set_xlim(0, max(row[name] for name in levels) * 1.22)
-    axes.set_xlabel("Jaccard index (1 is the mask itself)", fontsize=TEXT)
+    axes.set_xlabel("Jaccard index (1 is best)", fontsize=TEXT)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return as_written(figure)
@@ -133,7 +107,7 @@ def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
     table: Any = result.layers()
     rows = table[table["way"] == "fixed head"].to_dict("records")
     header = ["layer", "head", "Jaccard index", "95 % interval"]
-    header += ["on another image's mask", "in random order", "untrained"]
+    header += ["on another image's mask", "in random order", "untrained", "beyond the strongest"]
     return header, [
         [
             "all" if _missing(row["layer"]) else str(row["layer"]),
@@ -141,6 +115,7 @@ def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
             f"{row['value']:.3f}",
             f"{row['low']:.3f} to {row['high']:.3f}",
             *(number(row[name]) for name in _TABLE),
+            f"{row['excess']:+.3f} ({row['excess_low']:+.3f} to {row['excess_high']:+.3f})",
         ]
         for row in rows
     ]
@@ -159,6 +134,7 @@ def _sections(result: SegmentResult) -> list[dict[str, Any]]:
             "resolution": resolution,
             "cells": result.cells(rule, resolution),
             "row": result.overall(rule, resolution),
+            "others": result.others(rule, resolution),
         }
         for rule in RULES
         for resolution in RESOLUTIONS
@@ -180,7 +156,7 @@ def _heads(result: SegmentResult) -> dict[str, Any]:
             "value": wide[place],
             "ground": to_hex(colours[place]),
             "ink": ink_on(colours[place].tolist()),
-            "ringed": place in _chosen(result),
+            "ringed": place in result.chosen(),
         }
         for place in np.ndindex(wide.shape)
     ]

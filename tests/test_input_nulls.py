@@ -1,0 +1,284 @@
+"""What the input alone gives ci.segment and ci.linear_probe: by hand, slowly, and in headlines."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+
+import crate_interp as ci
+from conftest import make, make_lm
+from crate_interp.core.files import digest_of_bytes
+from crate_interp.measures import mass_mask, top_mask
+from crate_interp.segmentation.input_maps import MAPS, input_maps
+from crate_interp.sweeps.linear_features import input_features
+from segments import PATCH, dataset, model
+from selection import few
+from test_segment import slow_scores
+
+LARGE = (5, 7)  # a grid with an inside
+NAMES = list(MAPS)
+
+
+def pictures(n=3, channels=3, grid=LARGE, seed=0):
+    """Random colours, different from patch to patch, as [n, channels, height, width]."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (grid[0] * PATCH[0], grid[1] * PATCH[1])
+    colours = torch.randn(n, channels, *grid, generator=generator)
+    noise = torch.randn(n, channels, *size, generator=generator)
+    return colours.repeat_interleave(PATCH[0], 2).repeat_interleave(PATCH[1], 3) + 0.5 * noise
+
+
+def slow_maps(picture):
+    """The maps that look at a picture [channels, height, width], by loops over pixels."""
+    channels, height, width = picture.shape
+    rows, columns = height // PATCH[0], width // PATCH[1]
+    places = [(r, c) for r in range(height) for c in range(width)]
+    colour = {place: picture[:, place[0], place[1]] for place in places}
+    edge = [p for p in places if p[0] in (0, height - 1) or p[1] in (0, width - 1)]
+    border = np.mean([colour[place] for place in edge], axis=0)
+    patches = [
+        [p for p in places if (p[0] // PATCH[0], p[1] // PATCH[1]) == (r, c)]
+        for r in range(rows)
+        for c in range(columns)
+    ]
+    own = [np.mean([colour[place] for place in patch], axis=0) for patch in patches]
+
+    def away(reference):
+        return [
+            np.mean([((colour[place] - to) ** 2).sum() for place in patch])
+            for patch, to in zip(patches, reference, strict=True)
+        ]
+
+    centres = [border, max(own, key=lambda mean: ((mean - border) ** 2).sum())]
+    groups = [[], []]
+    for _ in range(50):
+        groups = [[], []]
+        for number, mean in enumerate(own):
+            near = [((mean - centre) ** 2).sum() for centre in centres]
+            groups[int(near[1] < near[0])].append(number)
+        centres = [
+            np.mean([own[number] for number in group], axis=0) if group else centre
+            for group, centre in zip(groups, centres, strict=True)
+        ]
+    outside = {
+        number
+        for number in range(rows * columns)
+        if number // columns in (0, rows - 1) or number % columns in (0, columns - 1)
+    }
+    shares = [len(outside & set(group)) / max(len(group), 1) for group in groups]
+    background = centres[int(shares[1] > shares[0])]
+    count = len(patches)
+    everywhere = np.mean(list(colour.values()), axis=0)
+    return {
+        "border_colour": away([border] * count),
+        "mean_colour": away([everywhere] * count),
+        "local_variance": away(own),
+        "colour_clusters": away([background] * count),
+    }, int(shares[1] > shares[0])
+
+
+def test_maps_agree_with_loops_over_pixels():
+    kept = Counter()
+    for channels in (1, 3):
+        images = pictures(4, channels)
+        found = input_maps(images, PATCH).numpy()
+        for maps, picture in zip(found, images.double().numpy(), strict=True):
+            wanted, background = slow_maps(picture)
+            kept[background] += 1
+            for name, values in wanted.items():
+                np.testing.assert_allclose(maps[NAMES.index(name)], values, rtol=1e-9)
+    assert len(kept) == 2  # the background is the first cluster in some pictures only
+
+
+@pytest.fixture(scope="module")
+def of_classes():
+    """Pictures, of which one has no object, with masks of several classes; and their scores."""
+    data = dataset(6, 3, empty=(3,), binary=False)
+    return data, ci.segment(model(), data, untrained=0, mass=0.5, fraction=0.4, progress=False)
+
+
+def test_scores_in_the_table_agree_with_loops_over_pixels(of_classes):
+    data, result = of_classes
+    kept = [0, 1, 2, 4, 5]
+    images = model().preprocess(data["image"]).double().numpy()
+    maps = [slow_maps(images[place])[0] for place in kept]
+    masks = [np.asarray(data[place]["mask"]) for place in kept]
+    rows = {(row["rule"], row["resolution"]): row for row in result.table().to_dict("records")}
+    scores = result.table("constants").set_index("sample")
+    for name in NAMES[1:]:
+        pattern = np.array([each[name] for each in maps])[:, None]
+        for rule, function, share in (("mass", mass_mask, 0.5), ("top", top_mask, 0.4)):
+            cut = lambda map, f=function, s=share: f(map, s)  # noqa: E731
+            for resolution in ("token", "pixel"):
+                wanted = slow_scores(pattern, masks, cut, resolution)[1]
+                column = scores[f"{name}_{rule}_{resolution}"]
+                np.testing.assert_allclose(column.loc[kept], wanted, rtol=1e-6)
+                assert rows[rule, resolution][name] == pytest.approx(np.mean(wanted), rel=1e-6)
+                assert np.isnan(column.loc[3])
+    table = result.table()
+    levels = table[["all_foreground", *NAMES]]
+    assert (levels.idxmax(axis=1) == table["strongest"]).all() and table["strongest"].nunique() > 1
+    strongest = [row[row["strongest"]] for row in table.to_dict("records")]
+    np.testing.assert_allclose(table["excess"], table["value"] - strongest, atol=1e-12)
+    assert table["excess"].between(table["excess_low"], table["excess_high"]).all()
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_one_bright_square_on_a_flat_ground_is_found(channels):
+    """Closed form: the square has 6 of 35 patches, and lies beside the ground by 1 a channel."""
+    images = torch.full((1, channels, 20, 35), 0.25)
+    images[:, :, 4:12, 10:25] += 1.0
+    on = torch.zeros(LARGE, dtype=torch.bool)
+    on[1:3, 2:5] = True
+    on = on.flatten()
+    maps = dict(zip(NAMES, input_maps(images, PATCH)[0], strict=True))
+    for name in ("border_colour", "colour_clusters"):
+        assert maps[name].tolist() == pytest.approx((channels * on.double()).tolist())
+        assert torch.equal(mass_mask(maps[name], 1.0), on)
+    share = 6 / 35
+    wanted = channels * torch.where(on, (1 - share) ** 2, share**2).double()
+    assert maps["mean_colour"].tolist() == pytest.approx(wanted.tolist())
+    assert maps["local_variance"].abs().max() == pytest.approx(0, abs=1e-12)
+    flat = input_maps(torch.full((2, channels, 20, 35), 0.3), PATCH)[:, 1:]
+    assert flat.abs().max() < 1e-12  # nothing to see
+
+
+@given(st.integers(0, 10_000), st.floats(-3, 3), st.sampled_from([(2,), (3,), (2, 3)]))
+def test_brightness_does_not_matter_and_a_mirrored_picture_has_mirrored_maps(seed, shift, axes):
+    images = pictures(1, seed=seed).double()
+    maps = input_maps(images, PATCH)
+    torch.testing.assert_close(input_maps(images + shift, PATCH), maps, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(input_maps(3 * images, PATCH)[:, 1:], 9 * maps[:, 1:])
+    mirrored = maps.unflatten(2, LARGE).flip(axes).flatten(2)
+    torch.testing.assert_close(input_maps(images.flip(axes), PATCH), mirrored)
+
+
+def planted(decoy):
+    """A network whose last layer attends to its objects and one patch more, its data, its hooks.
+
+    Objects are two patches of one texture, somewhere in the picture. decoy: whether they are faint,
+    beside three bright patches of another texture. The network knows the texture.
+    """
+    net, random = model(image_size=(20, 35)), np.random.default_rng(0)
+    textures = (
+        random.integers(-2, 3, (2, *PATCH)) + np.array([104 if decoy else 250, 250])[:, None, None]
+    )
+    images, masks = np.full((8, 20, 35), 100), np.zeros((8, 20, 35), bool)
+    for image, mask in zip(images, masks, strict=True):
+        row, column = 4 * random.integers(1, 4), 5 * random.integers(1, 4)
+        image[row : row + 4, column : column + 10] = np.tile(textures[0], (1, 2))
+        mask[row : row + 4, column : column + 10] = True
+        if decoy:
+            image[4:16, 25:30] = np.tile(textures[1], (3, 1))
+
+    def coloured(values):
+        return torch.from_numpy(values.astype(np.uint8))[:, None].expand(-1, 3, -1, -1)
+
+    with torch.no_grad():
+        only = net.preprocess(coloured(np.tile(textures[0], LARGE)[None]))
+        patch = net.run_with_cache(only)[1]["hook_embed"][0, 1]
+    seen = {}
+
+    def look(embed, hook):
+        seen["on"] = ((embed[:, 1:] - patch) ** 2).sum(dim=-1) < 1e-6
+
+    def attend(pattern, hook):
+        on = torch.nn.functional.pad(seen["on"] | seen["on"].roll(1, dims=1), (1, 0))
+        return (on / on.sum(dim=1, keepdim=True))[:, None, None].expand_as(pattern)
+
+    hooks = [("hook_embed", look), ("blocks.1.attn.hook_pattern", attend)]
+    return net, {"image": coloured(images), "mask": torch.from_numpy(masks)}, hooks
+
+
+@pytest.mark.parametrize("decoy", few([False, True]))
+def test_a_head_finds_objects_only_beyond_the_strongest_map_of_the_picture(decoy):
+    """Of three patches of attention two are right: 2/3. Contrast has only those, or decoys too."""
+    net, data, hooks = planted(decoy)
+    with net.hooks(hooks):
+        result = ci.segment(net, data, untrained=1, mass=1.0, tag="planted", progress=False)
+    row, headline = result.overall(), result.headline()
+    assert row["value"] == pytest.approx(2 / 3) and row["n"] == 8
+    words = "a map of colour contrast to the border"
+    if decoy:
+        assert row[row["strongest"]] < 0.6 and row["excess_low"] > 0
+        assert headline.startswith("L1H0 finds objects: Jaccard index 0.667")
+    else:
+        assert row["strongest"] == "border_colour" and row["border_colour"] == 1
+        assert row["excess_high"] < 0 and f"L1H0 finds objects, no better than {words}:" in headline
+        assert f"{words}, on average the strongest of 6 masks without a network, 1.000" in headline
+        assert f"{words} 1.000" in result.text()
+        assert "(difference -0.333, -0.333 to -0.333)" in headline
+
+
+def test_a_result_of_an_older_version_is_refused_in_a_sentence(of_classes, tmp_path):
+    result = of_classes[1]
+    result.save(tmp_path)
+    path, place = tmp_path / "constants.parquet", tmp_path / "meta.json"
+    table = pd.read_parquet(path)
+    old = table[["sample", "label", "all_token", "all_pixel"]]
+    old.assign(mass_token=0.5, top_token=0.5).to_parquet(path, index=False)
+    meta = json.loads(place.read_text())
+    meta["files"][path.name] = digest_of_bytes(path.read_bytes())
+    place.write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match="an older version measured it"):
+        ci.SegmentResult.load(tmp_path)
+    some = table.assign(border_colour_mass_token=[0.5, np.nan, 0.5, 0.5, 0.5, 0.5])
+    with pytest.raises(ValueError, match="lacks scores of border_colour: an older version"):
+        ci.SegmentResult({**result.stored, "constants": some}, result.meta)
+
+
+def test_features_of_the_input_by_hand():
+    """31 numbers hold 3 channels of 3 x 3 means; of 6 rows each cell has 2, of 21 columns 7."""
+    images = torch.randn(2, 3, 6, 21, generator=torch.Generator().manual_seed(0))
+    found = input_features(images, "cls", 31)
+    wanted = [
+        [
+            float(picture[channel, 2 * row : 2 * row + 2, 7 * column : 7 * column + 7].mean())
+            for channel in range(3)
+            for row in range(3)
+            for column in range(3)
+        ]
+        for picture in images
+    ]
+    torch.testing.assert_close(found, torch.tensor(wanted))
+    assert torch.equal(
+        input_features(images[:, :1, :2, :2], "mean", 31), images[:, 0, :2, :2].flatten(1)
+    )
+    tokens = torch.tensor([[4, 0, 4, 2], [6, 6, 6, 1]])  # with 5 features, 6 is as 1
+    assert input_features(tokens, "last", 5).tolist() == [[0, 0, 1, 0, 0], [0, 1, 0, 0, 0]]
+    shares = [[0.25, 0, 0.25, 0, 0.5], [0, 1, 0, 0, 0]]
+    assert input_features(tokens, "mean", 5).tolist() == shares
+
+
+def test_what_pixels_or_tokens_alone_tell_stands_in_the_headline():
+    """Labels are of the brightness of a corner, or of the last token: the network adds nothing."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(80, 3, 6, 20, generator=generator)
+    labels = (images[:, 0, :2, :6].mean(dim=(1, 2)) > 0).long().tolist()
+    result = ci.linear_probe(make(), images, labels=labels, progress=False)
+    table = result.samples().query("layer == 0")
+    held = table["linear.input"].notna().to_numpy()
+    assert (held == table["linear.accuracy"].notna()).all() and held.sum() == 20
+    x, y = input_features(images, "cls", 31).double().numpy(), np.array(labels)
+    x = (x - x[~held].mean(axis=0)) / x[~held].std(axis=0)
+    right = LogisticRegression(max_iter=1000).fit(x[~held], y[~held]).predict(x[held]) == y[held]
+    assert right.tolist() == (table["linear.input"][held] == 1).tolist() and right.mean() > 0.7
+    assert f"{right.mean():.3f} from pixels alone (difference" in result.headline()
+    tokens = torch.randint(0, 5, (60, 13), generator=generator)
+    asked = (tokens[:, -1] % 2).tolist()
+    text = ci.linear_probe(make_lm(), tokens, labels=asked, progress=False)
+    assert "1.000 from token ids alone (difference" in text.headline()
+    samples: Any = text.stored["samples"].drop(columns="linear.input")
+    old = {**text.stored, "samples": samples}
+    moments = old["moments"]
+    old["moments"] = moments[moments["statistic"] != "input"]
+    meta = {name: value for name, value in text.meta.items() if name != "statistics"}
+    meta["statistics"] = {k: v for k, v in text.meta["statistics"].items() if k != "linear.input"}
+    assert "alone" not in type(text)(old, meta).headline()
