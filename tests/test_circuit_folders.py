@@ -54,7 +54,7 @@ KINDS = {
     "atlas": (lambda *a, **m: ci.atlas(*a, **QUIET, **m), 9, {"ablate": 2}, "settings.ablate"),
     "linear_probe": (
         lambda *a, **m: ci.linear_probe(*a, **{"test": 0.5} | QUIET | m), 4,
-        {"labels": [1 - one for one in LABELS]}, "code.labels",
+        {"labels": [1 - one for one in LABELS]}, "labels.value",
     ),
     "composition": (
         lambda *a, **m: composition(*a, through="data", **QUIET, **m), 4, {"role": "v"},
@@ -65,7 +65,7 @@ KINDS = {
         "settings.metric",
     ),
     "surgery": (surgery, 4, {"mixes": (0.25,)}, "settings.mixes"),
-    "saes": (saes, 8, {"coder": 1}, f"code.saes.{POINT}"),
+    "saes": (saes, 8, {"coder": 1}, f"the autoencoder at {POINT}"),
 }  # fmt: skip
 FAST = ("head_ablation",)
 EACH = [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in KINDS]
