@@ -275,7 +275,7 @@ CLAIM_OF = {number: name for name, claim in CLAIMS.items() for number in claim.n
 BESIDE: dict[str, str] = {
     "rate_before": "R^c(Z^l), nats per token",
     "rate_after": "R^c(Z^{l+1/2}), nats per token",
-    "zeros": "share of zeros in the code, all tokens",
+    "zeros": "share of zeros in the code",
     "zeros_without_threshold": "the share of zeros with lambda = 0",
     "zeros_without_norm": "the share of zeros if the step reads Z^{l+1/2} without LayerNorm",
     "best_scaled": "|LN(Z^{l+1/2}) - c D code| / |LN(Z^{l+1/2})| at the best c",
