@@ -46,8 +46,10 @@ def of_sparse_step(
         ("layer", *_ALL): measured(own, wide, code.double()) | _zeros(lasso, mid, y, code)
     }
     if random:
-        # one dictionary at a time, so that memory holds the codes of one
-        draws = [_with_dictionary(own, wide, d) for d in random]
+        # One dictionary at a time, so that memory holds the codes of one. float32 is enough: the
+        # numbers of random dictionaries scatter by far more than it rounds.
+        single = y.to(torch.promote_types(y.dtype, torch.float32))
+        draws = [_with_dictionary(lasso, single, d) for d in random]
         cells |= {(f"random D {draw}", *_ALL): found for draw, found in enumerate(draws)}
         null = {name: torch.stack([draw[name] for draw in draws]).mean(dim=0) for name in draws[0]}
         cells["random D", *_ALL] = null
@@ -138,11 +140,12 @@ def _zeros(lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor) -> dict[str, Floa
 
 def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
     """Returns the numbers of the same step with another dictionary."""
-    other = replace(lasso, d=d.double())
+    other = replace(lasso, d=d.to(y.dtype), lambd=lasso.lambd.to(y.dtype))
     code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
     # which share of the zeros disappears if lambda is 0
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
-    return measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
+    numbers = measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
+    return {name: number.double() for name, number in numbers.items()}
 
 
 def limits(
