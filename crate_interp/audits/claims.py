@@ -302,7 +302,7 @@ LIMITS: dict[str, str] = {
     "ceiling": "the most that any update of this length can reach; for the sparse step, the most "
     "that the same number of steps of any size reaches with this D",
     "construction": "an ideal layer on these tokens: MSSA on orthonormal subspaces, or the sparse "
-    "step with D at the scale at which it goes furthest",
+    "step with D at the scale at which it goes furthest on the tokens where the lasso is solved",
     "gradient step": "the exact gradient step at the length of the update",
     "Neumann step": "the Neumann form of the gradient step at the length of the update",
     "+U": "MSSA with the output map U_k^T, at the length of the update",
