@@ -10,6 +10,7 @@ import reference
 from conftest import make, make_lm
 from crate_interp.audits import layer as layers
 from crate_interp.audits.attention import Setting
+from crate_interp.audits.claim_summary import tokens_of
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
 from crate_interp.audits.sparse import SCALES, SIZES, evenly
 from crate_interp.audits.weights import randoms_like
@@ -222,11 +223,46 @@ def test_the_sparse_step(audited):
         zeros = (code[index] == 0).mean()
         wanted |= {"zeros": zeros, "threshold": (zeros - (free == 0).mean()) / zeros}
         for name, value in wanted.items():
-            found = number(result, "layer", name, "", 0.0, "", "some")[index]
+            tokens = "13 of 13" if name == "share" else "all"
+            found = number(result, "layer", name, "", 0.0, "", tokens)[index]
             # the lasso is solved to 3e-4
             tol = 2e-3 if name == "share" else 1e-9
             assert found == pytest.approx(value, rel=tol, abs=1e-11), name
-    assert number(result, "layer", "unsolved", "", 0.0, "", "some").max() < 1e-2
+    assert number(result, "layer", "unsolved", "", 0.0, "", "13 of 13").max() < 1e-2
+
+
+def test_few_tokens_change_only_what_needs_the_solution_of_the_lasso(monkeypatch):
+    monkeypatch.setattr(layers, "tied_subspaces", lambda block: None)  # leaves attention out
+    model = make("crate", d_head=5, n_layers=1).double()
+    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
+    results = [
+        ci.audit(model, images, lasso_tokens=count, untrained=0, progress=False)
+        for count in (2, 13)
+    ]
+    for of in ("layer", "random D", "random D 5", "ceiling"):
+        for name in ("descends", "kkt", "reconstruction", "best_scaled", "threshold", "zeros"):
+            tables = [result.table("numbers") for result in results]
+            few, every = (table[table["of"] == of][name].dropna() for table in tables)
+            np.testing.assert_allclose(few, every, rtol=1e-9, err_msg=f"{of}: {name}")
+    _, cache = model.run_with_cache(images)
+    places = evenly(13, 2, "cpu")
+    y, code = (
+        cache[f"blocks.0.{name}"][1, places].numpy()
+        for name in ("ln2.hook_normalized", "mlp.hook_post")
+    )
+    lasso = model.blocks[0].mlp.lasso()
+    share = number(results[0], "layer", "share", "", 0.0, "", "2 of 13", layer=0)[1]
+    wanted = sparse_numbers(y, code, lasso.d.numpy(), lasso)["share"]
+    assert share == pytest.approx(wanted, rel=2e-3)
+    # a row has its value and its best possible value over the same tokens
+    rows = results[0].table().set_index("number")
+    assert rows.loc[["descends", "kkt", "threshold", "reconstruction"], "tokens"].eq("all").all()
+    assert rows.loc[["share", "converged"], "tokens"].eq("2 of 13").all()
+    for name in ("descends", "share"):
+        assert rows.loc[name, "share"] == pytest.approx(
+            rows.loc[name, "value"] / rows.loc[name, "ceiling"], rel=1e-9
+        )
+    assert "are measured on 2 of 13 tokens" in tokens_of(results[0])
 
 
 def test_random_dictionaries(audited):
@@ -243,7 +279,7 @@ def test_random_dictionaries(audited):
         for name, value in sparse_numbers(y, code, d.numpy(), lasso).items():
             found.setdefault(name, []).append(value)
     for name in ("descends", "kkt", "reconstruction"):
-        value = number(result, "random D", name, "", 0.0, "", "some")[2]
+        value = number(result, "random D", name, "", 0.0, "", "all")[2]
         same(value, np.mean(found[name]), name)
 
 
@@ -257,16 +293,16 @@ def test_the_best_steps_and_the_best_scale(audited):
     start = np.maximum(y, 0) if lasso.warm else np.zeros((len(y), d.shape[1]))
     worth = lambda z: sum(reference.lasso_objective(z, y, d, float(lasso.lambd)))  # noqa: E731
     best = min(worth(steps_of(lasso, y, d, pair)) for pair in pairs)
-    found = number(result, "ceiling", "descends", "", 0.0, "", "some")[0]
+    found = number(result, "ceiling", "descends", "", 0.0, "", "all")[0]
     same(found, (best - worth(start)) / worth(start), "descends")
     codes = [steps_of(lasso, y, c * d, [lasso.eta] * lasso.count) for c in SCALES]
     numbers = [sparse_numbers(y, z, c * d, lasso) for c, z in zip(SCALES, codes, strict=True)]
     at = int(np.argmax([one["share"] for one in numbers]))
     for name in ("kkt", "reconstruction", "descends"):
-        found = number(result, "construction", name, "", 0.0, "", "some")[0]
+        found = number(result, "construction", name, "", 0.0, "", "all")[0]
         same(found, numbers[at][name], name)
-    solved = number(result, "lasso solution", "descends", "", 0.0, "", "some")
-    assert (solved <= number(result, "ceiling", "descends", "", 0.0, "", "some") + 1e-9).all()
+    solved = number(result, "lasso solution", "descends", "", 0.0, "", "13 of 13")
+    assert (solved <= number(result, "ceiling", "descends", "", 0.0, "", "all") + 1e-9).all()
 
 
 def test_rates_of_the_code(audited):

@@ -67,8 +67,8 @@ class Setting:
     eps: the main eps; grid: all eps. draws: how often the update is shuffled. limited: how many
     samples, counted from the first, have ceilings, operators and constructions. has_cls: whether
     token 0 is CLS. star: whether to measure also with orthonormal U, and also on patches without
-    CLS, but not with both changes at once. tokens: how many tokens of each sample the sparse step
-    is measured on.
+    CLS, but not with both changes at once. tokens: on how many tokens of each sample the lasso is
+    solved.
     """
 
     eps: float

@@ -163,8 +163,7 @@ def legend(result: Result) -> str:
         f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. of "
         "the best: the value divided by the most that a step of that length can reach. untrained: "
         "the value of random networks.",
-        f"The sparse step is measured on {result.meta['settings']['lasso_tokens']} tokens of each "
-        "sample, evenly spread, without CLS.",
+        tokens_of(result),
         "",
         "Each row with its name in `claims()` and `table()`, and its numbers:",
     ]
@@ -174,6 +173,20 @@ def legend(result: Result) -> str:
             number = NUMBERS[part]
             lines.append(f"  {part}: {number.formula}; {bounds_of(number, short=True)}")
     return "\n".join(lines)
+
+
+def tokens_of(result: Result) -> str:
+    """Returns on which tokens the numbers of the sparse step were measured, as a text."""
+    cells = result.table("cells")
+    some: Any = cells[~cells["tokens"].isin(["", "all", "patches"])]
+    said = "The sparse step is measured on all tokens of each sample."
+    for tokens, rows in some.groupby("tokens"):
+        names = " and ".join(f'"{NUMBERS[name].title}"' for name in rows["number"].unique())
+        said += (
+            f" Only {names} need the solution of the lasso: they, and all that they are compared "
+            f"with, are measured on {tokens} tokens of each sample, evenly spaced."
+        )
+    return said
 
 
 def bounds_of(number: Number, short: bool = False) -> str:

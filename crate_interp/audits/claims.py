@@ -275,7 +275,7 @@ CLAIM_OF = {number: name for name, claim in CLAIMS.items() for number in claim.n
 BESIDE: dict[str, str] = {
     "rate_before": "R^c(Z^l), nats per token",
     "rate_after": "R^c(Z^{l+1/2}), nats per token",
-    "zeros": "share of zeros in the code, all tokens",
+    "zeros": "share of zeros in the code",
     "zeros_without_threshold": "the share of zeros with lambda = 0",
     "zeros_without_norm": "the share of zeros if the step reads Z^{l+1/2} without LayerNorm",
     "best_scaled": "|LN(Z^{l+1/2}) - c D code| / |LN(Z^{l+1/2})| at the best c",
@@ -302,7 +302,7 @@ LIMITS: dict[str, str] = {
     "ceiling": "the most that any update of this length can reach; for the sparse step, the most "
     "that the same number of steps of any size reaches with this D",
     "construction": "an ideal layer on these tokens: MSSA on orthonormal subspaces, or the sparse "
-    "step with D at the scale at which it goes furthest",
+    "step with D at the scale at which it goes furthest on the tokens where the lasso is solved",
     "gradient step": "the exact gradient step at the length of the update",
     "Neumann step": "the Neumann form of the gradient step at the length of the update",
     "+U": "MSSA with the output map U_k^T, at the length of the update",

@@ -105,11 +105,7 @@ def of_layer(
             y, code = (acts[point][first:stop] for point in POINTS[2:4])
             cells |= sparse.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
         found.append((start + first, cells))
-    if isinstance(layer.lasso, Lasso):
-        wide = len(sparse.SCALES) * setting.tokens * layer.lasso.d.shape[1]
-        for first, stop in _slices(count, most, wide):
-            found.append((start + first, _sparse(layer, acts, first, stop, most, setting)))
-    return found
+    return found + _sparse(layer, acts, start, count, most, setting)
 
 
 def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
@@ -125,19 +121,30 @@ def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
 
 
 def _sparse(
-    layer: Audited, acts: dict[str, Tensor], first: int, stop: int, most: int, setting: Setting
-) -> Cells:
-    """Returns the numbers of the sparse step, and its limits for the first `most` samples."""
-    lasso: Any = layer.lasso
-    mid, y, code = (acts[point][first:stop] for point in POINTS[1:4])
-    cells = sparse.of_sparse_step(lasso, mid, y, code, setting.tokens, layer.random)
-    if first < most:
-        more, scales = sparse.limits(lasso, y, setting.tokens)
-        cells |= more
-        if layer.norm is not None:
-            rates = sparse.rates_at_scale(lasso, scales, layer.norm, y, setting.grid)
-            cells |= {("construction", *key[1:]): numbers for key, numbers in rates.items()}
-    return cells
+    layer: Audited, acts: dict[str, Tensor], start: int, count: int, most: int, setting: Setting
+) -> list[tuple[int, Cells]]:
+    """Returns the numbers of the sparse step, and its limits for the first `most` samples.
+
+    What costs only a step is measured on all tokens; what needs the lasso's solution, on some.
+    """
+    lasso, found = layer.lasso, []
+    if not isinstance(lasso, Lasso):
+        return found
+    pos, atoms = acts[POINTS[0]].shape[1], lasso.d.shape[1]
+    for first, stop in _slices(count, most, pos * atoms):
+        mid, y, code = (acts[point][first:stop] for point in POINTS[1:4])
+        found.append((start + first, sparse.of_sparse_step(lasso, mid, y, code, layer.random)))
+    for first, stop in _slices(count, most, len(sparse.SCALES) * setting.tokens * atoms):
+        y, code = (acts[point][first:stop] for point in POINTS[2:4])
+        cells = sparse.of_solution(lasso, y, code, setting.tokens)
+        if first < most:
+            more, scales = sparse.limits(lasso, y, setting.tokens)
+            cells |= more
+            if layer.norm is not None:
+                rates = sparse.rates_at_scale(lasso, scales, layer.norm, y, setting.grid)
+                cells |= {("construction", *key[1:]): numbers for key, numbers in rates.items()}
+        found.append((start + first, cells))
+    return found
 
 
 def _given(

@@ -56,11 +56,13 @@ def audit(
     the main eps also with orthonormal U and without CLS. Claims, bounds, frames, nulls and limits
     are listed in crate_interp/audits/claims.py.
 
-    eps: the main eps, as in the paper. lasso_tokens: how many evenly spaced tokens of each sample
-    the sparse step is measured on. untrained: how many untrained twins (seeds 0, 1, ...) are
-    audited, on the first 64 samples. grid: False measures the claims at the main eps only, in all
-    frames, without nulls and ceilings. seed: the seed of the nulls. data, run: as in `ci.sweep`. In
-    a masked autoencoder, the audit measures the encoder, which sees every patch.
+    eps: the main eps, as in the paper. lasso_tokens: on how many evenly spaced tokens of each
+    sample the lasso is solved. Only "share" and "converged", which need its solution, are measured
+    on these tokens alone; all other numbers are measured on all tokens. untrained: how many
+    untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. grid: False measures the
+    claims at the main eps only, in all frames, without nulls and ceilings. seed: the seed of the
+    nulls. data, run: as in `ci.sweep`. In a masked autoencoder, the audit measures the encoder,
+    which sees every patch.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """

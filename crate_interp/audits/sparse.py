@@ -14,7 +14,7 @@ from torch import Tensor
 from crate_interp.audits.attention import Cells
 from crate_interp.audits.descent import rates_of_codes
 from crate_interp.audits.frames import Norm, over
-from crate_interp.measures import lasso_kkt_residual, lasso_objective, lasso_solution, zero_fraction
+from crate_interp.measures import lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import FRAMES
@@ -26,7 +26,7 @@ SIZES = {
     1: (0.0, *(2 ** (power / 4) for power in range(-16, 17))),
     2: (0.0, *(2.0**power for power in range(-4, 5))),
 }
-_PLAIN = ("", 0.0, "", "some")  # the setting of numbers without frame and eps
+_ALL = ("", 0.0, "", "all")  # the setting of numbers without frame and eps, on all tokens
 _SOLVED = {"tol": 3e-4, "max_steps": 2000}
 
 
@@ -35,86 +35,117 @@ def of_sparse_step(
     mid: Float[Tensor, "batch pos d_model"],
     y: Float[Tensor, "batch pos d_model"],
     code: Float[Tensor, "batch pos d_mlp"],
-    tokens: int,
     random: Sequence[Tensor] = (),
 ) -> Cells:
-    """Returns the sparse step's numbers on evenly spaced tokens, with its own and with random D."""
-    places = evenly(y.shape[1], tokens, y.device)
-    some, own = y[:, places].double(), _double(lasso)
-    solution = lasso_solution(some, own.d, own.lambd, **_SOLVED)
-    numbers = measured(own, some, code[:, places].double(), solution)
-    numbers |= _zeros(lasso, mid[:, places], y[:, places], code, code[:, places])
-    cells: Cells = {("layer", *_PLAIN): numbers}
+    """Returns the sparse step's numbers on all tokens, with its own and with random D.
+
+    What needs the lasso's solution is left to `of_solution`.
+    """
+    own, wide = _double(lasso), y.double()
+    cells: Cells = {
+        ("layer", *_ALL): measured(own, wide, code.double()) | _zeros(lasso, mid, y, code)
+    }
     if random:
-        draws = [_with_dictionary(own, some, d) for d in random]
-        cells |= {(f"random D {draw}", *_PLAIN): found for draw, found in enumerate(draws)}
+        # One dictionary at a time, so that memory holds the codes of one. float32 is enough: the
+        # numbers of random dictionaries scatter by far more than it rounds.
+        single = y.to(torch.promote_types(y.dtype, torch.float32))
+        draws = [_with_dictionary(lasso, single, d) for d in random]
+        cells |= {(f"random D {draw}", *_ALL): found for draw, found in enumerate(draws)}
         null = {name: torch.stack([draw[name] for draw in draws]).mean(dim=0) for name in draws[0]}
-        cells["random D", *_PLAIN] = null
+        cells["random D", *_ALL] = null
     return cells
 
 
-def measured(
+def of_solution(
     lasso: Lasso,
     y: Float[Tensor, "batch pos d_model"],
     code: Float[Tensor, "batch pos d_mlp"],
-    solution: Float[Tensor, "batch pos d_mlp"] | None = None,
-) -> dict[str, Tensor]:
-    """Returns the numbers of a code, `[batch]` each.
+    tokens: int,
+) -> Cells:
+    """Returns the numbers that compare the code with the lasso's solution, on some tokens."""
+    places, setting = _part(y, tokens)
+    own, some = _double(lasso), y[:, places].double()
+    solution = lasso_solution(some, own.d, own.lambd, **_SOLVED)
+    return {("layer", *setting): beside_solution(own, some, code[:, places].double(), solution)}
 
-    share, converged and unsolved are measured only if the lasso's solution is given.
-    """
-    start = lasso.start(y)
-    at_start, reached = (_objective(z, y, lasso) for z in (start, code))
-    residuals = [_residual(z, y, lasso) for z in (start, code)]
-    decoded = code @ lasso.d.mT
+
+def _part(y: Tensor, tokens: int) -> tuple[Tensor, tuple[str, float, str, str]]:
+    """Returns the positions of evenly spaced tokens, and their setting, such as "4 of 50"."""
+    places = evenly(y.shape[1], tokens, y.device)
+    return places, (*_ALL[:3], f"{len(places)} of {y.shape[1]}")
+
+
+def measured(
+    lasso: Lasso, y: Float[Tensor, "batch pos d_model"], code: Float[Tensor, "batch pos d_mlp"]
+) -> dict[str, Float[Tensor, "batch"]]:
+    """Returns the numbers of a code that do not need the lasso's solution."""
+    (at_start, first, _), (reached, last, decoded) = (
+        _at(z, y, lasso) for z in (lasso.start(y), code)
+    )
     length = _norm(y)
     best = over((decoded * y).sum(dim=(1, 2)), _norm(decoded) * length)
-    numbers = {
+    return {
         "descends": over(reached - at_start, at_start),
-        "kkt": over(residuals[1], residuals[0]),
+        "kkt": over(last, first),
         "reconstruction": over(_norm(y - decoded), length),
         "best_scaled": (1 - best.square()).clamp_min(0).sqrt(),
     }
-    if solution is not None:
-        lengths = torch.maximum(_norm(code), _norm(solution))
-        numbers |= {
-            "share": _share(at_start, reached, _objective(solution, y, lasso)),
-            "converged": over(_norm(code - solution), lengths),
-            "unsolved": over(_residual(solution, y, lasso), residuals[0]),
-        }
-    return numbers
 
 
-def _zeros(
-    lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor, some: Tensor
+def beside_solution(
+    lasso: Lasso,
+    y: Float[Tensor, "batch pos d_model"],
+    code: Float[Tensor, "batch pos d_mlp"],
+    solution: Float[Tensor, "batch pos d_mlp"],
 ) -> dict[str, Float[Tensor, "batch"]]:
-    """Returns numbers on what causes the zeros in the code.
+    """Returns the numbers of a code that need the lasso's solution."""
+    (at_start, first, _), (reached, *_), (least, left, _) = (
+        _at(z, y, lasso) for z in (lasso.start(y), code, solution)
+    )
+    return {
+        "share": _share(at_start, reached, least),
+        "converged": over(_norm(code - solution), torch.maximum(_norm(code), _norm(solution))),
+        "unsolved": over(left, first),
+    }
 
-    "zeros" is measured on all tokens (code), the other numbers on the tokens of mid, y and some.
+
+def _at(
+    z: Float[Tensor, "batch pos d_mlp"], y: Float[Tensor, "batch pos d_model"], lasso: Lasso
+) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"], Float[Tensor, "batch pos d_model"]]:
+    """Returns the objective and the KKT residual of a code, summed over tokens, and D z.
+
+    They are `lasso_objective` and `lasso_kkt_residual`, but share the product D z.
     """
+    decoded = z @ lasso.d.mT
+    error = decoded - y
+    objective = 0.5 * error.square().sum(dim=(1, 2)) + (lasso.lambd * z.abs()).sum(dim=(1, 2))
+    moved = z - torch.relu(z - error @ lasso.d - lasso.lambd)
+    return objective, torch.linalg.vector_norm(moved, dim=-1).sum(dim=-1), decoded
+
+
+def _zeros(lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor) -> dict[str, Float[Tensor, "batch"]]:
+    """Returns numbers on what causes the zeros in the code."""
     nothing = torch.zeros_like(lasso.lambd)
     own, free, bare = (
         zero_fraction(z).double().mean(dim=-1)
-        for z in (some, lasso.run(y, nothing), lasso.run(mid, lasso.lambd))
+        for z in (code, lasso.run(y, nothing), lasso.run(mid, lasso.lambd))
     )
     return {
         "threshold": over(own - free, own),
-        "zeros": zero_fraction(code).double().mean(dim=-1),
+        "zeros": own,
         "zeros_without_threshold": free,
         "zeros_without_norm": bare,
     }
 
 
-def _with_dictionary(
-    lasso: Lasso, y: Tensor, d: Tensor, solution: Tensor | None = None
-) -> dict[str, Tensor]:
+def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
     """Returns the numbers of the same step with another dictionary."""
-    other = replace(lasso, d=d.double())
+    other = replace(lasso, d=d.to(y.dtype), lambd=lasso.lambd.to(y.dtype))
     code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
     # which share of the zeros disappears if lambda is 0
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
-    threshold = over(zeros[0] - zeros[1], zeros[0])
-    return measured(other, y, code, solution) | {"threshold": threshold}
+    numbers = measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
+    return {name: number.double() for name, number in numbers.items()}
 
 
 def limits(
@@ -124,18 +155,21 @@ def limits(
 
     The ceiling is the code of `best_steps`. The construction is the step with D at the best scale
     for each sample. Of the scales in SCALES, the best is the one at which the step covers the
-    largest share of the way from its start to the solution. The best scales are returned too.
+    largest share of the way from its start to the solution, on some tokens. The best scales are
+    returned too. Each number is measured on the tokens of the layer's own number.
     """
-    own = _double(lasso)
-    some = y[:, evenly(y.shape[1], tokens, y.device)].double()
+    own, wide = _double(lasso), y.double()
+    places, setting = _part(y, tokens)
+    some = wide[:, places]
     solutions = lasso_solutions_at(some, own.d, own.lambd, SCALES, **_SOLVED)
     solution = solutions[SCALES.index(1.0)]
-    numbers = [measured(own, some, code, solution) for code in (best_steps(own, some), solution)]
     scales, found = _at_best_scale(own, some, solutions)
     cells: Cells = {
-        ("ceiling", *_PLAIN): numbers[0],
-        ("lasso solution", *_PLAIN): numbers[1],
-        ("construction", *_PLAIN): found,
+        ("ceiling", *_ALL): measured(own, wide, best_steps(own, wide)),
+        ("ceiling", *setting): beside_solution(own, some, best_steps(own, some), solution),
+        ("lasso solution", *setting): measured(own, some, solution),
+        ("construction", *_ALL): _at_scales(own, wide, scales),
+        ("construction", *setting): found,
     }
     return cells, scales
 
@@ -155,7 +189,7 @@ def best_steps(
     def look(code: Tensor, left: int) -> None:
         nonlocal codes, least
         if not left:
-            value = _objective(code, y, lasso)
+            value = lasso_objective(code, y, lasso.d, lasso.lambd).sum(dim=-1)
             lower = value < least
             codes = torch.where(lower[:, None, None], code, codes)
             least = torch.where(lower, value, least)
@@ -171,13 +205,14 @@ def best_steps(
 def _at_best_scale(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"], solutions: Sequence[Tensor]
 ) -> tuple[Float[Tensor, "batch"], dict[str, Float[Tensor, "batch"]]]:
-    """Returns the best scale of D, and the step's numbers at that scale, sample by sample.
+    """Returns the best scale of D, and how near the step gets to the solution at that scale.
 
     solutions: the solutions of the lasso at each of SCALES.
     """
+    scaled = [replace(lasso, d=lasso.d * scale) for scale in SCALES]
     every = [
-        _with_dictionary(lasso, y, lasso.d * scale, solution)
-        for scale, solution in zip(SCALES, solutions, strict=True)
+        beside_solution(one, y, one.run(y, one.lambd), solution)
+        for one, solution in zip(scaled, solutions, strict=True)
     ]
     best = torch.stack([numbers["share"] for numbers in every]).argmax(dim=0)
     samples = torch.arange(len(y), device=y.device)
@@ -185,6 +220,17 @@ def _at_best_scale(
         name: torch.stack([numbers[name] for numbers in every])[best, samples] for name in every[0]
     }
     return y.new_tensor(SCALES)[best], found
+
+
+def _at_scales(
+    lasso: Lasso, y: Float[Tensor, "batch pos d_model"], scales: Float[Tensor, "batch"]
+) -> dict[str, Float[Tensor, "batch"]]:
+    """Returns the numbers of the step with D at a scale for each sample."""
+    parts = [
+        _with_dictionary(lasso, one[None], lasso.d * scale)
+        for one, scale in zip(y, scales, strict=True)
+    ]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def of_rates(
@@ -258,14 +304,6 @@ def evenly(count: int, wanted: int, device: Any) -> Tensor:
 
 def _double(lasso: Lasso) -> Lasso:
     return replace(lasso, d=lasso.d.double(), lambd=lasso.lambd.double())
-
-
-def _objective(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
-    return lasso_objective(z, y, lasso.d, lasso.lambd).sum(dim=-1)
-
-
-def _residual(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
-    return lasso_kkt_residual(z, y, lasso.d, lasso.lambd).sum(dim=-1)
 
 
 def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:

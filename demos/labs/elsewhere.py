@@ -47,7 +47,7 @@ MEASURED: dict[str, tuple[Elsewhere, ...]] = {
         ),
         Elsewhere(
             "The sparse step lowers its lasso", "eq. 15 to 17", "`crate-interp audit MODEL`",
-            "beyond its nulls in 4 of 16 layers, not in 9, undecided in 3", "depends",
+            "beyond its nulls in 3 of 16 layers, not in 8, undecided in 5", "depends",
         ),
         Elsewhere(
             "Codes are sparser in deeper layers", "Figure 3", "`crate-interp sweep MODEL`",

@@ -7,7 +7,13 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.audits.audit_cards import Card, cards, counted_verdicts, marks, strip
-from crate_interp.audits.claim_summary import NOT_APPLICABLE, bounds_of, legend, main_rows
+from crate_interp.audits.claim_summary import (
+    NOT_APPLICABLE,
+    bounds_of,
+    legend,
+    main_rows,
+    tokens_of,
+)
 from crate_interp.audits.claims import BESIDE, CLAIMS, LIMITS, NULLS, NUMBERS, Claim
 from crate_interp.audits.result import AuditResult
 from crate_interp.core.files import write_text
@@ -60,6 +66,7 @@ def _page(result: AuditResult) -> str:
         named=[(group["id"], group["heading"]) for group in groups],
         frames={name: frame.sides for name, frame in FRAMES.items()},
         few=_few(result),
+        tokens=tokens_of(result),
         nulls={name: null.says for name, null in NULLS.items()} | LIMITS,
         tables=[_nulls(result), _beside(result), _heads(result)],
         sources=sources(result.meta) + _reasons(result),
@@ -85,7 +92,7 @@ def _numbers(card: Card) -> list[dict[str, Any]]:
         alt = f"{number.title}: {shown or 'not measured'}; {bounds_of(number)}"
         svg = render("intervals.svg", **intervals(drawn, number.low, number.high, alt))
         about = {"title": number.title, "formula": number.formula, "bounds": bounds_of(number)}
-        found.append(about | {"svg": svg})
+        found.append(about | {"svg": svg, "tokens": next(iter(rows["tokens"]), "")})
     return found
 
 
@@ -137,6 +144,7 @@ def _row(row: dict[str, Any]) -> list[str]:
     place = [NUMBERS[row["number"]].title, row["frame"]]
     place += [] if pd.isna(row["eps"]) else [f"eps {row['eps']:g}"]
     place += [word for word in (row["basis"], row["tokens"]) if word in ("orthonormal", "patches")]
+    place += [f"{row['tokens']} tokens"] if " of " in row["tokens"] else []  # such as "4 of 50"
     words = ", ".join(word for word in place if word)
     return [words, str(row["layer"]), *(_shown(row, name) for name in _SHOWN)]
 
@@ -160,11 +168,11 @@ def _number(value: float) -> str:
 def _nulls(result: AuditResult) -> dict[str, Any]:
     """Returns a table of the nulls, the ceilings and the papers' operators at the main eps."""
     rows = [
-        [row.of, NUMBERS[row.number].title, row.frame, str(row.layer), _number(row.value)]
-        + [_number(row.error), str(row.n)]
+        [row.of, NUMBERS[row.number].title, row.frame, row.tokens, str(row.layer)]
+        + [_number(row.value), _number(row.error), str(row.n)]
         for row in main_rows(result, "nulls").itertuples()
     ]
-    header = ["", "number", "frame", "layer", "mean", "standard error", "samples"]
+    header = ["", "number", "frame", "tokens", "layer", "mean", "standard error", "samples"]
     heading = "Nulls, ceilings and the papers' own operators"
     return {"heading": heading, "header": header, "rows": rows, "meanings": []}
 
@@ -174,10 +182,11 @@ def _beside(result: AuditResult) -> dict[str, Any]:
     layers = main_rows(result, "layers")
     shown = [name for name in BESIDE if name in layers]
     rows = [
-        [str(int(row["layer"])), row["frame"], *(_number(row[name]) for name in shown)]
+        [str(int(row["layer"])), row["frame"], row["tokens"]]
+        + [_number(row[name]) for name in shown]
         for row in layers.to_dict("records")
     ]
-    header = ["layer", "frame", *(name.replace("_", " ") for name in shown)]
+    header = ["layer", "frame", "tokens", *(name.replace("_", " ") for name in shown)]
     meanings = [(name.replace("_", " "), BESIDE[name]) for name in shown]
     heading = "Numbers besides the claims"
     return {"heading": heading, "header": header, "rows": rows, "meanings": meanings}
