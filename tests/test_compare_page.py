@@ -94,7 +94,13 @@ def test_the_figure_draws_into_axes_and_names_what_is_there(single):
 def test_the_page_holds_every_number_and_the_csv_too(single, tmp_path):
     page = ci.viz.compare_page(single, tmp_path)
     text = page.read_text()
-    for words in ("CRATE 7 against ViT 8", "How to read this", "Holm", "untrained"):
+    for words in (
+        "CRATE 7 against ViT 8",
+        "How to read this",
+        "largest t",
+        "by chance in at most",
+        "untrained",
+    ):
         assert words in text
     csv = pd.read_csv(tmp_path / "differences.csv")
     pd.testing.assert_frame_equal(csv, single.table(), check_dtype=False)
@@ -117,7 +123,7 @@ def test_signs_say_which_side_is_higher():
     row = {"p": 0.01, "holds": True, "difference": -2.0, "excess": 1.0, "excess_p": 0.01}
     row |= {"low": -3.0, "high": -1.0}
     nan = float("nan")
-    assert sign(row | {"difference": 0.0, "low": 0.0, "high": 0.0}) is None
+    assert sign(row | {"difference": 0.0, "p": nan, "holds": False}) is None
     assert sign(row) == -1 and sign(row | {"holds": False}) == 0
     assert sign(row | {"p": nan, "holds": False}) == 1  # of the weights: by untrained networks
     assert sign(row | {"p": nan, "holds": False, "excess_p": 0.2}) == 0
@@ -128,7 +134,7 @@ def test_signs_say_which_side_is_higher():
 
 def test_the_text_has_a_sign_for_each_layer(single):
     lines = single.text().splitlines()
-    assert len(lines) == 5 and lines[1].split()[0] == R
+    assert len(lines) == 6 and "by chance in at most 0.15" in lines[-1] and lines[1].split()[0] == R
     wanted = {True: "+", False: "?"}
     table = single.table().query("statistic == 'rate_pre'")
     assert lines[1].split()[1] == "".join(wanted[bool(holds)] for holds in table["holds"])

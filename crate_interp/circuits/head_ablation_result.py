@@ -10,6 +10,7 @@ from crate_interp.circuits.circuit import head_name
 from crate_interp.results.result import Result, by, counted
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
+from crate_interp.stats.max_t import max_t
 from crate_interp.stats.paired_shares import paired_shares
 from crate_interp.stats.significance import LEVEL, holm, interval_words, signs
 
@@ -19,8 +20,6 @@ _HOW = {
     "zero": "zero ablation: the head's output is replaced by 0.",
 }
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
-# a third of LEVEL, because the far tail of a bootstrap can be three times too small
-BOOTSTRAP_LEVEL = 0.017
 
 
 def _heads(result: Result) -> pd.DataFrame:
@@ -31,10 +30,15 @@ def _heads(result: Result) -> pd.DataFrame:
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
     drops = worse * (ablated - whole)
-    found = paired_shares(drops) if _one_answer(result) else paired(drops)
+    if _one_answer(result):
+        found = paired_shares(drops)
+        adjusted = holm(found.p)
+    else:
+        found = paired(drops)
+        adjusted = max_t(drops, found.p)
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
     means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
-    tests = {"low": found.low, "high": found.high, "p_alone": found.p, "p": holm(found.p)}
+    tests = {"low": found.low, "high": found.high, "p_alone": found.p, "p": adjusted}
     return places.assign(**means, **tests, n=len(wide))
 
 
@@ -56,10 +60,12 @@ class HeadAblation(Result):
     `table()` has a row per layer and head. base and ablated: the mean of the metric without and
     with the ablation. drop: how much worse the metric becomes (ablated - base for a loss, base -
     ablated for an accuracy); it is above 0 for a head that helps. low, high: the 95 % interval of
-    the drop. p_alone: the p of this head by itself, twice the smaller tail. p: p_alone adjusted
-    over all heads (Holm). n: the number of samples. Intervals and p come from the bootstrap-t of
-    the drops, paired by sample. For the accuracy of images, where an answer flips or does not, they
-    are Tango's score interval and the exact sign test (`crate_interp/stats/paired_shares.py`).
+    the drop. p_alone: the p of this head by itself, twice the smaller tail. p: the p adjusted
+    over all heads. n: the number of samples. Intervals and p_alone come from the bootstrap-t of the
+    drops, paired by sample, and p from the largest t of all heads (`crate_interp/stats/max_t.py`).
+    For the accuracy of images, where an answer flips or does not, they are Tango's score interval,
+    the exact sign test and Holm's adjustment (`crate_interp/stats/paired_shares.py`). Intervals and
+    p are NaN for a single sample, and from the bootstrap for a head whose drops are all equal.
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """
@@ -92,16 +98,12 @@ class HeadAblation(Result):
         """Returns the meaning of the columns of `heads()`."""
         metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
         interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "these resamples"
-        least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
-        firm = (
-            f"A p of {BOOTSTRAP_LEVEL} or less shows an effect; from there to 0.05 the question "
-            "is open, since a bootstrap may give so small a p three times too low."
-        )
+        way = "how often the largest effect of all heads would be so clear"
+        none = "A head whose drops are all equal shows no spread: it has no interval and no test."
         before = "read low to high and p_alone"
         if _one_answer(self):
             interval = "Tango's score interval of how many answers become wrong and right"
-            test, least = "the exact sign test of these answers", ""
-            firm = "A p of 0.05 or less shows an effect."
+            test, way, none = "the exact sign test of these answers", "Holm's method", ""
             before += " (if few answers change, the interval may exclude 0 while the test shows no"
             before += " effect: then none is shown)"
         return (
@@ -112,8 +114,9 @@ class HeadAblation(Result):
             "p_alone: how often a drop at least this far from 0 would come up if the head did "
             "nothing; a small value speaks for an effect. It is twice the smaller tail of "
             f"{test}.\n"
-            f"p: p_alone, adjusted for all {heads} heads (Holm){least}. {firm} "
-            "A p of 1 says only that no effect is shown.\n"
+            f"p: the same, adjusted for all {heads} heads ({way}). A p of {LEVEL} or less shows an "
+            f"effect. A p of 1 says only that no effect is shown. {none}".rstrip()
+            + "\n"
             f"For a head that you chose before you saw any drop, such as the sharpest, {before}. "
             "For a head that you chose for its drop, read p."
         )
@@ -123,27 +126,16 @@ class HeadAblation(Result):
         """Returns how many intervals would exclude 0 by chance, if no head had an effect."""
         return LEVEL * len(self._table("heads"))
 
-    @property
-    def level(self) -> float:
-        """The largest p, adjusted over heads, that shows an effect."""
-        return LEVEL if _one_answer(self) else BOOTSTRAP_LEVEL
-
     def headline(self) -> str:
         """Returns how many heads matter, how many would by chance, and the largest effect."""
         table: Any = self._table("heads")
         count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
         apart = int((signs(table["low"], table["high"]) != 0).sum())
-        level = self.level
-        shown: Any = table[table["p"] <= level]
-        undecided: Any = table[(table["p"] > level) & (table["p"] <= LEVEL)]
-        words, rule = _counts(shown), f"p of {level:.2g} or less, adjusted over heads"
-        if len(undecided):
-            words += f", {len(undecided)} {'is' if len(undecided) == 1 else 'are'} open"
-            rule += f", to {LEVEL} open"
+        shown: Any = table[table["p"] <= LEVEL]
         return (
-            f"{self._worse()}Of {count} of {name}, {words} ({rule}; intervals that exclude 0: "
-            f"{apart}, by chance {self.by_chance:.2g}). "
-            + self._largest(shown if len(shown) else undecided if len(undecided) else table)
+            f"{self._worse()}Of {count} of {name}, {_counts(shown)} (p of {LEVEL} or less, "
+            f"adjusted over heads; intervals that exclude 0: {apart}, "
+            f"by chance {self.by_chance:.2g}). " + self._largest(shown if len(shown) else table)
         )
 
     def _largest(self, among: Any) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, paired, without_test
+from crate_interp.stats.max_t import max_t
 from crate_interp.stats.significance import LEVEL, holm
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import TOGETHER, with_std
@@ -156,17 +157,20 @@ def _of_statistic(
     if same_twins:
         two = replace(two, twins=one.twins)
     means, n = (centre(one.means), centre(two.means)), np.ones(len(pairs), dtype=int)
+    adjusted = None
     if not one.single or not two.single:
         difference = contrast(means[0] - means[1], *_over_networks(one, two))
         n *= len(one.means) + len(two.means)
     elif first.values is None or second.values is None:
         difference = without_test(means[0] - means[1], error=0.0)
     else:
-        means, difference, n = _over_samples(
-            first.values[own].to_numpy(float), second.values[other].to_numpy(float)
-        )
+        values = first.values[own].to_numpy(float), second.values[other].to_numpy(float)
+        means, difference, n = _over_samples(*values)
+        adjusted = max_t(values[0] - values[1], difference.p)
     columns: dict[str, Any] = {"layer": own, "layer_b": other, "a": means[0], "b": means[1]}
-    columns |= _numbers(difference) | {"n": n} | _beside(one, two, difference, n, same_twins)
+    columns |= (
+        _numbers(difference, adjusted) | {"n": n} | _beside(one, two, difference, n, same_twins)
+    )
     probe, statistic = name.split(".")
     return pd.DataFrame({"probe": probe, "statistic": statistic} | columns)
 
@@ -207,8 +211,8 @@ def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np
     return spreads, variance, np.broadcast_to(samples, variance.shape)
 
 
-def _numbers(difference: Difference) -> dict[str, np.ndarray]:
-    p = holm(difference.p)
+def _numbers(difference: Difference, adjusted: np.ndarray | None) -> dict[str, np.ndarray]:
+    p = holm(difference.p) if adjusted is None else adjusted
     holds = np.where(np.isnan(p), 1.0, p) <= LEVEL
     ends = {"low": difference.low, "high": difference.high}
     return {"difference": difference.value} | ends | {"p": p, "holds": holds}

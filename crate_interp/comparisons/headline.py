@@ -24,13 +24,12 @@ def headline(result: Result, named: Callable[[str], str] = str, shown: int = SHO
 def sign(row: Mapping[str, Any]) -> int | None:
     """Returns a row's sign: 1 if a is higher than b, -1 if lower, 0 if undecided.
 
-    Returns None if the row cannot be tested. A statistic of the weights of single networks has no
-    samples, so its sign is that of the excess over untrained networks.
+    Returns None if the row cannot be tested. A statistic of the weights of single networks, and a
+    difference that is equal in all samples, have no p, so the sign is that of the excess over
+    untrained networks; without any difference there is no sign.
     """
-    if row["difference"] == row["low"] == row["high"] == 0:
-        return None
     known, beyond = not np.isnan(row["p"]), not np.isnan(row["excess_p"])
-    if not known and not beyond:
+    if not known and (not beyond or row["difference"] == 0):
         return None
     value, holds = (
         (row["difference"], bool(row["holds"]))
@@ -53,7 +52,19 @@ def overview(result: Result) -> str:
         signs = "".join(_SIGNS[sign(row)] for row in own.to_dict("records"))
         cells = [span(own[name].to_numpy()) for name in ("difference", *beside)]
         rows.append([f"{probe}.{statistic}", signs, *cells])
-    return as_text(header, rows)
+    return f"{as_text(header, rows)}\n{by_chance(result)}".strip()
+
+
+def by_chance(result: Result) -> str:
+    """Returns a sentence on how many statistics differ, and how many would by chance, or ""."""
+    table: Any = result.table("differences")
+    tested = table[table["p"].notna()].groupby(["probe", "statistic"])["holds"].any()
+    if not len(tested):
+        return ""
+    return (
+        f"In {tested.sum()} of {counted(len(tested), 'statistics')} some layer differs (by chance "
+        f"in at most {LEVEL * len(tested):.2g}, if there were no differences)."
+    )
 
 
 def span(values: np.ndarray) -> str:
@@ -73,10 +84,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     """Returns the findings as sentences: how many differences hold, then the largest of them."""
     table: Any = result.table("differences")
     one, two = (result.meta[side]["name"] for side in "ab")
-    # statistics that are equal in every sample, such as ln of the number of tokens, do not count
-    constant = (table[["difference", "low", "high"]] == 0).all(axis=1)
-    tested = table["p"].notna() & ~constant
-    count, held = int(tested.sum()), int(table["holds"].sum())
+    count, held = int(table["p"].notna().sum()), int(table["holds"].sum())
     start = f"{one} against {two}: "
     if len(table) and not (table["difference"].fillna(0) != 0).any():
         return [f"{start}every difference is 0."]
@@ -84,7 +92,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
         return [f"{start}no difference has an interval."]
     among = f"of {counted(count, 'differences')}"
     if not held:
-        return [f"{start}none {among} holds at 95 %, adjusted over layers."]
+        return [f"{start}none {among} holds at 95 %, adjusted over layers.", by_chance(result)]
     words = f"{start}{held} {among} hold at 95 %, adjusted over layers"
     if table["excess_p"].notna().any():
         changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
@@ -96,7 +104,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
             else f"; in {changed} of them training has changed the difference of untrained networks"
         )
     most = "; ".join(list_of_largest(result, named, shown))
-    return [f"{words}.", f"The largest, as shares of the larger mean: {most}."]
+    return [f"{words}.", by_chance(result), f"The largest, as shares of the larger mean: {most}."]
 
 
 def list_of_largest(

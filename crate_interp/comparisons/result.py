@@ -22,12 +22,12 @@ class Comparison(Result):
 
     `table()` has a row per statistic and pair of layers. layer, layer_b: the layers of a and of b,
     the same unless their depths differ. a, b: the means; difference: a - b, with its 95 % interval
-    low to high. p: two-sided, adjusted over the layers of the statistic (Holm); holds: p <= 0.05.
-    n: the number of samples, or of networks if a side has several; 1 for a statistic of the weights
-    of single networks, which has neither interval nor p. untrained_a, untrained_b, untrained: the
-    means of the untrained twins and their difference, with untrained_low, untrained_high. excess:
-    difference - untrained, with excess_low, excess_high and excess_p, adjusted like p. `ci.compare`
-    describes the intervals.
+    low to high. p: two-sided, adjusted over the layers of the statistic; holds: p <= 0.05. n: the
+    number of samples, or of networks if a side has several; 1 for a statistic of the weights of
+    single networks. This statistic, and a difference that is equal in all samples, has neither
+    interval nor p. untrained_a, untrained_b, untrained: the means of the untrained twins and their
+    difference, with untrained_low, untrained_high. excess: difference - untrained, with excess_low,
+    excess_high and excess_p, adjusted over layers (Holm). `ci.compare` describes the intervals.
 
     Stored tables: `differences`; and `networks`, with a row per network (side, number, trained),
     statistic and layer: mean, error (standard error over samples), n. meta: a and b with names and
@@ -85,7 +85,8 @@ class Comparison(Result):
     def text(self) -> str:
         """Returns a table as text: a row per statistic, with a sign for each layer.
 
-        + a is higher, - a is lower, ? undecided, . cannot be tested.
+        + a is higher, - a is lower, ? undecided, . cannot be tested. The last line says in how many
+        statistics a layer differs, and in how many by chance.
         """
         return overview(self)
 

@@ -10,6 +10,7 @@ from jaxtyping import Float, Shaped
 from crate_interp.stats.significance import CONFIDENCE
 
 RESAMPLES = 10_000
+_ROUNDING = 1e-12
 _NUMBERS = 2**23  # numbers in the table of draws made at a time: 64 MB
 Bounds = float | int | np.ndarray  # one bound for all columns, or [column]
 
@@ -92,36 +93,44 @@ def studentised(values: Shaped[np.ndarray, "n c"]) -> Studentised:
     columns = values.shape[1]
     mean, error = np.full(columns, np.nan), np.full(columns, np.nan)
     draws = np.full((RESAMPLES, columns), np.nan)
-    for there, group in _groups(values):
+    for there, group in groups(values):
         if not there.any():
             continue
-        rows = values[np.ix_(there, group)]
-        same = (rows == rows[0]).all(axis=0)
-        finite = np.isfinite(rows).all(axis=0)
-        with np.errstate(invalid="ignore"):
-            # the mean of equal rows may differ from their value by rounding
-            mean[group] = np.where(same, rows[0], rows.mean(axis=0))
-        if len(rows) < 2:
+        mean[group], error[group], scaled = standardised(values[np.ix_(there, group)])
+        if len(scaled) < 2:
             continue
-        centred = np.where(finite, rows, 0.0) - np.where(finite, mean[group], 0.0)
-        spread = np.sqrt((centred**2).sum(axis=0) / (len(rows) - 1))
-        error[group] = np.where(finite, spread / np.sqrt(len(rows)), np.nan)
-        scaled = centred / np.where(spread > 0, spread, 1.0)
-        for part, resampled in _resampled(scaled):
-            draws[part][:, group] = resampled
+        for part, means, errors in resampled(scaled):
+            still = np.where(means == 0, 0.0, np.copysign(np.inf, means))
+            draws[part][:, group] = np.divide(means, errors, where=errors > 0, out=still)
     draws.sort(axis=0)
     return Studentised(mean, error, draws)
 
 
-def _groups(values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def standardised(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns each column's mean, its standard error, and the rows with mean 0 and variance 1.
+
+    The error is as in `Studentised`. Rows that differ by rounding alone count as equal.
+    """
+    n, finite = len(rows), np.isfinite(rows).all(axis=0)
+    with np.errstate(invalid="ignore"):
+        same = np.ptp(rows, axis=0) <= _ROUNDING * np.abs(rows).max(axis=0)
+        # the mean of equal rows may differ from their value by rounding
+        mean = np.where(same, rows[0], rows.mean(axis=0))
+    centred = np.where(finite & ~same, rows, 0.0) - np.where(finite & ~same, mean, 0.0)
+    spread = np.sqrt((centred**2).sum(axis=0) / max(n - 1, 1))
+    error = np.where(finite & (n > 1), spread / np.sqrt(n), np.nan)
+    return mean, error, centred / np.where(spread > 0, spread, 1.0)
+
+
+def groups(values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields sets of rows `[n]`, each with the columns that have values in exactly these rows."""
     masks, which = np.unique(~np.isnan(values), axis=1, return_inverse=True)
     for place, there in enumerate(masks.T):
         yield there, np.flatnonzero(which.reshape(-1) == place)
 
 
-def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yields t* of some resamples at a time, for rows `[n, column]` with mean 0 and variance 1."""
+def resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Yields means and their errors of some resamples at a time, for rows of `standardised`."""
     n, columns = rows.shape
     squares = rows**2
     random, share = np.random.default_rng(0), np.full(n, 1 / n)
@@ -136,11 +145,7 @@ def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         variance = (second - means**2) * (n / (n - 1))
         variance[variance <= 1e-12 * second] = 0  # rounding error of equal rows
         means[np.abs(means) < 1e-12] = 0
-        still = np.where(means == 0, 0.0, np.copysign(np.inf, means))
-        yield (
-            slice(start, stop),
-            np.divide(means, np.sqrt(variance / n), where=variance > 0, out=still),
-        )
+        yield slice(start, stop), means, np.sqrt(variance / n)
 
 
 @lru_cache(maxsize=2)

@@ -51,16 +51,15 @@ class Spread:
 def paired(values: Float[np.ndarray, "sample layer"]) -> Difference:
     """Returns the mean of paired differences, its bootstrap-t interval, and two-sided p.
 
-    p is twice the smaller one-sided p, at most 1. Differences that are all equal are certain: p is
-    1 if they are 0, else 0. A single sample has no interval, and p is NaN.
+    p is twice the smaller one-sided p, at most 1. Differences that are all equal, and a single
+    difference, show no spread: interval and p are NaN.
     """
     parts: list[tuple[np.ndarray, ...]] = []
     for start in range(0, values.shape[1], _AT_ONCE):
         found = studentised(values[:, start : start + _AT_ONCE])
         p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
-        p = np.where((found.error == 0) & (found.mean == 0), 1.0, p)
-        p = np.where(np.isnan(found.error), np.nan, p)
-        parts.append((found.mean, found.error, *found.interval(), p))
+        tests = (np.where(found.error > 0, each, np.nan) for each in (*found.interval(), p))
+        parts.append((found.mean, found.error, *tests))
     return Difference(*(np.concatenate(parts, axis=1) if parts else np.zeros((5, 0))))
 
 
@@ -88,8 +87,8 @@ def contrast(
     `variance` is above 0.
 
     Spreads with the same networks count as one spread, with the sum of their shares. Where nothing
-    varies, the interval is the value alone, and p is 1 for a value of 0 and 0 for any other value.
-    A spread of fewer than two networks makes everything but the value NaN.
+    varies, interval and p are NaN. A spread of fewer than two networks makes everything but the
+    value NaN.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -110,10 +109,9 @@ def contrast(
     of_samples = np.where(np.asarray(variance) > 0, np.asarray(samples) - 1, np.inf)
     freedom = np.minimum(freedom, of_samples)
     error = np.sqrt(total + variance)
-    half = stdtrit(freedom, (1 + CONFIDENCE) / 2) * error
-    endless = np.where(value == 0, 0.0, np.inf)
-    t = np.divide(np.abs(value), error, where=error > 0, out=endless)
-    p = np.where(np.isnan(error + value), np.nan, np.minimum(2 * stdtr(freedom, -t), 1.0))
+    varies = np.where(error > 0, error, np.nan)
+    half = stdtrit(freedom, (1 + CONFIDENCE) / 2) * varies
+    p = 2 * stdtr(freedom, -np.abs(value) / varies)
     return Difference(value, error, value - half, value + half, p)
 
 

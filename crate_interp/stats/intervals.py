@@ -43,7 +43,7 @@ def mean_interval(values: Shaped[np.ndarray, "n c"]) -> Ends:
     """Returns the ends `[column]` of the interval of the mean of each column over samples.
 
     Bool values get `share_interval`. Other values get the bootstrap-t (`paired`), which is infinite
-    for two or three samples. NaN for n < 2.
+    for two or three samples. NaN for n < 2, and where all values are equal: they show no spread.
     """
     if values.dtype == bool:
         return share_interval(values.sum(axis=0), len(values) if len(values) > 1 else 0)

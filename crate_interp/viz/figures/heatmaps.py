@@ -160,14 +160,13 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     return bar
 
 
-def frame(axes: "matplotlib.axes.Axes", cells: np.ndarray, dashed: bool = False) -> None:
+def frame(axes: "matplotlib.axes.Axes", cells: np.ndarray) -> None:
     """Frames cells (row, column) of a heat map."""
     from matplotlib.patches import Rectangle
 
-    line: Any = (0, (2, 2)) if dashed else "solid"
     for row, column in cells:
         place = (column - 0.43, row - 0.43)
-        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9, ls=line))
+        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9))
 
 
 def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
@@ -225,24 +224,19 @@ def head_ablation(
     """Returns a matplotlib Figure of what ablating each head costs: layers down, heads across.
 
     A blue head helps the model; without an orange head, the model does better. A frame marks an
-    effect: p, adjusted over all heads, is at most 0.017 (at most 0.05 for the accuracy of images).
-    A dashed frame marks an undecided head: p is larger, but at most 0.05. ax, title, dpi: as in
-    `ci.viz.layers`.
+    effect: p, adjusted over all heads, is at most 0.05. ax, title, dpi: as in `ci.viz.layers`.
     """
     table: Any = result.heads()
     drop, low, high, p = (
         table.pivot(index="layer", columns="head", values=name).to_numpy(float)
         for name in ("drop", "low", "high", "p")
     )
-    held, maybe = p <= result.level, (p > result.level) & (p <= LEVEL)
+    held = p <= LEVEL
     ends = np.where(held, low, -np.inf), np.where(held, high, np.inf)
     settings = result.meta["settings"]
     words = f"{settings['how'].capitalize()} ablation of each head" if title is None else title
     unit = _UNITS[settings["metric"]]
     figure = heatmap(drop, interval=ends, unit=unit, signed=True, ax=ax, title=words, dpi=dpi)
     axes = figure.axes[0] if ax is None else ax
-    frame(axes, np.argwhere(maybe), dashed=True)
-    legend = [f"framed: p <= {result.level:.2g}"] if held.any() else []
-    legend += ["dashed: p <= 0.05"] if maybe.any() else []
-    axes.set_xlabel(f"head ({', '.join(legend)})" if legend else "head")
+    axes.set_xlabel(f"head (framed: p <= {LEVEL})" if held.any() else "head")
     return figure
