@@ -7,13 +7,16 @@ import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 import crate_interp as ci
 from crate_interp.core import checks
 from crate_interp.core.folders import locked
+
+if TYPE_CHECKING:
+    from crate_interp.results.result import Result
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 locks = ExitStack()  # locks of the folders that the command writes, released when it ends
@@ -122,10 +125,7 @@ def take_threads(threads: int | None) -> None:
         )
 
 
-def finding(
-    result: "ci.AuditResult | ci.Comparison | ci.SegmentResult | ci.HeadAblation | ci.SweepResult"
-    " | ci.circuits.Concentration",
-) -> str:
+def finding(result: "Result") -> str:
     """Returns a result's finding, and what its intervals do not cover."""
     return " ".join(words for words in (result.headline(), result.caution()) if words)
 
