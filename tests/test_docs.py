@@ -30,6 +30,7 @@ WITH_CODE = [name for name in pages() if blocks(name)]
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Matplotlib is currently using agg")
+@pytest.mark.usefixtures("unchecked")  # as readers run it
 @pytest.mark.parametrize("name", WITH_CODE)
 def test_the_code_of_a_page_runs_alone(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

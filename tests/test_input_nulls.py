@@ -177,6 +177,8 @@ def planted(decoy):
         mask[row : row + 4, column : column + 10] = True
         if decoy:
             image[4:16, 25:30] = np.tile(textures[1], (3, 1))
+    for mask in masks[::2]:  # scores that are all the same tell nothing: one patch of the two
+        mask[:, mask.any(axis=0).argmax() + 5 :] = False
 
     def coloured(values):
         return torch.from_numpy(values.astype(np.uint8))[:, None].expand(-1, 3, -1, -1)
@@ -199,22 +201,25 @@ def planted(decoy):
 
 @pytest.mark.parametrize("decoy", few([False, True]))
 def test_a_head_finds_objects_only_beyond_the_strongest_map_of_the_picture(decoy):
-    """Of three patches of attention two are right: 2/3. Contrast has only those, or decoys too."""
+    """Of three patches of attention two are right, and one in every other picture: 1/2 on average.
+
+    Contrast has only the two patches, or decoys too.
+    """
     net, data, hooks = planted(decoy)
     with net.hooks(hooks):
         result = ci.segment(net, data, untrained=1, mass=1.0, tag="planted", progress=False)
     row, headline = result.overall(), result.headline()
-    assert row["value"] == pytest.approx(2 / 3) and row["n"] == 8
+    assert row["value"] == pytest.approx(0.5) and row["n"] == 8
     words = "a map of colour contrast to the border"
     if decoy:
         assert row[row["strongest"]] < 0.6 and row["excess_low"] > 0
-        assert headline.startswith("L1H0 finds objects: Jaccard index 0.667")
+        assert headline.startswith("L1H0 finds objects: Jaccard index 0.500")
     else:
-        assert row["strongest"] == "border_colour" and row["border_colour"] == 1
+        assert row["strongest"] == "border_colour" and row["border_colour"] == 0.75
         assert row["excess_high"] < 0 and f"L1H0 finds objects, no better than {words}:" in headline
-        assert f"{words}, on average the strongest of 6 masks without a network, 1.000" in headline
-        assert f"{words} 1.000" in result.text()
-        assert "(difference -0.333, -0.333 to -0.333)" in headline
+        assert f"{words}, on average the strongest of 6 masks without a network, 0.750" in headline
+        assert f"{words} 0.750" in result.text()
+        assert row["excess"] == pytest.approx(-0.25) and "(difference -0.250, -0." in headline
 
 
 def test_a_result_of_an_older_version_is_refused_in_a_sentence(of_classes, tmp_path):

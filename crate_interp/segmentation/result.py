@@ -147,7 +147,7 @@ class SegmentResult(Result):
             verdict = "find objects" if several else "finds objects"
             if not row["excess_low"] > 0:
                 verdict += f", no better than {WITHOUT_NETWORK[row['strongest']]}"
-        elif row["high"] > bar:
+        elif not row["high"] <= bar:  # NaN if all images have the same score
             verdict = "may find objects (this data does not decide)"
         ends = interval_words(row["low"], row["high"], ".3f", "")
         return f"{self.named()} {verdict}: Jaccard index {row['value']:.3f} ({ends})"

@@ -56,6 +56,13 @@ MEASURED: dict[str, tuple[Elsewhere, ...]] = {
             "depends",
         ),
         Elsewhere(
+            "The code is a privileged basis: few of its nodes carry an answer",
+            "ours (2306.01129 calls D a dictionary)", "`crate-interp concentration MODEL`",
+            "16 nodes carry .18 to .78 of the gap between two answers, more than in random axes in "
+            "12 of 12 layers of two models of images (64 pairs each), more than in principal axes "
+            "in 4 and less in 5; more beyond random axes than untrained in 4", "depends",
+        ),
+        Elsewhere(
             "Subspaces of the heads become incoherent", "Figure 7",
             "`python demos/crate_against_vit.py`", "training brings no less overlap, 5 seeds",
             "not supported",
