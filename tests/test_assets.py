@@ -146,6 +146,7 @@ def test_the_language_model_has_learned():
     assert lm.cfg.prepend_bos and lm.cfg.family == "crate-lm" and lm.cfg.d_vocab == 1024
 
 
+@pytest.mark.slow
 def test_the_language_model_attends():
     """Attention is far from even in every layer, and made even it costs in every layer.
 

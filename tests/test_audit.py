@@ -266,6 +266,7 @@ def test_the_untrained_stand_beside():
     assert set(twins["of"]) == {"layer"} and set(twins["seed"]) == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_what_does_not_apply_says_why():
     tokens = torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(0))
     table = ci.audit(make_lm("gpt-baseline"), tokens, untrained=1, progress=False).table()
@@ -286,6 +287,7 @@ def test_what_does_not_apply_says_why():
     assert claims.loc[("descends", 1), "verdict"] != "not applicable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["crate-lm", "nanochat-crate"]))
 def test_language_models(name):
     """Tokens have no CLS: there is no arm of patches, and attention looks back."""

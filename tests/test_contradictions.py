@@ -283,6 +283,7 @@ def test_odd_arguments():
     )
 
 
+@pytest.mark.slow
 def test_verify_says_what_it_checked(tmp_path, monkeypatch):
     step = ci.verify("crate-tiny-fashion", revision="step-10", progress=False)
     path = registry.ASSETS / "crate-tiny-fashion" / "steps" / "step-10.safetensors"

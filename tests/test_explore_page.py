@@ -312,6 +312,7 @@ def test_a_text(driven, read):  # noqa: F811
         assert not shown.asked and not shown.wrong
 
 
+@pytest.mark.slow
 def test_the_page_fits_and_can_be_read(driven, seen, read, tmp_path):  # noqa: F811
     model, images = make("crate", n_heads=12), torch.randn(1, 3, 6, 20)
     twelve = ci.viz.explore(model.run_with_cache(images)[1], images).save(tmp_path / "twelve.html")

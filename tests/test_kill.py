@@ -4,7 +4,7 @@ import pytest
 
 import kill
 
-SLOW = {"report", "audit", "atlas"}
+SLOW = {"report", "audit", "atlas", "convert"}
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_a_sign_opens_its_card_and_escape_closes_it(driven, pages):  # noqa: F81
 GROUND = "getComputedStyle(document.body).backgroundColor"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", few(["light", "dark"]))
 def test_the_button_turns_the_scheme_over_without_a_script(driven, report, scheme):  # noqa: F811
     """In a sandbox that allows nothing, as in the frame of a notebook."""

@@ -203,6 +203,7 @@ def test_it_is_silent_without_progress(model, data, tmp_path, capsys):
     assert "report:" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_fits_on_paper(driven, report):  # noqa: F811
     with opened(driven, report, 794, "dark") as shown:  # A4 at 96 dpi
         shown.page.emulate_media(media="print")

@@ -143,6 +143,7 @@ def less_claimed(content, number):
 MANY = 2**25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", few(["none", "snappy", "zstd"]))
 def test_a_summary_that_says_less_than_the_pages(codec):
     """A list is read whole, however few values the file's summary claims."""

@@ -204,6 +204,7 @@ def test_merged_examples_are_the_extremes_and_the_middle_of_both():
     assert sorted(groups["median"]) == middles[1:3].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "low, high, excess, verdict",
     [
