@@ -19,8 +19,6 @@ sys.path.append(str(Path(__file__).parent.parent / "demos"))
 import planted
 from planted_defects import DEFECTS
 
-from selection import few
-
 EVERY, NORMED, STREAM, NONE = tuple(FRAMES), ("read", "unit"), ("stream",), ("",)
 LAW = ("compresses", "gradient", "step", "neumann_direction")
 # The threshold of the control shrinks its codes, and with them R: D at its best scale does too.
@@ -288,7 +286,7 @@ def test_what_does_not_apply_says_why():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", few(["crate-lm", "nanochat-crate"]))
+@pytest.mark.parametrize("name", ["crate-lm", "nanochat-crate"])
 def test_language_models(name):
     """Tokens have no CLS: there is no arm of patches, and attention looks back."""
     tokens = torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,6 @@ import torch
 import crate_interp as ci
 from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
 from conftest import LAYERS, make
-from selection import few
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ GROUND = "getComputedStyle(document.body).backgroundColor"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", few(["light", "dark"]))
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_button_turns_the_scheme_over_without_a_script(driven, report, scheme):  # noqa: F811
     """In a sandbox that allows nothing, as in the frame of a notebook."""
     with opened(driven, report, 390, scheme) as shown:

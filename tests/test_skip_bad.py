@@ -174,7 +174,7 @@ MADE = dict(chunk_size=7, batch_size=3, progress=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", few(OTHERS))
+@pytest.mark.parametrize("name", OTHERS)
 def test_whatever_streams_leaves_them_out(model, damaged, name):
     """The numbers are those of the other samples alone, and the numbering is not."""
     measure, source = OTHERS[name], f"imagefolder:{damaged}"
