@@ -26,7 +26,7 @@ _MODELS = {
     "clip": HookedCrateCLIP,
 }
 _TOWERS = {  # prefix of a tower's parameters -> the field with its number of layers
-    "vision": {"": "n_layers"},
+    "vision": {"": "n_layers", "cls_": "class_layers"},
     "mae": {"": "n_layers", "decoder_": "decoder_n_layers"},
     "text": {"": "n_layers"},
     "clip": {"visual.": "n_layers", "text.": "text_n_layers"},

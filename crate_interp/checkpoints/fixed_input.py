@@ -38,7 +38,7 @@ def token_ids(cfg: CrateConfig, count: int, device: torch.device) -> Tensor:
 def output(model: HookedModel | SparseAutoencoder) -> Tensor:
     """Returns the output of a model for its fixed input, through every layer.
 
-    A vision model sees two patches and CLS.
+    A vision model sees a few patches.
     """
     if isinstance(model, SparseAutoencoder):
         return model(wave(2, model.cfg.d_in, model=model))
@@ -83,14 +83,19 @@ def full_input(model: HookedModel) -> Tensor:
 
 
 def tokens_of(model: HookedModel) -> Tensor:
-    """Returns Z^0 of a vision model on two patches, `[1, 3, d_model]`.
+    """Returns Z^0 of a vision model on the patches of a small image, `[1, pos, d_model]`.
 
-    This is cheap for any image size.
+    This is cheap for any image size. There are two patches, or four in a square for CBSA.
     """
     assert isinstance(model, HookedCrate)
-    height, width = model.cfg.patch_size
-    images = wave(1, model.cfg.channels, height, 2 * width, model=model)
-    patches = model.embed(images)[:, : model.cfg.n_tokens - 1]
+    cfg, (height, width) = model.cfg, model.cfg.patch_size
+    square = cfg.facts["attention"] == "cbsa"
+    grid = (min(2, cfg.grid[0]),) * 2 if square else (1, 2)
+    images = wave(1, cfg.channels, grid[0] * height, grid[1] * width, model=model)
+    patches = model.embed(images)
+    if cfg.fourier:
+        return patches + model.pos_embed(grid)
+    patches = patches[:, : cfg.n_tokens - 1]
     tokens = cat_tokens(model.cls_token, patches)
     return tokens + model.pos_embed[:, : tokens.shape[1]]
 

@@ -18,7 +18,7 @@ STRUCTURE = (
     "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step",
     "n_classes", "d_features", "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers",
     "decoder_n_heads", "d_embed", "text_d_model", "text_n_layers", "text_n_heads",
-    "window_pattern", "output_matrix",
+    "window_pattern", "output_matrix", "stem", "class_layers",
 )  # fmt: skip
 
 

@@ -57,6 +57,8 @@ class Choice:
 
 
 PLAIN = Choice()
+# how many batches a batch norm has seen; no forward reads it
+_STEPS_OF_NORM = ".num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,8 @@ def _inside(chosen: _Set, sets: list[_Set]) -> tuple[dict[str, Any], list[str]]:
     inside: dict[str, Any] = {}
     outside = []
     for key, value in chosen.tensors.items():
+        if key.endswith(_STEPS_OF_NORM) and _is_integer(value):
+            continue
         prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
         if prefix == chosen.prefix:
             inside[key.removeprefix(chosen.prefix)] = value

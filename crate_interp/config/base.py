@@ -83,7 +83,7 @@ class CrateConfig:
     d_model: int
     n_layers: int
     n_heads: int
-    variant: str = "crate"
+    variant: Filled[str] = DEFAULT
     output_matrix: Filled[bool] = DEFAULT
     sparse_step: Filled[str] = DEFAULT
     d_head: Filled[int] = DEFAULT
@@ -180,6 +180,8 @@ class CrateConfig:
 
     def _fill_sizes(self) -> None:
         """Replaces None by a default that is computed from other fields."""
+        if self.variant is None:
+            self._set(variant="crate")
         if self.d_head is None:
             self._set(d_head=self.share("n_heads", "d_model"))
         if self.d_mlp is None:
@@ -220,10 +222,10 @@ class CrateConfig:
             raise ValueError(
                 f"variant={self.variant!r} has no output matrix: leave output_matrix out."
             )
-        if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
+        if self.variant != "crate" and self.family not in families.WITH_VARIANTS:
             raise ValueError(
-                f"variant={self.variant!r}: only the families crate and crate-alpha have this "
-                "variant. Leave variant out."
+                f"variant={self.variant!r}: only the families "
+                f"{', '.join(families.WITH_VARIANTS)} have this variant. Leave variant out."
             )
 
     def _check_kind(self) -> None:
@@ -264,8 +266,34 @@ class CrateConfig:
 
     @property
     def tied(self) -> bool:
-        """Whether query, key and value are the same code."""
-        return self.facts["tied"]
+        """Whether all that attention reads of a token is one code, Z U_k."""
+        return self.facts["attention"] != "self"
+
+    @property
+    def code_bias(self) -> bool:
+        """Whether the map to the codes has a bias."""
+        bias = self.facts.get("code_bias", False)
+        return self.bias if bias is None else bias
+
+    @property
+    def layer_scale(self) -> bool:
+        """Whether what a layer adds to the stream is scaled by a learned factor per feature."""
+        return self.facts.get("layer_scale", False)
+
+    @property
+    def norm_bias(self) -> bool:
+        """Whether the LayerNorms have a bias; RMS norms never have one."""
+        return self.facts["output_bias"] is not None or bool(self.output_bias)
+
+    @property
+    def attn_only(self) -> bool:
+        """Whether a layer is attention alone, under TransformerLens' name."""
+        return self.sparse_step == "none"
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether an MLP stands where CRATE has its sparse step."""
+        return self.sparse_step.startswith("mlp")
 
     @property
     def causal(self) -> bool:
@@ -328,7 +356,6 @@ class CrateConfig:
         return "rotary" if self.rotary else "standard"
 
     n_key_value_heads = None
-    attn_only = False
     parallel_attn_mlp = False
     n_devices = 1
     gated_mlp = False

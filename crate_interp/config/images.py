@@ -180,12 +180,20 @@ class ImageConfig(CrateConfig):
 
     @property
     def n_special(self) -> int:
-        """The number of tokens before the patches: CLS, and possibly more in a bridged network."""
-        return 1
+        """The number of tokens before the patches: CLS, and possibly more in a bridged network.
+
+        ToST's layers see no CLS token: it comes in with the layers of class attention.
+        """
+        return 0 if getattr(self, "class_layers", 0) else 1
+
+    @property
+    def fourier(self) -> bool:
+        """Whether positions are computed from waves, so that any image size works."""
+        return self.facts.get("fourier", False)
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens of an image, including CLS."""
+        """The number of tokens of an image in the stream, including CLS if it is there."""
         return self.grid[0] * self.grid[1] + self.n_special
 
     @property

@@ -12,6 +12,7 @@ from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.utilities.slice import Slice
 
 from crate_hooks import full_name
+from crate_hooks.names import position_axis
 from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import resolve
 from crate_interp.models.compat.unsupported_methods import refuse
@@ -20,10 +21,7 @@ from crate_interp.models.weight_cache import Mark, check_mark, mark_of_part
 from crate_interp.models.weights import Answers
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-# [batch, head, query, key]: pos_slice cuts the query axis
-QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
-# points that have no position axis, [batch, width], or that hold only the patches, without CLS
-NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
+_PATTERNS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]
 
 
 def _at_places(value: Tensor, name: str, places: Int[Tensor, "pos"], of_all: int) -> Tensor:
@@ -32,14 +30,15 @@ def _at_places(value: Tensor, name: str, places: Int[Tensor, "pos"], of_all: int
     Raises ValueError if the activation does not hold all positions.
     """
     places = places.to(value.device)
-    axes = (-2, -1) if name.endswith(QUERY_AXIS) else (1,)
+    first = position_axis(name)
+    axes = [] if first is None else [first, 3] if name.endswith(_PATTERNS) else [first]
     for axis in axes:
         if value.shape[axis] != of_all:
             raise ValueError(
                 "the cache holds only some of the positions of padded texts. Call run_with_cache "
                 "without pos_slice."
             )
-        value = value.index_select(axis % value.ndim, places)
+        value = value.index_select(axis, places)
     return value
 
 

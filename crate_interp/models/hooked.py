@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
+from crate_hooks.names import position_axis
 from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.core import checks
-from crate_interp.models.cache import NO_POS_AXIS, QUERY_AXIS, CrateCache
+from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat import hook_aliases, torch_compile, unsupported_methods
 from crate_interp.models.gradients import check_backward, no_backward
 from crate_interp.models.hook_points import (
@@ -253,13 +254,16 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         """
         cache = hook_aliases.Named() if cache is None else cache
         cut = Slice.unwrap(pos_slice)
-        pooled = getattr(self.cfg, "pool", None) == "mean"  # ln_final then sees one pooled token
+        # in these cases ln_final sees one pooled token, or CLS besides the tokens of the stream
+        pooled = getattr(self.cfg, "pool", None) == "mean" or getattr(self.cfg, "class_layers", 0)
+        whole = () if self.cfg.causal else ("hook_moment", "hook_weight")  # one for all tokens
 
         def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
             # gradients are copied, because autograd adds to the tensor later
             kept = (tensor.detach().clone() if suffix else tensor.detach()).to(device)
-            if not name.endswith(NO_POS_AXIS) and not (pooled and name.startswith("ln_final.")):
-                kept = cut.apply(kept, dim=-2 if name.endswith(QUERY_AXIS) else 1)
+            uncut = name.endswith(whole) or (pooled and name.startswith("ln_final."))
+            axis = None if uncut else position_axis(name)
+            kept = kept if axis is None else cut.apply(kept, dim=axis)
             if remove_batch_dim and kept.shape[0] == 1:
                 kept = kept[0]
             cache[name + suffix] = kept

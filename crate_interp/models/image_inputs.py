@@ -1,11 +1,12 @@
 """Features that image models share: checks of their input, preprocessing and padding."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
@@ -20,12 +21,16 @@ class ImageMixin:
     """Checks of images, `preprocess` and `pad`."""
 
     cfg: CrateConfig
-    pos_embed: nn.Parameter
+    pos_embed: Any  # a table, or FourierPositions
     hook_pos_embed: HookPoint
-    has_cls: bool = True
+
+    @property
+    def has_cls(self) -> bool:
+        """Whether the first token of the stream is CLS."""
+        return self.cfg.n_special > 0
 
     def _allows_other_sizes(self) -> bool:
-        return self.cfg.interpolate_pos
+        return self.cfg.interpolate_pos or self.cfg.fourier
 
     def _check_images(self, images: Tensor) -> Float[Tensor, "batch channels height width"]:
         if not isinstance(images, Tensor):
@@ -82,7 +87,10 @@ class ImageMixin:
         """Returns tokens plus their position embeddings, resampled for images of another size."""
         height, width = self.cfg.patch_size
         grid = (images.shape[2] // height, images.shape[3] // width)
-        table = embed.interpolate_positions(self.pos_embed, self.cfg.grid, grid)
+        if self.cfg.fourier:
+            table = self.pos_embed(grid)
+        else:
+            table = embed.interpolate_positions(self.pos_embed, self.cfg.grid, grid)
         return tokens + embed.hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
     def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:

@@ -83,10 +83,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = own_config(
-            cfg, "HookedCrateLM", ("text",), ("crate-lm", "gpt-baseline", "nanochat-crate")
-        )
-        cfg = self.cfg
+        families = "crate-lm", "gpt-baseline", "nanochat-crate", "tost-lm"
+        self.cfg = cfg = own_config(cfg, "HookedCrateLM", ("text",), families)
         rows = cfg.d_vocab if not cfg.rotary else -(-cfg.d_vocab // _ROWS) * _ROWS
         self.embed = TokenEmbed(rows, cfg)
         self.hook_embed = HookPoint()

@@ -21,33 +21,52 @@ from crate_interp.models.hooked import (
 )
 from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.block import CrateBlock
-from crate_interp.models.layers.embed import ClassHead, ConvPatchEmbed, CratePatchEmbed, cat_tokens
+from crate_interp.models.layers.class_attention import ClassBlock
+from crate_interp.models.layers.conv_stem import ConvStem
+from crate_interp.models.layers.embed import (
+    ClassHead,
+    ConvPatchEmbed,
+    CratePatchEmbed,
+    FourierPositions,
+    cat_tokens,
+)
 from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.models.weights import Answers
 
 
 class HookedCrate(ImageMixin, HookedModel):
-    """A CRATE or CRATE-alpha image classifier: `logits = LN(Z^L)_pooled W_U + b_U`.
+    """An image classifier of the white-box family: `logits = LN(Z^L)_pooled W_U + b_U`.
+
+    The families are crate, crate-alpha, tost, cbt, tost-ista and aot (config/families.py).
 
     Random weights are drawn with the official initialisation from torch's global generator.
     `pool="cls"`: LN on all tokens, then the CLS token (the official code takes CLS first, which
     gives the same numbers); `pool="mean"`: LN of the mean over all tokens. With `cfg.d_features` a
     linear map lies between pooling and classes (the ImageNet-21k demo model); W_U and b_U then
     combine both maps. With `cfg.n_classes=0` the model has no head, and its forward returns what
-    the head would read. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
-    `torch_inference/model/crate_alpha.py`. Hook points: hooks/README.md.
+    the head would read. In ToST the layers see patches alone; a CLS token then reads them in
+    `cls_blocks`, and Z^L is the stream after these. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`,
+    UCSC-VLAA/CRATE-alpha `torch_inference/model/crate_alpha.py`, RobinWu218/ToST
+    `tost_vision/tost.py`, QishuaiWen/CBSA `CBSA_image_classification/models.py`. Hook points:
+    hooks/README.md.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
         self.cfg = own_config(cfg, "HookedCrate", ("vision",))
         cfg = self.cfg
-        self.embed = ConvPatchEmbed(cfg) if "conv_bias" in cfg.facts else CratePatchEmbed(cfg)
+        linear = ConvPatchEmbed if "conv_bias" in cfg.facts else CratePatchEmbed
+        self.embed = ConvStem(cfg) if cfg.stem == "conv" else linear(cfg)
         self.cls_token = nn.Parameter(torch.randn(1, 1, cfg.d_model))
-        self.pos_embed = nn.Parameter(torch.randn(1, cfg.n_ctx, cfg.d_model))
+        if cfg.fourier:
+            self.pos_embed = FourierPositions(cfg)
+        else:
+            self.pos_embed = nn.Parameter(torch.randn(1, cfg.n_ctx, cfg.d_model))
         self.hook_embed = HookPoint()
         self.hook_pos_embed = HookPoint()
         self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
+        if cfg.class_layers:
+            self.cls_blocks = nn.ModuleList(ClassBlock(cfg) for _ in range(cfg.class_layers))
         self.ln_final = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
         self.hook_pooled = HookPoint()
         self.features = nn.Linear(cfg.d_model, cfg.d_features) if cfg.d_features else None
@@ -123,10 +142,15 @@ class HookedCrate(ImageMixin, HookedModel):
     ) -> Float[Tensor, "batch pos d_model"]:
         patches = self.embed(images)
         batch = patches.shape[0]  # not len(), which torch.export would treat as a constant
-        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
-        return self._with_positions(tokens, images)
+        if self.has_cls:
+            patches = cat_tokens(self.cls_token.expand(batch, -1, -1), patches)
+        return self._with_positions(self.hook_embed(patches), images)
 
     def _pool(self, z: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_model"]:
+        if self.cfg.class_layers:
+            z = cat_tokens(self.cls_token.expand(z.shape[0], -1, -1), z)
+            for block in self.cls_blocks:
+                z = block(z)
         if self.cfg.pool == "mean":
             return self.hook_pooled(self.ln_final(z.mean(dim=1, keepdim=True))[:, 0])
         return self.hook_pooled(self.ln_final(z)[:, 0])
@@ -178,7 +202,9 @@ class HookedCrate(ImageMixin, HookedModel):
 
     @property
     def W_pos(self) -> Float[Tensor, "pos d_model"]:
-        """The position embeddings, CLS first."""
+        """The position embeddings, CLS first if it is there."""
+        if self.cfg.fourier:
+            return self.pos_embed(self.cfg.grid)[0]
         return at_hand(self, "pos_embed")[0]
 
     def to_single_token(self, label: str) -> int:

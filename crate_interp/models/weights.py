@@ -175,7 +175,7 @@ class WeightsMixin:
         """
         layer = checks.layer("layer", layer, self.cfg.n_layers)
         total = self.b_O[: layer + 1 if mlp_input else layer].sum(dim=0)
-        if include_mlp_biases and not self.cfg.tied:
+        if include_mlp_biases and self.cfg.has_mlp:
             total = total + self.b_out[:layer].sum(dim=0)
         return total
 

@@ -15,8 +15,8 @@ from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel, NamesFilter
 
 __all__ = [
-    "attention", "attention_map", "attention_rollout", "codes", "components", "pca_map", "rollout",
-    "windowed",
+    "attention", "attention_map", "attention_rollout", "codes", "components", "contracted",
+    "memberships", "pca_map", "rollout", "windowed",
 ]  # fmt: skip
 
 Grid = tuple[int, int]
@@ -104,6 +104,30 @@ def components(
     values = cache.at(point, layer)
     features = values.flatten(2)[:, cache.model.cfg.n_special :]  # [batch, patch, d]
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
+
+
+def memberships(
+    cache: CrateCache, layer: int, *, grid: Size | None = None
+) -> Float[Tensor, "batch head h w"]:
+    """Returns how far each patch belongs to each subspace of a layer of ToST, over the grid.
+
+    The values are Pi: 0 to 1, and they sum to 1 over the heads. grid and errors: as in `attention`.
+    """
+    _check(cache)
+    pi = cache.at("attn.hook_pi", layer)[..., cache.model.cfg.n_special :]
+    return pi.unflatten(-1, _grid(cache, pi.shape[-1], grid))
+
+
+def contracted(cache: CrateCache, layer: int) -> Float[Tensor, "batch head query key"]:
+    """Returns `A^T A` of a layer of CBT: how much two tokens share their representatives.
+
+    A is the contraction `[rep, pos]`. This is the map that the authors draw. Its rows do not sum to
+    1, so it is no attention pattern; divide by the rows' sums before entropies or masses are taken.
+    Raises KeyError if attn.hook_contract was not cached.
+    """
+    _check(cache)
+    contract = cache.at("attn.hook_contract", layer)
+    return contract.mT @ contract
 
 
 def rollout(
@@ -200,7 +224,7 @@ def _check(cache: CrateCache) -> None:
             "maps are read from the cache of model.run_with_cache(images), got "
             f"{type(cache).__name__}."
         )
-    if not cache.model.has_cls:
+    if not hasattr(cache.model.cfg, "n_special"):
         raise ValueError(
             "this cache is not of a model of images, but maps over patches need one: give the "
             "cache of a model of images, or cache.visual of a CLIP's cache."

@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from crate_hooks.names import HEADS_FIRST, position_axis
+
 Edit = Callable[[Tensor, Any], Tensor]
 Chosen = int | Collection[int] | Tensor | None  # which heads, atoms or positions; None for all
-
-_QUERIES = ("hook_pattern", "hook_attn_scores")  # [batch, head, query, key]
 
 
 def edited(
@@ -37,13 +37,14 @@ def edited(
 
 def _axis(name: str, tensor: Tensor, hook: Any) -> int:
     """Returns which axis of the tensor at a point holds the heads, atoms or positions."""
-    queries = str(getattr(hook, "name", "")).endswith(_QUERIES)
-    if name == "heads" and tensor.ndim == 4:
-        return 1 if queries else 2
-    if name == "atoms" and tensor.ndim == 3:
+    point = str(getattr(hook, "name", ""))
+    first, place = point.endswith(HEADS_FIRST), position_axis(point)
+    if name == "heads" and (first or tensor.ndim == 4):
+        return 1 if first else 2
+    if name == "atoms" and tensor.ndim == 3 and not first:
         return 2
-    if name == "positions" and tensor.ndim in (3, 4):
-        return 2 if queries else 1
+    if name == "positions" and tensor.ndim in (3, 4) and place is not None:
+        return place
     wanted = {
         "heads": "[batch, pos, head, ...]",
         "atoms": "[batch, pos, atom]",

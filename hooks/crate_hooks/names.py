@@ -12,6 +12,33 @@ RESID = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 CODES = ("attn.hook_u", "mlp.hook_post")
 PATTERN = ("attn.hook_pattern",)
 ATTENTION = ("attn.hook_u", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z")
+MEMBERSHIP = ("attn.hook_pi", "attn.hook_moment", "attn.hook_weight")  # of ToST
+CONTRACTION = (  # of CBT
+    "attn.hook_rep", "attn.hook_contract", "attn.hook_rep_post", "attn.hook_rep_pattern",
+)  # fmt: skip
+
+# The axis of tokens, where it is not 1; None: the point has none. Patterns have one for queries.
+_POSITION_AXES: dict[str, int | None] = {
+    "hook_attn_scores": 2, "hook_pattern": 2, "hook_pi": 2, "hook_moment": 2, "hook_weight": 2,
+    "hook_contract": 3, "hook_rep": None, "hook_rep_post": None, "hook_rep_pattern": None,
+    "hook_pooled": None, "hook_features": None, "hook_mask": None, "hook_pred": None,
+}  # fmt: skip
+# the points [batch, head, ...]; all others with heads are [batch, any, head, ...]
+HEADS_FIRST = (
+    "hook_attn_scores", "hook_pattern", "hook_pi", "hook_moment", "hook_weight", "hook_contract",
+    "hook_rep_pattern",
+)  # fmt: skip
+
+
+def position_axis(name: str) -> int | None:
+    """Returns the axis of a point's activation that counts the tokens, or None if it has none.
+
+    Points of the class attention of ToST have none: their tokens are CLS and the patches, one more
+    than in the stream.
+    """
+    if "cls_blocks." in name:
+        return None
+    return _POSITION_AXES.get(name.rsplit(".", 1)[-1], 1)
 
 
 def full_name(point: str, layer: int, blocks: str = "blocks") -> str:

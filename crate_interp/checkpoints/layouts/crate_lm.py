@@ -26,7 +26,8 @@ _GPT_BLOCK = {
 }
 
 
-def _tables(shapes: Shapes) -> Fields:
+def tables(shapes: Shapes) -> Fields:
+    """Returns the sizes that the tables of tokens and positions reveal."""
     d_vocab, d_model = shapes.of("transformer.wte.weight")
     n_ctx = shapes.of("transformer.wpe.weight")[0]
     return {"d_vocab": d_vocab, "d_model": d_model, "n_ctx": n_ctx}
@@ -34,11 +35,11 @@ def _tables(shapes: Shapes) -> Fields:
 
 def _infer(shapes: Shapes, given: Fields) -> Fields:
     inner = shapes.of(_FIRST + "attn.c_attn.weight")[0]
-    return _tables(shapes) | {"inner": inner, "d_mlp": shapes.of(_FIRST + "ista.weight")[0]}
+    return tables(shapes) | {"inner": inner, "d_mlp": shapes.of(_FIRST + "ista.weight")[0]}
 
 
 def _infer_gpt(shapes: Shapes, given: Fields) -> Fields:
-    return _tables(shapes) | {
+    return tables(shapes) | {
         "inner": shapes.of(_FIRST + "attn.c_attn.weight")[0] // 3,
         "d_mlp": shapes.of(_FIRST + "mlp.c_fc.weight")[0],
         "bias": _FIRST + "ln_1.bias" in shapes,

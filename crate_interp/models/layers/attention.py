@@ -18,18 +18,106 @@ _INTO_HEADS = "batch pos head d_model, head d_model d_head -> batch pos head d_h
 
 
 class Attention(nn.Module):
-    """The common part of CRATE's attention and the attention of a plain transformer.
+    """What every attention has: an output map of its heads.
 
-    A subclass adds the weights, `codes` and `split_codes`.
+    A subclass adds its own weights and `forward`. gamma: with LayerScale, the learned factor of
+    each feature of the output; W_O and b_O include it.
     """
 
     out_proj: nn.Linear | None
+    hook_z: HookPoint
+    hook_result: HookPoint
     # the sign that TransformerLens applies when it sums heads
     _result_contribution_scale: float = 1.0
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
         self.cfg = cfg
+        self.gamma = nn.Parameter(torch.ones(cfg.d_model)) if cfg.layer_scale else None
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """The output map of each head."""
+        weight = self._output_weight().T
+        weight = weight if self.gamma is None else weight * self.gamma
+        return weight.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
+
+    @property
+    def b_O(self) -> Float[Tensor, "d_model"]:
+        """The output bias; zeros if the layer has none."""
+        if self.out_proj is None:
+            return self.W_O.new_zeros(self.cfg.d_model)
+        bias = bias_of(self.out_proj)
+        return bias if self.gamma is None else bias * self.gamma
+
+    @property
+    def b_Q(self) -> Float[Tensor, "head d_head"]:
+        """The bias of the queries; zeros if the layer has none, as for b_K and b_V."""
+        return self.W_O.new_zeros(self.cfg.n_heads, self.cfg.d_head)
+
+    b_K = b_V = b_Q
+
+    def of_stream(
+        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the attention of norm(z)."""
+        return self(norm(z), context=context)
+
+    def _output_weight(self) -> Float[Tensor, "d_model inner"]:
+        """Returns the output matrix as torch's Linear stores it."""
+        assert self.out_proj is not None
+        return at_hand(self.out_proj)
+
+    def _written(
+        self, heads: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns what the heads write into the stream."""
+        if self.cfg.use_attn_result:
+            return self._sum_of_results(heads)
+        out = self._output(heads)
+        return out if self.gamma is None else self.gamma * out
+
+    def _output(
+        self, heads: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        assert self.out_proj is not None
+        return self.out_proj(heads.flatten(2))  # [batch, pos, head * d_head]
+
+    def _sum_of_results(
+        self, heads: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the output as the sum of each head's own contribution, `hook_result`."""
+        pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+        # hook_result holds each head's contribution with this sign
+        sign = self._result_contribution_scale
+        results = self.hook_result(sign * einsum(heads, self.W_O, pattern))
+        return sign * results.sum(dim=2) + self.b_O
+
+
+class SubspaceCodes(nn.Module):
+    """The map to the codes Z U_k, which CRATE, ToST and CBT have in place of three maps."""
+
+    cfg: CrateConfig
+    u_proj: nn.Linear
+    hook_u: HookPoint
+
+    @property
+    def U(self) -> Float[Tensor, "head d_model d_head"]:
+        """The subspace bases as stored; they are orthonormal only if training made them so."""
+        rows = at_hand(self.u_proj).view(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
+        return rows.transpose(1, 2)  # [head, d_model, d_head]
+
+    def _codes(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        return self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head)))
+
+
+class PatternAttention(Attention):
+    """Attention by a pattern of queries and keys: CRATE's, and that of a plain transformer.
+
+    A subclass adds the weights, `codes` and `split_codes`.
+    """
 
     def _add_points(self) -> None:
         self.hook_q = HookPoint()
@@ -43,25 +131,6 @@ class Attention(nn.Module):
         self.hook_pattern = HookPoint()
         self.hook_z = HookPoint()
         self.hook_result = HookPoint()
-
-    @property
-    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """The output map of each head."""
-        return self._output_weight().T.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
-
-    @property
-    def b_O(self) -> Float[Tensor, "d_model"]:
-        """The output bias; zeros if the layer has none."""
-        if self.out_proj is None:
-            return self.W_O.new_zeros(self.cfg.d_model)
-        return bias_of(self.out_proj)
-
-    @property
-    def b_Q(self) -> Float[Tensor, "head d_head"]:
-        """The bias of the queries; zeros if the layer has none, as for b_K and b_V."""
-        return self.W_O.new_zeros(self.cfg.n_heads, self.cfg.d_head)
-
-    b_K = b_V = b_Q
 
     def codes(
         self, x: Float[Tensor, "batch pos d_model"], context: Context | None
@@ -80,7 +149,7 @@ class Attention(nn.Module):
         z: Float[Tensor, "batch pos d_model"],
         norm: HookedNorm | None = None,
         context: Context | None = None,
-    ) -> Float[Tensor, "batch pos d_model"]:
+    ) -> Float[Tensor, "batch query d_model"]:
         """Returns the attention of norm(z), or of z if it is already normalised.
 
         The norm is an argument because with split inputs the input of each role (query, key, value)
@@ -100,8 +169,7 @@ class Attention(nn.Module):
         if context and context.past is not None:
             k, v = context.past.extend(context.layer, k, v)
         gathered = torch.matmul(self._pattern(q, k, context), v.transpose(1, 2))
-        heads = self.hook_z(gathered.transpose(1, 2))  # [batch, pos, head, d_head]
-        return self._sum_of_results(heads) if self.cfg.use_attn_result else self._output(heads)
+        return self._written(self.hook_z(gathered.transpose(1, 2)))  # [batch, pos, head, d_head]
 
     def split_inputs(
         self, z: Float[Tensor, "batch pos d_model"]
@@ -129,28 +197,7 @@ class Attention(nn.Module):
         """
         if self.cfg.use_split_qkv_input or self.cfg.use_attn_in:
             return self(z, norm, context)
-        return self(norm(z), None, context)
-
-    def _output_weight(self) -> Float[Tensor, "d_model inner"]:
-        """Returns the output matrix as torch's Linear stores it."""
-        assert self.out_proj is not None
-        return at_hand(self.out_proj)
-
-    def _output(
-        self, heads: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "batch pos d_model"]:
-        assert self.out_proj is not None
-        return self.out_proj(heads.flatten(2))  # [batch, pos, head * d_head]
-
-    def _sum_of_results(
-        self, heads: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the output as the sum of each head's own contribution, `hook_result`."""
-        pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-        # hook_result holds each head's contribution with this sign
-        sign = self._result_contribution_scale
-        results = self.hook_result(sign * einsum(heads, self.W_O, pattern))
-        return sign * results.sum(dim=2) + self.b_O
+        return super().of_stream(z, norm, context)
 
     def _pattern(
         self,
@@ -166,7 +213,7 @@ class Attention(nn.Module):
         # the scores are a layer's largest tensor, so they are scaled in place, before hooks see
         # them
         scores *= q.shape[-1] ** -0.5
-        if context:
+        if context and context.mask is not None:
             scores.masked_fill_(~context.mask, -torch.inf)
         scores = self.hook_attn_scores(scores)
         if context and context.blind is not None:
@@ -176,7 +223,7 @@ class Attention(nn.Module):
         return self.hook_pattern(scores.softmax(dim=-1))
 
 
-class MSSA(Attention):
+class MSSA(SubspaceCodes, PatternAttention):
     """Attention whose query, key and value are the same code.
 
     `MSSA(X) = sum_k softmax(C_k C_k^T / sqrt(p)) C_k W_O,k (+ b)` with C_k = X U_k `[pos, d_head]`
@@ -197,7 +244,7 @@ class MSSA(Attention):
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__(cfg)
         inner = cfg.n_heads * cfg.d_head
-        self.u_proj = nn.Linear(cfg.d_model, inner, bias=False)
+        self.u_proj = nn.Linear(cfg.d_model, inner, bias=cfg.code_bias)
         self.out_proj = (
             nn.Linear(inner, cfg.d_model, bias=cfg.output_bias) if cfg.output_matrix else None
         )
@@ -206,13 +253,7 @@ class MSSA(Attention):
         self.hook_u = HookPoint()
         self._add_points()
 
-    @property
-    def U(self) -> Float[Tensor, "head d_model d_head"]:
-        """The subspace bases as stored; they are orthonormal only if training made them so."""
-        rows = at_hand(self.u_proj).view(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
-        return rows.transpose(1, 2)  # [head, d_model, d_head]
-
-    W_Q = W_K = W_V = U
+    W_Q = W_K = W_V = SubspaceCodes.U
 
     def _output_weight(self) -> Float[Tensor, "d_model inner"]:
         if self.out_proj is not None:
@@ -230,8 +271,7 @@ class MSSA(Attention):
         self, x: Float[Tensor, "batch pos d_model"], context: Context | None
     ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
         """Returns the code in its three roles, which are the same tensor."""
-        u = self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head)))
-        return (self._placed(u, context),) * 3
+        return (self._placed(self._codes(x), context),) * 3
 
     def split_codes(
         self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
@@ -255,7 +295,7 @@ class MSSA(Attention):
         return F.linear(heads.flatten(2), self._output_weight())
 
 
-class SelfAttention(Attention):
+class SelfAttention(PatternAttention):
     """The attention of a plain transformer: query, key and value differ, and there is no U.
 
     Code: crate-lm/crate-lm `gpt.py` `CausalSelfAttention`; CRATE-alpha `clipa_model.py`, text
@@ -265,8 +305,8 @@ class SelfAttention(Attention):
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__(cfg)
         inner = cfg.n_heads * cfg.d_head
-        self.qkv_proj = nn.Linear(cfg.d_model, 3 * inner, bias=cfg.bias)
-        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.bias)
+        self.qkv_proj = nn.Linear(cfg.d_model, 3 * inner, bias=cfg.output_bias)
+        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.output_bias)
         self._add_points()
 
     def _role(self, index: int) -> Float[Tensor, "head d_model d_head"]:

@@ -1,5 +1,6 @@
-"""One layer: compress (MSSA), then sparsify. A plain transformer's layer has the same parts."""
+"""One layer: compress, then sparsify. A plain transformer's layer has the same parts."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float
@@ -7,10 +8,20 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.layers.attention import MSSA, SelfAttention
+from crate_interp.models.layers.attention import MSSA, Attention, SelfAttention
 from crate_interp.models.layers.context import Context
+from crate_interp.models.layers.contraction import CBSA
 from crate_interp.models.layers.norm import is_hooked, make_norm
 from crate_interp.models.layers.sparse_steps import STEPS, SparseStep
+from crate_interp.models.layers.token_statistics import TSSA
+
+# `attention` of a family -> its class
+ATTENTIONS: dict[str, Callable[[CrateConfig], Attention]] = {
+    "mssa": MSSA,
+    "tssa": TSSA,
+    "cbsa": CBSA,
+    "self": SelfAttention,
+}
 
 
 class Layer(nn.Module):
@@ -29,7 +40,7 @@ class CrateBlock(Layer):
     step(LN(Z^{l+1/2}))`; in the other families the step's output is added, `Z^{l+1} = Z^{l+1/2} +
     step(LN(Z^{l+1/2}))`. If the output replaces the stream, `hook_mlp_out` is the difference
     `Z^{l+1} - Z^{l+1/2}`, so that TransformerLens' sums of contributions add up. An edit of this
-    difference reaches the stream.
+    difference reaches the stream. In aot there is no step, and attention is the whole layer.
     """
 
     hook_out_is_single_residual_stream = True  # read by TransformerLens' logit lens
@@ -38,18 +49,20 @@ class CrateBlock(Layer):
         super().__init__()
         self.cfg, self.residual = cfg, cfg.residual
         self.ln1 = make_norm(cfg, cfg.ln_eps)
-        self.attn = MSSA(cfg) if cfg.tied else SelfAttention(cfg)
-        self.ln2 = make_norm(cfg, cfg.ln_eps)
+        self.attn = ATTENTIONS[cfg.facts["attention"]](cfg)
+        if not cfg.attn_only:
+            self.ln2 = make_norm(cfg, cfg.ln_eps)
         self.mlp: SparseStep = STEPS[cfg.sparse_step](cfg)
         self.hook_resid_pre = HookPoint()
         self.hook_attn_out = HookPoint()
         self.hook_resid_mid = HookPoint()
-        self.hook_mlp_in = HookPoint()
-        self.hook_mlp_out = HookPoint()
+        if not cfg.attn_only:
+            self.hook_mlp_in = HookPoint()
+            self.hook_mlp_out = HookPoint()
         self.hook_resid_post = HookPoint()
 
     @property
-    def mssa(self) -> MSSA | SelfAttention:
+    def mssa(self) -> Attention:
         """Attention, by the paper's name."""
         return self.attn
 
@@ -64,6 +77,8 @@ class CrateBlock(Layer):
         """Returns the stream after attention and the sparse step, Z^{l+1}."""
         z = self.hook_resid_pre(z)
         mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn.of_stream(z, self.ln1, context)))
+        if self.cfg.attn_only:
+            return self.hook_resid_post(mid)
         read = self.hook_mlp_in(mid.clone()) if self.cfg.use_hook_mlp_in else mid
         out = self.mlp(self.ln2(read))
         if self.residual:

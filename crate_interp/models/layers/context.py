@@ -13,17 +13,36 @@ from crate_interp.config import CrateConfig
 class Past:
     """Keys and values `[batch, pos, head, d_head]` of the tokens that a language model has seen.
 
-    They are stored layer by layer. mask: which of these tokens are real, `[batch, pos]`; None means
-    that all are.
+    They are stored layer by layer; for ToST, only sums over the tokens are. mask: which of these
+    tokens are real, `[batch, pos]`; None means that all are.
     """
 
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     mask: Bool[Tensor, "batch pos"] | None = None
+    # for TSSA, which needs no key and no value: by layer and name, sums over all tokens so far
+    sums: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)  # by layer, the tokens in these sums
 
     @property
     def length(self) -> int:
         """The number of tokens that are stored."""
-        return next(iter(self.layers.values()))[0].shape[1] if self.layers else 0
+        if self.layers:
+            return next(iter(self.layers.values()))[0].shape[1]
+        return next(iter(self.counts.values()), 0)
+
+    def count(self, layer: int, n_new: int) -> None:
+        """Adds to the number of tokens in a layer's sums."""
+        self.counts[layer] = self.counts.get(layer, 0) + n_new
+
+    def continued(self, layer: int, name: str, sums: Tensor) -> Tensor:
+        """Returns running sums `[batch, head, pos, any]` of new tokens after those of earlier ones.
+
+        Keeps the last of them for the next call.
+        """
+        key = layer, name
+        sums = sums + self.sums[key] if key in self.sums else sums
+        self.sums[key] = sums[:, :, -1:]
+        return sums
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the keys and values of new tokens, and returns the keys and values of all tokens."""
@@ -59,14 +78,17 @@ class Context:
 
     mask: True where a query sees a key. blind: the queries that see no key at all, because they are
     padding before the first real token; None without padding. rotation: (cos, sin) for the new
-    tokens.
+    tokens. start: the number of tokens before the new ones. TSSA, which has no queries, reads
+    `padding` and `start`; its mask is None.
     """
 
-    mask: Bool[Tensor, "*batch_one query key"]
+    mask: Bool[Tensor, "*batch_one query key"] | None
     blind: Bool[Tensor, "batch one query one"] | None = None
     rotation: tuple[Tensor, Tensor] | None = None
     past: Past | None = None
     layer: int = 0
+    padding: Padding | None = None
+    start: int = 0
 
 
 def contexts(
@@ -81,6 +103,9 @@ def contexts(
     Without padding a mask is `[query, key]`, with padding `[batch, 1, query, key]`.
     """
     start = past.length if past else 0
+    if cfg.facts["attention"] == "tssa":
+        layers = range(cfg.n_layers)
+        return [Context(None, None, None, past, layer, padding, start) for layer in layers]
     places = torch.arange(start + n_new, device=device)
     if padding is not None:
         places = padding.positions

@@ -1,5 +1,7 @@
 """Embeddings of images and tokens, positions for other image sizes, and the class head."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -67,6 +69,39 @@ class CratePatchEmbed(nn.Module):
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:
         """The embedding, `[patch_values, d_model]`."""
         return at_hand(self.proj).T
+
+
+class FourierPositions(nn.Module):
+    """Position embeddings that are computed from waves, for a grid of any size.
+
+    Row y (from 1) of h rows is `2 pi y / (h + 1e-6)`, columns alike; 32 waves of each,
+    `sin(y / 10000^(2 i / 32))` and the cosine, y before x; then a linear map to d_model. Code: ToST
+    `tost_vision/tost.py` `PositionalEncodingFourier`.
+    """
+
+    _WAVES, _BASE = 32, 10000.0
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.proj = nn.Linear(2 * self._WAVES, cfg.d_model)
+
+    def forward(self, grid: tuple[int, int]) -> Float[Tensor, "1 patch d_model"]:
+        """Returns the embedding of each place of a grid (h, w), row by row."""
+        weight = self.proj.weight
+        y, x = (self._waves(side) for side in grid)
+        table = torch.cat(
+            [y[:, None].expand(-1, grid[1], -1), x[None].expand(grid[0], -1, -1)], dim=-1
+        )
+        return self.proj(table.flatten(0, 1).to(weight.dtype))[None]  # [1, h * w, d_model]
+
+    def _waves(self, side: int) -> Float[Tensor, "side waves"]:
+        """Returns the waves of each row, or of each column, at least in float32."""
+        weight = self.proj.weight
+        kind = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
+        places = torch.arange(1, side + 1, **kind) / (side + 1e-6) * (2 * math.pi)
+        number = torch.arange(self._WAVES, **kind)
+        turned = places[:, None] / self._BASE ** (2 * (number // 2) / self._WAVES)
+        return torch.stack([turned[:, 0::2].sin(), turned[:, 1::2].cos()], dim=-1).flatten(1)
 
 
 class ConvPatchEmbed(nn.Module):

@@ -126,4 +126,4 @@ def make_norm(cfg: CrateConfig, eps: float) -> HookedLayerNorm | HookedRMSNorm:
     """Returns the kind of norm that the config's family uses, for the width of the stream."""
     if cfg.normalization_type == "RMS":
         return HookedRMSNorm(cfg.d_model, eps)
-    return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.output_bias)
+    return HookedLayerNorm(cfg.d_model, eps, bias=cfg.norm_bias)

@@ -1,6 +1,8 @@
 """The steps after attention: ISTA, steps on overcomplete dictionaries, and a plain MLP."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -240,23 +242,23 @@ class ThresholdODL(DecodedStep):
 class MLP(SparseStep):
     """`W_out act(W_in y + b_in) + b_out`, the MLP of a plain transformer.
 
-    act is ReLU (gpt-baseline) or the tanh form of GELU (CLIP's text tower).
+    act is ReLU (gpt-baseline), GELU (ToST) or the tanh form of GELU (CLIP's text tower). gamma:
+    with LayerScale, the learned factor of each feature of the output; W_out and b_out include it.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.fc_in = nn.Linear(cfg.d_model, cfg.d_mlp, bias=cfg.bias)
-        self.fc_out = nn.Linear(cfg.d_mlp, cfg.d_model, bias=cfg.bias)
-        self.gelu = cfg.sparse_step == "mlp-gelu"
+        self.fc_in = nn.Linear(cfg.d_model, cfg.d_mlp, bias=cfg.output_bias)
+        self.fc_out = nn.Linear(cfg.d_mlp, cfg.d_model, bias=cfg.output_bias)
+        self.gamma = nn.Parameter(torch.ones(cfg.d_model)) if cfg.layer_scale else None
+        self.act = _ACTIVATIONS[cfg.sparse_step]
         self.hook_pre = HookPoint()
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Returns what the MLP adds to the stream."""
-        pre = self.hook_pre(self.fc_in(y))
-        return self.fc_out(
-            self.hook_post(F.gelu(pre, approximate="tanh") if self.gelu else F.relu(pre))
-        )
+        out = self.fc_out(self.hook_post(self.act(self.hook_pre(self.fc_in(y)))))
+        return out if self.gamma is None else self.gamma * out
 
     def lasso(self) -> str:
         """Returns why an MLP has no lasso."""
@@ -274,7 +276,8 @@ class MLP(SparseStep):
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
         """The map from the hidden units, `[d_mlp, d_model]`."""
-        return at_hand(self.fc_out).T
+        weight = at_hand(self.fc_out).T
+        return weight if self.gamma is None else weight * self.gamma
 
     @property
     def b_in(self) -> Float[Tensor, "d_mlp"]:
@@ -284,7 +287,19 @@ class MLP(SparseStep):
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
         """The bias of the output, `[d_model]`; zeros if there is none."""
-        return bias_of(self.fc_out)
+        bias = bias_of(self.fc_out)
+        return bias if self.gamma is None else bias * self.gamma
+
+
+class NoStep(SparseStep):
+    """What an attention-only layer has after attention: nothing. It has no hook point."""
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+
+    def lasso(self) -> str:
+        """Returns why there is no lasso."""
+        return "the layer is attention alone, without a sparse step"
 
 
 def _kaiming(d_model: int, d_mlp: int) -> nn.Parameter:
@@ -300,4 +315,11 @@ STEPS: dict[str, type[SparseStep]] = {
     "threshold": ThresholdODL,
     "mlp-relu": MLP,
     "mlp-gelu": MLP,
+    "mlp-gelu-exact": MLP,
+    "none": NoStep,
+}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mlp-relu": F.relu,
+    "mlp-gelu": partial(F.gelu, approximate="tanh"),
+    "mlp-gelu-exact": F.gelu,
 }

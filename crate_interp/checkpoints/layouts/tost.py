@@ -1,0 +1,131 @@
+"""RobinWu218/ToST: the classifier (`tost_vision/tost.py`) and the language model (`tost_lang`)."""
+
+from dataclasses import replace
+
+from crate_interp.checkpoints.layouts import crate_lm
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
+
+# a convolutional stem, whose keys count the GELUs between convolutions too; CBT has the same
+MOST_CONVOLUTIONS = 6
+STATISTICS = ("weight", "bias", "running_mean", "running_var")
+
+
+def stem(prefix: str) -> dict[str, str]:
+    """Returns the keys of a convolutional stem, and the parameter or statistic each fills."""
+    keys = {}
+    for place in range(MOST_CONVOLUTIONS):
+        keys[f"{prefix}proj.{2 * place}.0.weight"] = f"embed.convs.{place}.weight"
+        for name in STATISTICS:
+            keys[f"{prefix}proj.{2 * place}.1.{name}"] = f"embed.norms.{place}.{name}"
+    return keys
+
+
+def stem_sizes(shapes: Shapes, prefix: str) -> Fields:
+    """Returns channels and patch size: each convolution halves the image."""
+    keys = [f"{prefix}proj.{2 * place}.0.weight" for place in range(MOST_CONVOLUTIONS)]
+    count = next((n for n, key in enumerate(keys) if key not in shapes), len(keys))
+    return {"channels": shapes.of(keys[0], 4)[1], "patch_size": (2**count, 2**count)}
+
+
+def _infer(shapes: Shapes, given: Fields) -> Fields:
+    inner, d_model = shapes.of("blocks.0.attn.qkv.weight")
+    return {
+        "inner": inner,
+        "d_model": d_model,
+        "d_mlp": shapes.of("blocks.0.mlp.fc1.weight")[0],
+        "n_classes": shapes.classes("head.weight", 0, given),
+    } | stem_sizes(shapes, "patch_embed.")
+
+
+_MLP = {"norm2.*": "ln2.*", "mlp.fc1.*": "mlp.fc_in.*", "mlp.fc2.*": "mlp.fc_out.*"}
+_SCALES = {"gamma1": "attn.gamma", "gamma2": "mlp.gamma", "norm1.*": "ln1.*"}
+
+VISION = Layout(
+    family="tost",
+    markers=("patch_embed.proj.0.0.weight", "blocks.0.attn.temp", "cls_attn_blocks.0.gamma1"),
+    top=stem("patch_embed.")
+    | {
+        "cls_token": "cls_token",
+        "pos_embeder.token_projection.*": "pos_embed.proj.*",
+        "norm.*": "ln_final.*",
+        "head.*": "unembed.*",
+    },
+    stacks=(
+        Stack(
+            "blocks.{l}.",
+            _SCALES
+            | _MLP
+            | {
+                "attn.temp": "attn.temp",
+                "attn.qkv.*": "attn.u_proj.*",
+                "attn.to_out.0.*": "attn.out_proj.*",
+            },
+        ),
+        Stack(
+            "cls_attn_blocks.{l}.",
+            _SCALES | _MLP | {"attn.qkv.*": "attn.qkv_proj.*", "attn.proj.*": "attn.out_proj.*"},
+            target="cls_blocks.{l}.",
+            count="class_layers",
+        ),
+    ),
+    infer=_infer,
+    config_names={"input_size": "image_size"},  # of the trainer's arguments
+    namespace=True,
+    # positions are a 1 x 1 convolution
+    views={r"token_projection\.weight": ((4,), lambda weight: weight.flatten(1))},
+)
+
+_LAYER = {
+    "ln_1": "ln1",
+    "attn.c_attn": "attn.u_proj",
+    "attn.c_proj": "attn.out_proj",
+    "ln_2": "ln2",
+    "mlp.c_fc": "mlp.fc_in",
+    "mlp.c_proj": "mlp.fc_out",
+}
+_OWN = {
+    "gamma1": "attn.gamma",
+    "gamma2": "mlp.gamma",
+    "attn.temp": "attn.temp",
+    "attn.denom_bias": "attn.denom_bias",
+}
+
+
+def _infer_language(shapes: Shapes, given: Fields) -> Fields:
+    first = "transformer.h.0."
+    return crate_lm.tables(shapes) | {
+        "inner": shapes.of(first + "attn.c_attn.weight")[0],
+        "d_mlp": shapes.of(first + "mlp.c_fc.weight")[0],
+        "bias": first + "ln_1.bias" in shapes,
+    }
+
+
+LANGUAGE = replace(  # model_TSSA.py with bias=False
+    crate_lm.GPT,
+    family="tost-lm",
+    markers=(
+        "transformer.wpe.weight",
+        "transformer.h.0.attn.temp",
+        "transformer.h.0.attn.denom_bias",
+    ),
+    stacks=(
+        Stack(
+            "transformer.h.{l}.",
+            _OWN | {f"{key}.weight": f"{name}.weight" for key, name in _LAYER.items()},
+        ),
+    ),
+    infer=_infer_language,
+    followed={"TSSA": True},
+)
+
+LANGUAGE_BIASED = replace(  # model_TSSA.py with bias=True
+    LANGUAGE,
+    markers=(*LANGUAGE.markers, "transformer.h.0.ln_1.bias"),
+    top=crate_lm.OVERCOMPLETE.top,
+    stacks=(
+        Stack(
+            "transformer.h.{l}.",
+            _OWN | {f"{key}.*": f"{name}.*" for key, name in _LAYER.items()},
+        ),
+    ),
+)

@@ -1,0 +1,77 @@
+"""CBSA, the attention of CBT: tokens are contracted into representatives, and broadcast back."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.layers.attention import Attention, SubspaceCodes
+from crate_interp.models.layers.context import Context
+
+SIDE = 8  # the representatives are a square of 8 x 8
+
+
+class CBSA(SubspaceCodes, Attention):
+    """Contract-and-broadcast self-attention with 64 representatives.
+
+    With the codes w = Z U_k `[pos, d_head]` of a head and representatives r, the codes pooled to 8
+    x 8: contraction `A = softmax(r w^T / sqrt(p))` `[rep, pos]`, `r' = r + step_rep A w`; broadcast
+    `step_x A^T softmax(r' r'^T / sqrt(p)) r'`, then the output map. Paper: arXiv 2509.16875; code:
+    CBSA `CBSA_image_classification/models.py` `CBSA`.
+
+    The code pools all tokens but the last, laid out as a square. CLS comes first, so the square
+    holds CLS and all patches but the last one, each patch one place late. The published weights
+    were trained so, and here it is the same.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__(cfg)
+        inner = cfg.n_heads * cfg.d_head
+        self.u_proj = nn.Linear(cfg.d_model, inner, bias=cfg.code_bias)
+        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.output_bias)
+        self.step_x = nn.Parameter(torch.randn(cfg.n_heads, 1, 1))
+        self.step_rep = nn.Parameter(torch.randn(cfg.n_heads, 1, 1))
+        self.hook_u = HookPoint()
+        self.hook_rep = HookPoint()
+        self.hook_contract = HookPoint()
+        self.hook_rep_post = HookPoint()
+        self.hook_rep_pattern = HookPoint()
+        self.hook_z = HookPoint()
+        self.hook_result = HookPoint()
+
+    W_V = SubspaceCodes.U
+
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"], context: Context | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the attention of the normalised stream.
+
+        Raises ValueError if the number of tokens, less one, is no square.
+        """
+        u = self._codes(x)
+        rep = self.hook_rep(self._pooled(u)).transpose(1, 2)  # [batch, head, rep, d_head]
+        codes, scale = u.transpose(1, 2), self.cfg.d_head**-0.5  # [batch, head, pos, d_head]
+        contract = self.hook_contract((rep @ codes.mT * scale).softmax(dim=-1))
+        rep = rep + self.step_rep * (contract @ codes)
+        rep = self.hook_rep_post(rep.transpose(1, 2)).transpose(1, 2)
+        pattern = self.hook_rep_pattern((rep @ rep.mT * scale).softmax(dim=-1))
+        heads = self.step_x * (contract.mT @ (pattern @ rep))
+        return self._written(self.hook_z(heads.transpose(1, 2)))  # [batch, pos, head, d_head]
+
+    def _pooled(
+        self, u: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch rep head d_head"]:
+        """Returns the mean codes in each cell of an 8 x 8 grid over the square of tokens."""
+        side = math.isqrt(u.shape[1])
+        if side * side != u.shape[1] - 1:
+            raise ValueError(
+                f"{u.shape[1]} tokens: CBSA lays all tokens but one out as a square, so it needs "
+                f"{side * side} + 1 of them: give images as high as they are wide."
+            )
+        square = u[:, :-1].flatten(2).mT.unflatten(-1, (side, side))  # [batch, d, h, w]
+        pooled = F.adaptive_avg_pool2d(square, SIDE)
+        return pooled.flatten(2).mT.unflatten(-1, u.shape[2:])  # [batch, rep, head, d_head]

@@ -1,0 +1,110 @@
+"""ToST, CBT and CRATE behind a convolutional stem, against recordings of the published code."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import crate_interp as ci
+import family_reference
+from conftest import FIXTURES
+
+PLAIN = {
+    "tost_vision": family_reference.tost,
+    "tost_lang": family_reference.tost_lm,
+    "cbt": family_reference.cbsa_file,
+    "crate_conv_stem": family_reference.cbsa_file,
+    "tost_ista_conv_stem": family_reference.cbsa_file,
+}
+FAMILIES = dict(zip(PLAIN, ("tost", "tost-lm", "cbt", "crate", "tost-ista"), strict=True))
+# name in the recording -> our hook point, in a block
+BLOCK = {
+    "in": "hook_resid_pre",
+    "ln1": "ln1.hook_normalized",
+    "w": "attn.hook_u",
+    "pi": "attn.hook_pi",
+    "attn": "attn.hook_weight",
+    "pooled": "attn.hook_rep",
+    "pattern": "attn.hook_contract",
+    "rep_pattern": "attn.hook_rep_pattern",
+    "head_out": "attn.hook_z",
+    "attn_out": "hook_attn_out",
+    "attn_raw": "hook_attn_out",
+    "mid": "hook_resid_mid",
+    "ln2": "ln2.hook_normalized",
+    "mlp_pre": "mlp.hook_pre",
+    "mlp_post": "mlp.hook_post",
+    "mlp_raw": "hook_mlp_out",
+    "ista": "mlp.hook_post",
+    "out": "hook_resid_post",
+}
+
+
+def load_case(case, **over):
+    folder = FIXTURES / case
+    meta = json.loads((folder / "meta.json").read_text())
+    (file,) = [one for one in folder.iterdir() if one.name not in ("meta.json", "io.safetensors")]
+    heads = meta["config"].get("heads") or meta["config"]["n_head"]
+    size = meta["config"].get("image_size")
+    over = {"n_heads": heads, **({"image_size": size} if size else {}), **over}
+    recorded = load_file(folder / "io.safetensors")
+    inputs = recorded.pop("images", recorded.pop("tokens", None))
+    return ci.load(file, **over), inputs, recorded, file, heads
+
+
+def in_block(model, cache, blocks, layer, kind):
+    """Our tensor in the form of the recording."""
+    point = "attn.hook_pattern" if (blocks, kind) == ("cls_blocks", "attn") else BLOCK[kind]
+    if kind == "attn" and "attn.hook_pattern" in "".join(cache) and blocks == "blocks":
+        mssa = model.cfg.facts["attention"] == "mssa"
+        point = "attn.hook_pattern" if mssa else point
+    ours, block = cache[f"{blocks}.{layer}.{point}"], getattr(model, blocks)[layer]
+    if kind in ("w", "head_out"):
+        return ours.flatten(2)
+    if kind == "pooled":
+        return ours.flatten(2).mT.unflatten(-1, (8, 8))
+    if kind == "attn_raw":  # before LayerScale
+        return ours / block.attn.gamma
+    if kind == "mlp_raw":
+        return (ours[:, :1] if blocks == "cls_blocks" else ours) / block.mlp.gamma
+    return ours[:, :, 0] if point == "attn.hook_pattern" and blocks == "cls_blocks" else ours
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_every_recorded_tensor(case):
+    model, inputs, recorded, _, _ = load_case(case)
+    assert model.cfg.family == FAMILIES[case]
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(inputs)
+        assert torch.equal(logits, model(inputs))  # hooks that only read change no bit
+    special = model.cfg.n_special if model.cfg.kind == "vision" else 0
+    ours = {"logits": logits}
+    if "patch_embed" in recorded:
+        ours["patch_embed"] = cache["hook_embed"][:, special:]
+    point = "hook_pooled" if recorded["head_ln"].ndim == 2 else "ln_final.hook_normalized"
+    ours["head_ln"] = cache[point]
+    for name in recorded:
+        if name.endswith(".map"):
+            ours[name] = ci.maps.contracted(cache, int(name.split(".")[1]))
+        elif "blocks." in name:
+            blocks, layer, kind = name.split(".")
+            ours[name] = in_block(model, cache, blocks, int(layer), kind)
+    assert set(ours) == set(recorded)
+    for name, value in recorded.items():
+        torch.testing.assert_close(
+            ours[name], value, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_float64_agrees_with_a_plain_forward(case):
+    model, inputs, recorded, file, heads = load_case(case, dtype=torch.float64)
+    held = torch.load(file, weights_only=False)  # our own recording
+    weights = held.get("state_dict", held.get("model"))
+    weights = {name: value.double() for name, value in weights.items() if value.is_floating_point()}
+    given = inputs.double() if inputs.is_floating_point() else inputs
+    with torch.no_grad():
+        plain = PLAIN[case](weights, given, heads)
+        torch.testing.assert_close(model(given), plain, atol=1e-10, rtol=1e-10)
+        assert (recorded["logits"].double() - plain).abs().max() > 1e-10
