@@ -114,18 +114,20 @@ def membership_share(
 
 
 def membership_balance(membership: Float[Tensor, "*batch head pos"]) -> Float[Tensor, "*batch"]:
-    """Returns how evenly the subspaces share the tokens: the entropy of `n_k / N`, over `ln K`.
+    """Returns how evenly the subspaces share the tokens.
+
+    The entropy of `n_k / sum_k n_k`, over `ln K`, where n_k = sum_i pi_ki.
 
     membership `[..., head, pos]` -> `[...]`, dimensionless, 0 (one subspace holds all tokens) to 1
-    (all subspaces hold as many). Balanced subspaces can still have undecided tokens: the mean of
-    `assignment_entropy` is at most this entropy. NaN, Inf or a negative share gives NaN. Raises
-    ValueError if there is only one head, or if there are no tokens.
+    (all subspaces hold as many). Balanced subspaces can still have undecided tokens: times ln K it
+    is at least the mean of `assignment_entropy`. NaN, Inf, a negative n_k or a membership of zeros
+    gives NaN. Raises ValueError if there is only one head, or if there are no tokens.
     """
-    share = membership_share(membership)
-    heads = share.shape[-1]
+    held = membership_share(membership).unsqueeze(-2)  # [..., 1, head]
+    heads = held.shape[-1]
     if heads < 2:
         raise ValueError("membership_balance compares heads, but the layer has only one.")
-    return attention.attention_entropy(share.unsqueeze(-2))[..., 0] / math.log(heads)
+    return attention.attention_entropy(held / held.sum(-1, keepdim=True))[..., 0] / math.log(heads)
 
 
 def _statistics(codes: Tensor, membership: Tensor, eps: float) -> tuple[Tensor, Tensor, float]:
