@@ -156,9 +156,15 @@ def rows():
 
 def catalogued(name):
     """Returns a model of a catalogued kind, its input, and the sizes behind the letters."""
-    if name.startswith(("crate-lm", "gpt", "nanochat")):
+    if name.startswith(("crate-lm", "gpt", "nanochat", "tost-lm")):
         model = make_lm(name, d_mlp=None if "vanilla" in name else 37)
         return model, torch.randint(47, (BATCH, 11)), {"N": 11, "p": 6}
+    if name in ("cbt", "tost"):
+        square = name == "cbt"  # CBSA needs a square of patches
+        size = dict(d_mlp=None if square else 37, stem="linear", d_features=17)
+        size |= {"image_size": (6, 15)} if square else {}
+        images = torch.randn(BATCH, 3, *size.get("image_size", (6, 20)))
+        return make(name, **size), images, {"f": 17, "R": 64, "N": 10 if square else 12, "M": 13}
     images = torch.randn(BATCH, 3, 6, 20)
     if name == "crate-mae":
         size = dict(
@@ -174,7 +180,8 @@ def catalogued(name):
             images,
             {"d": 30, "p": 6, "P": 12, "v": 30},
         )
-    return make(name, d_features=17, d_mlp=None if name == "crate" else 37), images, {"f": 17}
+    wide = {"d_mlp": 37} if name == "crate-alpha" else {}
+    return make(name, d_features=17, stem="linear", **wide), images, {"f": 17}
 
 
 KINDS = [
@@ -185,6 +192,11 @@ KINDS = [
     "crate-lm vanilla",
     "gpt-baseline",
     "nanochat-crate",
+    "tost",
+    "tost-lm",
+    "cbt",
+    "tost-ista",
+    "aot",
 ]
 
 
@@ -194,11 +206,13 @@ def test_the_catalogue_is_the_model(name):
     model.set_use_attn_result(True)
     _, cache = model.run_with_cache(data)
     model.set_use_attn_result(False)
-    model.set_use_split_qkv_input(True)
-    _, split = model.run_with_cache(data)
-    model.set_use_split_qkv_input(False)
-    model.set_use_attn_in(True)
-    model.set_use_hook_mlp_in(True)
+    split = cache
+    if model.cfg.facts["attention"] not in ("tssa", "cbsa"):
+        model.set_use_split_qkv_input(True)
+        _, split = model.run_with_cache(data)
+        model.set_use_split_qkv_input(False)
+        model.set_use_attn_in(True)
+    model.set_use_hook_mlp_in(not model.cfg.attn_only)
     _, copied = model.run_with_cache(data)
     split = dict(split.items()) | {
         name: copied[name] for name in copied if name.endswith(("hook_attn_in", "hook_mlp_in"))
@@ -218,11 +232,12 @@ def test_the_catalogue_is_the_model(name):
         if named and name not in named:
             continue
         decoder = "decoder block" in section
-        full = (
-            point if "In the whole model" in section else f"{'decoder_' * decoder}blocks.1.{point}"
-        )
+        prefix = "decoder_" if decoder else "cls_" if "class block" in section else ""
+        full = point if "In the whole model" in section else f"{prefix}blocks.1.{point}"
         listed.add(full)
         value = cache[full] if full in cache.cache_dict else split[full]
+        if name == "tost" and point.startswith("ln_final."):
+            shape = shape.replace("N", "M")
         assert list(value.shape) == [sizes[letter] for letter in shape.split()], full
         if full in cache.cache_dict and not point.startswith("ln_final."):
             holder, there = (
@@ -231,7 +246,8 @@ def test_the_catalogue_is_the_model(name):
             assert holder[eval(short, {"l": 1})] is holder[there], (
                 short
             )  # the catalogue's own words
-    live = {point for point in model.hook_dict if not re.match(r"(decoder_)?blocks\.[02]\.", point)}
+    other = re.compile(r"(decoder_|cls_)?blocks\.[02]\.")
+    live = {point for point in model.hook_dict if not other.match(point)}
     assert listed == live
 
 

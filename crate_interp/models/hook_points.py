@@ -260,6 +260,14 @@ class PointsMixin:
         self._switch("use_hook_mlp_in", on)
 
     def _switch(self, name: str, on: bool, excludes: str | None = None) -> None:
+        kind = self.cfg.facts["attention"]
+        if on and excludes and kind in ("tssa", "cbsa"):
+            raise ValueError(
+                f"{name}: the attention of family {self.cfg.family!r} has no queries, keys and "
+                "values to give inputs of their own. Hook attn.hook_u instead."
+            )
+        if on and name == "use_hook_mlp_in" and self.cfg.attn_only:
+            raise ValueError(f"{name}: the layers of family 'aot' are attention alone.")
         if on and excludes and getattr(self.cfg, excludes):
             raise ValueError(
                 f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False)."

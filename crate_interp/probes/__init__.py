@@ -9,16 +9,19 @@ from crate_interp.probes.attention_probe import attention
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT
 from crate_interp.probes.compression_probe import compression
 from crate_interp.probes.frames_probe import frames
+from crate_interp.probes.membership_probe import membership
 from crate_interp.probes.objective_probe import objective
 from crate_interp.probes.probe import Probe
 from crate_interp.probes.ranks_probe import ranks
+from crate_interp.probes.representatives_probe import representatives
 from crate_interp.probes.segmentation_probe import segmentation
 from crate_interp.probes.sparsity_probe import sparsity
 from crate_interp.results.statistic import Statistic
 
 __all__ = [
     "DEFAULT", "Probe", "Statistic", "activity", "alignment", "attention", "available",
-    "compression", "frames", "objective", "ranks", "resolve", "segmentation", "sparsity",
+    "compression", "frames", "membership", "objective", "ranks", "representatives", "resolve",
+    "segmentation", "sparsity",
 ]  # fmt: skip
 
 

@@ -9,9 +9,11 @@ from crate_interp.probes.alignment_probe import alignment
 from crate_interp.probes.attention_probe import attention
 from crate_interp.probes.compression_probe import PLACES, compression
 from crate_interp.probes.frames_probe import frames
+from crate_interp.probes.membership_probe import membership
 from crate_interp.probes.objective_probe import objective
 from crate_interp.probes.probe import Probe
 from crate_interp.probes.ranks_probe import ranks
+from crate_interp.probes.representatives_probe import representatives
 from crate_interp.probes.segmentation_probe import segmentation
 from crate_interp.probes.sparsity_probe import sparsity
 from crate_interp.results.statistic import Statistic, described, title_of
@@ -26,8 +28,13 @@ BUILT_IN: dict[str, Callable[..., Probe]] = {
     "frames": frames,
     "ranks": ranks,
     "activity": activity,
+    "membership": membership,
+    "representatives": representatives,
 }
-DEFAULT = ("compression", "sparsity", "attention", "alignment")
+# of these, the ones whose hook points a model has
+DEFAULT = (
+    "compression", "sparsity", "attention", "alignment", "membership", "representatives",
+)  # fmt: skip
 # statistics of `ci.linear_probe`, which fits classifiers and so is not a Probe
 LINEAR, LINEAR_HEADING = "linear", "What a linear classifier reads off"
 _share = partial(Statistic, unit="share right", low=0.0, high=1.0)

@@ -50,13 +50,13 @@ class LayerActs(dict[str, Tensor]):
 
 
 def has_cls(block: Block) -> bool:
-    """Tells whether the first token is CLS, as in models of images."""
-    return block.attn.cfg.kind in ("vision", "mae")
+    """Tells whether the first token is CLS, as in models of images other than ToST."""
+    return n_special(block) > 0
 
 
 def n_special(block: Block) -> int:
     """Returns how many tokens come before the patches, CLS first; 0 in models of text."""
-    return block.attn.cfg.n_special if has_cls(block) else 0
+    return getattr(block.attn.cfg, "n_special", 0)
 
 
 def subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
@@ -177,14 +177,15 @@ def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tenso
     """Returns a tensor with only the tokens to measure. axis: the tensor's axis of tokens.
 
     For "all" and "patches" the result is a view of the tensor. Raises ValueError for positions that
-    do not exist, for repeated positions, and for "patches" in a model without CLS.
+    do not exist, for repeated positions, and for "patches" in a model of text.
     """
     if tokens == "all":
         return tensor
     if tokens == "patches":
-        if not has_cls(block):
+        if not hasattr(block.attn.cfg, "n_special"):
             raise ValueError(
-                "tokens='patches' leaves out CLS, but this model has none: give 'all' or positions."
+                "tokens='patches' is for models of images, but this one reads text: give 'all' or "
+                "positions."
             )
         first = n_special(block)
         return tensor.narrow(axis, first, tensor.shape[axis] - first)

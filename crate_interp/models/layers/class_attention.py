@@ -15,7 +15,12 @@ from crate_interp.models.layers.sparse_steps import MLP
 
 
 class ClassAttention(SelfAttention):
-    """Attention in which only CLS, the first token, asks; the pattern is `[batch, head, 1, pos]`."""
+    """Attention in which only CLS, the first token, asks; a pattern is `[batch, head, 1, pos]`."""
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__(cfg)
+        for name in ("attn_in", "q_input", "k_input", "v_input"):  # inputs are never split here
+            delattr(self, f"hook_{name}")
 
     def codes(
         self, x: Float[Tensor, "batch pos d_model"], context: Context | None

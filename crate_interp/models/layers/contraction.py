@@ -66,12 +66,24 @@ class CBSA(SubspaceCodes, Attention):
         self, u: Float[Tensor, "batch pos head d_head"]
     ) -> Float[Tensor, "batch rep head d_head"]:
         """Returns the mean codes in each cell of an 8 x 8 grid over the square of tokens."""
-        side = math.isqrt(u.shape[1])
-        if side * side != u.shape[1] - 1:
-            raise ValueError(
-                f"{u.shape[1]} tokens: CBSA lays all tokens but one out as a square, so it needs "
-                f"{side * side} + 1 of them: give images as high as they are wide."
-            )
+        side = _side(u.shape[1])
         square = u[:, :-1].flatten(2).mT.unflatten(-1, (side, side))  # [batch, d, h, w]
         pooled = F.adaptive_avg_pool2d(square, SIDE)
         return pooled.flatten(2).mT.unflatten(-1, u.shape[2:])  # [batch, rep, head, d_head]
+
+    def pooling(self, count: int) -> Float[Tensor, "rep pos"]:
+        """Returns the share of each of `count` tokens in the codes pooled for a representative."""
+        side = _side(count)
+        cells = F.adaptive_avg_pool2d(torch.eye(count - 1).unflatten(-1, (side, side)), SIDE)
+        return F.pad(cells.flatten(1).mT, (0, 1))  # the last token is in no cell
+
+
+def _side(count: int) -> int:
+    """Returns the side of the square of all tokens but one; raises ValueError if there is none."""
+    side = math.isqrt(count)
+    if side * side != count - 1:
+        raise ValueError(
+            f"{count} tokens: CBSA lays all tokens but one out as a square, so it needs "
+            f"{side * side} + 1 of them: give images as high as they are wide."
+        )
+    return side

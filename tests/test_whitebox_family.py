@@ -1,0 +1,279 @@
+"""ToST, CBT and attention-only models: hooks, weights, text, round trips and bad input."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+import crate_interp as ci
+from conftest import make, make_lm
+
+SQUARE = dict(image_size=(6, 15))  # 3 x 3 patches of (2, 5)
+CONV = dict(image_size=(12, 12), patch_size=4, d_model=30, d_head=7)
+MEMBERS = {
+    "tost": dict(stem="linear"),
+    "tost conv": CONV,
+    "cbt": dict(stem="linear", **SQUARE),
+    "cbt conv": CONV,
+    "tost-ista": dict(stem="linear"),
+    "aot": {},
+    "crate conv": dict(stem="conv", **CONV),
+}
+
+
+def member(name, **over):
+    model = make(name.split()[0], **{**MEMBERS[name], **over})
+    size = model.cfg.image_size
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(3))
+    return model, images
+
+
+@pytest.fixture(params=MEMBERS)
+def one(request):
+    return member(request.param)
+
+
+def test_caching_everything_changes_no_bit(one):
+    model, images = one
+    with torch.no_grad():
+        out = model(images)
+        cached, cache = model.run_with_cache(images)
+        assert torch.equal(out, cached)
+        stop = model(images, stop_at_layer=1)
+        assert torch.equal(model(stop, start_at_layer=1), out)
+    assert set(cache) == set(model.matching_points(None))
+
+
+def test_hooked_contributions_add_up_to_the_stream(one):
+    model, images = one
+    model.set_use_attn_result(True)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images)
+    for layer, block in enumerate(model.blocks):
+        at = lambda name, layer=layer: cache[f"blocks.{layer}.{name}"]  # noqa: E731
+        heads = at("attn.hook_result").sum(dim=2) + block.attn.b_O
+        torch.testing.assert_close(heads, at("hook_attn_out"), atol=1e-5, rtol=1e-4)
+        whole = at("hook_resid_pre") + at("hook_attn_out")
+        if not model.cfg.attn_only:
+            whole = whole + at("hook_mlp_out")
+        torch.testing.assert_close(whole, at("hook_resid_post"), atol=1e-5, rtol=1e-4)
+        if model.cfg.has_mlp:  # LayerScale is in the weights that TransformerLens reads
+            out = at("mlp.hook_post") @ block.mlp.W_out + block.mlp.b_out
+            torch.testing.assert_close(out, at("hook_mlp_out"), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [("tost", "hook_pi"), ("tost", "hook_moment"), ("tost", "hook_weight"), ("cbt", "hook_rep"),
+     ("cbt", "hook_contract"), ("cbt", "hook_rep_post"), ("cbt", "hook_rep_pattern")],
+)  # fmt: skip
+def test_edits_reach_the_output(name, point):
+    model, images = member(name)
+    full = f"blocks.1.attn.{point}"
+    half = lambda value, hook: value * 0.5  # noqa: E731
+    same = lambda value, hook: value.clone()  # noqa: E731
+    with torch.no_grad():
+        out = model(images)
+        assert torch.equal(model.run_with_hooks(images, fwd_hooks=[(full, same)]), out)
+        assert not torch.allclose(model.run_with_hooks(images, fwd_hooks=[(full, half)]), out)
+
+
+def test_what_the_heads_of_tssa_write_is_the_moments_formula():
+    model, images = member("tost")
+    _, cache = model.run_with_cache(images)
+    at = lambda name: cache[f"blocks.2.attn.{name}"].detach()  # noqa: E731
+    codes, pi = at("hook_u").transpose(1, 2), at("hook_pi")
+    assert torch.allclose(pi.sum(dim=1), torch.ones(()))
+    moment = (pi[..., None] * codes**2).sum(dim=2, keepdim=True) / pi.sum(-1)[..., None, None]
+    torch.testing.assert_close(at("hook_moment"), moment, atol=1e-6, rtol=1e-4)
+    heads = -codes * pi[..., None] / (1 + moment)
+    torch.testing.assert_close(at("hook_z").transpose(1, 2), heads, atol=1e-6, rtol=1e-4)
+    # a step against the gradient of the variational rate at eps = sqrt(d), by construction
+    eps = (model.cfg.n_heads * model.cfg.d_head) ** 0.5
+    slope = ci.measures.variational_rate_gradient(codes.double(), pi.double(), eps)
+    step = -codes.shape[2] * slope
+    torch.testing.assert_close(heads.double(), step, atol=1e-5, rtol=1e-4)
+
+
+def test_membership_follows_the_tokens_and_the_heads():
+    model, images = member("tost-ista")
+    attn = model.blocks[0].attn
+    x = torch.randn(2, 13, 31, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(13, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        torch.testing.assert_close(attn(x[:, order]), attn(x)[:, order], atol=1e-5, rtol=1e-4)
+
+
+def test_the_square_of_representatives_is_shifted():
+    """CLS is pooled and the last patch is not: the published weights were trained so."""
+    model, _ = member("cbt")
+    attn, u = model.blocks[0].attn, torch.randn(2, 10, 5, 7)
+    pooled = attn._pooled(u)
+    changed = u.clone()
+    changed[:, -1] += 1
+    assert torch.equal(attn._pooled(changed), pooled)
+    changed = u.clone()
+    changed[:, 0] += 1
+    assert not torch.allclose(attn._pooled(changed), pooled)
+    shares = torch.einsum("rn,bnhp->brhp", attn.pooling(10), u)
+    torch.testing.assert_close(shares, pooled, atol=1e-6, rtol=1e-5)
+
+
+def test_round_trips(one, tmp_path):
+    model, images = one
+    with torch.no_grad():
+        out = model(images)
+        model.save_pretrained(tmp_path / "saved")
+        for again in (
+            ci.load(tmp_path / "saved"),
+            copy.deepcopy(model),
+            pickle.loads(pickle.dumps(model)),
+        ):
+            assert again.cfg == model.cfg
+            assert torch.equal(again(images), out)
+
+
+def test_float64_follows(one):
+    model, images = one
+    with torch.no_grad():
+        double = copy.deepcopy(model).double()(images.double())
+        torch.testing.assert_close(model(images).double(), double, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_compiled_and_exported(one):
+    model, images = one
+    with torch.no_grad():
+        out = model(images)
+        exported = torch.export.export(model, (images,)).module()
+        torch.testing.assert_close(exported(images), out, atol=1e-5, rtol=1e-4)
+        compiled = torch.compile(model, backend="aot_eager")
+        torch.testing.assert_close(compiled(images), out, atol=1e-5, rtol=1e-4)
+
+
+def test_the_default_probes_run(one):
+    model, images = one
+    result = ci.sweep(model, images, progress=False)
+    table = result.layers()
+    assert bool(table["mean"].notna().all())
+    wanted = {"tssa": "membership", "cbsa": "representatives", "mssa": "attention"}
+    of = {probe for probe in table["probe"]} & set(wanted.values())
+    assert of == {wanted[model.cfg.facts["attention"]]}
+    assert ("sparsity" in set(table["probe"])) == (not model.cfg.attn_only)
+
+
+def test_pos_slice_cuts_the_axis_of_tokens():
+    for name in ("tost", "cbt"):
+        model, images = member(name)
+        with torch.no_grad():
+            _, whole = model.run_with_cache(images)
+            _, cut = model.run_with_cache(images, pos_slice=[2, 4])
+        for point, axis in (("hook_pi", 2), ("hook_contract", 3), ("hook_u", 1)):
+            full = f"blocks.1.attn.{point}"
+            if full in whole:
+                assert torch.equal(cut[full], whole[full].index_select(axis, torch.tensor([2, 4])))
+        assert cut["hook_pooled"].shape == whole["hook_pooled"].shape
+
+
+def test_images_of_another_size():
+    model, _ = member("tost")
+    with torch.no_grad():  # positions are computed, so any grid works
+        assert model(torch.randn(1, 3, 8, 25)).shape == (1, 11)
+    model, _ = member("cbt", interpolate_pos=True)
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 8, 20)).shape == (1, 11)  # 4 x 4
+        with pytest.raises(ValueError, match="as high as they are wide"):
+            model(torch.randn(1, 3, 8, 15))
+
+
+def test_batch_norm_stays_frozen_in_train_mode():
+    model, images = member("crate conv")
+    for norm in model.embed.norms:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        out = model(images)
+        with pytest.warns(UserWarning, match="statistics of batch norm"):
+            model.train()
+        assert torch.equal(model(images), out)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train()  # once is enough
+        model.eval()
+
+
+def test_the_language_model_with_a_past_and_padding():
+    lm = make_lm("tost-lm", bias=True)
+    tokens = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        whole = lm(tokens)
+        past = ci.Past()
+        parts = [lm(tokens[:, a:b], past=past) for a, b in ((0, 4), (4, 5), (5, 11))]
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-4)
+        assert past.length == 11
+        later = tokens.clone()
+        later[:, 7:] = 3
+        torch.testing.assert_close(lm(later)[:, :7], whole[:, :7])  # no token sees later ones
+        for side in ("left", "right"):
+            mask = torch.ones(2, 11, dtype=torch.long)
+            cut = slice(0, 4) if side == "left" else slice(7, 11)
+            kept = slice(4, 11) if side == "left" else slice(0, 7)
+            mask[1, cut] = 0
+            padded = lm(tokens, attention_mask=mask)
+            torch.testing.assert_close(padded[0], whole[0], atol=1e-5, rtol=1e-4)
+            alone = lm(tokens[1:, kept])
+            torch.testing.assert_close(padded[1:, kept], alone, atol=1e-5, rtol=1e-4)
+        padded_past = ci.Past()
+        mask = torch.ones(2, 11, dtype=torch.long)
+        mask[1, :4] = 0
+        first = lm(tokens[:, :6], past=padded_past, attention_mask=mask[:, :6])
+        second = lm(tokens[:, 6:], past=padded_past, attention_mask=mask)
+        together = torch.cat([first, second], dim=1)
+        torch.testing.assert_close(together[1, 4:], lm(tokens[1:, 4:])[0], atol=1e-5, rtol=1e-4)
+
+
+def test_generation_with_a_cache_is_generation_without():
+    lm = make_lm("tost-lm")
+    tokens = torch.randint(47, (2, 5), generator=torch.Generator().manual_seed(1))
+    answers = [
+        lm.generate(
+            tokens,
+            max_new_tokens=6,
+            do_sample=False,
+            use_past_kv_cache=use,
+            stop_at_eos=False,
+            verbose=False,
+        )
+        for use in (True, False)
+    ]
+    assert torch.equal(*answers)
+
+
+def bad(message, **over):
+    with pytest.raises(ValueError, match=message):
+        ci.CrateConfig(**{"n_layers": 2, "n_heads": 4, "d_model": 32, **over})
+
+
+def test_configs_that_cannot_be():
+    bad("gives? patch_size=8|Give patch_size=8", family="cbt", image_size=24, patch_size=12)
+    bad("give a square image", family="cbt", image_size=(32, 64), patch_size=16)
+    bad("must be a multiple of 4", family="tost", d_model=30, n_heads=5, patch_size=8)
+    bad("only family 'tost'", family="crate", class_layers=2)
+    bad("by one convolution", family="crate-alpha", stem="conv")
+    bad("have this variant", family="cbt", variant="c")
+
+
+def test_switches_that_the_attention_cannot_have():
+    for name in ("tost", "cbt"):
+        model, _ = member(name)
+        with pytest.raises(ValueError, match="no queries, keys and values"):
+            model.set_use_split_qkv_input(True)
+        with pytest.raises(ValueError, match="no queries, keys and values"):
+            model.set_use_attn_in(True)
+    with pytest.raises(ValueError, match="attention alone"):
+        member("aot")[0].set_use_hook_mlp_in(True)
