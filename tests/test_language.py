@@ -305,7 +305,7 @@ def test_configs_that_cannot_be_used():
         lambda: ci.CrateConfig(family="crate-lm", sparse_step="odl", **size),
     )
     refuses(
-        "variant='c': only the families crate and crate-alpha",
+        "variant='c': only the families crate, crate-alpha, aot",
         lambda: ci.CrateConfig(family="crate-lm", variant="c", **size),
     )
     refuses(

@@ -101,7 +101,7 @@ def test_positions(tokens):
     ):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))
-    with pytest.raises(ValueError, match="this model has none"):
+    with pytest.raises(ValueError, match="this one reads text"):
         sweep(lm, tokens, ci.probes.compression(tokens="patches"))
 
 

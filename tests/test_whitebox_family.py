@@ -143,6 +143,7 @@ def test_float64_follows(one):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")  # the type checks themselves cannot be traced
 def test_compiled_and_exported(one):
     model, images = one
     with torch.no_grad():

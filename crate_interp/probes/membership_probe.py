@@ -21,7 +21,7 @@ _BOUND = (
     "to lower."
 )
 _STATISTICS: dict[str, Statistic] = {
-    "entropy": Statistic(
+    "token_entropy": Statistic(
         "Entropy of a token's membership", "lower belongs to fewer subspaces", "nats", 0.0, None,
         "Entropy of membership over subspaces, mean over tokens: 0 in one subspace, ln K evenly in "
         "all.",
@@ -76,7 +76,7 @@ def membership(eps: float = 0.1, tokens: Tokens = "all", name: str = "membership
 def _measure(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dict[str, Tensor]:
     pi = layer_reading.picked(acts["attn.hook_pi"], tokens, block, axis=2)
     answer = {
-        "entropy": assignment_entropy(pi).mean(dim=-1),
+        "token_entropy": assignment_entropy(pi).mean(dim=-1),
         "subspaces": subspaces_per_token(pi).mean(dim=-1),
         "share_head": membership_share(pi),
     }

@@ -26,20 +26,14 @@ _STATISTICS: dict[str, Statistic] = {
         "0 for equal entries, 1 for a single one that is not 0, mean over tokens; does not "
         "depend on the scale of the code.",
     ),
-    "near_zero": Statistic(
-        "MLP units that are nearly off", "higher is sparser", "share of entries", 0.0, 1.0,
-        "Share of an MLP's activations within 0.01 of 0, mean over tokens; a GELU has no exact "
-        "zeros, so this is not the share of zeros of a sparse code.",
-    ),
 }  # fmt: skip
-_NEAR = 0.01
 
 
 def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
     """Returns a probe of the sparsity of `mlp.hook_post`.
 
-    It measures the zero fraction, the l1 norm and Hoyer's sparsity, each averaged over tokens; of
-    an MLP with GELU also the share of near zeros, because it has no exact ones.
+    It measures the zero fraction, the l1 norm and Hoyer's sparsity, each averaged over tokens.
+    A GELU has no exact zeros: `activity` measures its near zeros.
     tokens: "all", "patches" (without CLS) or positions. The authors' script counts the zeros of all
     tokens.
     """
@@ -58,6 +52,4 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     code = picked(acts["mlp.hook_post"], tokens, block)
     size, sparse = l1_and_hoyer(code)
     per_token = {"zero_fraction": zero_fraction(code), "l1": size, "hoyer": sparse}
-    if block.attn.cfg.sparse_step.startswith("mlp-gelu"):
-        per_token["near_zero"] = zero_fraction(code, _NEAR)
     return {name: value.mean(dim=-1) for name, value in per_token.items()}

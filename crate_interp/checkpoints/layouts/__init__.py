@@ -47,9 +47,8 @@ def _known(shapes: Shapes) -> str:
     near = {marker: marker if marker in shapes else nearest(marker, shapes) for marker in markers}
     counts = [sum(bool(near[name]) for name in layout.markers) for layout in LAYOUTS]
     if not any(counts):
-        return "; ".join(
-            f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS
-        )
+        first = {layout.markers[0]: layout.family for layout in LAYOUTS}
+        return "; ".join(f"{family} has {marker}" for marker, family in first.items())
     shares = [count / len(one.markers) for count, one in zip(counts, LAYOUTS, strict=True)]
     layout = LAYOUTS[shares.index(max(shares))]
     said = [

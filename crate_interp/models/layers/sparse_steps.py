@@ -1,8 +1,6 @@
 """The steps after attention: ISTA, steps on overcomplete dictionaries, and a plain MLP."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -251,13 +249,15 @@ class MLP(SparseStep):
         self.fc_in = nn.Linear(cfg.d_model, cfg.d_mlp, bias=cfg.output_bias)
         self.fc_out = nn.Linear(cfg.d_mlp, cfg.d_model, bias=cfg.output_bias)
         self.gamma = nn.Parameter(torch.ones(cfg.d_model)) if cfg.layer_scale else None
-        self.act = _ACTIVATIONS[cfg.sparse_step]
+        self.gelu = _GELUS.get(cfg.sparse_step)
         self.hook_pre = HookPoint()
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Returns what the MLP adds to the stream."""
-        out = self.fc_out(self.hook_post(self.act(self.hook_pre(self.fc_in(y)))))
+        pre = self.hook_pre(self.fc_in(y))
+        on = F.relu(pre) if self.gelu is None else F.gelu(pre, approximate=self.gelu)
+        out = self.fc_out(self.hook_post(on))
         return out if self.gamma is None else self.gamma * out
 
     def lasso(self) -> str:
@@ -318,8 +318,5 @@ STEPS: dict[str, type[SparseStep]] = {
     "mlp-gelu-exact": MLP,
     "none": NoStep,
 }
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mlp-relu": F.relu,
-    "mlp-gelu": partial(F.gelu, approximate="tanh"),
-    "mlp-gelu-exact": F.gelu,
-}
+# the form of GELU of a step; the others have ReLU
+_GELUS = {"mlp-gelu": "tanh", "mlp-gelu-exact": "none"}

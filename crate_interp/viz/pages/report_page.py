@@ -303,7 +303,11 @@ def _command(
     words += ["--data", data or "DATA", "--out", "OUT"]
     words += ["--limit", str(result.meta["n_samples"]), "--untrained", str(len(twins))]
     probes = list(result.meta["probes"])
-    words += [] if probes == list(DEFAULT) else ["--probes", ",".join(probes)]
+    # a model has the points of all default probes but two, those of two other attentions
+    usual = (
+        probes == [name for name in DEFAULT if name in probes] and len(probes) == len(DEFAULT) - 2
+    )
+    words += [] if usual else ["--probes", ",".join(probes)]
     return [*map(shlex.quote, words + ["--audit"] * audited)]
 
 
