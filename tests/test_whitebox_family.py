@@ -9,6 +9,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make, make_lm
+from crate_interp.probes.segmentation_probe import head_maps
 
 SQUARE = dict(image_size=(6, 15))  # 3 x 3 patches of (2, 5)
 CONV = dict(image_size=(12, 12), patch_size=4, d_model=30, d_head=7)
@@ -278,3 +279,52 @@ def test_switches_that_the_attention_cannot_have():
             model.set_use_attn_in(True)
     with pytest.raises(ValueError, match="attention alone"):
         member("aot")[0].set_use_hook_mlp_in(True)
+
+
+def test_a_resized_copy_is_the_model_with_interpolated_positions(one):
+    model, images = one
+    height, width = model.cfg.image_size
+    wide = torch.randn(2, 3, 2 * height, 2 * width, generator=torch.Generator().manual_seed(2))
+    finer = model.resized((2 * height, 2 * width))
+    loose = ci.CrateConfig.from_dict(model.cfg.to_dict() | {"interpolate_pos": True})
+    with torch.no_grad(), torch.random.fork_rng():
+        other = ci.HookedCrate(loose).eval()
+        other.load_state_dict(model.state_dict())
+        torch.testing.assert_close(finer(wide), other(wide))
+        assert torch.equal(model.resized(model.cfg.image_size)(images), model(images))
+    assert finer.cfg.grid == (2 * model.cfg.grid[0], 2 * model.cfg.grid[1])
+    with pytest.raises(ValueError, match="multiple of"):
+        model.resized((height + 1, width))
+
+
+@pytest.mark.parametrize("family", ["tost", "cbt"])
+def test_maps_of_heads_without_a_pattern(family):
+    model, images = member(family)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images)
+    (point,) = ci.probes.segmentation(kind=model.cfg.facts["attention"]).points
+    acts = {point: cache.at(point, 1)}
+    maps = head_maps(acts, model.cfg.n_special, 0, True, True)
+    assert maps.shape == (2, 5, model.cfg.grid[0] * model.cfg.grid[1])
+    if family == "tost":
+        assert torch.equal(ci.maps.memberships(cache, 1).flatten(2), maps)
+    else:
+        whole = ci.maps.contracted(cache, 1)[:, :, 0]
+        torch.testing.assert_close(maps, (whole / whole.sum(-1, keepdim=True))[..., 1:])
+        with pytest.raises(ValueError, match="query=99"):
+            head_maps(acts, 1, 99, True, True)
+    with pytest.raises(ValueError, match="has none"):
+        ci.probes.segmentation(kind=model.cfg.facts["attention"], scaled=False)
+
+
+@pytest.mark.parametrize("family", ["tost", "cbt"])
+def test_segment_scores_them(family):
+    square = dict(image_size=(10, 10), patch_size=(2, 2), stem="linear")
+    model = make(family, **square)
+    images = torch.rand(6, 3, 10, 10, generator=torch.Generator().manual_seed(4))
+    masks = torch.zeros(6, 10, 10, dtype=torch.uint8)
+    masks[:, 2:6, 3:9] = 1
+    data = {"image": images, "mask": masks}
+    result = ci.segment(model, data, untrained=1, progress=False)
+    layers = result.table("heads")["layer"].nunique()
+    assert layers == model.cfg.n_layers

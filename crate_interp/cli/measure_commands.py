@@ -118,6 +118,9 @@ def segment(
     unscaled: Annotated[
         bool, Option("--unscaled", help="As in the paper: no 1/sqrt(d_head), no CLS key.")
     ] = False,
+    size: Annotated[
+        int | None, Option(help="The side of larger images, for finer maps of the same model.")
+    ] = None,
     untrained: options.Untrained = 5,
 ) -> None:
     """Score the attention map of every head against masks.
@@ -126,7 +129,7 @@ def segment(
     """
     maps: dict[str, Any] = {"scaled": not unscaled, "cls_key": not unscaled}
     shares: dict[str, Any] = {"mass": mass, "fraction": fraction}
-    result = asked.measured(ci.segment, untrained=untrained, **shares, **maps)
+    result = asked.measured(ci.segment, size=size, untrained=untrained, **shares, **maps)
     if result is None:
         return
     page = asked.page_of(result, ci.viz.segment_page)

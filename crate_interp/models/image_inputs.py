@@ -1,5 +1,7 @@
 """Features that image models share: checks of their input, preprocessing and padding."""
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,6 +108,42 @@ class ImageMixin:
         See crate_interp/models/preprocess.py.
         """
         return preprocess_masks(self.cfg, masks)
+
+    def resized(self, size: int | Sequence[int]) -> "ImageMixin":
+        """Returns a copy of this model for images of another size, given as side or (h, w).
+
+        Stored positions are resampled bicubically, as `interpolate_positions` does; those of ToST
+        are computed for any grid. `preprocess` of the copy scales pictures to this size. Raises
+        ValueError for a size that is no multiple of the patch, for CBT unless it is a square, and
+        for a network behind a bridge.
+        """
+        model: Any = self
+        cfg, (height, width) = model.cfg, checks.size("size", size)
+        if cfg.facts.get("bridged"):
+            raise ValueError(
+                "size: positions of a network behind a bridge are its own. Load the network with "
+                "the size that you want."
+            )
+        _ = cfg.known_grid  # raises if it is a guess
+        if cfg.image_size == (height, width):
+            return copy.deepcopy(self)
+        ratio, fixed = height / cfg.image_size[0], (height, width)
+        new = dataclasses.replace(
+            cfg,
+            image_size=fixed,
+            resize=round(cfg.resize * ratio) if isinstance(cfg.resize, int) else fixed,
+            crop=None if cfg.crop is None else fixed,
+            **({"n_ctx": None} if "n_ctx" in cfg.derived else {}),
+        )
+        weights = model.state_dict()
+        if "pos_embed" in weights:
+            table = embed.interpolate_positions(weights["pos_embed"], cfg.grid, new.grid)
+            weights["pos_embed"] = table
+        with torch.random.fork_rng(devices=[]):
+            other = type(model)(new)
+        other = other.to(device=cfg.device, dtype=cfg.dtype)
+        other.load_state_dict(weights)
+        return other.train(model.training)
 
     def pad(
         self, images: Shaped[Tensor, "... height width"]

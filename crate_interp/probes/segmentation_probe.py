@@ -1,21 +1,31 @@
 """How well attention maps segment: each head's mask against the masks of the data."""
 
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from einops import rearrange
+from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.measures import attention_map, jaccard, mass_mask, top_mask
-from crate_interp.probes.layer_reading import Block, has_cls, n_special
+from crate_interp.probes.layer_reading import Block, n_special
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.results.statistic import Statistic
 
 IGNORED = 255
 RULES = ("mass", "top")
 RESOLUTIONS = ("token", "pixel")
+# the kind of a model's attention -> the hook point of its heads' maps
+_POINTS = {
+    "mssa": ("attn.hook_pattern",),
+    "self": ("attn.hook_pattern",),
+    "tssa": ("attn.hook_pi",),
+    "cbsa": ("attn.hook_contract",),
+}
 _RULE = {
     "mass": "of the fewest patches that hold a share `mass` of the attention",
     "top": "of a share `fraction` of the patches, those attended to most",
@@ -61,6 +71,7 @@ def segmentation(
     query: int = 0,
     scaled: bool = True,
     cls_key: bool = True,
+    kind: str = "mssa",
     name: str = "segmentation",
 ) -> Probe:
     """Returns a probe of the Jaccard indices of each head's attention mask with the data's masks.
@@ -81,10 +92,18 @@ def segmentation(
 
     query, scaled, cls_key: as in `attention_map`. If scaled and cls_key are True, the probe reads
     the pattern that the model computed, with the edits of hooks. scaled=False, cls_key=False is
-    eq. 10, here on codes that follow the model's LayerNorm. The probe needs masks and so is not a
-    default probe. Raises ValueError for shares outside (0, 1] and a query that is not an integer.
+    eq. 10, here on codes that follow the model's LayerNorm. kind: the attention of the model. For
+    "tssa" (ToST) a head's map is the membership of each patch, without a query; for "cbsa" (CBT) it
+    is the query's row of A^T A, scaled to sum to 1. The probe needs masks and so is not a
+    default probe. Raises ValueError for shares outside (0, 1], a query that is not an integer, and
+    another kind.
     """
-    settings = dict(mass=mass, fraction=fraction, query=query, scaled=scaled, cls_key=cls_key)
+    checks.one_of("kind", kind, _POINTS)
+    if kind in ("tssa", "cbsa") and not (scaled and cls_key):
+        raise ValueError(f"scaled and cls_key are of attention patterns, but {kind!r} has none.")
+    settings: dict[str, Any] = {
+        "mass": mass, "fraction": fraction, "query": query, "scaled": scaled, "cls_key": cls_key,
+    }  # fmt: skip
     for rule, share in ((mass_mask, mass), (top_mask, fraction)):
         rule(torch.ones(2), share)  # raises for a share outside (0, 1] before work starts
     if not checks.is_int(query):
@@ -93,7 +112,7 @@ def segmentation(
     return Probe(
         name=name,
         heading="Segmentation: do attention maps find objects",
-        points=("attn.hook_pattern",) if scaled and cls_key else ("attn.hook_q", "attn.hook_k"),
+        points=points_of(kind, scaled and cls_key),
         measure=partial(_measure, **settings),
         statistics=STATISTICS,
         settings=settings,
@@ -106,9 +125,9 @@ def segmentation(
 def _measure(
     block: Block, acts: Acts, mass: float, fraction: float, query: int, scaled: bool, cls_key: bool
 ) -> dict[str, Tensor]:
-    if not has_cls(block):
-        raise ValueError("the model has no CLS token: give a model of images, which has one.")
-    maps = _maps(acts, query, scaled, cls_key, n_special(block))  # [batch, head, patch]
+    if not hasattr(block.attn.cfg, "n_special"):
+        raise ValueError("the model reads text, which has no patches: give a model of images.")
+    maps = head_maps(acts, n_special(block), query, scaled, cls_key)  # [batch, head, patch]
     orders = torch.stack(
         [random_order(maps.shape[-1], int(sample)) for sample in acts["sample"]]
     ).to(maps.device)
@@ -133,15 +152,40 @@ def _measure(
     return answer
 
 
-def _maps(acts: Acts, query: int, scaled: bool, cls_key: bool, special: int) -> Tensor:
+def points_of(kind: str, whole: bool) -> tuple[str, ...]:
+    """Returns the hook points that `head_maps` reads for a kind of attention.
+
+    whole: whether the pattern is read as the model computed it, not made from queries and keys.
+    """
+    return _POINTS[kind] if whole else ("attn.hook_q", "attn.hook_k")
+
+
+def head_maps(
+    acts: Mapping[str, Tensor], special: int, query: int, scaled: bool, cls_key: bool
+) -> Float[Tensor, "batch head patch"]:
+    """Returns the map of each head over the patches, from activations at `points_of`.
+
+    special: how many tokens come before the patches. Raises ValueError for a query that does not
+    exist.
+    """
+    if "attn.hook_pi" in acts:
+        return acts["attn.hook_pi"][..., special:]
+    if "attn.hook_contract" in acts:
+        contract = acts["attn.hook_contract"]  # [batch, head, rep, pos]
+        _check_query(query, contract.shape[-1])
+        row = (contract[..., query, None].mT @ contract)[:, :, 0]  # [batch, head, pos]
+        return (row / row.sum(dim=-1, keepdim=True))[..., special:]
     if "attn.hook_pattern" not in acts:
         q, k = (acts[point].transpose(1, 2) for point in ("attn.hook_q", "attn.hook_k"))
         return attention_map(q, k, query, scaled, cls_key, special)
     pattern = acts["attn.hook_pattern"]
-    count = pattern.shape[-2]
+    _check_query(query, pattern.shape[-2])
+    return pattern[:, :, query, special:]
+
+
+def _check_query(query: int, count: int) -> None:
     if not -count <= query < count:
         raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
-    return pattern[:, :, query, special:]
 
 
 def random_order(count: int, sample: int) -> Tensor:

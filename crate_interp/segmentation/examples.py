@@ -13,8 +13,7 @@ from crate_hooks import full_name
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
-from crate_interp.probes import maps
-from crate_interp.probes.segmentation_probe import IGNORED
+from crate_interp.probes.segmentation_probe import IGNORED, head_maps, points_of
 
 SHOWN, MEDIAN = 3, 2  # images in each of "best" and "worst"; images in "median"
 _LONGEST = 224  # pixels of the longer side of a stored picture
@@ -83,7 +82,9 @@ def _pictures(
     image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
     assert samples.masks is not None
     mask = samples.masks(row.sample, row.sample + 1)[0].numpy()
-    names = [full_name(f"attn.hook_{name}", row.layer) for name in ("pattern", "q", "k")]
+    whole = settings["scaled"] and settings["cls_key"]
+    points = points_of(model.cfg.facts["attention"], whole)
+    names = [full_name(point, row.layer) for point in points]
     run: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
     with torch.no_grad():
         _, cache = model.run_with_cache(image, names_filter=names, **run)
@@ -91,7 +92,8 @@ def _pictures(
     height, width = (
         side // patch for side, patch in zip(image.shape[2:], model.cfg.patch_size, strict=True)
     )
-    values = maps.attention(cache, row.layer, grid=(height, width), **options)[0, row.head]
+    acts = {point: cache.at(point, row.layer) for point in points}
+    values = head_maps(acts, model.cfg.n_special, **options)[0, row.head]
     picture = (displayable(image[0], model.cfg) * 255).round().astype(np.uint8)
     judged = ((mask != 0) & (mask != IGNORED)).astype(np.uint8) * 255
     return {

@@ -1,9 +1,9 @@
 """ci.segment: do attention maps segment? Scores of a model, its untrained twins, and chance."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import pandas as pd
 
@@ -37,6 +37,7 @@ def segment(
     query: int = 0,
     scaled: bool = True,
     cls_key: bool = True,
+    size: int | Sequence[int] | None = None,
     untrained: int = 5,
     **run: Unpack[Run],
 ) -> Perhaps[SegmentResult]:
@@ -56,6 +57,10 @@ def segment(
     are. The other puts the patches of the same maps in random order. A further level is the mean of
     networks with random weights (`untrained` says how many; seeds 0, 1, ...).
 
+    The map of a head is the attention of CLS; in ToST the membership of each patch, in CBT the
+    row of CLS in A^T A (`ci.probes.segmentation`). size: the side, or (h, w), of larger images, for
+    finer maps of the same model (`model.resized`).
+
     Six masks need no network: the whole image, and those of five maps made of the picture alone by
     the same rules: a centred map, colour contrast to the border and to the mean, local variance,
     and two colour clusters (`SegmentResult`). A head that finds objects no better than the
@@ -64,7 +69,7 @@ def segment(
     `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
-    object, if the model has no CLS token, or if a measure refuses a setting. With several shards,
+    object, if the model is not of images, or if a measure refuses a setting. With several shards,
     the number of images with an object is checked by the last shard.
     """
     options = run_options(segment, run)
@@ -72,7 +77,9 @@ def segment(
     checks.flag("scaled", scaled)
     checks.flag("cls_key", cls_key)
     _check_model(model)
-    probe = segmentation(mass, fraction, query, scaled, cls_key)
+    model = model if size is None else cast(Any, model).resized(size)
+    kind = model.cfg.facts["attention"]
+    probe = segmentation(mass, fraction, query, scaled, cls_key, kind)
     samples = samples_of(model, data, options)
     check_masks([probe], samples, options.skip_bad)
     meta = _meta(model, samples, probe, untrained, options)
@@ -86,7 +93,7 @@ def segment(
 def _check_model(model: HookedModel) -> None:
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
-        raise ValueError("the model has no CLS token: give a model of images, which has one.")
+        raise ValueError("the model reads text, which has no patches: give a model of images.")
     _ = model.cfg.known_grid  # raises if it is a guess
 
 
