@@ -14,6 +14,7 @@ from crate_interp.measures import (
     maps,
     masks,
     objective,
+    picture_maps,
     rates,
     sparsity,
     spectra,
@@ -28,6 +29,7 @@ from crate_interp.measures.lasso import *
 from crate_interp.measures.maps import *
 from crate_interp.measures.masks import *
 from crate_interp.measures.objective import *
+from crate_interp.measures.picture_maps import *
 from crate_interp.measures.rates import *
 from crate_interp.measures.sparsity import *
 from crate_interp.measures.spectra import *
@@ -35,7 +37,7 @@ from crate_interp.measures.steps import *
 from crate_interp.measures.subspaces import *
 
 _MODULES = (
-    attention, ceilings, cuts, gradients, lasso, maps, masks, objective, rates, sparsity,
-    spectra, steps, subspaces,
+    attention, ceilings, cuts, gradients, lasso, maps, masks, objective, picture_maps, rates,
+    sparsity, spectra, steps, subspaces,
 )  # fmt: skip
 __all__: list[str] = [name for module in _MODULES for name in module.__all__]  # pyright: ignore
