@@ -44,12 +44,13 @@ def measured(limit: int, k: int) -> pd.DataFrame:
 
 def text(table: pd.DataFrame) -> str:
     """Returns a line per kind of axes and layer: the ratio with its interval, and the share."""
+    groups = list(table.groupby(["asked", "layer"], sort=False))
+    logs = np.stack([np.log(rows["ratio"].to_numpy()) for _, rows in groups], axis=1)
+    mean, n = logs.mean(axis=0), len(logs)
+    low, high = student_interval(mean, logs.std(axis=0, ddof=1) / n**0.5, n)
     lines = [f"{'axes':26} layer  native / rotated (95 %)   share of the gap"]
-    for (asked, layer), rows in table.groupby(["asked", "layer"], sort=False):
-        logs, n = np.log(rows["ratio"].to_numpy()), len(rows)
-        ends = student_interval(logs.mean(), logs.std(ddof=1) / n**0.5, n)
-        mean, low, high = np.exp([logs.mean(), *ends])
-        words = f"{mean:.2f} ({low:.2f} to {high:.2f})"
+    for ((asked, layer), rows), *ends in zip(groups, *np.exp([mean, low, high]), strict=True):
+        words = "{:.2f} ({:.2f} to {:.2f})".format(*ends)
         lines.append(f"{asked:26} {layer:5}  {words:25} {rows['share'].mean():.2f}")
     return "\n".join(lines)
 
