@@ -21,5 +21,6 @@ from crate_interp.viz.pages.segment_page import segment_page
 __all__ = [
     "activations", "atlas_pages", "attention", "attention_on_image", "audit_page", "beside",
     "circuit", "compare", "compare_page", "concentration", "concentration_page", "explore",
-    "head_ablation", "head_grid", "heads", "heatmap", "layers", "segment_page", "steps", "top_tokens",
+    "head_ablation", "head_grid", "heads", "heatmap", "layers", "segment_page", "steps",
+    "top_tokens",
 ]  # fmt: skip
