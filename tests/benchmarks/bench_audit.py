@@ -16,7 +16,7 @@ import torch
 from timing import least, settle, verdict
 
 import crate_interp as ci
-from crate_interp.audits import attention, layer, run, sparse
+from crate_interp.audits import attention, frames, layer, run, sparse
 from crate_interp.audits.result import AuditResult
 
 IMAGES = 32
@@ -32,8 +32,8 @@ CASES = (
 )
 PARTS = {
     "constants of the weights": (layer, "audited"),
-    "projections": (attention, "rows_of"),
-    "projections of updates": (attention, "update_of"),
+    "projections": (frames, "rows_of"),
+    "projections of updates": (frames, "update_of"),
     "rates": (attention, "rates"),
     "directions": (attention, "directions"),
     "spectra": (attention, "descents"),
