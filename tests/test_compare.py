@@ -256,20 +256,16 @@ def test_the_headline_names_the_largest_that_hold():
     a = made({R: values + scale, "z.big": 1000 + values}, name="CRATE")
     b = made({R: values, "z.big": 1000 + small}, name="ViT")
     words = ci.compare(a, b).headline()
-    assert words.startswith(
+    start = (
         "CRATE against ViT: 3 of 3 differences hold at 95 %, adjusted over layers (by chance at "
-        "most 0.15), in 2 of 2 statistics (by chance in at most 0.1); the largest: "
     )
-    mean = (values + scale)[:, 2].mean()
-    size = 100 * scale[:, 2].mean() / abs(mean)
-    assert f"{R}: higher in layer 2 by {size:.3g} % of a ({size:.3g} % to {size:.3g} %), " in words
-    assert f"{mean:.4g} against {values[:, 2].mean():.4g} nats; z.big: higher in layer 0 " in words
+    start += "most 0.15), in 2 of 2 statistics (by chance in at most 0.1); the largest: "
+    assert words.startswith(start)
+    mean, other = (values + scale)[:, 2].mean(), values[:, 2].mean()
+    size = f"{100 * (mean - other) / abs(mean):.3g} %"
+    assert f"{R}: higher in layer 2 by {size} of a ({size} to {size}), {mean:.4g} against " in words
+    assert f" {other:.4g} nats; z.big: higher in layer 0 " in words
     assert words.endswith(".") and "layer 1" not in words
-    one, two = made({R: np.zeros((N, LAYERS))}), made({R: noise})
-    assert f"{R}: lower in layer 0 by 1 nats (1 nats to 1 nats)" in ci.compare(one, two).headline()
-    random = np.random.default_rng(0).normal(size=(2, N, LAYERS))
-    words = ci.compare(made({R: random[0]}), made({R: random[1]})).headline()
-    assert "none of 3 differences holds at 95 %, adjusted over layers (by chance at most " in words
 
 
 def test_a_comparison_comes_back_and_does_not_merge(tmp_path):
