@@ -254,8 +254,7 @@ def test_the_headline_names_the_largest_that_hold():
     noise = 1 + 1e-4 * numbers(1, N, LAYERS)  # equal differences would have no spread
     scale, small = noise * np.array([0.0, 1.0, 3.0]), values - 0.1 * noise * np.array([1.0, 0, 0])
     a = made({R: values + scale, "z.big": 1000 + values}, name="CRATE")
-    b = made({R: values, "z.big": 1000 + small}, name="ViT")
-    words = ci.compare(a, b).headline()
+    words = ci.compare(a, made({R: values, "z.big": 1000 + small}, name="ViT")).headline()
     start = (
         "CRATE against ViT: 3 of 3 differences hold at 95 %, adjusted over layers (by chance at "
     )
