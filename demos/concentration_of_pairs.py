@@ -30,6 +30,7 @@ ASKED = {
 def measured(limit: int, k: int) -> pd.DataFrame:
     """Returns a row per kind of axes, seed and layer: asked, seed, layer, share, ratio."""
     data, found = sample(), []
+    columns = ["asked", "seed", "layer", "share", "ratio"]
     for asked, (kind, point) in ASKED.items():
         for seed in SEEDS:
             model = load(Network(kind, seed, True, "value" if kind == "vit" else ""))
@@ -38,8 +39,8 @@ def measured(limit: int, k: int) -> pd.DataFrame:
             )
             shares = result.table().query("basis == 'native'")["share"].to_numpy()
             rows = result.table("contrasts").query("versus == 'rotated'")[["layer", "ratio"]]
-            found.append(rows.assign(asked=asked, seed=seed, share=shares))
-    return pd.concat(found, ignore_index=True)[["asked", "seed", "layer", "share", "ratio"]]
+            found.append(rows.assign(asked=asked, seed=seed, share=shares)[columns])
+    return pd.concat(found, ignore_index=True)
 
 
 def text(table: pd.DataFrame) -> str:
@@ -56,7 +57,7 @@ def text(table: pd.DataFrame) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--limit", type=int, default=64, help="test composites to measure")
     parser.add_argument("-k", type=int, default=16, help="nodes to swap")
     given = parser.parse_args(argv)

@@ -126,7 +126,7 @@ def predicted(table: pd.DataFrame) -> float:
     Both effects are averaged over the same samples. The correlation is NaN if the effects of either
     kind are all equal.
     """
-    means = table.groupby(_KEYS)[["first_order", "ablation"]].mean()
+    means: Any = table.groupby(_KEYS)[["first_order", "ablation"]].mean()
     return float(means.corr().loc["first_order", "ablation"])
 
 
