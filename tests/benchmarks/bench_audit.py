@@ -4,11 +4,11 @@ The parts of the time are those of the last audit. Layers cost the same, so that
 What is made once for each layer (random dictionaries and maps) does not grow with the samples and
 is counted apart.
 
-The limits of a whole audit were 20 and 30 forwards while the sparse step was measured on 4 tokens of
-each sample. On all tokens, the step of eight random dictionaries takes about 8 forwards in CRATE-S
-and most of the cost in CRATE-alpha-B, whose dictionary is four times as wide: that is the price of
-verdicts that do not depend on which tokens were chosen. The limits are what was measured on a busy
-machine, with a tenth on top.
+The limits of a whole audit were 20 and 30 forwards while the sparse step was measured on 4 tokens
+of each sample. On all tokens, the step of eight random dictionaries takes about 8 forwards in
+CRATE-S and most of the cost in CRATE-alpha-B, whose dictionary is four times as wide: that is the
+price of verdicts that do not depend on which tokens were chosen. The limits are what was measured
+on a busy machine, with a tenth on top.
 """
 
 import sys

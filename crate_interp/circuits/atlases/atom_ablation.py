@@ -109,10 +109,11 @@ def strongest(table: pd.DataFrame) -> dict[str, Any] | None:
     """
     ordered = table.sort_values("sample", kind="stable")
     second = ordered.groupby(_KEYS).cumcount() % 2 == 1
-    judges, choosers = (ordered[which].set_index(_KEYS)["ablation"] for which in (second, ~second))
+    effects: Any = ordered.set_index(_KEYS)["ablation"]
+    judges, choosers = effects[second.to_numpy()], effects[~second.to_numpy()]
     if not len(judges):
         return None
-    means: Any = choosers[choosers.index.isin(judges.index)].groupby(_KEYS).mean()
+    means = choosers[choosers.index.isin(judges.index)].groupby(_KEYS).mean()
     layer, atom = place = means.abs().idxmax()
     values = judges.loc[[place]].to_numpy()
     (low,), (high,) = mean_interval(values[:, None])
