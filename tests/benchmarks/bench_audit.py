@@ -32,7 +32,7 @@ CASES = (
     (
         "CRATE-alpha-B",
         {"family": "crate-alpha", "d_model": 768, "n_heads": 12, "d_mlp": 3072},
-        78,
+        66,
         15,
     ),
 )
