@@ -124,6 +124,10 @@ def fresh(out):
     return out
 
 
+def shown(verdicts):
+    return ", ".join(f"{times} {verdict}" for verdict, times in sorted(verdicts.items()))
+
+
 def run(name, count, left, seed=0, timed=True):
     """Kills one kind of work `count` times and returns how often its folder was what.
 
@@ -137,7 +141,7 @@ def run(name, count, left, seed=0, timed=True):
         if name != "convert":
             work(OLD, out.parent / "old")
         seconds, steps = measured(work, fresh(out))
-        while sum(verdicts.values()) < count:
+        while verdicts.total() < count:
             fresh(out)
             if timed and rng.random() < 0.5:
                 died = killed_after(rng.random() * seconds, lambda: work(NEW, out))
@@ -150,6 +154,8 @@ def run(name, count, left, seed=0, timed=True):
             except AssertionError as error:
                 judged = f"mixed: {error}"
             verdicts[judged] += 1
+            if not verdicts.total() % 20:
+                print(f"{name:16} {verdicts.total()} of {count} kills: {shown(verdicts)}", flush=True)
             if name != "convert" or judged == "refused":
                 assert not killed_after(3600, lambda: work(NEW, out))
                 left[0] += len(leftovers(out))
@@ -165,7 +171,6 @@ if __name__ == "__main__":
     for case in CASES:
         found = run(case, total // len(CASES), left, seed=int(time.time()))
         mixed += sum(times for verdict, times in found.items() if verdict.startswith("mixed"))
-        counts = ", ".join(f"{times} {verdict}" for verdict, times in sorted(found.items()))
-        print(f"{case:16} {sum(found.values())} kills: {counts}", flush=True)
+        print(f"{case:16} {found.total()} kills: {shown(found)}", flush=True)
     print(f"mixed: {mixed}; leftovers: {left[0]}")
     assert mixed == left[0] == 0
