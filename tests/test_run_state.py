@@ -121,7 +121,9 @@ WAYS = {
     "partial": lambda value: functools.partial(lambda factor, x: x * factor, value),
     "partial keyword": lambda value: functools.partial(lambda x, factor: x * factor, factor=value),
     "partial of a partial": _partial_of_a_partial,
-    "partial of one's own": lambda value: type("Mine", (functools.partial,), {"factor": value})(abs),
+    "partial of one's own": lambda value: type("Mine", (functools.partial,), {"factor": value})(
+        abs
+    ),
     "bound method": lambda value: Holder(value).measure,
     "method of a method": lambda value: types.MethodType(Holder(value).measure, 1),
     "callable object": Holder,

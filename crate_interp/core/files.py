@@ -176,9 +176,7 @@ def digest(path: Path) -> str:
 
     Raises OSError if it is not a regular file.
     """
-    if not path.is_file():  # reading from a pipe would never end
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
@@ -186,7 +184,7 @@ def is_one(path: Path, digests: Collection[str] | None) -> bool:
     """Tells whether a regular file, and no link to it, has one of some digests."""
     try:
         return bool(digests) and not path.is_symlink() and digest(path) in digests
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return False
 
 
@@ -195,7 +193,7 @@ def digest_of_bytes(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BinaryIO:
     """Opens a regular file, or a link to one, for reading.
 
     Raises OSError for anything else. A folder, pipe, socket or device is not opened.
