@@ -2,9 +2,10 @@
 
     python tests/attacks.py [KIND ...]
 
-runs all of them, or those of some kinds (`python tests/attacks.py stores ledgers`), with 200 examples of each property unless CRATE_SLOW and CRATE_PROFILE say less
-(tests/selection.py), and prints for each kind how many tests there are and how many held. A test is
-an attack of its own, or a property over many. The fast ones are part of every run of the tests.
+runs all of them, or those of some kinds (`python tests/attacks.py stores ledgers`), with 200
+examples of each property unless CRATE_SLOW and CRATE_PROFILE say less (tests/selection.py), and
+prints for each kind how many tests there are and how many held. A test is an attack of its own, or
+a property over many. The fast ones are part of every run of the tests.
 """
 
 import os
