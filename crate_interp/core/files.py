@@ -10,8 +10,9 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from crate_interp.core.safe_text import plain
 
@@ -193,7 +194,7 @@ def digest_of_bytes(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Opens a regular file, or a link to one, for reading.
 
     Raises OSError for anything else. A folder, pipe, socket or device is not opened.
