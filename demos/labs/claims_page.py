@@ -138,8 +138,8 @@ def page(rows: Sequence[Row]) -> str:
         "and the number of the units; the baseline; the form. Answers are computed from stored "
         "intervals (`demos/labs/data/claims.csv`) by that file, whose SHA-256 is "
         f"`{rules.digest()}`. The file is younger than the first results, so a bar is 0, comes "
-        "from the paper or from rounding, lies midway between the claim and its baseline, or is the "
-        "size of a baseline's own error; a rule without such a bar was dropped.",
+        "from the paper or from rounding, lies midway between the claim and its baseline, or is "
+        "the size of a baseline's own error; a rule without such a bar was dropped.",
         "",
     ]
     return "\n".join([*head, *body]).rstrip() + "\n"

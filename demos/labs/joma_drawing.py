@@ -66,7 +66,7 @@ def _entropy(axis: Axes, found: Any) -> None:
 
 def _trees(axis: Axes, found: Any) -> None:
     table = found.table()
-    rows = table[table["where"] == "Theorem 5"]
+    rows = table[table["rule"] == "joma_dynamics.theorem_5"]
     at = np.arange(len(rows))
     axis.bar(at - 0.2, rows["ours"], 0.4, label="corrected")
     axis.bar(at + 0.2, rows["baseline"], 0.4, label="as printed")

@@ -158,7 +158,7 @@ def mean_and_interval(
     least, most = bounds
     below, above = mean - least, most - mean
     if math.isinf(least) or min(below, above) <= 0:  # at a bound nothing lies on its other side
-        low, high = student_interval(np.array(mean), np.array(error), n)
+        (low,), (high,) = student_interval(np.array([mean]), np.array([error]), n)
         return mean, (max(float(low), least), min(float(high), most))
     factors = np.exp(student_interval(np.zeros(1), np.array([error / below + error / above]), n))
     odds = below / above * factors[:, 0]

@@ -12,6 +12,8 @@ That last equilibrium is unstable, so it is computed with the K distinct sequenc
 naive form, a matrix product over all sequences, leaves it through rounding, and is shown for that.
 """
 
+from typing import Any
+
 import numpy as np
 from circle import (
     EPS,
@@ -42,8 +44,8 @@ FULL = "published size"
 HEADLINE = (
     "At p = 0.5 accuracy is {claims[0][ours]:.3f} and V tends to Pi^T as T^{claims[2][ours]:.2f}, "
     "at p = 0.8 accuracy is {claims[3][ours]:.3f} but V's distance falls as "
-    "T^{claims[5][ours]:.2f}: it tends to the root of Pi^T. At p = 0 and 1 accuracy stays at 1 / K; "
-    "a naive sum leaves that by rounding in {escaped} of {runs} trainings."
+    "T^{claims[5][ours]:.2f}: it tends to the root of Pi^T. At p = 0 and 1 accuracy stays at 1 / "
+    "K; a naive sum leaves that by rounding in {escaped} of {runs} trainings."
 )
 
 

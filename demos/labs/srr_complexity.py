@@ -100,7 +100,7 @@ def against_others(
     above = sum(values[name] > values["SRR"] for name in others)
     return claim(
         rule, values["SRR"] - values[best], cases=cases, baseline=values[best], size=SIZE,
-        interval=kendall.interval(draws["SRR"] - draws[best]),
+        interval=cases[best],
         why=f"{above} of {len(others)} measures have a higher one, the best is {best}", **words,
     )  # fmt: skip
 
