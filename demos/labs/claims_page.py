@@ -57,7 +57,7 @@ def taken_in(labs: Path) -> None:
     """Puts the results of a folder in the place of those that are stored."""
     rows, found = stored() if STORED.exists() else [], []
     for name in tqdm([name for names in elsewhere.LABS.values() for name in names], desc="labs"):
-        if not (labs / name).is_dir():
+        if not (labs / name / "meta.json").exists():
             continue
         result = LabResult.load(labs / name)
         form, table = result.meta["form"], result.table()

@@ -49,9 +49,9 @@ class Rule(NamedTuple):
         return (*ends, *(-math.inf, math.inf)[len(ends) :])  # type: ignore[return-value]
 
     def words(self) -> str:
-        """Returns the test in a few words, such as "above 0 in each setting"."""
-        test = f"{self.test} {self.bar}"
-        return test + {"": "", "all": ", all parts", "settings": ", each setting"}[self.over]
+        """Returns statistic and test, such as "gain, by layer: each above 0"."""
+        of = {"": "", "all": "all parts ", "settings": "each "}[self.over]
+        return f"{self.statistic}: {of}{self.test} {self.bar}"
 
 
 @cache

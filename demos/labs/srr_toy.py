@@ -125,10 +125,11 @@ def of_rule(rows: list[list], rule: str) -> list[dict]:
         if not sign:
             cases = {"": abs(random) - abs(moved)}
         above = mean_and_interval(summed(rows, "share above 1", setting))[0] / LAYERS
-        key = {-1: "falls", 1: "rises", 0: "stays"}[sign]
+        words = {-1: "falls", 1: "rises", 0: "stays"}[sign]
+        key = "negative" if rule == "CRATE-N" else words
         claims.append(
             claim(
-                f"srr_toy.{key}", moved.tolist(), rule_=rule, regime=regime, published=key,
+                f"srr_toy.{key}", moved.tolist(), rule_=rule, regime=regime, published=words,
                 cases={name: mean_and_interval(each)[1] for name, each in cases.items()},
                 baseline=float(random.mean()), n=len(moved),
                 size="our constants: those of the paper are lost",
