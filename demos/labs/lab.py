@@ -26,6 +26,7 @@ from crate_interp.results.result import Result, by
 from crate_interp.stats.intervals import student_interval
 
 FORMS = ("quick", "full")
+Values = Sequence[float] | np.ndarray
 CLAIMS = [
     "claim", "where", "published", "ours", "low", "high", "baseline", "baseline_is", "n", "size",
     "answer", "why", "rule", "cases",
@@ -105,7 +106,7 @@ def claim(
     return dict(zip(CLAIMS, row, strict=True))
 
 
-def towards(begun: Sequence[float], half: Sequence[float], end: Sequence[float]) -> dict:
+def towards(begun: Values, half: Values, end: Values) -> dict[str, Interval]:
     """Returns the cases of the claim that a number goes to a limit: both must lie above 0.
 
     begun, half, end: how far it is from the limit before training, half-way and at the end, by
@@ -145,7 +146,7 @@ def result(
 
 
 def mean_and_interval(
-    values: Sequence[float], bounds: Interval = (-math.inf, math.inf)
+    values: Values, bounds: Interval = (-math.inf, math.inf)
 ) -> tuple[float, Interval]:
     """Returns the mean and its 95 % interval by Student's t; NaN ends for one value.
 

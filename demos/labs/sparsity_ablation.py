@@ -108,7 +108,8 @@ def training_claims(found: dict[float, list[dict]], start: dict[float, list[dict
     ]  # fmt: skip
     for lambd in TRAINED_AT[1:]:
         moved = np.subtract(values[lambd, "l0"], values[0.0, "l0"])
-        alone = np.subtract(*([run["l0"] for run in start[at]] for at in (lambd, 0.0)))
+        at_start = [[run["l0"] for run in start[at]] for at in (lambd, 0.0)]
+        alone = np.subtract(at_start[0], at_start[1])
         claims.append(
             claim("sparsity_ablation.sparser", (moved - alone).tolist(), lambd=lambd, size=size,
                   baseline=float(alone.mean()), n=seeds,
