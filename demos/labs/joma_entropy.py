@@ -140,10 +140,11 @@ def pair_shares() -> list[float]:
 
     shares = []
     for seed in pairs.SEEDS:
-        after = ci.load(str(pairs.WEIGHTS / pairs.name_of("crate", seed)))
+        after: Any = ci.load(str(pairs.WEIGHTS / pairs.name_of("crate", seed)))
+        before: Any = pairs.make_crate(seed)
         ranks = [
             np.array([stable_rank(block.mlp.D.detach()).item() for block in model.blocks])
-            for model in (pairs.make_crate(seed), after)
+            for model in (before, after)
         ]
         shares.append(float((ranks[1] / ranks[0]).mean()))
     return shares
