@@ -30,7 +30,7 @@ SIZE = f"width {WIDTH}, {TOKENS} tokens"
 HEADLINE = (
     "After {iterations} steps of length {step} the cosine of p with the max-margin direction is "
     "{claims[0][ours]:.3f} for one sample and {best:.3f} for {samples} ({claims[2][ours]:.3f} with "
-    "that of the tokens it selects); random directions have {claims[0][baseline]:.2f}, or "
+    "that of the tokens it selects); random directions have {random:.2f}, or "
     "{on_average:.2f} on average."
 )
 
@@ -127,8 +127,8 @@ def at(rows: list[list], name: str, samples: int, iteration: int = ITERATIONS) -
     return [row[4] for row in rows if row[:2] == key and row[3] == iteration]
 
 
-def of_limit(rows: list[list], rule: str, name: str, samples: int, rival: str, why: str) -> dict:
-    """Returns the claim that a number goes to 1; rival: the number that is the baseline."""
+def of_limit(rows: list[list], rule: str, name: str, samples: int, why: str) -> dict:
+    """Returns the claim that a number goes to 1."""
     begun, half, end = (
         np.array(at(rows, name, samples, iteration))
         for iteration in (0, ITERATIONS // 2, ITERATIONS)
@@ -136,7 +136,7 @@ def of_limit(rows: list[list], rule: str, name: str, samples: int, rival: str, w
     return claim(
         f"max_margin.{rule}", end.tolist(), published="1", n=len(end), size=SIZE,
         cases=towards(1 - begun, 1 - half, 1 - end),
-        baseline=float(np.mean(at(rows, rival, samples))) if rival else 1 / TOKENS, why=why,
+        baseline=float(begun.mean()), why=why,
     )  # fmt: skip
 
 
@@ -144,11 +144,13 @@ def claims_of(rows: list[list]) -> list[dict]:
     """Returns the claims: to which direction and which token attention goes."""
     one, several = COUNTS
     start = np.mean(at(rows, "gradient", one))
+    random = np.mean(at(rows, "random", one))
     best, selected = np.mean(at(rows, "cosine", several)), np.mean(at(rows, "selected", several))
     return [
-        of_limit(rows, "svm", "cosine", one, "random", f"The first gradient has {start:.2f}."),
-        of_limit(rows, "mass", "mass", one, "", "The best token is the one to select."),
-        of_limit(rows, "local", "local cosine", several, "random",
+        of_limit(rows, "svm", "cosine", one, f"The first gradient has {start:.2f}, a random "
+                 f"direction {random:.2f}."),
+        of_limit(rows, "mass", "mass", one, f"Even attention has {1 / TOKENS:.3f}."),
+        of_limit(rows, "local", "local cosine", several,
                  f"They are the best ones in {selected:.0%}; the cosine with the SVM of the best "
                  f"is {best:.3f}, since other choices are local solutions."),
     ]  # fmt: skip
@@ -167,6 +169,7 @@ def run(form: str, steps: Steps) -> LabResult:
         claims=claims,
         samples=COUNTS[1],
         best=np.mean(at(rows, "cosine", COUNTS[1])),
+        random=np.mean(at(rows, "random", COUNTS[0])),
         on_average=math.sqrt(2 / math.pi / WIDTH),
     )
     return result("max_margin", form, headline, claims, rows)

@@ -21,7 +21,7 @@ def draw(found: Any) -> Figure:
             axis.plot(wide, color=f"C{place}", lw=0.6, alpha=0.4)
             axis.plot(wide.mean(axis=1), color=f"C{place}", lw=2, label=f"{setting}, mean")
         random = found.numbers("random")["value"].mean()
-        chance = random if name != "mass" else found.table()["baseline"].iloc[1]
+        chance = random if name != "mass" else 1 / 6
         kind = "random direction" if name != "mass" else "even attention"
         axis.axhline(chance, color="black", ls=":", label=f"{kind}, {chance:.2f}")
         axis.set(xlabel="steps", title=words, ylim=(None, 1.03))

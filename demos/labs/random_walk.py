@@ -4,7 +4,7 @@
 
 The walk has K states and goes one on with probability p, else one back; the model and its training
 are those of circle.py, from zero, at the published size: K = 6, N = 97, 1000 + 1000 sequences,
-eps = .1, rate 1. --full has 12 seeds and K = 20, N = 101 too. Claims: for 0 < p < 1 accuracy
+eps = .1, rate 1. --full has 12 seeds. Claims: for 0 < p < 1 accuracy
 reaches max(p, 1 - p), attention the last state, and V the direction of Pi^T. For p = 0 or 1, where
 the next state is certain, accuracy stays at 1 / K for ever.
 
@@ -31,7 +31,7 @@ from lab import LabResult, Steps, claim, main, mean_and_interval, result, toward
 from random_walk_drawing import draw
 from tqdm.auto import tqdm
 
-SIZES = {"quick": ((6, 97),), "full": ((6, 97), (20, 101))}  # K, N
+STATES, TOKENS = 6, 97  # K, N
 SEEDS = {"quick": 3, "full": 12}
 CERTAIN_SEEDS = 12
 PROBABILITIES, CERTAIN = (0.5, 0.8), (0, 1)
@@ -170,8 +170,7 @@ def of_uncertain(rows: list[list], states: int, tokens: int, p: float) -> list[d
     return [
         claim("random_walk.accuracy", accuracy.tolist(), published=f"{max(p, 1 - p)}",
               cases={"less Bayes": mean_and_interval((accuracy - bayes).tolist())[1]},
-              baseline=1 / states, **common,
-              why=f"Bayes' rule has {bayes.mean():.3f} on the same walks."),
+              baseline=float(bayes.mean()), **common, why=f"Chance is {1 / states:.3f}."),
         claim("random_walk.attention", parent.tolist(), published="1 - e^-Omega(N)",
               cases=towards(0 * parent + 1 - 1 / tokens, 1 - half, 1 - parent),
               baseline=1 / tokens, **common, why=f"1 less it is {1 - parent.mean():.0e}."),
@@ -210,27 +209,23 @@ def of_certain(rows: list[list], states: int) -> list[dict]:
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the random walk."""
     rows, claims = [], []
-    jobs = []
-    for states, tokens in SIZES[form]:
-        jobs += [(make, p, states, tokens, seed) for make in (uncertain, of_exact_shares)
-                 for p in PROBABILITIES for seed in range(SEEDS[form])]  # fmt: skip
-        jobs += [(certain, p, states, tokens, seed) for p in CERTAIN
-                 for seed in range(CERTAIN_SEEDS)]  # fmt: skip
-    for make, p, states, tokens, seed in tqdm(jobs, desc="walks", unit="training"):
-        step = f"{make.__name__}-{states}-{p}-{seed}"
-        rows += steps.do(step, lambda: make(p, states, tokens, seed))  # noqa: B023
-    for states, tokens in SIZES[form]:
-        for p in PROBABILITIES:
-            claims += of_uncertain(rows, states, tokens, p)
-        claims += of_certain(rows, states)
-        entry, unequal = first_step(states, tokens)
-        wanted = (tokens - 1) / tokens / EPS / states**2
-        claims.append(
-            claim("random_walk.entry", entry, states=states, baseline=wanted, size=FULL, n=1,
-                  published="(1/eps) (1/K) ((N-1)/N) (1/K)",
-                  cases={"": (entry - wanted, entry - wanted)},
-                  why=f"All entries are equal within {unequal:.0e}.")
-        )  # fmt: skip
+    jobs = [(make, p, seed) for make in (uncertain, of_exact_shares)
+            for p in PROBABILITIES for seed in range(SEEDS[form])]  # fmt: skip
+    jobs += [(certain, p, seed) for p in CERTAIN for seed in range(CERTAIN_SEEDS)]
+    for make, p, seed in tqdm(jobs, desc="walks", unit="training"):
+        step = f"{make.__name__}-{STATES}-{p}-{seed}"
+        rows += steps.do(step, lambda: make(p, STATES, TOKENS, seed))  # noqa: B023
+    for p in PROBABILITIES:
+        claims += of_uncertain(rows, STATES, TOKENS, p)
+    claims += of_certain(rows, STATES)
+    entry, unequal = first_step(STATES, TOKENS)
+    wanted = (TOKENS - 1) / TOKENS / EPS / STATES**2
+    claims.append(
+        claim("random_walk.entry", entry, states=STATES, baseline=wanted, size=FULL, n=1,
+              published="(1/eps) (1/K) ((N-1)/N) (1/K)",
+              cases={"": (entry - wanted, entry - wanted)},
+              why=f"All entries are equal within {unequal:.0e}.")
+    )  # fmt: skip
     escaped = sum(row[4] > 0.5 for row in rows if row[0] == "naive: training accuracy")
     runs = sum(row[0] == "naive: training accuracy" for row in rows)
     headline = HEADLINE.format(claims=claims, escaped=escaped, runs=runs)

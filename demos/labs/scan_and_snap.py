@@ -156,10 +156,15 @@ def slowing(t: np.ndarray, b: np.ndarray) -> float:
 
 
 def against(rule: str, values: list[float], rivals: list[float], why: str) -> dict:
-    """Returns the claim about values by seed beside those of a rival, paired by seed."""
-    _, ends = mean_and_interval(np.subtract(values, rivals).tolist())
+    """Returns the claim about values by seed beside those of a rival, paired by seed.
+
+    A score must also rise, or fall, by itself.
+    """
+    cases = {"difference": mean_and_interval(np.subtract(values, rivals))[1]}
+    if rule in ("distinct", "common"):
+        cases["score"] = mean_and_interval(values)[1]
     return claim(
-        f"scan_and_snap.{rule}", values, cases={"difference": ends}, n=len(values), size=SIZE,
+        f"scan_and_snap.{rule}", values, cases=cases, n=len(values), size=SIZE,
         baseline=float(np.mean(rivals)), why=why,
     )  # fmt: skip
 
