@@ -27,7 +27,7 @@ from circle import (
     walks,
     zero,
 )
-from lab import LabResult, Steps, claim, main, mean_and_interval, result, towards
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
 from random_walk_drawing import draw
 from tqdm.auto import tqdm
 
@@ -164,7 +164,7 @@ def of_uncertain(rows: list[list], states: int, tokens: int, p: float) -> list[d
     setting, last = f"K={states} p={p}", max(SEEN)
     at = lambda name, when: np.array(values(rows, name, setting, when))  # noqa: E731
     accuracy, bayes = at("accuracy", SHORT), at("accuracy of Bayes", 0)
-    half, parent = (at("attention on the parent", when) for when in (20, SHORT))
+    parent = at("attention on the parent", SHORT)
     start, far = (at("exact: distance to Pi", when) for when in (SHORT, last))
     common: Any = dict(setting=setting, size=FULL, n=len(far))
     return [
@@ -172,7 +172,7 @@ def of_uncertain(rows: list[list], states: int, tokens: int, p: float) -> list[d
               cases={"less Bayes": mean_and_interval((accuracy - bayes).tolist())[1]},
               baseline=float(bayes.mean()), **common, why=f"Chance is {1 / states:.3f}."),
         claim("random_walk.attention", parent.tolist(), published="1 - e^-Omega(N)",
-              cases=towards(0 * parent + 1 - 1 / tokens, 1 - half, 1 - parent),
+              cases={"beyond": mean_and_interval(parent - 1 / tokens)[1]},
               baseline=1 / tokens, **common, why=f"1 less it is {1 - parent.mean():.0e}."),
         claim("random_walk.distance", (np.log(far / start) / np.log(last / SHORT)).tolist(),
               published="-1/2", baseline=0.0, **common,
