@@ -86,20 +86,18 @@ def verdict(test: str, bar: float, interval: Interval) -> bool | None:
 def answer(rule: Rule, cases: Mapping[str, Interval], met: bool = True) -> str:
     """Returns the answer to a claim from the intervals of its cases, by name.
 
-    Undecided: an interval holds both answers, there is none, or what the rule needs is not met.
-    Depends: of several settings some say yes and some say no. Where all parts must hold, one no is
-    a no.
+    Supported: all say yes. Not supported: one says no. Depends: of several settings some say yes
+    and some no. Undecided: no case says no, and an interval holds both answers, there is none, or
+    what the rule needs is not met.
     """
     found = [verdict(rule.test, float(rule.bar), ends) for ends in cases.values()]
     if not found or not met:
         return UNDECIDED
     if all(found):
         return SUPPORTED
-    if rule.over == "settings" and True in found and False in found:
-        return DEPENDS
-    if rule.over != "settings" and False in found or found == [False] * len(found):
-        return REFUTED
-    return UNDECIDED
+    if False not in found:
+        return UNDECIDED
+    return DEPENDS if rule.over == "settings" and True in found else REFUTED
 
 
 def lowest(*intervals: Interval) -> Interval:

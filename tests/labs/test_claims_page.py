@@ -52,7 +52,7 @@ YES, NO, BOTH = (1.0, 2.0), (-2.0, -1.0), (-1.0, 1.0)
         ("settings", (YES, YES), "supported"),
         ("settings", (YES, NO, BOTH), "depends"),
         ("settings", (YES, BOTH), "undecided"),
-        ("settings", (NO, BOTH), "undecided"),
+        ("settings", (NO, BOTH), "not supported"),
         ("settings", (NO, NO), "not supported"),
         ("all", (YES, NO), "not supported"),
         ("all", (NO, BOTH), "not supported"),
