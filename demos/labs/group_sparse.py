@@ -87,9 +87,10 @@ def trained(n: int, d: int, groups: int, form: str, seed: int) -> list[list]:
     return rows
 
 
-def at(rows: list[list], quantity: str, setting: str, iteration: int = ITERATIONS) -> list[float]:
-    """Returns a quantity over seeds, at the end or at another iteration."""
-    return [row[4] for row in rows if row[:2] == [quantity, setting] and row[3] == iteration]
+def at(rows: list[list], quantity: str, setting: str, iteration: int | None = None) -> list[float]:
+    """Returns a quantity over seeds, at an iteration or at the end."""
+    when = ITERATIONS if iteration is None else iteration
+    return [row[4] for row in rows if row[:2] == [quantity, setting] and row[3] == when]
 
 
 def of_setting(rows: list[list], size: tuple[int, int, int], form: str) -> list[dict]:

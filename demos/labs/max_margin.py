@@ -122,9 +122,10 @@ def selection(p: Tensor, x: Tensor, wanted: Tensor) -> dict[str, float]:
     return {"length": float(p.norm()), "mass": float(mass), "selected": float(share)}
 
 
-def at(rows: list[list], name: str, samples: int, iteration: int = ITERATIONS) -> list[float]:
-    key = [name, f"{samples} samples"]
-    return [row[4] for row in rows if row[:2] == key and row[3] == iteration]
+def at(rows: list[list], name: str, samples: int, iteration: int | None = None) -> list[float]:
+    """Returns a number over seeds, at an iteration or at the end."""
+    when, key = ITERATIONS if iteration is None else iteration, [name, f"{samples} samples"]
+    return [row[4] for row in rows if row[:2] == key and row[3] == when]
 
 
 def of_limit(rows: list[list], rule: str, name: str, samples: int, why: str) -> dict:

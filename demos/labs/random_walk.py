@@ -209,7 +209,7 @@ def of_certain(rows: list[list], states: int) -> list[dict]:
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the random walk."""
     rows, claims = [], []
-    jobs = [(make, p, seed) for make in (uncertain, of_exact_shares)
+    jobs: list[tuple[Any, Any, int]] = [(make, p, seed) for make in (uncertain, of_exact_shares)
             for p in PROBABILITIES for seed in range(SEEDS[form])]  # fmt: skip
     jobs += [(certain, p, seed) for p in CERTAIN for seed in range(CERTAIN_SEEDS)]
     for make, p, seed in tqdm(jobs, desc="walks", unit="training"):
