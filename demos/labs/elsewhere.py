@@ -90,7 +90,7 @@ def audited(rule: str) -> Elsewhere:
     return made(rule, cases, "`crate-interp audit MODEL`", ours, null, 16)
 
 
-def by_depth(rule: str, numbers: dict[str, tuple], falls: bool) -> dict[str, Interval]:
+def by_depth(numbers: dict[str, tuple], falls: bool) -> dict[str, Interval]:
     """Returns a case for each model: last less first layer, and that less that of untrained."""
     cases = {}
     for model, (first, last, begun, ended) in numbers.items():
@@ -134,10 +134,10 @@ def measured() -> dict[str, list[Elsewhere]]:
     incoherent, vit = of_pairs()
     return {
         CRATE: [
-            made("rate_falls", by_depth("rate_falls", RATES, True), sweep,
+            made("rate_falls", by_depth(RATES, True), sweep,
                  f"{words} nats from the first to the last layer", f"{begun}, untrained", 3),
             *(audited(rule) for rule in AUDITED),
-            made("sparser", by_depth("sparser", ZEROS, False), sweep,
+            made("sparser", by_depth(ZEROS, False), sweep,
                  f"zeros in the first and last layer: {zeros}", f"{start}, untrained", 3),
             made("concentration", counted(AXES), "`crate-interp concentration MODEL`",
                  "16 nodes carry .18 to .78 of the gap between two answers, more than principal "
