@@ -138,7 +138,7 @@ def test_accuracies_apart_are_said_beside_the_finding(crate, vit, words, monkeyp
     tests = {"crate": crate, "vit": vit}
     monkeypatch.setattr(demo, "facts_of", lambda kind, seed: {"test": tests[kind][seed]})
     said = demo.caution((0, 1))
-    assert (words in said) if words else said == ""
+    assert (words in said and "No search" in said) if words else said == ""
 
 
 def test_ratios_of_the_axes_are_geometric_means_over_seeds():
