@@ -28,7 +28,7 @@ from crate_interp.core.safe_text import in_markdown
 STORED = Path(__file__).parent / "data" / "claims.csv"
 DOCUMENTS = (
     elsewhere.CRATE, elsewhere.SEGMENTATION, elsewhere.SRR, elsewhere.JOMA, elsewhere.SELECTION,
-    elsewhere.OTHERS,
+    elsewhere.AOT, elsewhere.OTHERS,
 )  # fmt: skip
 HEAD = (
     "claim", "where", "published", "ours (95 %)", "n, unit", "baseline", "rule", "answer", "by",

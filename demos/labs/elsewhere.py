@@ -26,6 +26,7 @@ SEGMENTATION = "Segmentation (arXiv 2308.16271)"
 SRR = "Sparse rate reduction (arXiv 2411.17182)"
 JOMA = "JoMA (arXiv 2310.00535)"
 SELECTION = "Token selection (slides)"
+AOT = "Attention alone (arXiv 2506.03790)"
 OTHERS = "CRATE-MAE, CRATE-alpha, CRATE-LM"
 
 # of the three embedded models, first and last layer: trained, untrained
@@ -201,4 +202,5 @@ LABS: dict[str, tuple[str, ...]] = {
     SRR: ("srr_toy", "srr_zoo", "srr_complexity", "srr_regularizer"),
     JOMA: ("joma_dynamics", "joma_tree", "joma_entropy"),
     SELECTION: ("nearest_neighbour", "group_sparse", "random_walk", "scan_and_snap", "max_margin"),
+    AOT: ("aot_denoising",),
 }
