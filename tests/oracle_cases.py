@@ -78,6 +78,16 @@ def sample(s, i):
     )
 
 
+def membership(s):
+    """Returns weights of the tokens in each head, `[..., head, pos]`."""
+    return s.weights[..., :HEADS].swapaxes(-1, -2)
+
+
+def contraction(s):
+    """Returns weights of the tokens for representatives, `[..., head, rep, pos]`."""
+    return abs(s.codes[..., [1, 2, 0], :, :]).swapaxes(-1, -2)
+
+
 # Each measure as a call on either module. Unlike numbers per sample, head or token, tensors are
 # relative to their largest entry, and differences to their larger term.
 NUMBERS = {
@@ -86,6 +96,11 @@ NUMBERS = {
     "official_coding_rate": lambda m, s: m.official_coding_rate(s.codes),
     "mcr2_coding_rate, labels": lambda m, s: m.mcr2_coding_rate(s.z, s.labels, EPS),
     "mcr2_coding_rate, weights": lambda m, s: m.mcr2_coding_rate(s.z, s.weights, EPS),
+    "variational_rate": lambda m, s: m.variational_rate(s.codes, membership(s), EPS),
+    "contracted_rate": lambda m, s: m.contracted_rate(s.codes, contraction(s), EPS),
+    "contraction_coverage": lambda m, s: m.contraction_coverage(contraction(s)),
+    "representatives_in_use": lambda m, s: m.representatives_in_use(contraction(s)),
+    "membership_balance": lambda m, s: m.membership_balance(membership(s)),
     "coding_length": lambda m, s: m.coding_length(s.z, EPS),
     "neumann_invalid": lambda m, s: m.neumann_invalid(s.z, s.u, EPS),
     "rate_of_spectrum": lambda m, s: m.rate_of_spectrum(s.spectrum, 23, 5, EPS),

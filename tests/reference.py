@@ -4,6 +4,7 @@ from forward_reference import _ista, _mssa, forward, published_layout  # noqa: F
 from reference_rates import (  # noqa: F401
     coding_length,
     coding_rate,
+    contracted_rate,
     dictionary_rate_change,
     layer_objectives,
     mcr2_coding_rate,
@@ -15,6 +16,7 @@ from reference_rates import (  # noqa: F401
     spectrum,
     subspace_coding_rate,
     subspace_spectrum,
+    variational_rate,
 )
 from reference_sparsity import (  # noqa: F401
     attention_entropy,
@@ -55,10 +57,12 @@ from reference_subspaces import (  # noqa: F401
     column_cosines,
     completeness_defect,
     condition_number,
+    contraction_coverage,
     dictionary_defect,
     effective_rank,
     head_overlap,
     incoherence,
+    membership_balance,
     membership_entropy,
     mutual_coherence,
     orthonormality_defect,
@@ -67,6 +71,7 @@ from reference_subspaces import (  # noqa: F401
     principal_angles,
     principal_cosines,
     projection_energy,
+    representatives_in_use,
     stable_rank,
     subspace_overlap,
     subspace_snr,

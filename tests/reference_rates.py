@@ -56,6 +56,31 @@ def mcr2_coding_rate(z: np.ndarray, membership: np.ndarray, eps: float) -> float
     return floats(total)
 
 
+def variational_rate(codes: np.ndarray, membership: np.ndarray, eps: float) -> np.ndarray:
+    """n_k / 2N sum of the logarithms of the diagonal of I + d / (n_k eps^2) C_k^T diag(pi_k) C_k.
+
+    Token by token; d is the width of the codes of all heads.
+    """
+    heads, n, p = codes.shape
+    out = []
+    for c, weights in zip(exact(codes), exact(membership), strict=True):
+        size, total = sum(weights), MP.mpf(0)
+        for j in range(p if size else 0):
+            energy = sum(weights[i] * c[i, j] ** 2 for i in range(n))
+            total += MP.log(1 + heads * p * energy / (size * MP.mpf(eps) ** 2))
+        out.append(size * total / (2 * n))
+    return floats(out)
+
+
+def contracted_rate(codes: np.ndarray, contraction: np.ndarray, eps: float) -> np.ndarray:
+    """1/2 logdet of the m x m form of the representatives' codes, per head."""
+    out = []
+    for c, a in zip(exact(codes), exact(contraction), strict=True):
+        rep, (m, p) = a @ c, (len(a), c.shape[1])
+        out.append(logdet(identity(m) + p / (m * MP.mpf(eps) ** 2) * (rep @ rep.T)) / 2)
+    return floats(out)
+
+
 def coding_length(z: np.ndarray, eps: float) -> float:
     """(N + d) / 2 log2 det of the N x N form."""
     n, d = z.shape

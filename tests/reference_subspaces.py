@@ -103,6 +103,29 @@ def membership_entropy(z: np.ndarray, u: np.ndarray) -> np.ndarray:
     return attention_entropy(np.array(shares))
 
 
+def membership_balance(membership: np.ndarray) -> float:
+    """The entropy of the tokens each head holds, with its own number of heads as base."""
+    sizes = [sum(row) for row in exact(membership)]
+    shares = [size / sum(sizes) for size in sizes]
+    return floats(-sum(p * MP.log(p, len(sizes)) for p in shares if p))
+
+
+def contraction_coverage(contraction: np.ndarray) -> np.ndarray:
+    """(sum w)^2 / (N sum w^2) of the columns' sums w."""
+    columns = [sum(a) for a in exact(contraction)]
+    return floats([sum(w) ** 2 / (len(w) * (w @ w)) if any(w) else MP.mpf(0) for w in columns])
+
+
+def representatives_in_use(contraction: np.ndarray) -> np.ndarray:
+    """m^2 over the squared cosines of all pairs of rows that are not zero."""
+    out = []
+    for a in exact(contraction):
+        rows = [row for row in a if any(row)]
+        pairs = sum((x @ y) ** 2 / ((x @ x) * (y @ y)) for x in rows for y in rows)
+        out.append(len(rows) ** 2 / pairs if rows else MP.mpf(0))
+    return floats(out)
+
+
 def subspace_snr(z: np.ndarray, u: np.ndarray) -> np.ndarray:
     z, out = exact(z), []
     for uk in u:

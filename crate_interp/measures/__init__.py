@@ -8,6 +8,7 @@ explains the words and symbols; README.md in this folder has a line for each mea
 from crate_interp.measures import (
     attention,
     ceilings,
+    contraction,
     cuts,
     gradients,
     lasso,
@@ -19,9 +20,11 @@ from crate_interp.measures import (
     spectra,
     steps,
     subspaces,
+    token_statistics,
 )
 from crate_interp.measures.attention import *
 from crate_interp.measures.ceilings import *
+from crate_interp.measures.contraction import *
 from crate_interp.measures.cuts import *
 from crate_interp.measures.gradients import *
 from crate_interp.measures.lasso import *
@@ -33,9 +36,10 @@ from crate_interp.measures.sparsity import *
 from crate_interp.measures.spectra import *
 from crate_interp.measures.steps import *
 from crate_interp.measures.subspaces import *
+from crate_interp.measures.token_statistics import *
 
 _MODULES = (
-    attention, ceilings, cuts, gradients, lasso, maps, masks, objective, rates, sparsity,
-    spectra, steps, subspaces,
+    attention, ceilings, contraction, cuts, gradients, lasso, maps, masks, objective, rates,
+    sparsity, spectra, steps, subspaces, token_statistics,
 )  # fmt: skip
 __all__: list[str] = [name for module in _MODULES for name in module.__all__]  # pyright: ignore

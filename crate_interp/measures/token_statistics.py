@@ -1,0 +1,149 @@
+"""Token statistics attention: the rate that it descends, and who belongs to which subspace.
+
+A membership pi holds how much each token belongs to each subspace, `[..., head, pos]`. TSSA makes
+it with a softmax over heads, so the weights of a token sum to 1.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.measures import attention, checks, rates
+
+__all__ = [
+    "assignment_entropy", "membership_balance", "membership_share", "subspaces_per_token",
+    "variational_rate", "variational_rate_gradient",
+]  # fmt: skip
+
+_EMPTY = "there is no membership to measure"
+
+
+@checks.in_full_precision
+def variational_rate(
+    codes: Float[Tensor, "*batch head pos d_head"],
+    membership: Float[Tensor, "*batch head pos"],
+    eps: float,
+) -> Float[Tensor, "*batch head"]:
+    """Returns the upper bound of R^c that token statistics attention (TSSA) descends, by subspace.
+
+    `n_k / (2N) sum_j ln(1 + d / eps^2 m_kj)`, where m_kj = sum_i pi_ki c_kij^2 / n_k is the second
+    moment of coordinate j of the codes C_k = Z U_k in group k, n_k = sum_i pi_ki, and d = K p.
+
+    codes `[..., head, pos, d_head]`, membership `[..., head, pos]` -> `[..., head]` in nats per
+    token, >= 0; the sum over heads is the bound. arXiv 2412.17810 eq. 6 to 10. As ln(1 + x) is
+    concave, it is at least n_k / (2N) logdet(I + d / (n_k eps^2) C_k^T diag(pi_k) C_k), which is
+    the term of `mcr2_coding_rate` if the tokens of group k lie in an orthonormal U_k. The two are
+    equal if the coordinates of the codes are uncorrelated in each group. Unlike
+    `subspace_coding_rate` it has d and n_k instead of p and N, and depends on the basis within a
+    subspace. The official code has d / eps^2 = 1, which is eps = sqrt(d), and adds 1e-8 to n_k. A
+    group without tokens adds nothing. Computed in float64. NaN or Inf in a head gives NaN. Raises
+    ValueError if membership does not fit the codes or is negative; otherwise as `coding_rate` does.
+    """
+    moment, count, scale = _statistics(codes, membership, eps)
+    rate = count / (2 * codes.shape[-2]) * torch.log1p(scale * moment).sum(dim=-1)
+    return rate.masked_fill(~rate.isfinite(), torch.nan).to(codes.dtype)
+
+
+@checks.in_full_precision
+def variational_rate_gradient(
+    codes: Float[Tensor, "*batch head pos d_head"],
+    membership: Float[Tensor, "*batch head pos"],
+    eps: float,
+) -> Float[Tensor, "*batch head pos d_head"]:
+    """Returns the gradient of `variational_rate`, summed over heads, at fixed memberships.
+
+    `a pi_ki c_kij / (N (1 + a m_kj))`, where a = d / eps^2 and d, m_kj are as in
+    `variational_rate`.
+
+    codes `[..., head, pos, d_head]`, membership `[..., head, pos]` -> like codes, in nats per unit
+    of the codes. Its product with U_k^T, summed over heads, is the gradient with respect to the
+    tokens. arXiv 2412.17810 eq. 6 to 10. What the heads of TSSA write before the output matrix is
+    -N times this gradient at eps = sqrt(d), so a head steps against it by construction; the learned
+    output matrix in place of U_k^T need not. In a causal model each token has its own moments, of
+    the tokens up to itself, so its steps together are the gradient of no single rate. Computed in
+    float64. NaN or Inf in a head gives NaN. Raises ValueError as `variational_rate` does.
+    """
+    moment, _, scale = _statistics(codes, membership, eps)
+    weight = scale / (codes.shape[-2] * (1 + scale * moment))  # [..., head, d_head]
+    slope = membership.double().unsqueeze(-1) * codes.double() * weight.unsqueeze(-2)
+    finite = moment.isfinite().all(dim=-1)[..., None, None]
+    return slope.masked_fill(~finite, torch.nan).to(codes.dtype)
+
+
+def assignment_entropy(
+    membership: Float[Tensor, "*batch head pos"],
+) -> Float[Tensor, "*batch pos"]:
+    """Returns the entropy of each token's membership over subspaces, `-sum_k pi_k ln pi_k`.
+
+    membership `[..., head, pos]`, whose weights of a token sum to 1 -> `[..., pos]` in nats, 0 (in
+    one subspace) to ln K (evenly in all). `membership_entropy` takes the energy of tokens in the
+    subspaces in place of a membership. A token with NaN, Inf or a negative weight has NaN. Raises
+    ValueError if there are no heads or no tokens.
+    """
+    checks.require_entries(membership, "head pos", _EMPTY)
+    return attention.attention_entropy(membership.mT)
+
+
+def subspaces_per_token(
+    membership: Float[Tensor, "*batch head pos"],
+) -> Float[Tensor, "*batch pos"]:
+    """Returns the number of subspaces that each token effectively belongs to, `1 / sum_k pi_k^2`.
+
+    membership `[..., head, pos]`, whose weights of a token sum to 1 -> `[..., pos]` in subspaces, 1
+    (one subspace) to K (evenly in all), as `effective_support` counts keys. A token with NaN or Inf
+    has NaN. Raises ValueError if there are no heads or no tokens.
+    """
+    checks.require_entries(membership, "head pos", _EMPTY)
+    return attention.effective_support(membership.mT)
+
+
+def membership_share(
+    membership: Float[Tensor, "*batch head pos"],
+) -> Float[Tensor, "*batch head"]:
+    """Returns the share of the tokens that each subspace holds, `n_k / N = 1/N sum_i pi_ki`.
+
+    membership `[..., head, pos]` -> `[..., head]` in [0, 1]. The shares sum to 1 if the weights of
+    each token do. NaN or Inf in a head gives NaN. Raises ValueError if there are no heads or no
+    tokens.
+    """
+    checks.require_entries(membership, "head pos", _EMPTY)
+    share = membership.mean(dim=-1)
+    return share.masked_fill(~share.isfinite(), torch.nan)
+
+
+def membership_balance(membership: Float[Tensor, "*batch head pos"]) -> Float[Tensor, "*batch"]:
+    """Returns how evenly the subspaces share the tokens.
+
+    The entropy of `n_k / sum_k n_k`, over `ln K`, where n_k = sum_i pi_ki.
+
+    membership `[..., head, pos]` -> `[...]`, dimensionless, 0 (one subspace holds all tokens) to 1
+    (all subspaces hold as many). Balanced subspaces can still have undecided tokens: times ln K it
+    is at least the mean of `assignment_entropy`. NaN, Inf, a negative n_k or a membership of zeros
+    gives NaN. Raises ValueError if there is only one head, or if there are no tokens.
+    """
+    held = membership_share(membership).unsqueeze(-2)  # [..., 1, head]
+    heads = held.shape[-1]
+    if heads < 2:
+        raise ValueError("membership_balance compares heads, but the layer has only one.")
+    return attention.attention_entropy(held / held.sum(-1, keepdim=True))[..., 0] / math.log(heads)
+
+
+def _statistics(codes: Tensor, membership: Tensor, eps: float) -> tuple[Tensor, Tensor, float]:
+    """Returns m_kj `[..., head, d_head]` and n_k `[..., head]` in float64, and d / eps^2."""
+    rates.check_rate(codes, eps)
+    checks.require_floats(codes, "head pos d_head")
+    checks.require_floats(membership, "head pos")
+    if membership.shape != codes.shape[:-1]:
+        raise ValueError(
+            f"membership {list(membership.shape)} does not fit codes {list(codes.shape)}: give "
+            "[..., head, pos] and [..., head, pos, d_head]."
+        )
+    if bool((membership < 0).any()):
+        raise ValueError("membership holds negative numbers: give weights of at least 0.")
+    weights = membership.double()
+    count = weights.sum(dim=-1)
+    total = (weights.unsqueeze(-2) @ codes.double().square()).squeeze(-2)
+    moment = total / count.masked_fill(count == 0, 1).unsqueeze(-1)
+    return moment, count, codes.shape[-3] * codes.shape[-1] / eps**2
