@@ -63,6 +63,14 @@ def test_a_member_built_by_hand_keeps_every_claim(family, layers):
     assert ("descends" in set(claims["claim"])) == (family != "aot")
 
 
+def test_a_head_of_token_statistics_steps_along_its_gradient():
+    """By construction, at eps = sqrt(K p), as attention reads tokens of one length."""
+    control = planted.ideal(n_layers=1, family="tost-ista", n=3)
+    table = audited(control, eps=(planted.HEADS * planted.P) ** 0.5, grid=False).table()
+    rows = table[(table["number"] == "gradient") & (table["frame"] == "read")]
+    assert rows["value"].item() == pytest.approx(1, abs=1e-5)
+
+
 def read_elsewhere(control):
     """Reads with random subspaces, and goes on writing into the planted ones."""
     with torch.no_grad():

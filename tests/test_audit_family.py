@@ -8,7 +8,9 @@ import audit_reference as slow
 import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.audits.layer import why_not
+from crate_interp.audits.operators import KINDS
 from crate_interp.measures import contracted_rate, variational_rate
+from crate_interp.models.layers.block import ATTENTIONS
 
 EPS, N = 0.7, 3
 SQUARE = dict(image_size=(10, 10), patch_size=(2, 2), d_model=29, d_head=5, stem="linear")
@@ -72,7 +74,7 @@ def compared(found, sample, wanted, names, eps):
 NAMES = ("compresses", "rate_before", "rate_after", "gradient", "step")
 
 
-@pytest.mark.parametrize("eps", [EPS, 100.0])
+@pytest.mark.parametrize("eps", [EPS, pytest.param(100.0, marks=pytest.mark.slow)])
 def test_token_statistics_by_autograd_and_loops(tssa, eps):
     model, cache, _ = tssa
     z, mid, u, norm = sides(model, cache, 2)
@@ -82,7 +84,7 @@ def test_token_statistics_by_autograd_and_loops(tssa, eps):
     compared(tssa, 2, wanted, NAMES, eps)
 
 
-@pytest.mark.parametrize("eps", [EPS, 100.0])
+@pytest.mark.parametrize("eps", [EPS, pytest.param(100.0, marks=pytest.mark.slow)])
 def test_representatives_by_autograd_and_loops(cbsa, eps):
     model, cache, _ = cbsa
     z, mid, u, norm = sides(model, cache, 2)
@@ -121,6 +123,7 @@ def test_without_cls_the_others_of_the_sample_remain(tssa, cbsa):
             np.testing.assert_allclose(own, float(numbers["compresses"]), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_operators_are_the_layers_own(tssa, cbsa):
     """With W_O = U_k^T, and a step_x of 1, the layer's update is what "+U" makes."""
     for model, _, _ in (tssa, cbsa):
@@ -155,6 +158,10 @@ def test_nothing_goes_below_the_ceiling(tssa, cbsa):
 STEP = {"descends", "share", "converged", "kkt", "threshold", "reconstruction", "rate_kept"}
 
 
+def test_every_attention_with_subspaces_has_an_objective():
+    assert set(KINDS) == set(ATTENTIONS) - {"self"}
+
+
 def test_what_a_member_lacks_is_not_applicable():
     series = {"neumann", "neumann_direction"}
     tost = why_not(make("tost", **SQUARE, n_layers=1).blocks[0])
@@ -167,7 +174,9 @@ def test_what_a_member_lacks_is_not_applicable():
     assert all(reason and not reason.endswith(".") for reason in (tost | aot).values())
 
 
-@pytest.mark.parametrize("name", ["tost", "tost-lm", "aot"])
+@pytest.mark.parametrize(
+    "name", ["tost", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tost-lm", "aot"))]
+)
 def test_every_member_is_audited_in_its_own_words(name):
     if name == "tost-lm":
         model, data = make_lm(name, n_layers=1), torch.arange(39).view(3, 13)

@@ -106,7 +106,7 @@ CLAIMS: dict[str, Claim] = {
         title="Attention is a gradient step on its objective", short="a gradient step",
         says="The update of attention is approximately a step of gradient descent on its "
         "objective, small enough to descend.",
-        where=f"{_CRATE}, eq. 8-12 and section 2.3; {_TOST}, eq. 10-12; {_CBSA}, eq. 7",
+        where=f"{_CRATE}, eq. 8-12 and section 2.3; {_TOST}, eq. 6-10; {_CBSA}, eq. 7",
         numbers={
             "gradient": _beside_shuffled(
                 "along -grad",
@@ -125,8 +125,8 @@ CLAIMS: dict[str, Claim] = {
     "neumann": _attention(
         title="Attention follows the Neumann form", short="Neumann form",
         says="(I + alpha C^T C)^{-1} is about I - alpha C^T C, alpha = p / (N eps^2), and "
-        "attention follows the gradient in that form. The form needs alpha |C|^2 < 1. CBSA uses it "
-        "for representatives, TSSA does not need it.",
+        "attention follows the gradient in that form. The form needs alpha |C|^2 < 1. CBSA has it "
+        "for the codes of m representatives and alpha = p / (m eps^2); TSSA needs no such form.",
         where=f"{_CRATE}, eq. 9-12; {_CBSA}, eq. 8", needs=("subspaces", "series"),
         numbers={
             "neumann": Number(
