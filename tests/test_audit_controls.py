@@ -142,10 +142,17 @@ def random_members(count):
 
 @pytest.mark.slow
 def test_random_members_have_no_gain():
-    """At most 5 % of their cells are beyond their null and random weights."""
+    """At most 5 % of their cells are beyond their null and random weights.
+
+    Attention alone writes with the U that it reads with, whatever U is. So its update follows the
+    Neumann form beyond the series more than one with a random output map does, and does not count.
+    """
     table = random_members(4)
+    tied = (table["family"] == "aot") & (table["number"] == "neumann_direction")
     beyond = better(table, "excess_low", "excess_high") & better(table, "gain_low", "gain_high")
-    words = f"{int(beyond.sum())} of {len(beyond)} cells of random members"
-    sys.stdout.write(words)  # shown with pytest -rP
-    assert len(beyond) > 500 and beyond.mean() <= 0.05, words
-    assert np.isfinite(table["value"]).all()
+    words = f"{int(beyond[~tied].sum())} of {int((~tied).sum())} cells of random members"
+    sys.stdout.write(
+        f"{words}; {int(beyond[tied].sum())} of {int(tied.sum())} along Neumann in AoT"
+    )
+    assert (~tied).sum() > 500 and beyond[~tied].mean() <= 0.05, words
+    assert np.isfinite(table["value"]).all() and "kept" not in set(table[tied]["verdict"])

@@ -110,6 +110,7 @@ def test_the_rates_are_those_of_the_measures(tssa, cbsa):
     np.testing.assert_allclose(number(result, "layer", "rate_before", "read"), wanted, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_without_cls_the_others_of_the_sample_remain(tssa, cbsa):
     goals = (
         slow.bound(tssa[1]["blocks.0.attn.hook_pi"][1][:, 1:]),

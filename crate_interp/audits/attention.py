@@ -18,6 +18,7 @@ from crate_interp.audits.operators import Kind, kind_of
 from crate_interp.audits.weights import randoms_like
 from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
+from crate_interp.models.layers.attention import Attention
 from crate_interp.models.layers.norm import HookedNorm
 
 # (of, frame, eps, basis, tokens); of: "layer", or the name of a null or limit
@@ -38,7 +39,7 @@ class Layer:
     maps: tuple[Float[Tensor, "inner d_model"], ...]  # random, with the singular values of W_O
     shift: Float[Tensor, "d_model"]  # the bias of the output map
     kind: Kind
-    attn: Any
+    attn: Attention
 
     @cached_property
     def whole(self) -> dict[str, float]:

@@ -98,7 +98,7 @@ class VariationalBound(Objective):
         """Returns the codes times the weights."""
         return codes * self._squares[..., None]
 
-    @cached_property
+    @property
     def weights(self) -> Float[Tensor, "batch head"]:
         """The share of the tokens in each subspace, n_k / N."""
         return self.pi.mean(dim=-1)
@@ -153,7 +153,7 @@ class RepresentativesRate(Objective):
         """Returns the codes of the representatives, broadcast back to the tokens."""
         return self.contraction.mT @ (self.contraction @ codes)
 
-    @cached_property
+    @property
     def stretch(self) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
         """The largest squared spectral norm of a head's contraction, twice."""
         square = torch.linalg.eigvalsh(self.contraction @ self.contraction.mT)

@@ -13,13 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.audits.objectives import Objective, RepresentativesRate, VariationalBound
+from crate_interp.models.layers.attention import Attention
+from crate_interp.models.layers.contraction import CBSA
+from crate_interp.models.layers.token_statistics import TSSA
 
 Codes = Float[Tensor, "batch head pos d_head"]
 # what the heads write before the output map, `[batch, head, pos, d_head]`, and the objective
 Made = tuple[Tensor, Objective]
 
 
-def mssa(attn: Any, codes: Codes, causal: bool) -> Made:
+def mssa(attn: Attention, codes: Codes, causal: bool) -> Made:
     """Returns MSSA's heads on codes, and R^c."""
     scores = codes @ codes.mT / codes.shape[-1] ** 0.5
     if causal:
@@ -28,7 +31,7 @@ def mssa(attn: Any, codes: Codes, causal: bool) -> Made:
     return scores.softmax(dim=-1) @ codes, Objective()
 
 
-def tssa(attn: Any, codes: Codes, causal: bool) -> Made:
+def tssa(attn: TSSA, codes: Codes, causal: bool) -> Made:
     """Returns TSSA's heads on codes with the layer's `temp`, and the bound at their membership."""
     squares, temp = codes.square(), attn.temp.detach().double()
     if causal:
@@ -46,7 +49,7 @@ def tssa(attn: Any, codes: Codes, causal: bool) -> Made:
     return -codes * pi[..., None] / (1 + moment), VariationalBound(pi)
 
 
-def cbsa(attn: Any, codes: Codes, causal: bool) -> Made:
+def cbsa(attn: CBSA, codes: Codes, causal: bool) -> Made:
     """Returns CBSA's heads on codes with a step_x of 1, and the rate of the representatives."""
     pooled, scale = _pooling(attn, codes.shape[2]), codes.shape[-1] ** -0.5
     contract = (pooled @ codes @ codes.mT * scale).softmax(dim=-1)
@@ -56,14 +59,14 @@ def cbsa(attn: Any, codes: Codes, causal: bool) -> Made:
     return contract.mT @ (pattern @ rep), made
 
 
-def _pooling(attn: Any, pos: int) -> Float[Tensor, "rep pos"]:
+def _pooling(attn: CBSA, pos: int) -> Float[Tensor, "rep pos"]:
     """Returns the matrix that pools tokens into the layer's first representatives."""
     eye = torch.eye(pos, dtype=torch.float64, device=attn.u_proj.weight.device)
     return attn._pooled(eye[None, :, None])[0, :, 0]
 
 
 def _representatives(
-    attn: Any, contract: Float[Tensor, "batch head rep pos"]
+    attn: CBSA, contract: Float[Tensor, "batch head rep pos"]
 ) -> RepresentativesRate:
     step = attn.step_rep.detach().double()
     return RepresentativesRate(_pooling(attn, contract.shape[-1]) + step * contract)
@@ -104,6 +107,6 @@ KINDS = {
 }
 
 
-def kind_of(attn: Any) -> Kind:
+def kind_of(attn: Attention) -> Kind:
     """Returns the kind of an attention that reads one code of each token."""
     return KINDS[attn.cfg.facts["attention"]]
