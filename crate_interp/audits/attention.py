@@ -113,7 +113,8 @@ def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator])
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
     stored, ideal = (
-        frames.subspaces_of(bases, norm, attn.b_V) for bases in (wide, frames.orthonormal(wide))
+        frames.subspaces_of(bases, norm, attn.b_V[:, : bases.shape[2]])
+        for bases in (wide, frames.orthonormal(wide))  # narrower if heads are wider than the stream
     )
     maps, shift = randoms_like(out, generators), attn.b_O.detach().double()
     return Layer(wide, stored, ideal, change, maps, shift, kind_of(attn), attn)
