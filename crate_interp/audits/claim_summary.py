@@ -7,7 +7,9 @@ import pandas as pd
 
 from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim, Number
 from crate_interp.audits.number_tables import NO_EPS
+from crate_interp.audits.operators import KINDS
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
+from crate_interp.config.families import FAMILIES
 from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.result import Result, counted
 from crate_interp.results.verdict_strip import low_to_high
@@ -236,7 +238,14 @@ def headline(result: Result) -> str:
         )
     if not said:
         return f"No claim of the papers applies to the layers of {where}."
-    return f"In {where}, {'; '.join(said)}."
+    return f"In {where}, {in_its_terms(result, '; '.join(said))}."
+
+
+def in_its_terms(result: Result, text: str) -> str:
+    """Returns a text about MSSA and R^c with the names of the model's attention and objective."""
+    facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
+    kind = KINDS.get(facts.get("attention"), KINDS["mssa"])
+    return text.replace("MSSA", kind.name).replace("R^c", kind.objective)
 
 
 def _as_read(result: Result) -> str:

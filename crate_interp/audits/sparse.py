@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.audits.attention import Cells
-from crate_interp.audits.descent import rates_of_codes
 from crate_interp.audits.frames import Norm, over
+from crate_interp.audits.objectives import rates_of_codes
 from crate_interp.measures import lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
