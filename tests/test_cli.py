@@ -278,13 +278,7 @@ def test_further_errors_are_one_line(tmp_path):
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("Did you mean imagefolder?", *report, "imagefoler:photos")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
-    fails(
-        "there is no probe 'sparcity'. Did you mean sparsity",
-        *report,
-        "embedded:fashion",
-        "--probes",
-        "sparcity",
-    )
+    fails("there is no probe 'sparcity'. Did you mean sparsity", *fashion, "--probes", "sparcity")
     fails(
         "--config 'n_heads': write NAME=VALUE", *report, "embedded:fashion", "--config", "n_heads"
     )
