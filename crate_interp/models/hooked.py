@@ -137,16 +137,20 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
     """The base class of all hooked models.
 
     A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: the name of its
-    samples, "images" or "windows" (of tokens). has_cls: whether the first token is CLS. towers: the
-    names of the models that a CLIP consists of; a model with towers has no layers of its own.
+    samples, "images" or "windows" (of tokens). towers: the names of the models that a CLIP consists
+    of; a model with towers has no layers of its own.
     """
 
     cfg: CrateConfig
     blocks: nn.ModuleList
     unembed: Any
     unit: str = "images"
-    has_cls: bool = False
     towers: tuple[str, ...] = ()
+
+    @property
+    def has_cls(self) -> bool:
+        """Whether the first token of the stream is CLS."""
+        return getattr(self.cfg, "n_special", 0) > 0
 
     @property
     def has_logits(self) -> bool:

@@ -26,11 +26,6 @@ class ImageMixin:
     pos_embed: Any  # a table, or FourierPositions
     hook_pos_embed: HookPoint
 
-    @property
-    def has_cls(self) -> bool:
-        """Whether the first token of the stream is CLS."""
-        return self.cfg.n_special > 0
-
     def _allows_other_sizes(self) -> bool:
         return self.cfg.interpolate_pos or self.cfg.fourier
 

@@ -1,6 +1,7 @@
 """Representatives: how CBT contracts its tokens, and the rate that its attention descends."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def _measure(block: Block, acts: Acts, eps: float) -> dict[str, Tensor]:
         "in_use": representatives_in_use(contract),
         "coverage": contraction_coverage(contract),
     }
-    attn = block.attn
+    attn: Any = block.attn
     with torch.no_grad():
         whole = attn.pooling(contract.shape[-1]).to(contract) + attn.step_rep * contract
     for place, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):

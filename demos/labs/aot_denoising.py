@@ -144,7 +144,7 @@ def stack_claim(found: dict[str, list], stack: str, size: str, n: int) -> dict:
         factors,
         cases={
             "factor less 1": (low - 1, high - 1),
-            f"share explained less {STRAIGHT:g}": (explained - STRAIGHT,) * 2,
+            f"share explained less {STRAIGHT:g}": (explained - STRAIGHT, explained - STRAIGHT),
         },
         published=f"{RATE:g}" if stack.startswith("thresholded") else "",
         why=f"The number is the fitted factor per layer at delta = {SHOWN}. A line explains "
@@ -227,8 +227,8 @@ def draw(found: LabResult) -> Any:
                 axis.plot(by_layer.mean(), style, color=f"C{colour}", label=label, markersize=3)
                 ends = by_layer.min(), by_layer.max()
                 axis.fill_between(ends[0].index, *ends, alpha=0.15, color=f"C{colour}")
-        first = float(found.numbers("signal-to-noise ratio", setting=f"softmax|planted|{delta}",
-                                    place=0)["value"].mean())  # fmt: skip
+        begun = found.numbers("signal-to-noise ratio", setting=f"softmax|planted|{delta}", place=0)
+        first = begun["value"].to_numpy().mean()
         rate = [first * RATE**layer for layer in range(LAYERS + 1)]
         axis.plot(rate, color="grey", linewidth=0.8, label="the theorem")
         axis.set_yscale("log")
