@@ -52,7 +52,7 @@ def judged(result):
 )
 def test_a_member_built_by_hand_keeps_every_claim(family, layers):
     """In all layers, all frames and at every eps where a claim has to hold."""
-    result = audited(planted.ideal(n_layers=layers, family=family))
+    result = audited(planted.ideal(n_layers=layers, family=family, n=8 * layers))
     missed = {cell for cell, words in judged(result).items() if words != {"kept"}}
     assert missed <= MISSED
     claims = result.claims()
