@@ -328,3 +328,11 @@ def test_segment_scores_them(family):
     result = ci.segment(model, data, untrained=1, progress=False)
     layers = result.table("heads")["layer"].nunique()
     assert layers == model.cfg.n_layers
+
+
+def test_a_convolutional_stem_is_no_linear_map():
+    model, _ = member("crate conv")
+    with pytest.raises(AttributeError, match="a convolutional stem has no W_E"):
+        model.embed.W_E
+    assert "embed.W_E" not in model.tl_parameters()
+    assert "embed.W_E" in member("aot")[0].tl_parameters()

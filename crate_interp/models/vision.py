@@ -56,7 +56,7 @@ class HookedCrate(ImageMixin, HookedModel):
         self.cfg = own_config(cfg, "HookedCrate", ("vision",))
         cfg = self.cfg
         linear = ConvPatchEmbed if "conv_bias" in cfg.facts else CratePatchEmbed
-        self.embed = ConvStem(cfg) if cfg.stem == "conv" else linear(cfg)
+        self.embed: Any = ConvStem(cfg) if cfg.stem == "conv" else linear(cfg)
         self.cls_token = nn.Parameter(torch.randn(1, 1, cfg.d_model))
         if cfg.fourier:
             self.pos_embed = FourierPositions(cfg)
@@ -197,7 +197,7 @@ class HookedCrate(ImageMixin, HookedModel):
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:
-        """The linear part of the patch embedding."""
+        """The linear part of the patch embedding; AttributeError for a convolutional stem."""
         return self.embed.W_E
 
     @property

@@ -1,6 +1,7 @@
 """The convolutional stem of ToST and CBT: 3 x 3 convolutions of stride 2 with batch norm."""
 
 import warnings
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +64,14 @@ class ConvStem(nn.Module):
         for place, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = norm(conv(F.gelu(x) if place else x))
         return x.flatten(2).transpose(1, 2)  # [batch, patch, d_model]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "W_E":  # an error in a property would be hidden by torch
+            raise AttributeError(
+                "a convolutional stem has no W_E: its convolutions overlap, with GELU between "
+                "them. See model.embed.convs."
+            )
+        return super().__getattr__(name)
 
     def train(self, mode: bool = True) -> "ConvStem":
         """Sets the mode; warns that the statistics of batch norm stay as they are."""
