@@ -172,7 +172,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
 
 
 def _is_map(name: str, point: str) -> bool:
-    """Tells whether a name is that of the heads' maps in a layer; class attention does not count."""
+    """Tells whether a name is that of the heads' maps in a layer, but not of class attention."""
     return name.startswith("blocks.") and name.endswith(point)
 
 
@@ -279,9 +279,9 @@ def tops(seen: Seen, layer: int) -> dict[str, str]:
 def overlays(seen: Seen) -> list[dict[str, Any]] | None:
     """Returns the masks and principal components of each layer; None for a text or without codes.
 
-    Both are computed from the concatenated codes of all heads at the patches. masks: for each patch,
-    the number of its mask, or 0 for no mask. components: for each component, its values at the
-    patches, in 1/100 of the component's largest value.
+    Both are computed from the concatenated codes of all heads at the patches. masks: for each
+    patch, the number of its mask, or 0 for no mask. components: for each component, its values at
+    the patches, in 1/100 of the component's largest value.
     """
     if seen.grid is None or not _has_codes(seen):
         return None
