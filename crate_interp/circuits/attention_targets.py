@@ -70,8 +70,8 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
     models, keys after the query do not count.
 
     Raises ValueError for targets of another shape, for a target that no query has, for a cache of a
-    language model that holds only some positions (`pos_slice`), and for ToST and CBT. Raises KeyError for a cache
-    without patterns.
+    language model that holds only some positions (`pos_slice`), and for ToST and CBT. Raises
+    KeyError for a cache without patterns.
     """
     if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
         raise ValueError(

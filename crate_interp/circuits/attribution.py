@@ -104,11 +104,12 @@ class LogitAttribution(Result):
         table: Any = self._table("values")
         rows = table[table["part"] == part]
         values = torch.tensor(rows["value"].to_numpy())
-        n = rows["sample"].nunique()
         if part not in _OF_A_LAYER:
             return values
-        layers = rows["layer"].nunique()
-        return values.view(n, layers) if part == "bias" else values.view(n, layers, -1)
+        n, layers = table["sample"].nunique(), table["layer"].nunique()
+        if part == "bias":
+            return values.view(n, layers)
+        return values.view(n, layers, len(values) // (n * layers))
 
 
 def logit_attribution(

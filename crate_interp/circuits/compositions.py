@@ -297,7 +297,7 @@ def stepped(block: CrateBlock, rows: Rows) -> Rows:
     Every atom is on, and the norm before the step has scale 1. Without a step they stay as they
     are.
     """
-    if not hasattr(block, "mlp"):
+    if not hasattr(block, "ln2"):  # attention alone
         return rows
     step = block.mlp.linear(normed(block.ln2, rows))
     return rows + step if block.residual else step
@@ -327,6 +327,8 @@ def _step(block: Any) -> Callable[[Tensor], Tensor]:
     """Returns the function from the stream after attention to the stream after the layer."""
 
     def step(mid: Tensor) -> Tensor:
+        if not hasattr(block, "ln2"):  # attention alone
+            return mid
         out = block.mlp(block.ln2(mid))
         return mid + out if block.residual else out
 

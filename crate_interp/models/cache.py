@@ -16,7 +16,7 @@ from crate_hooks.names import position_axis
 from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import resolve
 from crate_interp.models.compat.unsupported_methods import refuse
-from crate_interp.models.hook_points import check_read_out
+from crate_interp.models.hook_points import check_atoms, check_read_out
 from crate_interp.models.layers.norm import NoNorm
 from crate_interp.models.weight_cache import Mark, check_mark, mark_of_part
 from crate_interp.models.weights import Answers
@@ -331,6 +331,7 @@ class CrateCache(ActivationCache):
     def _refuse_neurons(self) -> None:
         if not self.model.cfg.residual:
             raise refuse("stack_neuron_results")
+        check_atoms(self.model, "stack_neuron_results")
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):

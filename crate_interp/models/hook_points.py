@@ -272,8 +272,8 @@ class PointsMixin:
                 f"{name}: the attention of family {self.cfg.family!r} has no queries, keys and "
                 "values to give inputs of their own. Hook attn.hook_u instead."
             )
-        if on and name == "use_hook_mlp_in" and self.cfg.attn_only:
-            raise ValueError(f"{name}: the layers of family 'aot' are attention alone.")
+        if on and name == "use_hook_mlp_in":
+            check_atoms(self, name)
         if on and excludes and getattr(self.cfg, excludes):
             raise ValueError(
                 f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False)."
@@ -303,4 +303,13 @@ def check_read_out(model: Any, what: str) -> None:
             f"{what} reads one token in every layer, but in family {model.cfg.family!r} CLS first "
             "reads the patches in cls_blocks, after all layers: use ci.circuits.path_patch or "
             "ci.linear_probe(..., pool='mean')."
+        )
+
+
+def check_atoms(model: Any, what: str) -> None:
+    """Raises ValueError if `what` reads the code of a sparse step, and the layers have no step."""
+    if model.cfg.attn_only:
+        raise ValueError(
+            f"{what} reads the code of a sparse step, but the layers of family "
+            f"{model.cfg.family!r} are attention alone."
         )

@@ -107,7 +107,8 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
             ),
             f"subspace_rate_{place}": _rate(
                 f"Coding rate R^c in the subspaces {where}", "lower is more compressed",
-                how=f"R^c of {z} against the layer's subspaces, sum of heads; attention is to lower it.",
+                how=f"R^c of {z} against the layer's subspaces, sum of heads; attention is to "
+                "lower it.",
                 column=_COLUMNS.get(place, ""),
             ),
             f"subspace_rate_{place}_head": _rate(

@@ -12,7 +12,7 @@ from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.measures import attention_map, attention_rollout, pca_map
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.hook_points import check_pattern
+from crate_interp.models.hook_points import check_atoms, check_pattern
 from crate_interp.models.hooked import HookedModel, NamesFilter
 from crate_interp.probes.segmentation_probe import head_maps, points_of
 
@@ -80,6 +80,8 @@ def codes(
     `attention`; also ValueError for atoms that the layer does not have.
     """
     _check(cache)
+    if point.startswith("mlp."):
+        check_atoms(cache.model, "a map of atoms")
     values = cache.at(point, layer)  # [batch, pos, d_mlp]
     listed: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
     wanted = list(listed) if isinstance(listed, (list, tuple, range)) else [listed]

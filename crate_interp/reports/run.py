@@ -145,8 +145,8 @@ def _counted_twins(count: int) -> str:
 def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
     """Returns the CLS attention of each head, or its memberships, over the first images.
 
-    It does so for a few layers: the last ones and, if sharpness was measured, the layer that has the head with the
-    sharpest CLS attention.
+    It does so for a few layers: the last ones and, if sharpness was measured, the layer that has
+    the head with the sharpest CLS attention.
     """
     first = samples.start
     found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs

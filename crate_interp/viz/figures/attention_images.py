@@ -236,9 +236,7 @@ def head_grid(
     return Html(title, page)
 
 
-def _finding(
-    found: list[np.ndarray], layers: list[int], even: float, what: str
-) -> tuple[str, int]:
+def _finding(found: list[np.ndarray], layers: list[int], even: float, what: str) -> tuple[str, int]:
     """Returns a sentence on the head with the largest share on one patch, and this head's layer."""
     largest = np.stack([maps.max(axis=(2, 3)).mean(axis=0) for maps in found])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)

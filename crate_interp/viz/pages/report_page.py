@@ -120,9 +120,9 @@ def _drawn(layers: np.ndarray, lines: Sequence[Line], alt: str) -> str:
 class AttentionPictures:
     """The attention of an image model's CLS token, or memberships, for the page of a report.
 
-    heading: what the maps show. figures: a figure for each layer that is shown. images: how many images each figure has.
-    uniform: the value of each patch if maps were even. names: the names of the images, if the
-    images have names.
+    heading: what the maps show. figures: a figure for each layer that is shown. images: how many
+    images each figure has. uniform: the value of each patch if maps were even. names: the names of
+    the images, if the images have names.
     """
 
     heading: str
