@@ -4,8 +4,8 @@ Each loads, or is refused with CheckpointError, and none executes anything.
 
     python tests/fuzz.py 10000
 
-runs that many for each layout in one process and prints the counts; tests/test_hostile.py runs 40
-and, among the slow tests, 500. A mutation flips bits, cuts, repeats, swaps or drops stretches, or
+runs that many for each layout in one process and prints the counts; tests/test_hostile.py runs 30
+and 500, among the slow tests. A mutation flips bits, cuts, repeats, swaps or drops stretches, or
 overwrites a number in a header; half of them aim at the first kilobytes, where headers and pickles
 are. Torch files are compared with torch's own restricted reader too (tests/fuzz_torch.py).
 """
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import crate_interp as ci
 import fuzz_torch
 from conftest import HEADS, make, without_digests
+from crate_interp.checkpoints.layouts import cbsa, tost
 from published import GIVEN, SIZES, published
 from reference import published_layout
 
@@ -75,6 +76,15 @@ def originals(folder):
         path = folder / f"{name}.pt"
         torch.save({"model": published(name, n_layers=1, m=11, **SIZES.get(name, {}))}, path)
         found[name] = (path, path, GIVEN[name])
+    for name, layout in (("cbt", cbsa.CBT), ("tost", tost.VISION)):
+        size = shape | dict(image_size=(8, 8), patch_size=(2, 2))
+        model, path = make(name, **size), folder / f"{name}.pth"
+        filled, keys = model.state_dict(), layout.key_map({"n_layers": 1, "class_layers": 2})
+        weights = {key: filled[each] for key, each in keys.items() if each in filled}
+        for key in ("pos_embeder.token_projection.weight",):
+            weights |= {key: weights[key][..., None, None]} if key in weights else {}
+        torch.save({"model": weights, "epoch": 3}, path)
+        found[name] = (path, path, dict(n_heads=HEADS, image_size=(8, 8)))
     path = folder / "model.safetensors"
     save_file(published("nanochat-crate", n_layers=1, m=11, p=6), path)
     found["nanochat-crate"] = (path, path, GIVEN["nanochat-crate"])

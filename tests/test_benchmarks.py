@@ -31,6 +31,12 @@ def test_the_small_gram_is_faster():
 
 
 @pytest.mark.slow
+def test_the_family_equals_its_plain_forwards():
+    done = run("bench_whitebox.py", "small")
+    assert done.returncode == 0 and "us a token" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_maskcut_is_faster_than_the_dense_solver():
     done = run("bench_maskcut.py", "small")
     assert done.returncode == 0 and "dense over ours" in done.stdout, done.stdout + done.stderr
@@ -55,4 +61,4 @@ def test_timings_refuse_two_threads(path, monkeypatch):
 
 def test_every_benchmark_with_a_timing_is_among_them():
     timed = {path for path in BENCHMARKS.glob("*.py") if "least(" in path.read_text()}
-    assert timed == set(TIMED) and len(timed) == 12
+    assert timed == set(TIMED) and len(timed) == 13

@@ -248,7 +248,6 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
 
 @pytest.mark.usefixtures("unchecked")
 def test_errors_are_one_line(tmp_path):
-    (tmp_path / "empty").mkdir()
     report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")
     wrong = ("report", "crate-tiny-fashio", "--data", "embedded:fashion", "--out", tmp_path)
     fails("Did you mean crate-tiny-fashion", *wrong)
@@ -266,6 +265,14 @@ def test_errors_are_one_line(tmp_path):
     )
     fails("--batch-size 0: give a whole number of at least 1", *fashion, "--batch-size", 0)
     fails("--threads=0: give a whole number of at least 1", *fashion, "--threads", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_further_errors_are_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")
+    fashion = (*report, "embedded:fashion")
     fails("there is no probe ''", *fashion, "--probes", "")
     fails("It is a statistic of attention: give this probe", *fashion, "--probes", "entropy")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")

@@ -108,3 +108,53 @@ def test_float64_agrees_with_a_plain_forward(case):
         plain = PLAIN[case](weights, given, heads)
         torch.testing.assert_close(model(given), plain, atol=1e-10, rtol=1e-10)
         assert (recorded["logits"].double() - plain).abs().max() > 1e-10
+
+
+def state(case):
+    file = load_case(case)[3]
+    held = torch.load(file, weights_only=False)  # our own recording
+    weights = dict(held.get("state_dict", held.get("model")))
+    return {name.removeprefix("module."): value for name, value in weights.items()}
+
+
+def refused(message, weights, **over):
+    with pytest.raises(ci.CheckpointError, match=message) as caught:
+        ci.load(weights, n_heads=4, **over)
+    return str(caught.value)
+
+
+def test_files_that_cannot_be():
+    weights = state("cbt")
+    part = dict(weights)
+    del part["to_patch_embedding.proj.2.1.running_var"]
+    refused(r"keys missing \(1\): to_patch_embedding.proj.2.1.running_var", part)
+    wrong = weights | {
+        "to_patch_embedding.proj.2.1.running_var": torch.full((16,), -0.5),
+    }
+    refused("running_var holds -0.5, but no variance is below 0", wrong)
+    refused("give a square image", weights, image_size=(40, 160))
+    other = {key: value for key, value in state("tost_ista_conv_stem").items() if "0.fn" in key}
+    refused("keys not used", weights | other)
+    headless = {key: value for key, value in weights.items() if not key.startswith("mlp_head.1")}
+    refused("head=False", headless)
+    tost = state("tost_vision")
+    del tost["cls_attn_blocks.1.gamma1"]
+    refused(r"keys missing \(1\): cls_attn_blocks.1.gamma1", tost, image_size=40)
+    del tost["pos_embeder.token_projection.bias"]
+    refused(r"keys missing \(2\)", tost, image_size=40)
+
+
+def test_counters_of_batch_norm_are_dropped_and_a_head_may_be():
+    weights = state("cbt")
+    assert any(key.endswith("num_batches_tracked") for key in weights)
+    with pytest.warns(UserWarning, match="the head is left out"):
+        model = ci.load(weights, n_heads=4, image_size=80, head=False)
+    assert model(torch.randn(1, 3, 80, 80)).shape == (1, 32)
+
+
+def test_the_arguments_of_tosts_trainer_give_the_image_size():
+    file = load_case("tost_vision")[3]
+    held = torch.load(file, weights_only=False)
+    wanted = getattr(held["args"], "input_size", None)
+    model = ci.load(file, n_heads=4)
+    assert model.cfg.image_size == ((wanted, wanted) if wanted else (224, 224))

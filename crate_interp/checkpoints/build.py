@@ -59,6 +59,7 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     _check_keys(tensors, target_of, wanted, what)
     check_weights(tensors, contents.where, dtype)
+    _check_variances(named, tensors, contents.where)
     model.load_state_dict(_take(tensors, named, dtype, contents.owned), assign=True)
     return model.eval()
 
@@ -216,6 +217,14 @@ def _check_keys(
     ]
     if listed:
         raise CheckpointError(f"{what}. {'; '.join(listed)}.")
+
+
+def _check_variances(named: dict[str, str], tensors: dict[str, Tensor], where: str) -> None:
+    """Raises CheckpointError for a batch norm with a variance below 0."""
+    for parameter, key in named.items():
+        if parameter.endswith("running_var") and bool((tensors[key] < 0).any()):
+            least = float(tensors[key].min())
+            raise CheckpointError(f"{where}: {key} holds {least:g}, but no variance is below 0.")
 
 
 def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:

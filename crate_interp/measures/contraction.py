@@ -30,10 +30,11 @@ def contracted_rate(
 
     codes `[..., head, pos, d_head]`, contraction `[..., head, rep, pos]` of any sign -> `[...,
     head]` in nats per representative, >= 0. The sum over heads is the compression term of arXiv
-    2509.16875 eq. 4 to 7, whose tokens are columns. It is `subspace_coding_rate` if A is the
-    identity. In the official code the representatives are P C + s A C, with pooled codes P C and a
-    learned step s: give P + s A for their rate. Computed in float64. NaN or Inf in a head gives
-    NaN. Raises ValueError if contraction does not fit the codes; otherwise as `coding_rate` does.
+    2509.16875 eq. 4 to 7, whose tokens are columns. It is `coding_rate` of the codes Q_k, and
+    `subspace_coding_rate` if A is the identity. In the official code the representatives are P C +
+    s A C, with pooled codes P C and a learned step s: give P + s A for their rate. Computed in
+    float64. NaN or Inf in a head gives NaN. Raises ValueError if contraction does not fit the
+    codes; otherwise as `coding_rate` does.
     """
     return rates.coding_rate(_representatives(codes, contraction, eps), eps).to(codes.dtype)
 

@@ -59,11 +59,11 @@ def variational_rate_gradient(
 
     codes `[..., head, pos, d_head]`, membership `[..., head, pos]` -> like codes, in nats per unit
     of the codes. Its product with U_k^T, summed over heads, is the gradient with respect to the
-    tokens. arXiv 2412.17810 eq. 6 to 10. What TSSA's heads write before the output matrix is -N
-    times this gradient at eps = sqrt(d), so that a head steps along it by construction; the learned
-    output matrix in place of U_k^T need not. Each token of a causal model takes the moments of the
-    tokens up to itself, so no one rate has all its steps as gradient. Computed in float64. NaN or
-    Inf in a head gives NaN. Raises ValueError as `variational_rate` does.
+    tokens. arXiv 2412.17810 eq. 6 to 10. What the heads of TSSA write before the output matrix is
+    -N times this gradient at eps = sqrt(d), so a head steps against it by construction; the learned
+    output matrix in place of U_k^T need not. In a causal model each token has its own moments, of
+    the tokens up to itself, so its steps together are the gradient of no single rate. Computed in
+    float64. NaN or Inf in a head gives NaN. Raises ValueError as `variational_rate` does.
     """
     moment, _, scale = _statistics(codes, membership, eps)
     weight = scale / (codes.shape[-2] * (1 + scale * moment))  # [..., head, d_head]

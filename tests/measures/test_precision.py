@@ -9,12 +9,14 @@ import torch
 import reference
 from crate_interp.measures import (
     coding_rate,
+    contracted_rate,
     head_overlap,
     hoyer,
     official_coding_rate,
     projection_energy,
     subspace_coding_rate,
     subspace_overlap,
+    variational_rate,
 )
 
 
@@ -26,6 +28,7 @@ def test_autocast_changes_no_number():
     z = seeded(197, 1) @ seeded(1, 384, seed=1)
     z = z / z.abs().max() * 0.1
     u, codes = seeded(3, 384, 7, seed=2), seeded(3, 197, 7, seed=3)
+    weights = codes.square().mean(dim=-1)
     calls = (
         lambda: coding_rate(z, 0.1),
         lambda: coding_rate(z=z, eps=0.1),
@@ -34,6 +37,8 @@ def test_autocast_changes_no_number():
         lambda: projection_energy(z, u),
         lambda: head_overlap(u),
         lambda: subspace_overlap(u[0], u[1]),
+        lambda: variational_rate(codes, weights, 0.1),
+        lambda: contracted_rate(codes, weights.unsqueeze(1).expand(-1, 5, -1), 0.1),
     )
     for call in calls:
         plain = call()
