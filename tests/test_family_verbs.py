@@ -168,6 +168,12 @@ def test_probes_of_another_member_are_refused(name, probe):
         ci.sweep(one.model, one.x, probes=probe, **QUIET)
 
 
+def test_a_probe_of_patches_without_cls_takes_their_mean():
+    one = One("tost")
+    found = ci.linear_probe(one.model, one.data, **QUIET)
+    assert found.meta["probes"]["linear"]["settings"]["pool"] == "mean"
+
+
 def test_the_headline_names_the_step():
     for name, word in (("tost", "attention"), ("aot", "MSSA")):
         one = One(name)
