@@ -82,7 +82,7 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
     if model.towers:
         raise ValueError("a CLIP is two models: give the cache of one tower, cache.visual.")
     cache.check_weights()
-    check_pattern(model, "head_scores")
+    check_pattern(model.cfg, "head_scores")
     heads = range(model.cfg.n_heads)
     rows: list[tuple] = []
     for name, given in targets.items():

@@ -250,7 +250,7 @@ def _checked(cache: CrateCache) -> Any:
             "different layers do not add up to a logit: use ci.circuits.path_patch or "
             "ci.circuits.attribution_patch."
         )
-    check_read_out(model, "a direct attribution")
+    check_read_out(model.cfg, "a direct attribution")
     return model
 
 

@@ -113,7 +113,7 @@ def _samples(model: HookedModel, data: Data, options: RunOptions, point: str) ->
     """Returns the samples of `data`; raises ValueError if they or the model cannot be used."""
     check_model(model)
     if point == "code":
-        check_atoms(model, "point='code'")
+        check_atoms(model.cfg, "point='code'")
     if not model.has_logits:
         raise ValueError(
             f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "

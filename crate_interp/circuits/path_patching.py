@@ -56,7 +56,7 @@ def path_patch(
     if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
         raise ValueError(f"roles={roles!r}: give some of 'q', 'k', 'v', such as ('q',).")
     if to:
-        check_pattern(model, "a head as receiver")
+        check_pattern(model.cfg, "a head as receiver")
     last = max((layer for layer, _ in to), default=layers)
     before = [(layer, head) for layer in range(last) for head in range(heads)]
     chosen = before if senders is None else heads_of("senders", senders, layers, heads)

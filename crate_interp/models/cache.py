@@ -231,7 +231,7 @@ class CrateCache(ActivationCache):
             )
         if not self.model.has_logits:
             raise ValueError("the model has no classifier head, and so no logits for a lens.")
-        check_read_out(self.model, "the logit lens")
+        check_read_out(self.model.cfg, "the logit lens")
         self.refuse_padding("the logit lens")
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
 
@@ -331,7 +331,7 @@ class CrateCache(ActivationCache):
     def _refuse_neurons(self) -> None:
         if not self.model.cfg.residual:
             raise refuse("stack_neuron_results")
-        check_atoms(self.model, "stack_neuron_results")
+        check_atoms(self.model.cfg, "stack_neuron_results")
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):

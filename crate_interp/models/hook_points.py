@@ -273,7 +273,7 @@ class PointsMixin:
                 "values to give inputs of their own. Hook attn.hook_u instead."
             )
         if on and name == "use_hook_mlp_in":
-            check_atoms(self, name)
+            check_atoms(self.cfg, name)
         if on and excludes and getattr(self.cfg, excludes):
             raise ValueError(
                 f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False)."
@@ -286,30 +286,30 @@ class PointsMixin:
         return [self.cfg]
 
 
-def check_pattern(model: Any, what: str) -> None:
+def check_pattern(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` needs an attention pattern, and the model's layers have none."""
-    instead = PATTERNLESS.get(model.cfg.facts["attention"])
+    instead = PATTERNLESS.get(cfg.facts["attention"])
     if instead is not None:
         raise ValueError(
             f"{what} needs an attention pattern or queries and keys, but family "
-            f"{model.cfg.family!r} has none: it has {instead}."
+            f"{cfg.family!r} has none: it has {instead}."
         )
 
 
-def check_read_out(model: Any, what: str) -> None:
+def check_read_out(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` reads CLS in every layer, and CLS comes after the layers."""
-    if getattr(model.cfg, "class_layers", 0):
+    if getattr(cfg, "class_layers", 0):
         raise ValueError(
-            f"{what} reads one token in every layer, but in family {model.cfg.family!r} CLS first "
+            f"{what} reads one token in every layer, but in family {cfg.family!r} CLS first "
             "reads the patches in cls_blocks, after all layers: use ci.circuits.path_patch or "
             "ci.linear_probe(..., pool='mean')."
         )
 
 
-def check_atoms(model: Any, what: str) -> None:
+def check_atoms(cfg: CrateConfig, what: str) -> None:
     """Raises ValueError if `what` reads the code of a sparse step, and the layers have no step."""
-    if model.cfg.attn_only:
+    if cfg.attn_only:
         raise ValueError(
             f"{what} reads the code of a sparse step, but the layers of family "
-            f"{model.cfg.family!r} are attention alone."
+            f"{cfg.family!r} are attention alone."
         )

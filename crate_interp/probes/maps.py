@@ -81,7 +81,7 @@ def codes(
     """
     _check(cache)
     if point.startswith("mlp."):
-        check_atoms(cache.model, "a map of atoms")
+        check_atoms(cache.model.cfg, "a map of atoms")
     values = cache.at(point, layer)  # [batch, pos, d_mlp]
     listed: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
     wanted = list(listed) if isinstance(listed, (list, tuple, range)) else [listed]
@@ -248,7 +248,7 @@ def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
     Raises ValueError if the cache holds a slice of the queries, because slicing shifts positions,
     and for a model without a pattern.
     """
-    check_pattern(cache.model, "a roll-out")
+    check_pattern(cache.model.cfg, "a roll-out")
     pattern = cache.at("attn.hook_pattern", layer)
     if pattern.shape[-2] != pattern.shape[-1]:
         raise ValueError(

@@ -158,11 +158,11 @@ def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPi
     sharp = sharpest(result, _SHARP)["layer"].head(1).astype(int).tolist()
     shown = sorted([*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS])
     kind = model.cfg.facts["attention"]
-    points = every_layer(model, *points_of(kind, True), shown)
+    points = every_layer(model, points_of(kind, True), shown)
     with torch.no_grad():
         _, cache = model.run_with_cache(images, names_filter=points)
     figures = {layer: attention_on_image(cache, layer, images) for layer in shown}
     name_of, keys = samples.name_of, cache[points[0]].shape[-1]
     names = [] if name_of is None else [name_of(number) for number in numbers]
     even = 1 / (model.cfg.n_heads if kind == "tssa" else keys)
-    return AttentionPictures(map_heading(model, 0), figures, len(images), even, names)
+    return AttentionPictures(map_heading(model.cfg, 0), figures, len(images), even, names)

@@ -187,7 +187,7 @@ def atoms(
     if not checks.is_number(dense) or not 0 <= dense <= 1:
         raise ValueError(f"dense={dense!r}: give a share from 0 to 1.")
     check_model(model)
-    check_atoms(model, "atoms")
+    check_atoms(model.cfg, "atoms")
     samples = data_of(model, data, options)
     settings = atom_settings(model, top, coactivation, layers, dense)
     meta = data_meta(model, samples, options.batch_size) | {"settings": settings}

@@ -231,7 +231,7 @@ def atlas(
 
 def _check_logits(model: HookedModel) -> None:
     check_model(model)
-    check_atoms(model, "an atlas")
+    check_atoms(model.cfg, "an atlas")
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
             f"{type(model).__name__} has no logits, which an atlas needs: give a classifier of "

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.models.cache import CrateCache
@@ -98,7 +99,7 @@ def attention_on_image(
     share = "membership" if _kind(cache) == "tssa" else "share"
     of_cls = "" if on_cls is None else f"; CLS: the {share} of CLS"
     words = (
-        f"{map_heading(cache.model, query)}, layer {layer % layers} of 0 to {layers - 1} "
+        f"{map_heading(cache.model.cfg, query)}, layer {layer % layers} of 0 to {layers - 1} "
         f"(max: the {share} of the brightest patch{of_cls})"
     )
     if ax is not None:
@@ -126,9 +127,9 @@ def _kind(cache: CrateCache) -> str:
     return cache.model.cfg.facts["attention"]
 
 
-def map_heading(model: Any, query: Query) -> str:
+def map_heading(cfg: CrateConfig, query: Query) -> str:
     """Returns what the maps of a query show, such as "What CLS attends to"."""
-    kind = model.cfg.facts["attention"]
+    kind = cfg.facts["attention"]
     if kind == "tssa":
         return "How far each patch belongs to the subspace of each head"
     verb = "shares representatives with" if kind == "cbsa" else "attends to"
@@ -213,7 +214,7 @@ def head_grid(
     count = grid[0] * grid[1] + (model.cfg.n_special if cls_key else 0)
     even = 1 / (model.cfg.n_heads if what == "membership" else count)
     finding, first = _finding(found, chosen, even, what)
-    heading = map_heading(model, query)
+    heading = map_heading(model.cfg, query)
     title = f"{model.cfg.model_name or 'Attention'}: {heading[0].lower()}{heading[1:]}"
     page = render(
         "heads.html",

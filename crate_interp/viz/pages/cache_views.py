@@ -60,7 +60,7 @@ def attention(
     does not exist, if `tokens` or `grid` do not fit the cache, and for ToST and CBT.
     """
     model = _model(cache)
-    check_pattern(model, "this page")
+    check_pattern(model.cfg, "this page")
     pattern = _held(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
         raise ValueError(
