@@ -165,4 +165,4 @@ def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPi
     name_of, keys = samples.name_of, cache[points[0]].shape[-1]
     names = [] if name_of is None else [name_of(number) for number in numbers]
     even = 1 / (model.cfg.n_heads if kind == "tssa" else keys)
-    return AttentionPictures(map_heading(model.cfg, 0), figures, len(images), even, names)
+    return AttentionPictures(map_heading(model, 0), figures, len(images), even, names)

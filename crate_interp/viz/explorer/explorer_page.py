@@ -77,7 +77,7 @@ def explore(
 def check_count(model: HookedModel, count: int) -> None:
     """Raises ValueError if the maps of an input with `count` tokens are more than a page shows."""
     layers, heads = len(model.blocks), model.cfg.n_heads
-    queries = {"membership": 1, "shared": 64}.get(map_kind(model.cfg).name, count)
+    queries = {"membership": 1, "shared": 64}.get(map_kind(model).name, count)
     if layers * heads * queries * count > _MOST_SHARES:
         raise ValueError(
             f"{layers} layers of {heads} heads and {count} tokens are more than a page can show: "
@@ -87,7 +87,7 @@ def check_count(model: HookedModel, count: int) -> None:
 
 def shown_points(model: HookedModel) -> tuple[str, ...]:
     """Returns the ends of the names of the points that the page of a model shows."""
-    kind = map_kind(model.cfg)
+    kind = map_kind(model)
     return (kind.point, *kind.codes, *_OTHERS)
 
 

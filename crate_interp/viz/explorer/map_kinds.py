@@ -5,7 +5,7 @@ A head of ToST has no attention pattern, but memberships; one of CBT has represe
 
 from dataclasses import asdict, dataclass
 
-from crate_interp.config import CrateConfig
+from crate_interp.models.hooked import HookedModel
 
 ALIKE = "has %s like"  # %s: the page's word for the vectors that it compares
 
@@ -33,9 +33,9 @@ class MapKind:
         return {"map": self.name, "verbs": kept["verbs"], "legends": self.legends | _ALIKE}
 
 
-def map_kind(cfg: CrateConfig) -> MapKind:
+def map_kind(model: HookedModel) -> MapKind:
     """Returns what the maps of a model's heads are."""
-    return KINDS[cfg.facts["attention"]]
+    return KINDS[model.cfg.facts["attention"]]
 
 
 _ALIKE = {"alike": "Below each head: the largest cosine to another token."}

@@ -52,7 +52,7 @@ class Seen:
     @property
     def kind(self) -> MapKind:
         """What the maps of the heads are."""
-        return map_kind(self.model.cfg)
+        return map_kind(self.model)
 
     @property
     def special(self) -> int:
@@ -132,7 +132,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         )
     net: Any = model
     given = _tensor(net, inputs)
-    point = map_kind(net.cfg).point
+    point = map_kind(net).point
     first = next((value for name, value in cache.items() if _is_map(name, point)), None)
     if not cache.has_batch_dim:
         cache.at(point, 0)  # raises the error for a cache without a batch axis

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.probes.segmentation_probe import head_maps, points_of
@@ -95,19 +95,24 @@ def attention_on_image(
             if on_cls is not None:
                 words += f"\nCLS {on_cls[row, column - 1]:.2f}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
-    layers = len(cache.model.blocks)
-    share = "membership" if _kind(cache) == "tssa" else "share"
-    of_cls = "" if on_cls is None else f"; CLS: the {share} of CLS"
-    words = (
-        f"{map_heading(cache.model.cfg, query)}, layer {layer % layers} of 0 to {layers - 1} "
-        f"(max: the {share} of the brightest patch{of_cls})"
-    )
+    words = _title(cache, layer, query)
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
     letters = int(inches[0] * 72 / (0.6 * TITLE))  # how many fit on a line as wide as the figure
     figure.suptitle(fill(plain(words if title is None else title), letters), fontsize=TITLE)
     return as_written(figure)
+
+
+def _title(cache: CrateCache, layer: int, query: Query) -> str:
+    """Returns the title of a figure, which says what the numbers below the maps are."""
+    layers = len(cache.model.blocks)
+    share = "membership" if _kind(cache) == "tssa" else "share"
+    of_cls = f"; CLS: the {share} of CLS" if cache.model.cfg.n_special else ""
+    return (
+        f"{map_heading(cache.model, query)}, layer {layer % layers} of 0 to {layers - 1} "
+        f"(max: the {share} of the brightest patch{of_cls})"
+    )
 
 
 def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray | None:
@@ -127,9 +132,9 @@ def _kind(cache: CrateCache) -> str:
     return cache.model.cfg.facts["attention"]
 
 
-def map_heading(cfg: CrateConfig, query: Query) -> str:
+def map_heading(model: HookedModel, query: Query) -> str:
     """Returns what the maps of a query show, such as "What CLS attends to"."""
-    kind = cfg.facts["attention"]
+    kind = model.cfg.facts["attention"]
     if kind == "tssa":
         return "How far each patch belongs to the subspace of each head"
     verb = "shares representatives with" if kind == "cbsa" else "attends to"
@@ -214,7 +219,7 @@ def head_grid(
     count = grid[0] * grid[1] + (model.cfg.n_special if cls_key else 0)
     even = 1 / (model.cfg.n_heads if what == "membership" else count)
     finding, first = _finding(found, chosen, even, what)
-    heading = map_heading(model.cfg, query)
+    heading = map_heading(model, query)
     title = f"{model.cfg.model_name or 'Attention'}: {heading[0].lower()}{heading[1:]}"
     page = render(
         "heads.html",
