@@ -122,8 +122,9 @@ def verdict(way: int, gains: tuple[Interval, Interval], excess: Interval, holds:
     """Returns to which kind a property belongs, from what training brings to each.
 
     "neither": it brings it to none. Else to the kind that it is brought to, or "both"; of both,
-    "more to CRATE" or "more to the ViT" if the two gains differ. "undecided": it is brought to one
-    alone, and the two gains do not differ.
+    "more to CRATE" or "more to the ViT" if the two gains differ. "both" does not say that they are
+    equal, which would need a margin. "undecided": it is brought to one alone, and the two gains are
+    not told apart.
     """
     crate, vit = (towards(gain, way) for gain in gains)
     more = holds and way * excess.value > 0
@@ -167,7 +168,7 @@ ORDER = ("CRATE", "more to CRATE", "both", "more to the ViT", "the ViT", "undeci
 BROUGHT = {
     "CRATE": "to CRATE alone",
     "more to CRATE": "to both but more to CRATE",
-    "both": "to both alike",
+    "both": "to both, by gains that are not told apart",
     "more to the ViT": "to both but more to the ViT",
     "the ViT": "to the ViT alone",
     "undecided": "to one of them, by no more than to the other within the error",

@@ -20,6 +20,7 @@ from crate_interp import CrateConfig, HookedCrate
 KINDS, SEEDS = ("crate", "vit"), (0, 1, 2, 3, 4)
 WEIGHTS = Path(__file__).parent / "weights"
 SAMPLE = WEIGHTS / "pairs.parquet"  # the first test composites, with masks and labels
+SEARCH = WEIGHTS / "pairs-search.json"  # what train_pairs.py --search writes
 SIZE, PATCH, LAYERS, HEADS, MEAN, STD = 32, 4, 4, 4, 0.5, 0.25
 WIDTH, D_MLP = {"crate": 128, "vit": 64}, 270  # of the MLP of the ViT
 
@@ -95,3 +96,18 @@ def n_params(model: nn.Module) -> int:
 def facts_of(kind: str, seed: int) -> dict[str, Any]:
     """Returns what train_pairs.py wrote of a training: steps, accuracies, digest of the start."""
     return json.loads((WEIGHTS / name_of(kind, seed) / "training.json").read_text())
+
+
+def searched() -> bool:
+    """Returns whether both kinds were trained at the rate that `train_pairs.py --search` chose.
+
+    False as long as no search of equal budget is stored, or if it chose the end of its grid for one
+    of them: a better rate may lie beyond.
+    """
+    if not SEARCH.exists():
+        return False
+    found = json.loads(SEARCH.read_text())
+    return all(
+        found[kind]["inside"] and found[kind]["rate"] == facts_of(kind, SEEDS[0])["lr"]
+        for kind in KINDS
+    )

@@ -38,6 +38,8 @@ D = HEADS * P
 GRID, PATCH = (6, 6), (3, 5)  # pos is 37: 36 patches and CLS
 USED, SIGMA = 2, 0.3
 SHRINK, WRITE = 0.2, 0.1
+TEMP = 50.0  # of TSSA's memberships: about as large as the number of tokens
+CONTRACT = -0.2  # step_rep of CBSA: representatives keep most of their own token
 SIZE = 0.35  # of an entry of the stream; LayerNorm makes it 1
 EPS = 4.0  # so large that alpha lambda stays below 1
 FRAMES = ("stream", "read", "unit")
@@ -166,24 +168,34 @@ def paper_step(out: Tensor, z: Tensor) -> Tensor:
     return out - SHRINK * (z - z.mean(dim=-1, keepdim=True))
 
 
-def ideal(n: int = 16, n_layers: int = 2, seed: int = 0) -> Planted:
+# what attention adds, by family: TSSA subtracts by itself, and AoT has no factor in W_O
+STEPS: dict[str, Step] = {
+    "crate": paper_step,
+    "tost-ista": lambda out, z: out,
+    "cbt": paper_step,
+    "aot": lambda out, z: paper_step(WRITE * SIZE * out, z),
+}
+
+
+def ideal(n: int = 16, n_layers: int = 2, seed: int = 0, family: str = "crate") -> Planted:
     """Returns a model built for the mixture by hand, and `n` images of the mixture.
 
-    U_k = V_k, and W_O,k is a small positive multiple of U_k^T. D is orthonormal, with D 1 = 1. One
-    step of eta = 1 is the exact solution of the lasso. LN2 has a bias that makes codes positive, so
-    that the threshold makes the zeros. The code of a token is then nearly an affine map of it, and
-    the subspaces of the next layer are D^T V_k.
+    family: one of `STEPS`. U_k = V_k, and W_O,k is a small positive multiple of U_k^T. D is
+    orthonormal, with D 1 = 1. One step of eta = 1 is the exact solution of the lasso. LN2 has a
+    bias that makes codes positive, so that the threshold makes the zeros. The code of a token is
+    then nearly an affine map of it, and the subspaces of the next layer are D^T V_k.
     """
-    v = subspaces(D, HEADS, P, seed)
+    # in CBT each token but the last is a representative of its own
+    v, grid = subspaces(D, HEADS, P, seed), (8, 8) if family == "cbt" else GRID
     size = dict(d_model=D, n_layers=n_layers, n_heads=HEADS, n_classes=HEADS, channels=1)
-    shape = (GRID[0] * PATCH[0], GRID[1] * PATCH[1])
-    look = dict(image_size=shape, patch_size=PATCH, eta=1.0, lambd=SIZE / 2)
+    shape = (grid[0] * PATCH[0], grid[1] * PATCH[1])
+    look = dict(image_size=shape, patch_size=PATCH, stem="linear", eta=1.0, lambd=SIZE / 2)
     # an eps of 1e-5 beside a variance of SIZE^2 would let the norm see the length of the stream
     norms = dict(ln_eps=1e-12)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = ci.HookedCrate(ci.CrateConfig(family="crate", **size, **look, **norms)).eval()
-    tokens, _, _ = mixture(n, GRID[0] * GRID[1], v, USED, SIGMA, seed + 1)
+        model = ci.HookedCrate(ci.CrateConfig(family=family, **size, **look, **norms)).eval()
+    tokens, _, _ = mixture(n, grid[0] * grid[1], v, USED, SIGMA, seed + 1)
     embed: Any = model.embed
     blocks: Any = model.blocks
     with torch.no_grad():
@@ -191,10 +203,12 @@ def ideal(n: int = 16, n_layers: int = 2, seed: int = 0) -> Planted:
         embed.proj.bias.zero_()
         embed.norm_token.weight.fill_(SIZE)
         model.pos_embed.zero_()
-        model.cls_token.copy_(embed(as_images(tokens[:1], GRID, PATCH))[:, :1])
+        model.cls_token.copy_(embed(as_images(tokens[:1], grid, PATCH))[:, :1])
         u = v
         for layer, block in enumerate(blocks):
             set_bases(block, u)
+            if family == "aot":
+                continue
             # both bases have (1, .., 1) as their first column
             first, second = (subspaces(D, 1, D, seed + k + layer)[0] for k in (10, 20))
             dictionary = first @ second.T
@@ -202,15 +216,22 @@ def ideal(n: int = 16, n_layers: int = 2, seed: int = 0) -> Planted:
             block.ln2.weight.fill_(SIZE)
             block.ln2.bias.fill_(2 * SIZE)
             u = dictionary.T @ u
-    return Planted(model, as_images(tokens, GRID, PATCH), v, paper_step)
+    return Planted(model, as_images(tokens, grid, PATCH), v, STEPS[family])
 
 
 def set_bases(block: Any, u: Tensor) -> None:
-    """Sets U_k, and W_O,k to 0.1 U_k^T."""
+    """Sets U_k, and W_O,k to a multiple of U_k^T; in AoT it is U_k^T by definition."""
+    attn = block.attn
     with torch.no_grad():
-        block.attn.u_proj.weight.copy_(rearrange(u, "head d_model p -> (head p) d_model"))
-        block.attn.out_proj.weight.copy_(WRITE * SIZE * block.attn.u_proj.weight.T)
-        block.attn.out_proj.bias.zero_()
+        attn.u_proj.weight.copy_(rearrange(u, "head d_model p -> (head p) d_model"))
+        if attn.out_proj is not None:
+            attn.out_proj.weight.copy_(WRITE * SIZE * attn.u_proj.weight.T)
+            attn.out_proj.bias.zero_()
+        if hasattr(attn, "temp"):
+            attn.temp.fill_(TEMP)
+        if hasattr(attn, "step_x"):
+            attn.step_x.fill_(1.0)
+            attn.step_rep.fill_(CONTRACT)
 
 
 # ---- what the layer does

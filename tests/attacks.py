@@ -1,10 +1,11 @@
 """Every attack that was ever tried on the library, with counts by kind.
 
-    python tests/attacks.py
+    python tests/attacks.py [KIND ...]
 
-runs all of them, with 200 examples of each property unless CRATE_SLOW and CRATE_PROFILE say less
-(tests/selection.py), and prints for each kind how many tests there are and how many held. A test is
-an attack of its own, or a property over many. The fast ones are part of every run of the tests.
+runs all of them, or those of some kinds (`python tests/attacks.py stores ledgers`), with 200
+examples of each property unless CRATE_SLOW and CRATE_PROFILE say less (tests/selection.py), and
+prints for each kind how many tests there are and how many held. A test is an attack of its own, or
+a property over many. The fast ones are part of every run of the tests.
 """
 
 import os
@@ -75,8 +76,10 @@ def main() -> int:
         os.environ.setdefault(f"CRATE_{name}", value)
     os.environ["OMP_NUM_THREADS"] = "1"
     counts = Counts()
-    paths = [str(HERE / f"test_{name}.py") for names in KINDS.values() for name in names]
-    code = pytest.main(["-q", "-p", "no:cacheprovider", *paths, *sys.argv[1:]], plugins=[counts])
+    kinds = [kind for kind in KINDS if kind in sys.argv] or KINDS
+    paths = [str(HERE / f"test_{name}.py") for kind in kinds for name in KINDS[kind]]
+    more = [argument for argument in sys.argv[1:] if argument not in KINDS]
+    code = pytest.main(["-q", "-p", "no:cacheprovider", *paths, *more], plugins=[counts])
     print(counts.table())
     return int(code)
 

@@ -44,8 +44,34 @@ def along(frame, x, step):
     return torch.stack(out)
 
 
-def attention(z, after, u, norm, eps):
-    """The numbers of an update in each frame at one eps."""
+def bound(pi):
+    """The bound that TSSA descends: of the codes at memberships pi, head by head."""
+
+    def of(z, u, eps):
+        total, d = 0.0, u.shape[0] * u.shape[2]
+        for weight, uk in zip(pi, u, strict=True):
+            held = weight.sum()
+            for column in (z @ uk).T:
+                moment = (weight * column**2).sum() / held
+                total = total + held / (2 * len(z)) * torch.log(1 + d / eps**2 * moment)
+        return total
+
+    return of
+
+
+def contracted(maps):
+    """The rate that CBSA descends: of the representatives that the maps make, head by head."""
+    return lambda z, u, eps: sum(
+        rate(made @ (z @ uk), torch.eye(uk.shape[1])[None].double(), eps)
+        for made, uk in zip(maps, u, strict=True)
+    )
+
+
+def attention(z, after, u, norm, eps, rate=rate, most=None):
+    """The numbers of an update in each frame at one eps.
+
+    rate: the objective. most: what takes the place of p / N in L.
+    """
     found = {}
     for frame in ("stream", "read", "unit"):
         x, see = framed(frame, z, norm)
@@ -57,7 +83,7 @@ def attention(z, after, u, norm, eps):
         series = torch.as_tensor(reference.neumann_gradient(see(x).numpy(), u.numpy(), eps)) * gains
         step = along(frame, x, moved - x)
         grad, series = along(frame, x, grad), along(frame, x, series)
-        alpha = u.shape[-1] / (len(z) * eps**2)
+        alpha = (u.shape[-1] / len(z) if most is None else most) / eps**2
         wide = torch.cat([gains[:, None] * uk for uk in u], dim=1)
         bend = 9 / 4 * alpha * torch.linalg.matrix_norm(wide, 2) ** 2
         values = [alpha * torch.linalg.svdvals(see(x) @ uk) ** 2 for uk in u]
@@ -73,20 +99,21 @@ def attention(z, after, u, norm, eps):
     return found
 
 
-def least_rate(x, distance):
+def least_rate(x, distance, weights=None):
     """The dual bound: the minimum for each value by the roots of its cubic, nu by bisection."""
+    weights = np.ones(len(x)) if weights is None else weights
 
     def moved(nu):
         best = []
-        for value in x:
-            roots = np.roots([1, -value, 1 + 1 / (2 * nu), -value])
+        for value, w in zip(x, weights, strict=True):
+            roots = np.roots([1, -value, 1 + w / (2 * nu), -value])
             real = np.append(roots[np.abs(roots.imag) < 1e-6].real, 0.0).clip(0, value)
-            best.append(min(real, key=lambda t: 0.5 * np.log1p(t * t) + nu * (value - t) ** 2))
+            best.append(min(real, key=lambda t: w / 2 * np.log1p(t * t) + nu * (value - t) ** 2))
         return np.array(best)
 
     def dual(nu):
         t = moved(nu)
-        return (0.5 * np.log1p(t**2) + nu * (x - t) ** 2).sum() - nu * distance**2
+        return (weights / 2 * np.log1p(t**2) + nu * (x - t) ** 2).sum() - nu * distance**2
 
     low, high = -30.0, 20.0
     while high - low > 1e-13 * max(abs(low), 1):

@@ -9,6 +9,7 @@ work is done again, and what the dead process left has to be gone: leftovers are
 tests/test_kill.py runs a few.
 """
 
+import functools
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -28,6 +30,7 @@ import torch
 import crate_interp as ci
 from conftest import make
 from crate_interp.models.weight_cache import model_digest
+from crate_interp.reports import run as reports
 from folders import leftovers
 from killing import died_at, killed_after
 
@@ -37,7 +40,9 @@ QUIET = {"progress": False}
 
 
 def report(model, out):
-    ci.report(model, DATA, out, probes="compression", untrained=0, audit=True, **QUIET)
+    # the grid of an audit would take most of the time, and adds no file
+    with patch.object(reports, "run_audit", functools.partial(ci.audit, grid=False)):
+        ci.report(model, DATA, out, probes="compression", untrained=0, audit=True, **QUIET)
 
 
 def audit(model, out):
@@ -97,11 +102,11 @@ def of_model(out):
 
 
 CASES = {
-    "report": (report, of_report),
-    "audit": (audit, of_result(ci.AuditResult, "audit.html")),
-    "atlas": (atlas, of_result(ci.Atlas, "index.html")),
     "save_pretrained": (save_pretrained, of_model),
     "convert": (convert, of_model),
+    "atlas": (atlas, of_result(ci.Atlas, "index.html")),
+    "audit": (audit, of_result(ci.AuditResult, "audit.html")),
+    "report": (report, of_report),
 }
 
 
@@ -124,6 +129,10 @@ def fresh(out):
     return out
 
 
+def shown(verdicts):
+    return ", ".join(f"{times} {verdict}" for verdict, times in sorted(verdicts.items()))
+
+
 def run(name, count, left, seed=0, timed=True):
     """Kills one kind of work `count` times and returns how often its folder was what.
 
@@ -137,7 +146,7 @@ def run(name, count, left, seed=0, timed=True):
         if name != "convert":
             work(OLD, out.parent / "old")
         seconds, steps = measured(work, fresh(out))
-        while sum(verdicts.values()) < count:
+        while verdicts.total() < count:
             fresh(out)
             if timed and rng.random() < 0.5:
                 died = killed_after(rng.random() * seconds, lambda: work(NEW, out))
@@ -150,6 +159,10 @@ def run(name, count, left, seed=0, timed=True):
             except AssertionError as error:
                 judged = f"mixed: {error}"
             verdicts[judged] += 1
+            if not verdicts.total() % 20:
+                print(
+                    f"{name:16} {verdicts.total()} of {count} kills: {shown(verdicts)}", flush=True
+                )
             if name != "convert" or judged == "refused":
                 assert not killed_after(3600, lambda: work(NEW, out))
                 left[0] += len(leftovers(out))
@@ -165,7 +178,6 @@ if __name__ == "__main__":
     for case in CASES:
         found = run(case, total // len(CASES), left, seed=int(time.time()))
         mixed += sum(times for verdict, times in found.items() if verdict.startswith("mixed"))
-        counts = ", ".join(f"{times} {verdict}" for verdict, times in sorted(found.items()))
-        print(f"{case:16} {sum(found.values())} kills: {counts}", flush=True)
+        print(f"{case:16} {found.total()} kills: {shown(found)}", flush=True)
     print(f"mixed: {mixed}; leftovers: {left[0]}")
     assert mixed == left[0] == 0

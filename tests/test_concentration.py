@@ -243,9 +243,22 @@ def test_the_command_prints_and_draws(tmp_path):
     command += ("--untrained", 0, "--rotations", 2, "--out", tmp_path, "--quiet")
     done = run(*command, "--k", 4, "--k", 2)
     assert done.returncode == 0 and "swapping 2 of 6,400" in done.stdout, done.stderr
-    assert (tmp_path / "concentration.png").stat().st_size > 10_000
+    assert f"The page: {tmp_path / 'concentration.html'}" in " ".join(done.stdout.split())
     assert ci.circuits.Concentration.load(tmp_path).meta["settings"]["k"] == [2, 4]
     fails("--k 0", *command, "--k", 0)
+
+
+def test_the_page_shows_the_finding_and_every_number(result, tmp_path):
+    page = ci.viz.concentration_page(result, tmp_path)
+    text = " ".join(page.read_text().split())
+    assert "swapping 2 of 403 (token, coordinate) nodes" in text and "5 images." in text
+    for name in ("shares", "contrasts"):
+        for value in result.table(name).to_numpy(dtype=object)[-1]:
+            cell = f"{value:.3g}" if isinstance(value, float) else value
+            assert f"<td>{cell}</td>" in text
+    assert "http:" not in text.replace("http://www.w3.org", "") and "<svg" in text
+    assert (tmp_path / "concentration.png").stat().st_size > 10_000
+    assert ci.circuits.Concentration.load(tmp_path).headline() == result.headline()
 
 
 @pytest.mark.slow

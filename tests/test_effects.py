@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,6 +15,7 @@ from conftest import LAYERS, make
 from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.circuits.atlases.logit_effects import COLUMNS, named
 from crate_interp.data import Samples, part
+from crate_interp.stats.intervals import mean_interval
 from selection import few
 
 
@@ -90,10 +92,34 @@ def test_other_samples_choose_the_atoms():
         own = others[others["layer"] == layer]
         best = own.sort_values("squares", ascending=False)["atom"].head(20)
         assert set(tried.loc[tried["layer"] == layer, "atom"]) == set(best)
-    best = others.loc[others["squares"].idxmax()].astype(int)
-    assert f"atom {best['atom']} of layer {best['layer']}: set to 0" in found.headline()
     one = ci.atlas(model, data[:1], ablate=9, progress=False)  # no other sample could choose
     assert not one.table()["ablated"].any() and "(too few samples for an interval" in one.headline()
+    best = one.table("effects").loc[lambda rows: rows["squares"].idxmax()].astype(int)
+    assert f"are those of atom {best['atom']} of layer {best['layer']}: to first" in one.headline()
+
+
+def test_the_headline_names_the_atom_that_other_samples_chose():
+    """Planted: an effect that is three times as large in the samples that choose the atom."""
+    model, data = ready("crate")
+    found = ci.atlas(model, data, ablate=0, progress=False)
+    noise = np.random.default_rng(3).normal(size=(26, 2))
+    rows = []
+    for place, (layer, atom) in enumerate([(0, 3), (0, 7), (1, 3), (1, 8)]):
+        effects = noise[:, 1] + [0.0, 4.0, -2.0, 1.0][place]
+        effects[::2] *= [9.0, 3.0, 1.0, 1.0][place]  # the samples with even numbers choose
+        first = np.where(place < 2, 1, -1) * effects + 0.1 * noise[:, 0]
+        rows += [(n, layer, atom, *both) for n, both in enumerate(zip(first, effects, strict=True))]
+    tried = pd.DataFrame(rows, columns=["sample", "layer", "atom", "first_order", "ablation"])
+    planted = ci.circuits.Atlas(found.stored | {"ablations": tried}, found.meta)
+    judges = tried.query("layer == 0 and atom == 7 and sample % 2 == 1")["ablation"].to_numpy()
+    low, high = (float(end[0]) for end in mean_interval(judges[:, None]))
+    words = f"Set to 0 everywhere, atom 7 of layer 0 changes the loss by {judges.mean():+.2g} nats "
+    words += f"(95 % interval {low:+.2g} to {high:+.2g}, 13 images): of 4 atoms it has the largest"
+    assert words in planted.headline() and words in planted.largest()
+    means = tried.groupby(["layer", "atom"])[["first_order", "ablation"]].mean().to_numpy()
+    assert f"a correlation of {np.corrcoef(means.T)[0, 1]:.2f} (Pearson)." in planted.largest()
+    assert "atom 3 of layer 1 changes the loss by" in planted.largest(1)
+    assert "of 2 atoms" in planted.largest(1)
 
 
 def test_agreement_is_the_rank_correlation_of_both_effects():

@@ -15,8 +15,8 @@ from sklearn.linear_model import LogisticRegression
 import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.core.files import digest_of_bytes
-from crate_interp.measures import mass_mask, top_mask
-from crate_interp.segmentation.input_maps import MAPS, input_maps
+from crate_interp.measures import input_maps, mass_mask, top_mask
+from crate_interp.measures.picture_maps import MAPS
 from crate_interp.sweeps.linear_features import input_features
 from segments import PATCH, dataset, model
 from selection import few
@@ -88,13 +88,23 @@ def test_maps_agree_with_loops_over_pixels():
     kept = Counter()
     for channels in (1, 3):
         images = pictures(4, channels)
-        found = input_maps(images, PATCH).numpy()
+        found = ci.maps.input_maps(images.double(), PATCH).numpy()
         for maps, picture in zip(found, images.double().numpy(), strict=True):
             wanted, background = slow_maps(picture)
             kept[background] += 1
             for name, values in wanted.items():
                 np.testing.assert_allclose(maps[NAMES.index(name)], values, rtol=1e-9)
     assert len(kept) == 2  # the background is the first cluster in some pictures only
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_pictures_that_are_no_whole_patches_are_refused():
+    for images, patch in ((pictures(), (2, 4)), (pictures()[0], PATCH), (pictures(), (0, 5))):
+        with pytest.raises(ValueError, match="in multiples of the patch|got shape"):
+            input_maps(images, patch)
+    with pytest.raises(ValueError, match="takes floats, got torch.uint8"):
+        input_maps(torch.zeros(1, 3, 6, 20, dtype=torch.uint8), PATCH)
+    assert input_maps(pictures(), PATCH).dtype == torch.float32
 
 
 @pytest.fixture(scope="module")

@@ -202,7 +202,7 @@ def test_results_show_themselves_in_a_notebook():
         (ci.sweep(model, data, limit=8, controls=0, progress=False), "zero_fraction"),
         (ci.segment(model, data, limit=8, untrained=0, progress=False), "mask of another image"),
         (ci.atoms(model, data, limit=8, progress=False), "coherence"),
-        (ci.audit(model, data, limit=4, untrained=0, progress=False), "R^c falls"),
+        (ci.audit(model, data, limit=4, untrained=0, progress=False), "objective falls"),
     ):
         html = result._repr_html_()
         assert words in html and html.startswith("<") and "nan, nan" not in html

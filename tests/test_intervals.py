@@ -73,21 +73,20 @@ def test_p_values_count_draws_and_agree_with_the_interval():
     assert (found.below(np.inf) == 0).all() and (found.below(-np.inf) == 1).all()
 
 
-def test_rows_without_spread_are_certain_and_a_single_row_is_not():
+def test_rows_without_spread_show_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        same = studentised(np.full((13, 1), 0.1))
-        assert same.error[0] == 0 and [end[0] for end in same.interval()] == [0.1, 0.1]
-        # on the bound it is within it; there `below` holds too
-        assert [same.above(b)[0] for b in (0.05, 0.1, 0.2)] == [0, 0, 1]
-        assert [same.below(b)[0] for b in (0.05, 0.1, 0.2)] == [1, 0, 0]
-        one = studentised(np.full((1, 1), 0.1))
-        assert one.mean[0] == 0.1 and np.isnan(one.interval()).all()
-        assert (one.above(-5.0)[0], one.below(5.0)[0], one.above(-np.inf)[0]) == (1, 1, 0)
+        nearly = np.full((13, 1), 0.3)
+        nearly[::2] = 0.1 + 0.2  # equal up to rounding
+        for rows in (np.full((13, 1), 0.1), nearly, np.full((1, 1), 0.1)):
+            same = studentised(rows)
+            assert same.mean[0] == rows[0, 0] and np.isnan(same.interval()).all()
+            assert np.isnan([f(b) for f in (same.above, same.below) for b in (-5, 0.1, 5)]).all()
+            assert (same.above(-np.inf)[0], same.below(-np.inf)[0]) == (0, 1)
         none = studentised(np.full((5, 1), np.nan))
-        assert np.isnan(none.mean[0]) and np.isnan(none.interval()).all() and none.above(0.0) == 1
+        assert np.isnan([none.mean, *none.interval(), none.above(0.0)]).all()
         endless = studentised(np.array([[1.0], [2.0], [np.inf]]))
-        assert np.isnan(endless.interval()).all() and endless.above(0.0) == 1
+        assert np.isnan([*endless.interval(), endless.above(0.0)]).all()
         for n in (2, 3):  # a ninth of the resamples of three rows, or more, has no error
             few = studentised(normal(4, n, 2))
             low, high = few.interval()

@@ -52,6 +52,27 @@ def test_a_store_that_dies_at_any_step_leaves_nothing_behind(tmp_path, resume):
     assert died > 3
 
 
+VERBS = {
+    "atoms": lambda *given, **run: ci.atoms(*given, **run).digest(),
+    "sweep": lambda *given, **run: ci.sweep(*given, probes="sparsity", controls=0, **run).digest(),
+}
+
+
+@pytest.mark.parametrize("verb", few(VERBS))
+def test_a_measurement_that_dies_leaves_nothing_behind(tmp_path, verb):
+    model, images = make(n_layers=1), torch.rand(5, 3, 6, 20)
+
+    def work(out):
+        return VERBS[verb](model, images, out=out, chunk_size=3, progress=False)
+
+    wanted, died = work(tmp_path / "whole"), 0
+    for step in (9, 12, 16):
+        out = tmp_path / str(step)
+        died += died_at(step, lambda out=out: work(out))
+        assert work(out) == wanted and not leftovers(out)
+    assert died == 3
+
+
 @pytest.mark.slow
 def test_the_next_run_of_a_folder_finishes_what_a_dead_save_left(tmp_path):
     first, second = two_sweeps()

@@ -249,6 +249,19 @@ def test_shapes_that_are_none(out, shape):
         ci.open_store(out)
 
 
+@pytest.mark.parametrize("name", [3, None, 1.5, b"a", "../a.arrow", "a\0.arrow"], ids=repr)
+def test_names_of_files_that_are_none(out, name):
+    """Texts that are no names of files, and names that are no texts."""
+    index = ActivationStore.load(out)
+    table = index.table()
+    table["file"] = [name] * len(table)
+    ActivationStore({"files": table}, index.meta).save(out)
+    with pytest.raises(ValueError, match="is not a saved ActivationStore") as caught:
+        ci.open_store(out)
+    assert "\n" not in str(caught.value)
+    assert not ci.verify(out)["ok"]
+
+
 LIES = [None, True, -1, 1.5, 10**30, "\ud800", [], [3], {}, {"a": 3}, float("nan")]
 
 

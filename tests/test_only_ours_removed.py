@@ -120,6 +120,16 @@ def test_nothing_is_written_through_a_link(tmp_path, name, resume):
     assert path.is_symlink()
 
 
+def test_a_file_of_any_size_in_the_place_of_a_lock(tmp_path):
+    """It was read whole, and a terabyte has no place in memory."""
+    path = tmp_path / ".crate-interp-shard-0-of-1.lock"
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match=f"did not write.*{path.name!r}"):
+        run(tmp_path)
+    assert path.stat().st_size == 2**40
+
+
 def test_a_ledger_that_becomes_a_link_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot write into"):
         with ledgers.opened(tmp_path, {}, ledgers.Shard(0, 1), True) as ledger:

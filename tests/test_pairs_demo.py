@@ -12,6 +12,7 @@ import crate_interp as ci
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
+import concentration_of_pairs
 import crate_against_vit as demo
 import pair_measures
 import pairs
@@ -137,4 +138,30 @@ def test_accuracies_apart_are_said_beside_the_finding(crate, vit, words, monkeyp
     tests = {"crate": crate, "vit": vit}
     monkeypatch.setattr(demo, "facts_of", lambda kind, seed: {"test": tests[kind][seed]})
     said = demo.caution((0, 1))
-    assert (words in said) if words else said == ""
+    assert (words in said and "No search" in said) if words else said == ""
+
+
+def test_ratios_of_the_axes_are_geometric_means_over_seeds():
+    ratios = {("a", 0): [2.0, 8.0], ("a", 1): [1.0, 1.0], ("b", 0): [0.5, 2.0]}
+    rows = [
+        (asked, seed, layer, 0.25 + 0.5 * seed, ratio)
+        for (asked, layer), own in ratios.items()
+        for seed, ratio in enumerate(own)
+    ]
+    table = pd.DataFrame(rows, columns=["asked", "seed", "layer", "share", "ratio"])
+    lines = concentration_of_pairs.text(table).splitlines()[1:]
+    half = 12.706204736174694  # Student's t, 1 degree of freedom, times sd / sqrt(2) = log 2
+    low, high = (4 * 2.0 ** (sign * half) for sign in (-1, 1))
+    assert [line.split() for line in lines] == [
+        ["a", "0", "4.00", f"({low:.2f}", "to", f"{high:.2f})", "0.50"],
+        ["a", "1", "1.00", "(1.00", "to", "1.00)", "0.50"],
+        ["b", "0", "1.00", *f"({1 / 2**half:.2f} to {2**half:.2f})".split(), "0.50"],
+    ]
+
+
+@pytest.mark.slow
+def test_the_axes_of_a_pair_are_measured(monkeypatch):
+    monkeypatch.setattr(concentration_of_pairs, "SEEDS", (0,))
+    table = concentration_of_pairs.measured(3, 4)
+    assert table.groupby("asked")["layer"].agg(list).tolist() == [[0, 1, 2, 3]] * 3
+    assert np.isfinite(table["share"]).all()

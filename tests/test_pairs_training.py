@@ -1,5 +1,6 @@
 """The training of the pairs: one budget for both kinds, the same pictures, and going on."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -132,3 +133,35 @@ def test_the_sample_has_the_first_pictures_with_masks(data, tmp_path, monkeypatc
     picture, mask = data.one(4)
     assert np.array_equal(np.asarray(rows[4]["image"]), picture)
     assert np.array_equal(np.asarray(rows[4]["mask"]) > 127, mask)
+
+
+def test_a_search_gives_both_kinds_one_budget_and_must_not_end_at_the_end_of_its_grid(
+    data, tmp_path, monkeypatch
+):
+    tried = []
+
+    def train(kind, seed, data, steps, peak, resume):
+        tried.append((kind, seed, steps, peak, resume.name))
+        return (kind, peak), {}
+
+    monkeypatch.setattr(demo, "train", train)
+    best = {"crate": 2e-3, "vit": 8e-3}
+    monkeypatch.setattr(demo, "accuracy", lambda model, *held: float(model[1] == best[model[0]]))
+    found = demo.search((), (), tmp_path)
+    assert {kind: each["rate"] for kind, each in found.items()} == best
+    assert found["crate"]["inside"] and not found["vit"]["inside"]
+    own, other = ([one[1:4] for one in tried if one[0] == kind] for kind in pairs.KINDS)
+    assert own == other and len(set(own)) == len(demo.GRID) * len(demo.SEARCH_SEEDS)
+    assert not set(demo.SEARCH_SEEDS) & set(pairs.SEEDS) and len(set(tried)) == 2 * len(own)
+    assert {steps for _, steps, _ in own} == {demo.STEPS}
+
+
+def test_the_pairs_are_tuned_only_if_a_search_chose_their_rates(tmp_path, monkeypatch):
+    assert not pairs.searched()  # none is stored
+    monkeypatch.setattr(pairs, "SEARCH", tmp_path / "search.json")
+    own = {kind: pairs.facts_of(kind, 0)["lr"] for kind in pairs.KINDS}
+    for changes, tuned in (({}, True), ({"rate": 7.0}, False), ({"inside": False}, False)):
+        found = {kind: {"rate": rate, "inside": True} for kind, rate in own.items()}
+        found["vit"] |= changes
+        pairs.SEARCH.write_text(json.dumps(found))
+        assert pairs.searched() is tuned

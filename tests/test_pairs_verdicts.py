@@ -110,7 +110,9 @@ def test_numbers_become_rows_seed_by_seed_and_a_sentence():
     assert sparse.verdict == "undecided"  # the ViT's gains scatter too much to tell
     assert rates.verdict == "both" and not rates.holds and rates.excess.value == 0
     words = demo.finding(rows, 5)
-    assert words.count(". ") == 1 and "to both alike: compression" in words
+    assert (
+        words.count(". ") == 1 and "to both, by gains that are not told apart: compression" in words
+    )
     assert "makes 0 of 2 CRATE's" in words and "ahead of the ViT in 0" in words
 
 

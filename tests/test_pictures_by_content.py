@@ -108,7 +108,7 @@ def test_files_that_were_touched_or_copied_are_read_once(model, ran, monkeypatch
     source, read = f"imagefolder:{ran / 'in'}", []
     real = picture_contents._sha256
     monkeypatch.setattr(
-        picture_contents, "_sha256", lambda path, now: read.append(path.name) or real(path, now)
+        picture_contents, "_sha256", lambda path: read.append(path.name) or real(path)
     )
     monkeypatch.setattr(file_reading, "STEP", 0)
     wanted = ci.sweep(model, source, out=ran / "out", resume=False, **QUICK)

@@ -105,18 +105,18 @@ def test_the_sentences_about_the_audit_are_those_of_its_table():
     assert len(models) == 3
     of = {claim: [table[model, claim] for model in models] for _, claim in table}
     layers = 16
-    depends = sum(int(row["depends"]) for row in of["R^c falls"])
-    assert not any(int(row["kept"]) for row in of["R^c falls"])
+    depends = sum(int(row["depends"]) for row in of["objective falls"])
+    assert not any(int(row["kept"]) for row in of["objective falls"])
     assert f"In no layer of the {layers} does MSSA compress" in section
     assert f"at every eps; in {depends} it depends on them" in section
-    images = [row for row in of["R^c falls"] if row["model"] != "crate-tiny-lm"]
+    images = [row for row in of["objective falls"] if row["model"] != "crate-tiny-lm"]
     rises = max(ends(row["value"])[1] for row in images)
     falls = min(ends(row["value"])[0] for row in images)
     assert f"rises, by up to {rises:.0%}".replace("%", " %") in section
     assert f"it falls, by up to {-falls:.0%}".replace("%", " %") in section
-    excess = min(ends(row["excess"])[0] for row in of["R^c falls"])
+    excess = min(ends(row["excess"])[0] for row in of["objective falls"])
     assert f"by up to {-100 * excess:.0f} points" in section
-    share = max(ends(row["share"])[1] for row in of["R^c falls"])
+    share = max(ends(row["share"])[1] for row in of["objective falls"])
     assert f"falls by up to {share:.0%}".replace("%", " %") in section
     assert sum(int(row["kept"]) for row in of["a gradient step"]) == 0
     cosine = max(ends(row["value"])[1] for row in of["a gradient step"])

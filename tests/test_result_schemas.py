@@ -1,5 +1,7 @@
 """Results of strangers: each field of meta.json and each table may lie; memory is bounded."""
 
+import datetime
+import decimal
 import json
 import os
 import shutil
@@ -16,9 +18,14 @@ from hypothesis import strategies as st
 import crate_interp as ci
 from conftest import make
 from crate_interp.core.files import digest, open_regular
-from crate_interp.results import json_schemas
+from crate_interp.results import json_schemas, parquet_limits
 from crate_interp.results.json_schemas import fault, fault_of_file
+from crate_interp.results.result import by
 from crate_interp.results.result_reading import table_from
+from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.sweeps.ledgers.chunk_tables import unpacked
+from crate_interp.sweeps.ledgers.shards import WHOLE
+from crate_interp.sweeps.runs.chunked_run import folded_tables
 
 NAMES = [name.removesuffix("?") for name in (*json_schemas.META, "statistics", "probes")]
 LIES = [None, True, -1, 1.5, 7, 10**30, "\ud800", "a\nb", "", [], [3], {}, {"a": []}, {"a": None},
@@ -164,6 +171,81 @@ def test_zeros_that_decompress():
         table_from(content)
     honest = pd.DataFrame({"a": np.zeros(2**16), "b": 3, "c": "x", "d": [[1, 2]] * 2**16})
     assert table_from(honest.to_parquet(index=False))["d"].iloc[-1].tolist() == [1, 2]
+
+
+def test_honest_tables_of_flags_come_near_the_limit(monkeypatch):
+    """A flag takes a bit in the file and eight bytes in memory; tables of zeros take less."""
+    monkeypatch.setattr(parquet_limits, "_BYTES", 0)
+    sample = np.arange(2**16) // 12
+    flags = np.random.default_rng(0).integers(0, 2, (4, len(sample))).astype(float)
+    content = pd.DataFrame({"sample": sample, **dict(zip("abcd", flags, strict=True))}).to_parquet()
+    assert 32 < 5 * 8 * len(sample) / len(content) < 64
+    assert len(table_from(content)) == len(sample)
+    zeros = pd.DataFrame({"sample": sample, **dict.fromkeys("abcdefgh", 0.0)}).to_parquet()
+    with pytest.raises(ValueError, match="values, more than its size allows"):
+        table_from(zeros)
+
+
+def test_lists_count_by_the_objects_that_they_become():
+    """A million empty lists take three kB in the file, and 130 MB as arrays."""
+    lists = pa.ListArray.from_arrays(pa.array(np.zeros(2**20 + 1, np.int32)), pa.array([1.0]))
+    content = written(pa.table({"a": lists}))
+    assert len(content) < 2**12
+    with pytest.raises(ValueError, match="values, more than its size allows"):
+        table_from(content)
+
+
+OBJECTS = {
+    "decimals": [decimal.Decimal(1)], "dates": [datetime.date(2020, 1, 1)], "objects": [{"a": 1}],
+    "times": [datetime.time(1)], "moments": [datetime.datetime(2020, 1, 1)], "texts": [["a"]],
+    "lists of lists": [[[1]]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_types_that_no_saved_table_has(kind):
+    content = written(pa.table({"mine": OBJECTS[kind]}))
+    with pytest.raises(ValueError, match="its column mine holds values of type"):
+        table_from(content)
+
+
+def test_names_of_columns_are_texts():
+    """A file may say to pandas that its columns are called by numbers."""
+    table = pa.Table.from_pandas(pd.DataFrame({"0": [1.0]}), preserve_index=False)
+    known = json.loads(table.schema.metadata[b"pandas"])
+    known["column_indexes"] = [dict.fromkeys(("pandas_type", "numpy_type"), "int64")]
+    known["column_indexes"][0] |= dict.fromkeys(("name", "field_name", "metadata"))
+    content = written(table.replace_schema_metadata({b"pandas": json.dumps(known).encode()}))
+    with pytest.raises(ValueError, match="the column name 0"):
+        table_from(content)
+
+
+ZEROS = written(pa.table({"a": np.zeros(2**20)}))  # 8 MB
+
+
+def test_the_tables_of_a_chunk_share_its_memory():
+    def chunk(count):
+        cells = [(f"t{number}", ZEROS) for number in range(count)]
+        return pd.DataFrame(cells, columns=["table", "content"]).to_parquet(index=False)
+
+    assert len(unpacked(chunk(2))) == 2
+    assert len(chunk(17)) < 2**18
+    with pytest.raises(ValueError, match="values, more than its size allows"):
+        unpacked(chunk(17))
+
+
+def test_the_chunks_of_a_run_share_their_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_limits, "_BYTES", 2**22)
+    with ledgers.opened(tmp_path, {}, WHOLE, True) as ledger:
+        for chunk in range(5):
+            tables = {"a": pd.DataFrame({"a": np.zeros(2**17)}), "chunk": ROW}
+            ledger.write("sweep", chunk, chunk, chunk + 1, tables, 0.0)
+        ledger.begin("sweep", 5)
+    with pytest.raises(ValueError, match="chunks of sweep in .* claim over 4,194,304 bytes"):
+        folded_tables(ledger, "sweep", {"a": by()}, {})
+
+
+ROW = pd.DataFrame([{"start": 0, "stop": 1, "seconds": 0.0}])
 
 
 @settings(max_examples=80, deadline=None)

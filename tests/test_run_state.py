@@ -94,6 +94,12 @@ def _attribute(value):
     return measure
 
 
+def _partial_of_a_partial(value):
+    inner: Any = functools.partial(lambda factor, one, x: x * factor + one, value)
+    inner.__name__ = "inner"  # Python joins only partials without attributes
+    return functools.partial(inner, 1)
+
+
 def _decorated(value):
     def decorate(function):
         return functools.wraps(function)(lambda x: function(x) * value)
@@ -114,7 +120,12 @@ WAYS = {
     "keyword default": lambda value: lambda x, *, factor=value: x * factor,
     "partial": lambda value: functools.partial(lambda factor, x: x * factor, value),
     "partial keyword": lambda value: functools.partial(lambda x, factor: x * factor, factor=value),
+    "partial of a partial": _partial_of_a_partial,
+    "partial of one's own": lambda value: type("Mine", (functools.partial,), {"factor": value})(
+        abs
+    ),
     "bound method": lambda value: Holder(value).measure,
+    "method of a method": lambda value: types.MethodType(Holder(value).measure, 1),
     "callable object": Holder,
     "object in a closure": lambda value: (lambda held: lambda x: held.again * x)(Holder(value)),
     "slots": _slots,
@@ -149,9 +160,10 @@ WAYS = {
 @given(one=st.floats(-9, 9, width=32), other=st.floats(-9, 9, width=32))
 def test_a_function_is_told_apart_by_what_it_holds(way, one, other):
     make_function = WAYS[way]
-    first = digest_of_code(make_function(one))
-    assert first == digest_of_code(make_function(one))
-    assert (first == digest_of_code(make_function(other))) == (repr(one) == repr(other))
+    for of in (digest_of_code, parts_of):
+        first = of(make_function(one))
+        assert first == of(make_function(one))
+        assert (first == of(make_function(other))) == (repr(one) == repr(other))
 
 
 def test_code_defaults_and_hidden_changes_count():

@@ -1,4 +1,4 @@
-"""The audit of one layer's attention, compared with nulls, ceilings and the paper's operators."""
+"""The audit of one layer's attention, compared with nulls, ceilings and the papers' operators."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.audits import frames
-from crate_interp.audits.claims import NUMBERS
+from crate_interp.audits.claims import CLAIMS, NUMBERS
 from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, directions, rates
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
+from crate_interp.audits.objectives import Objective
+from crate_interp.audits.operators import Kind, kind_of
 from crate_interp.audits.weights import randoms_like
 from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
+from crate_interp.models.layers.attention import Attention
 from crate_interp.models.layers.norm import HookedNorm
 
 # (of, frame, eps, basis, tokens); of: "layer", or the name of a null or limit
@@ -35,6 +38,8 @@ class Layer:
     to_orthonormal: Float[Tensor, "head d_head d_head"]  # M_k; C_k M_k are the codes in qr(U_k)
     maps: tuple[Float[Tensor, "inner d_model"], ...]  # random, with the singular values of W_O
     shift: Float[Tensor, "d_model"]  # the bias of the output map
+    kind: Kind
+    attn: Attention
 
     @cached_property
     def whole(self) -> dict[str, float]:
@@ -89,7 +94,8 @@ class Given:
 
     other: for each sample, the delta of the next sample. orders: one order per draw of the shuffled
     update; if its entry i is j, token i gets the update of token j. noise: Gaussian directions.
-    gathered: the heads' concatenated outputs before the output map.
+    gathered: the heads' concatenated outputs before the output map. goal: what the attention
+    descends.
     """
 
     z: Float[Tensor, "batch pos d_model"]
@@ -98,6 +104,7 @@ class Given:
     orders: Sequence[Int[Tensor, "batch pos"]] = ()
     noise: Float[Tensor, "batch pos d_model"] | None = None
     gathered: Float[Tensor, "batch pos inner"] | None = None
+    goal: Objective = Objective()
 
 
 def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator]) -> Layer:
@@ -105,11 +112,12 @@ def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator])
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
-    ideal = frames.subspaces_of(frames.orthonormal(wide), norm)
-    maps = randoms_like(out, generators)
-    return Layer(
-        wide, frames.subspaces_of(wide, norm), ideal, change, maps, attn.b_O.detach().double()
+    stored, ideal = (
+        frames.subspaces_of(bases, norm, attn.b_V[:, : bases.shape[2]])
+        for bases in (wide, frames.orthonormal(wide))  # narrower if heads are wider than the stream
     )
+    maps, shift = randoms_like(out, generators), attn.b_O.detach().double()
+    return Layer(wide, stored, ideal, change, maps, shift, kind_of(attn), attn)
 
 
 def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_head d_head"]:
@@ -126,7 +134,7 @@ def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "h
 
 @dataclass(frozen=True)
 class Base:
-    """The tokens before an update, with their rates on each arm and the gradient of R^c.
+    """The tokens before an update, with their rates on each arm and the objective's gradient.
 
     found: the gradient in each frame at the eps of the first arm; empty if no gradient is needed.
     """
@@ -146,9 +154,9 @@ class Base:
         return replace(self, arms=(Arm((eps,)),), before=(before,), found=found)
 
 
-def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...]) -> Base:
+def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...], goal: Objective) -> Base:
     """Returns the base for updates of the tokens `rows`."""
-    side = frames.side_of(rows, None, u)
+    side = frames.side_of(rows, None, u, goal)
     before = tuple(rates(side, u, arm) for arm in arms)
     return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps))
 
@@ -161,7 +169,7 @@ def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) ->
     """
     u = layer.stored
     rows, update = frames.rows_of(given.z, u), frames.update_of(given.delta, given.z, u)
-    base = base_of(rows, u, layer.arms(setting))
+    base = base_of(rows, u, layer.arms(setting), given.goal)
     cells = _of_update(base, update)
     _shuffled(cells, base, given, update)
     here = base.at(setting.eps)
@@ -169,6 +177,10 @@ def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) ->
         _measure(cells, here, name, change)
     if limited:
         _limits(cells, layer, given, setting, base, update)
+    if layer.kind.no_series:
+        for numbers in cells.values():
+            for name in CLAIMS["neumann"].numbers:
+                numbers.pop(name, None)
     return cells
 
 
@@ -180,14 +192,14 @@ def _of_update(base: Base, update: Update) -> Cells:
         for frame in start:
             numbers = {"rate_before": start[frame], "rate_after": end[frame]}
             if arm.directed:
-                numbers["neumann"] = _beyond(base.found[frame], base.rows, base.u, arm.eps)
+                numbers["neumann"] = _beyond(base, frame, arm.eps)
             _add(cells, arm, "layer", frame, numbers)
     return cells
 
 
 def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps]:
     """Adds the numbers of one update to the cells; returns the rates after the update, by arm."""
-    moved = frames.side_of(base.rows, change, base.u)
+    moved = frames.side_of(base.rows, change, base.u, base.side.goal)
     along: dict[str, dict[str, Tensor]] = {}
     if base.found:
         along = directions(base.found, base.rows, base.side, change, moved, base.u)
@@ -203,13 +215,11 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
     return every
 
 
-def _beyond(
-    descent: Descent, rows: Rows, u: Subspaces, eps: Sequence[float]
-) -> Float[Tensor, "batch eps"]:
+def _beyond(base: Base, frame: str, eps: Sequence[float]) -> Float[Tensor, "batch eps"]:
     """Returns which share of the heads' min(pos, p) largest eigenvalues has alpha lambda > 1."""
-    pos = rows.square.shape[1]
-    alpha = alphas(u, pos, eps)
-    values = descent.spectrum.values[..., -min(pos, u.width) :].flatten(1)
+    pos = base.rows.square.shape[1]
+    alpha = alphas(base.side.goal, base.u, pos, eps)
+    values = base.found[frame].spectrum.values[..., -min(pos, base.u.width) :].flatten(1)
     return (alpha[:, None] * values[:, None] > 1).double().mean(dim=-1)
 
 
@@ -265,20 +275,24 @@ def _ceiling(
     update: Update,
     apart: Float[Tensor, "batch pos"],
 ) -> None:
-    """Adds the lowest R^c that an update of this length can reach, in each frame."""
-    square = base.side.square[:, arm.first :]
-    alpha = alphas(base.u, square.shape[1], arm.eps)
+    """Adds the lowest objective that an update of this length can reach, in each frame."""
+    square, goal = base.side.square[:, arm.first :], base.side.goal.after(arm.first)
+    alpha = alphas(goal, base.u, square.shape[1], arm.eps)
     stream, read = (
-        torch.linalg.eigvalsh(arm.gram(base.side, frame)).clamp_min(0).sqrt().flatten(1)
-        for frame in ("stream", "read")
+        goal.axes(arm.gram(base.side, frame))[0].sqrt().flatten(1) for frame in ("stream", "read")
     )
     unit = stream * frames.unit_scale(square, base.u.d_model)[:, None]
     lengths = _lengths(base.rows, update, apart, base.u, arm.first)
+    weights = goal.weights
+    if weights is not None:
+        weights = weights.repeat_interleave(base.u.width, dim=1)[:, None]
+    reach = goal.stretch[0].to(stream).sqrt()[:, None] * (alpha * whole).sqrt()
     for frame, x in (("stream", stream), ("read", read), ("unit", unit)):
         scaled = alpha.sqrt()[:, None] * x[:, None]  # [batch, eps, number]
-        distance = (alpha * whole).sqrt() * lengths[frame][:, None]
-        before = 0.5 * torch.log1p(scaled.square()).sum(dim=-1)
-        least = least_rate(scaled, distance)
+        terms = torch.log1p(scaled.square())
+        before = 0.5 * (terms if weights is None else weights * terms).sum(dim=-1)
+        each = None if weights is None else weights.expand_as(scaled)
+        least = least_rate(scaled, reach * lengths[frame][:, None], each)
         _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
 
 
@@ -299,44 +313,46 @@ def _lengths(
     }
 
 
-def mssa(
-    z: Float[Tensor, "batch pos d_model"], u: Subspaces, causal: bool
-) -> Float[Tensor, "batch pos d_model"]:
-    """Returns MSSA of the tokens with the output map U_k^T, read through the LayerNorm."""
+def written(
+    layer: Layer, z: Float[Tensor, "batch pos d_model"], u: Subspaces, causal: bool
+) -> tuple[Float[Tensor, "batch pos d_model"], Objective]:
+    """Returns the paper's attention of the tokens with the output map U_k^T, and its objective."""
     codes = u.spread(u.norm.normalised(z) @ u.gained + u.bias)
-    scores = codes @ codes.mT / u.width**0.5
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=z.device).triu(1)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    return (scores.softmax(dim=-1) @ codes).transpose(1, 2).flatten(2) @ u.wide.T
+    heads, goal = layer.kind.heads(layer.attn, codes, causal)
+    return heads.transpose(1, 2).flatten(2) @ u.wide.T, goal
 
 
 def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base) -> None:
     """Adds the numbers of the paper's steps with the layer's U, as long as the layer's update."""
-    written, here = mssa(given.z, layer.stored, setting.causal), base.at(setting.eps)
+    step, here = written(layer, given.z, layer.stored, setting.causal)[0], base.at(setting.eps)
     steps = {
         "gradient step": here.found["stream"].step(0, base.u),
-        "Neumann step": here.found["stream"].step(1, base.u),
-        "+U": written,
-        "-U": -written,
+        "+U": step,
+        "-U": -step,
     }
+    if not layer.kind.no_series:
+        steps["Neumann step"] = here.found["stream"].step(1, base.u)
     for name, step in steps.items():
         change = frames.update_of(as_long(step, given.delta), given.z, layer.stored)
         _measure(cells, replace(here, found={}), name, change)
 
 
 def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
-    """Adds the numbers of MSSA on orthonormal subspaces: each the better of +MSSA and -MSSA."""
+    """Adds the numbers of the layer's kind of attention on orthonormal subspaces.
+
+    Each is the better one of adding and subtracting it.
+    """
     u = layer.ideal
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # u is orthonormal
-    step = as_long(mssa(given.z, u, setting.causal), given.delta)
-    base, update = base_of(frames.rows_of(given.z, u), u, arms), frames.update_of(step, given.z, u)
+    step, goal = written(layer, given.z, u, setting.causal)
+    update = frames.update_of(as_long(step, given.delta), given.z, u)
+    base = base_of(frames.rows_of(given.z, u), u, arms, goal)
     one, two = (_of_update(base, way) for way in (update, frames.negated(update)))
     for key, numbers in one.items():
         cells["construction", *key[1:]] = {
             name: _better(name, value, two[key][name])
             for name, value in numbers.items()
-            if not name.startswith("rate_") and name != "step"  # "step" needs MSSA's own length
+            if not name.startswith("rate_") and name != "step"  # "step" needs its own length
         }
 
 

@@ -7,7 +7,9 @@ import pandas as pd
 
 from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim, Number
 from crate_interp.audits.number_tables import NO_EPS
+from crate_interp.audits.operators import KINDS
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
+from crate_interp.config.families import FAMILIES
 from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.result import Result, counted
 from crate_interp.results.verdict_strip import low_to_high
@@ -202,7 +204,11 @@ def bounds_of(number: Number, short: bool = False) -> str:
 
 
 def headline(result: Result) -> str:
-    """Returns the finding in one sentence: effects on R^c and the lasso, and MSSA's direction."""
+    """Returns the finding in one sentence: how far attention lowers R^c, then what depends.
+
+    It begins with R^c as the layer reads the tokens, through LayerNorm. Then come the other frames
+    and eps, the lasso, and MSSA's direction.
+    """
     claims: Any = result.table("claims")
     samples = counted(result.meta["n_samples"], result.meta["unit"])
     where = f"{result.meta['model'] or 'a model'} on {samples}"
@@ -213,15 +219,13 @@ def headline(result: Result) -> str:
     said: list[str] = []
     if words["compresses"].get(NOT_APPLICABLE, 0) < layers:
         kept, some = (words["compresses"].get(word, 0) for word in (KEPT, DEPENDS))
-        eps = result.meta["settings"]["eps"]
-        where_eps = "at every eps" if result.meta["settings"]["grid"] else f"at eps {eps:g}"
-        said.append(
-            f"R^c is shown to fall in every frame and {where_eps} in {kept} of {layers} layers"
-        )
-        said[-1] += f", in some frames or at some eps in {some} more" if some else ""
-        rows = main_rows(result, "cells")
-        falls = rows[(rows["number"] == "compresses") & (rows["value"] < -_STILL)]
-        said[-1] += f" (its mean falls in at least one frame in {falls['layer'].nunique()})"
+        settings = result.meta["settings"]
+        where_eps = "at every eps" if settings["grid"] else f"at eps {settings['eps']:g}"
+        said += [
+            _as_read(result),
+            f"R^c is shown to fall in every frame and {where_eps} in {kept} of {layers} layers, "
+            f"and only in some frames or at some eps in {some}",
+        ]
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
         rows = main_rows(result, "cells")
         rows = rows[rows["number"] == "descends"]
@@ -234,4 +238,30 @@ def headline(result: Result) -> str:
         )
     if not said:
         return f"No claim of the papers applies to the layers of {where}."
-    return f"In {where}, {'; '.join(said)}."
+    return f"In {where}, {in_its_terms(result, '; '.join(said))}."
+
+
+def in_its_terms(result: Result, text: str) -> str:
+    """Returns a text about MSSA and R^c with the names of the model's attention and objective."""
+    facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
+    kind = KINDS.get(facts.get("attention"), KINDS["mssa"])
+    return text.replace("MSSA", kind.name).replace("R^c", kind.objective)
+
+
+def _as_read(result: Result) -> str:
+    """Returns how far attention lowers R^c in the frame "read", and in how many layers."""
+    rows = main_rows(result, "cells")
+    rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
+    layers, eps = result.meta["n_layers"], result.meta["settings"]["eps"]
+    start = f"as read through LayerNorm at eps {eps:g}, attention"
+    beyond = "beyond shuffled updates and random output maps"
+    lower: Any = rows["verdict"] == KEPT
+    if not rows["gain"].notna().any():
+        beyond, lower = "(compared with no null)", rows["high"] < 0
+    if not lower.any():
+        span = low_to_high(100 * rows["value"], "{:+.2g} %".format)
+        return f"{start} is shown to lower R^c in none of {layers} layers {beyond}: {span}"
+    ordered = rows[lower].sort_values("value", ascending=False)
+    ends = [f"{-100 * row.value:.2g} % (layer {row.layer})" for row in ordered.itertuples()]
+    size = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
+    return f"{start} lowers R^c by {size} in {len(ends)} of {layers} layers {beyond}"

@@ -11,7 +11,7 @@ from typing import Literal
 GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # further eps at which rates are measured
 # properties that a claim needs of a layer; `why_not` in crate_interp/audits/layer.py tells which
 # properties a layer lacks
-Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
+Need = Literal["subspaces", "series", "several heads", "lasso", "square dictionary"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Null:
     words: str = ""
 
 
-_CRATE = "arXiv 2306.01129"
+_CRATE, _TOST, _CBSA = "arXiv 2306.01129", "arXiv 2412.17810", "arXiv 2509.16875"
 _defect = partial(Number, high=0.1, of_weights=True, top=0.0)
 _beside_random_d = partial(Number, null="random D", draws="random D")
 _beside_shuffled = partial(Number, null="shuffled", draws="random map")
@@ -89,40 +89,45 @@ _weights = partial(Claim, group="What the derivation assumes", needs=("subspaces
 
 CLAIMS: dict[str, Claim] = {
     "compresses": _attention(
-        title="Attention lowers R^c", short="R^c falls",
-        says="MSSA compresses the tokens against the layer's subspaces.",
-        where=f"{_CRATE}, section 2.3",
+        title="Attention lowers its objective", short="objective falls",
+        says="Attention compresses the tokens against the layer's subspaces: MSSA lowers R^c, TSSA "
+        "its variational bound at fixed memberships, CBSA the rate of its representatives at a "
+        "fixed contraction.",
+        where=f"{_CRATE}, section 2.3; {_TOST}, eq. 6-10; {_CBSA}, eq. 4-8",
         numbers={
             "compresses": _beside_shuffled(
-                "R^c falls", "(R^c(Z^{l+1/2}) - R^c(Z^l)) / R^c(Z^l)", high=-1e-6, every_eps=True,
-                ceiled=True,
+                "objective falls", "(J(Z^{l+1/2}) - J(Z^l)) / J(Z^l), J the objective", high=-1e-6,
+                every_eps=True, ceiled=True,
             ),
         },
         held="falls", missed="rises", still="does not change",
     ),
     "gradient": _attention(
-        title="Attention is a gradient step on R^c", short="a gradient step",
-        says="The update of MSSA is approximately a step of gradient descent on R^c, small enough "
-        "to descend.",
-        where=f"{_CRATE}, eq. 8-12 and section 2.3",
+        title="Attention is a gradient step on its objective", short="a gradient step",
+        says="The update of attention is approximately a step of gradient descent on its "
+        "objective, small enough to descend.",
+        where=f"{_CRATE}, eq. 8-12 and section 2.3; {_TOST}, eq. 6-10; {_CBSA}, eq. 7",
         numbers={
             "gradient": _beside_shuffled(
-                "along -grad", "cosine of Z^{l+1/2} - Z^l and -grad R^c(Z^l), both along the frame",
+                "along -grad",
+                "cosine of Z^{l+1/2} - Z^l and -grad J(Z^l), both along the frame, J the objective",
                 low=0.5, top=1.0,
             ),
             "step": Number(
                 "step size",
                 "kappa L: kappa = -<update, grad> / |grad|^2, L = 9 alpha / 4 |sum U_k "
-                "U_k^T|_2, alpha = p / (N eps^2)",
+                "U_k^T|_2, alpha = p / (N eps^2) for MSSA, K p / (N eps^2) max pi for TSSA, and p "
+                "/ (m eps^2) max |A_k|_2^2 for CBSA with m representatives A_k Z U_k",
                 low=1e-6, high=2.0,
             ),
         },
     ),
     "neumann": _attention(
         title="Attention follows the Neumann form", short="Neumann form",
-        says="(I + alpha C^T C)^{-1} is about I - alpha C^T C, alpha = p / (N eps^2), and MSSA "
-        "follows the gradient in that form. The form needs alpha |C|^2 < 1.",
-        where=f"{_CRATE}, eq. 9-12",
+        says="(I + alpha C^T C)^{-1} is about I - alpha C^T C, alpha = p / (N eps^2), and "
+        "attention follows the gradient in that form. The form needs alpha |C|^2 < 1. CBSA has it "
+        "for the codes of m representatives and alpha = p / (m eps^2); TSSA needs no such form.",
+        where=f"{_CRATE}, eq. 9-12; {_CBSA}, eq. 8", needs=("subspaces", "series"),
         numbers={
             "neumann": Number(
                 "beyond the series",
@@ -139,7 +144,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "output_map": _attention(
         title="Heads write as they read: W_O is U", short="W_O is U",
-        says="MSSA writes with the subspaces that it reads with: the output map of head k is "
+        says="Attention writes with the subspaces that it reads with: the output map of head k is "
         "U_k^T.",
         where=f"{_CRATE}, eq. 11; arXiv 2411.17182, section 4.2",
         numbers={
@@ -273,8 +278,8 @@ CLAIM_OF = {number: name for name, claim in CLAIMS.items() for number in claim.n
 
 # Numbers that are measured in addition to those of the claims.
 BESIDE: dict[str, str] = {
-    "rate_before": "R^c(Z^l), nats per token",
-    "rate_after": "R^c(Z^{l+1/2}), nats per token",
+    "rate_before": "J(Z^l), the objective of attention, nats per token",
+    "rate_after": "J(Z^{l+1/2}), nats per token",
     "zeros": "share of zeros in the code",
     "zeros_without_threshold": "the share of zeros with lambda = 0",
     "zeros_without_norm": "the share of zeros if the step reads Z^{l+1/2} without LayerNorm",
@@ -301,11 +306,12 @@ NULLS: dict[str, Null] = {
 LIMITS: dict[str, str] = {
     "ceiling": "the most that any update of this length can reach; for the sparse step, the most "
     "that the same number of steps of any size reaches with this D",
-    "construction": "an ideal layer on these tokens: MSSA on orthonormal subspaces, or the sparse "
-    "step with D at the scale at which it goes furthest on the tokens where the lasso is solved",
+    "construction": "an ideal layer on these tokens: its kind of attention on orthonormal "
+    "subspaces, or the sparse step with D at the scale at which it goes furthest on the tokens "
+    "where the lasso is solved",
     "gradient step": "the exact gradient step at the length of the update",
     "Neumann step": "the Neumann form of the gradient step at the length of the update",
-    "+U": "MSSA with the output map U_k^T, at the length of the update",
-    "-U": "MSSA with the output map -U_k^T, at the length of the update",
+    "+U": "attention with the output map U_k^T, at the length of the update",
+    "-U": "attention with the output map -U_k^T, at the length of the update",
     "lasso solution": "the solution of the lasso in place of the code",
 }

@@ -1,6 +1,6 @@
-"""R^c in each frame at many eps, and how an update relates to the gradient of R^c."""
+"""An objective in each frame at many eps, and how an update relates to its gradient."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from crate_interp.audits import frames
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
+from crate_interp.audits.objectives import Objective
 
 PerEps = dict[str, Tensor]  # frame -> [batch, eps]
-_DOUBTFUL = 1e9  # Cholesky is trusted if largest diagonal entry / (smallest pivot)^2 is below this
 
 
 @dataclass(frozen=True)
@@ -40,79 +40,50 @@ class Arm:
         """Returns the position of the first token that this arm measures."""
         return int(self.tokens == "patches")
 
-    def seen(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
-        """Returns the codes that this arm measures."""
-        own = codes[:, :, self.first :]
+    def seen(self, side: Side, frame: str) -> Float[Tensor, "batch head rows d_head"]:
+        """Returns the F_k C_k that this arm measures."""
+        codes = side.codes if frame == "stream" else side.read
+        own = side.goal.after(self.first).mixed(codes[:, :, self.first :])
         return own if self.change is None else own @ self.change
 
     def gram(self, side: Side, frame: str) -> Float[Tensor, "batch head d_head d_head"]:
-        """Returns C_k^T C_k of one side on this arm, in the frame "stream" or "read"."""
+        """Returns the Gram matrix of F_k C_k on this arm, in the frame "stream" or "read"."""
         if self.change is None:
             return side.grams[frame, self.tokens]
         if self.mild:
             return self.change.mT @ side.grams[frame, self.tokens] @ self.change
-        codes = self.seen(side.codes if frame == "stream" else side.read)
+        codes = self.seen(side, frame)
         return codes.mT @ codes
 
 
-def alphas(u: Subspaces, pos: int, eps: Sequence[float]) -> Float[Tensor, "eps"]:
-    """Returns alpha = p / (N eps^2) for each eps."""
+def alphas(goal: Objective, u: Subspaces, pos: int, eps: Sequence[float]) -> Float[Tensor, "eps"]:
+    """Returns alpha for each eps; in R^c it is p / (N eps^2)."""
     square = torch.tensor(eps, dtype=torch.float64, device=u.wide.device).square()
-    return u.width / (pos * square)
+    return goal.size(u.width, pos) / square
 
 
 def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
-    """Returns R^c of one side, in every frame and at every eps of an arm."""
-    square = side.square[:, arm.first :]
-    alpha = alphas(u, square.shape[1], arm.eps)
+    """Returns the objective of one side, in every frame and at every eps of an arm."""
+    square, goal = side.square[:, arm.first :], side.goal.after(arm.first)
+    alpha = alphas(goal, u, square.shape[1], arm.eps)
     unit = frames.unit_scale(square, u.d_model).square()[:, None] * alpha
     stream, count = alpha.expand_as(unit), len(arm.eps)
-    both = rates_of_grams(
+    both = goal.rate(
         arm.gram(side, "stream"),
         torch.cat([stream, unit], dim=1),
-        lambda rows: arm.seen(side.codes[rows]),
+        lambda rows: arm.seen(side, "stream")[rows],
     )
-    read = rates_of_grams(arm.gram(side, "read"), stream, lambda rows: arm.seen(side.read[rows]))
+    read = goal.rate(arm.gram(side, "read"), stream, lambda rows: arm.seen(side, "read")[rows])
     return {"stream": both[:, :count], "read": read, "unit": both[:, count:]}
-
-
-def rates_of_codes(
-    codes: Float[Tensor, "batch head pos d_head"], alpha: Float[Tensor, "batch eps"]
-) -> Float[Tensor, "batch eps"]:
-    """Returns the sum over heads of 1/2 logdet(I + alpha C^T C), from the smaller Gram matrix."""
-    gram = codes.mT @ codes if codes.shape[-2] >= codes.shape[-1] else codes @ codes.mT
-    return rates_of_grams(gram, alpha, lambda rows: codes[rows])
-
-
-def rates_of_grams(
-    gram: Float[Tensor, "batch head n n"],
-    alpha: Float[Tensor, "batch eps"],
-    again: Callable[[Tensor], Tensor],
-) -> Float[Tensor, "batch eps"]:
-    """Returns the sum over heads of 1/2 logdet(I + alpha G) for Gram matrices G.
-
-    again: a function that returns the codes of some samples. Samples whose factorisation cannot be
-    trusted are recomputed from the singular values of these codes.
-    """
-    matrix = gram[:, None] * alpha[..., None, None, None]  # [batch, eps, head, n, n]
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    diagonal += 1
-    largest = diagonal.amax(dim=-1)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    pivots = factor.diagonal(dim1=-2, dim2=-1)
-    rate = pivots.log().sum(dim=(-2, -1))
-    ratio = largest / pivots.amin(dim=-1).square()
-    doubtful = ~((ratio < _DOUBTFUL) & (failed == 0)).all(dim=-1).all(dim=-1)
-    if bool(doubtful.any()):
-        values = torch.linalg.svdvals(again(doubtful)).square()[:, None]
-        exact = torch.log1p(alpha[doubtful][..., None, None] * values)
-        rate[doubtful] = 0.5 * exact.sum(dim=(-2, -1))
-    return rate
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues and eigenvectors of C_k^T C_k, of one side in one frame."""
+    """Eigenvalues and eigenvectors of the Gram matrix of F_k C_k, of one side in one frame.
+
+    codes: F_k^T F_k C_k. If only the diagonals count, they are the values, and the axes the
+    vectors.
+    """
 
     values: Float[Tensor, "batch head d_head"]
     vectors: Float[Tensor, "batch head d_head d_head"]
@@ -127,21 +98,23 @@ class Spectrum:
         return (self.vectors * (cross @ self.vectors)).sum(dim=-2).flatten(1)
 
 
-def spectrum(gram: Tensor, codes: Float[Tensor, "batch head pos d_head"]) -> Spectrum:
-    """Returns the spectrum of the codes of one side, whose Gram matrix is C_k^T C_k."""
-    values, vectors = torch.linalg.eigh(gram)
-    return Spectrum(values.clamp_min(0), vectors, codes)
+def spectrum(side: Side, frame: str) -> Spectrum:
+    """Returns the spectrum of one side on all tokens, in the frame "stream" or "read"."""
+    values, vectors = side.goal.axes(side.grams[frame, "all"])
+    return Spectrum(
+        values, vectors, side.goal.returned(side.codes if frame == "stream" else side.read)
+    )
 
 
 @dataclass(frozen=True)
 class Descent:
-    """The gradient of R^c and its Neumann form along one frame, at every eps.
+    """The gradient of an objective and its Neumann form along one frame, at every eps.
 
     The first half of the axis `way` holds the gradient at every eps, the second half its Neumann
-    form. coefficients: c_i in sum_i c_i C v_i v_i^T U^T over eigenvectors v_i, which gives the
-    gradient. normal: the component of the gradient at right angles to the frame, by sample (unit)
-    or by token (read). steep: the length of the gradient's component along the frame. curvature:
-    L of the number "step" (claims.py) at every eps.
+    form. coefficients: c_i in sum_i c_i F^T F C v_i v_i^T U^T over eigenvectors v_i, which gives
+    the gradient. normal: the component of the gradient at right angles to the frame, by sample
+    (unit) or by token (read). steep: the length of the gradient's component along the frame.
+    curvature: L of the number "step" (claims.py) at every eps.
     """
 
     frame: str
@@ -149,7 +122,7 @@ class Descent:
     coefficients: Float[Tensor, "batch way inner"]
     normal: Float[Tensor, "batch *pos way"] | None
     steep: Float[Tensor, "batch way"]
-    curvature: Float[Tensor, "eps"]
+    curvature: Float[Tensor, "some eps"]
 
     def step(self, way: int, u: Subspaces) -> Float[Tensor, "batch pos d_model"]:
         """Returns the step against the gradient at an index of `way`, in the frame "stream"."""
@@ -160,7 +133,7 @@ class Descent:
 
     def at(self, places: Sequence[int]) -> "Descent":
         """Returns the gradients at some of the eps, given by their indices."""
-        count = len(self.curvature)
+        count = self.curvature.shape[1]
         ways = [*places, *(count + place for place in places)]
         normal = None if self.normal is None else self.normal[..., ways]
         return replace(
@@ -168,7 +141,7 @@ class Descent:
             coefficients=self.coefficients[:, ways],
             normal=normal,
             steep=self.steep[:, ways],
-            curvature=self.curvature[list(places)],
+            curvature=self.curvature[:, list(places)],
         )
 
     def numbers(self, inner: Tensor, length: Float[Tensor, "batch"]) -> dict[str, Tensor]:
@@ -177,7 +150,7 @@ class Descent:
         inner `[batch, way]`: the inner product of the update and the gradient. length: the length
         of the update. Product and length count only components along the frame.
         """
-        count = len(self.curvature)
+        count = self.curvature.shape[1]
         cosine = frames.over(-inner, length[:, None] * self.steep)
         kappa = frames.over(-inner[:, :count], self.steep[:, :count].square())
         return {
@@ -192,17 +165,18 @@ def descents(rows: Rows, side: Side, u: Subspaces, eps: Sequence[float]) -> dict
 
     rows, side: the tokens before the update.
     """
-    alpha = alphas(u, rows.square.shape[1], eps)
-    stream = spectrum(side.grams["stream", "all"], side.codes)
+    goal, pos = side.goal, rows.square.shape[1]
+    alpha, stream = alphas(goal, u, pos, eps), spectrum(side, "stream")
     scale = frames.unit_scale(rows.square, u.d_model)
     unit = replace(stream, values=stream.values * scale[:, None, None].square())
-    plain = [_coefficients(found.values.flatten(1), alpha) for found in (stream, unit)]
+    plain = [_coefficients(found.values, alpha, goal) for found in (stream, unit)]
     products = _products(stream, u.kernels[0])
     steep = [_quadratic(c, products) for c in plain]
-    size = rows.square.shape[1] * u.d_model  # |Z|^2 in the frame "unit"
+    size = pos * u.d_model  # |Z|^2 in the frame "unit"
     radial = (plain[1] * unit.values.flatten(1)[:, None]).sum(dim=-1)
     steep[1] = steep[1] * scale[:, None].square() - radial.square() / size
-    bends = [9 * alpha / 4 * value for value in u.largest]
+    most = goal.stretch[1].to(alpha)[:, None]
+    bends = [9 * alpha / 4 * value * most for value in u.largest]
     return {
         "stream": Descent("stream", stream, plain[0], None, _root(steep[0]), bends[0]),
         "unit": Descent("unit", unit, plain[1], radial, _root(steep[1]), bends[0]),
@@ -211,22 +185,26 @@ def descents(rows: Rows, side: Side, u: Subspaces, eps: Sequence[float]) -> dict
 
 
 def _read_descent(
-    rows: Rows, side: Side, u: Subspaces, alpha: Float[Tensor, "eps"], bend: Float[Tensor, "eps"]
+    rows: Rows,
+    side: Side,
+    u: Subspaces,
+    alpha: Float[Tensor, "eps"],
+    bend: Float[Tensor, "some eps"],
 ) -> Descent:
     """Returns the gradients with respect to the normalised tokens, before the LayerNorm's gains.
 
     No update changes the length and the mean of a normalised token, so the gradient's components
     along them are removed.
     """
-    found = spectrum(side.grams["read", "all"], side.read)
-    coefficients = _coefficients(found.values.flatten(1), alpha)
+    found = spectrum(side, "read")
+    coefficients = _coefficients(found.values, alpha, side.goal)
     steep = _quadratic(coefficients, _products(found, u.kernels[1]))  # the mean is already removed
     if not u.norm.there:
         return Descent("read", found, coefficients, None, _root(steep), bend)
-    rotated = found.rotated(side.read)  # [batch, pos, inner]
-    shift = found.rotated(u.spread(u.bias[None]).expand(len(rotated), -1, -1, -1))
+    # [batch, pos, inner], without the codes of the norm's shift
+    tokens = found.rotated(side.read - u.spread(u.bias[None]))
     # [batch, pos, way]: <gradient, token>
-    radial = (rotated * (rotated - shift)) @ coefficients.mT
+    radial = (found.rotated(found.codes) * tokens) @ coefficients.mT
     steep = steep - (radial.square() / _token_square(rows, u)[..., None]).sum(dim=1)
     return Descent("read", found, coefficients, radial, _root(steep), bend)
 
@@ -239,7 +217,7 @@ def directions(
     side, moved: the tokens before and after the update.
     """
     stream, unit, read = (found[frame] for frame in ("stream", "unit", "read"))
-    onto = stream.spectrum.projections(side.codes.mT @ update.codes)
+    onto = stream.spectrum.projections(stream.spectrum.codes.mT @ update.codes)
     own, dot, step = (part.sum(dim=-1) for part in (rows.square, update.dot, update.square))
     numbers = {"stream": stream.numbers(_paired(stream, onto), step.sqrt())}
     before, after = (frames.unit_scale(square, u.d_model) for square in (side.square, moved.square))
@@ -252,7 +230,7 @@ def directions(
     normal: Any = unit.normal
     inner = _paired(unit, before[:, None] * lies) - normal * (radial / size)[:, None]
     numbers["unit"] = unit.numbers(inner, _root(length - radial.square() / size))
-    onto = read.spectrum.projections(side.read.mT @ (moved.read - side.read))
+    onto = read.spectrum.projections(read.spectrum.codes.mT @ (moved.read - side.read))
     inner = _paired(read, onto)
     own, along, length = frames.read_products(rows, update, u)
     if read.normal is not None:
@@ -268,15 +246,22 @@ def _paired(descent: Descent, along: Float[Tensor, "batch inner"]) -> Float[Tens
 
 
 def _coefficients(
-    values: Float[Tensor, "batch inner"], alpha: Float[Tensor, "eps"]
+    values: Float[Tensor, "batch head d_head"], alpha: Float[Tensor, "eps"], goal: Objective
 ) -> Float[Tensor, "batch way inner"]:
-    """Returns alpha / (1 + alpha lambda), and alpha - alpha^2 lambda for the Neumann form."""
-    scaled = alpha[:, None] * values[:, None]
-    return torch.cat([alpha[:, None] / (1 + scaled), alpha[:, None] * (1 - scaled)], dim=1)
+    """Returns alpha / (1 + alpha lambda), and alpha - alpha^2 lambda for the Neumann form.
+
+    Both are times w_k.
+    """
+    scaled, factor = alpha[:, None] * values.flatten(1)[:, None], alpha[:, None]
+    if goal.weights is not None:
+        factor = factor * goal.weights.repeat_interleave(values.shape[2], dim=1)[:, None]
+    return torch.cat([factor / (1 + scaled), factor * (1 - scaled)], dim=1)
 
 
 def _products(found: Spectrum, kernel: Float[Tensor, "inner inner"]) -> Tensor:
-    """Returns <C v_i v_i^T U^T, C v_j v_j^T U^T> for all pairs of eigenvectors of all heads.
+    """Returns <X v_i v_i^T U^T, X v_j v_j^T U^T> for all pairs of eigenvectors of all heads.
+
+    X = F^T F C.
 
     kernel: the inner products of the columns of U.
     """

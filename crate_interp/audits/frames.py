@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crate_interp.audits.objectives import Objective
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm, HookedRMSNorm
 
@@ -58,7 +59,8 @@ class Subspaces:
     """Values computed from U and from the norm before the attention, in float64.
 
     wide: the U_k side by side; gained: diag(gains) U_k, the bases for normalised tokens. bias: the
-    codes of the norm's shift. Expensive values are computed when first needed, then kept.
+    codes of the norm's shift, plus the bias of the codes. Expensive values are computed when first
+    needed, then kept.
     """
 
     wide: Float[Tensor, "d_model inner"]
@@ -104,11 +106,14 @@ class Subspaces:
         return float(torch.linalg.eigvalsh(both[0])[-1]), float(torch.linalg.eigvalsh(both[1])[-1])
 
 
-def subspaces_of(u: Float[Tensor, "head d_model d_head"], norm: HookedNorm) -> Subspaces:
-    """Returns the `Subspaces` of U and of the norm before the attention."""
+def subspaces_of(
+    u: Float[Tensor, "head d_model d_head"], norm: HookedNorm, bias: Float[Tensor, "head d_head"]
+) -> Subspaces:
+    """Returns the `Subspaces` of U and of the norm before the attention; bias: of the codes."""
     wide = u.detach().double().transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     reads = norm_of(norm, wide)
-    return Subspaces(wide, reads.gains[:, None] * wide, reads.shift @ wide, reads, len(u))
+    shift = reads.shift @ wide + bias.detach().double().flatten()
+    return Subspaces(wide, reads.gains[:, None] * wide, shift, reads, len(u))
 
 
 def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_model width"]:
@@ -200,29 +205,35 @@ class Side:
     """One side of an update: the tokens before it, or the tokens after it.
 
     codes: the codes of the tokens. read: the codes of the normalised tokens. square: the squared
-    length of each token before the norm.
+    length of each token before the norm. goal: what the attention descends.
     """
 
     codes: Float[Tensor, "batch head pos d_head"]
     read: Float[Tensor, "batch head pos d_head"]
     square: Float[Tensor, "batch pos"]
+    goal: Objective
 
     @cached_property
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
-        """Returns C_k^T C_k by frame ("stream", "read") and tokens ("all", "patches").
+        """Returns the Gram matrices of F_k C_k by frame ("stream", "read") and "all" or "patches".
 
-        The Gram matrix of all tokens is that of the patches plus that of the first token. This
-        sum cancels no digits; a difference would.
+        If F_k = I, that of all tokens is that of the patches plus that of the first token. This sum
+        cancels no digits; a difference would.
         """
         found: dict[tuple[str, str], Tensor] = {}
         for frame, codes in (("stream", self.codes), ("read", self.read)):
-            first, rest = codes[:, :, :1], codes[:, :, 1:]
+            rest = self.goal.after(1).mixed(codes[:, :, 1:])
             found[frame, "patches"] = rest.mT @ rest
-            found[frame, "all"] = torch.addcmul(found[frame, "patches"], first.mT, first)
+            if self.goal.plain:
+                first = codes[:, :, :1]
+                found[frame, "all"] = torch.addcmul(found[frame, "patches"], first.mT, first)
+            else:
+                every = self.goal.mixed(codes)
+                found[frame, "all"] = every.mT @ every
         return found
 
 
-def side_of(rows: Rows, update: Update | None, u: Subspaces) -> Side:
+def side_of(rows: Rows, update: Update | None, u: Subspaces, goal: Objective) -> Side:
     """Returns the side after an update, or before any update if `update` is None."""
     square, mean, codes, read = rows.square, rows.mean, rows.codes, rows.read
     if update is not None:
@@ -234,7 +245,7 @@ def side_of(rows: Rows, update: Update | None, u: Subspaces) -> Side:
         read = read * scale[:, None, :, None]
     if bool(u.bias.any()):
         read = read + u.spread(u.bias[None])
-    return Side(codes, read, square)
+    return Side(codes, read, square, goal)
 
 
 def _inverse_scale(square: Tensor, mean: Tensor, u: Subspaces) -> Float[Tensor, "batch pos"]:

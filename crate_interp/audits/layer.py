@@ -12,12 +12,14 @@ from crate_interp.audits import attention, sparse
 from crate_interp.audits.attention import Cells, Given, Layer, Setting
 from crate_interp.audits.claims import CLAIMS, Need
 from crate_interp.audits.frames import Norm, norm_of
+from crate_interp.audits.operators import kind_of
 from crate_interp.audits.weights import randoms_like
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
 POINTS = (
     "hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post", "attn.hook_z",
+    "attn.hook_pi", "attn.hook_contract",
 )  # fmt: skip
 MAPS = 8  # number of random output maps
 _AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they fit the cache
@@ -64,6 +66,7 @@ def why_not(block: Any) -> dict[str, str]:
     three = "queries, keys and values are three codes: the layer has no subspaces U"
     lacks: dict[Need, str] = {
         "subspaces": three if u is None else "",
+        "series": kind_of(block.attn).no_series if u is not None else "",
         "several heads": "the layer has one head" if u is not None and len(u) < 2 else "",
         "lasso": lasso if isinstance(lasso, str) else "",
         "square dictionary": _unlike_the_stream(dictionary(block)),
@@ -169,7 +172,10 @@ def _given(
             for draw in range(setting.draws)
         )
     gathered = acts[POINTS[4]][first:stop].flatten(2).double() if setting.limited else None
-    return Given(z, delta, other, orders, noise, gathered)
+    assert layer.attention is not None
+    seen = {point: acts[point][first:stop] for point in POINTS[5:] if point in acts}
+    goal = layer.attention.kind.seen(layer.attention.attn, seen)
+    return Given(z, delta, other, orders, noise, gathered, goal)
 
 
 def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:

@@ -26,24 +26,24 @@ class AuditResult(Result):
     crate_interp/audits/claims.py. frame, eps, basis, tokens: the setting; "" or NaN for a number
     that has none. tokens: "all", "patches" (without CLS), or on how many evenly spaced tokens the
     number was measured, such as "4 of 50"; all columns of a row are over the same tokens. value,
-    low, high: the mean over samples and its 95 % interval (bootstrap-t); for a number of weights
-    all three are its value. null, excess, excess_low, excess_high: the number's null, and the value
-    minus the null with its interval, paired by sample. gain: the value minus the value with a new
-    random output map, or dictionary, in place of the layer's; the gain's interval is over draws
-    (Student's t). Random networks also have an excess over shuffled updates, because averages are
-    smooth, but they have no gain. untrained, difference: the mean of the untrained twins, and the
-    value of this network minus that of a new random network, with an interval over networks.
-    ceiling, share: the best possible value, and the share of it that the layer reached (negative
-    for the wrong direction). construction: the value of an ideal layer on these tokens;
-    by_construction: whether that value misses the bounds too. verdict: "kept" if the value's
-    interval lies within the bounds and the intervals of excess and gain lie on the better side of
-    0, or if the value is within the bounds and within 1 % of the ceiling; "broken" if the value's
-    interval lies outside the bounds or the excess's interval lies on the worse side of 0; otherwise
-    "undecided"; "not applicable" if the claim cannot be tested on the layer. If the null itself is
-    random weights, the gain replaces the excess, since many samples of one draw say nothing about
-    other draws. p: the verdict's p, adjusted over the layers of a setting by Holm's method; it is
-    at most 0.05 for "kept" and "broken". reason: why the verdict is not "kept", if the value does
-    not show why.
+    low, high: the mean over samples and its 95 % interval (bootstrap-t), which is NaN if all
+    samples have the same value; for a number of weights all three are its value. null, excess,
+    excess_low, excess_high: the number's null, and the value minus the null with its interval,
+    paired by sample. gain: the value minus the value with a new random output map, or dictionary,
+    in place of the layer's; the gain's interval is over draws (Student's t). Random networks also
+    have an excess over shuffled updates, because averages are smooth, but they have no gain.
+    untrained, difference: the mean of the untrained twins, and the value of this network minus that
+    of a new random network, with an interval over networks. ceiling, share: the best possible
+    value, and the share of it that the layer reached (negative for the wrong direction).
+    construction: the value of an ideal layer on these tokens; by_construction: whether that value
+    misses the bounds too. verdict: "kept" if the value's interval lies within the bounds and the
+    intervals of excess and gain lie on the better side of 0, or if the value is within the bounds
+    and within 1 % of the ceiling; "broken" if the value's interval lies outside the bounds or the
+    excess's interval lies on the worse side of 0; otherwise "undecided"; "not applicable" if the
+    claim cannot be tested on the layer. If the null itself is random weights, the gain replaces the
+    excess, since many samples of one draw say nothing about other draws. p: the verdict's p,
+    adjusted over the layers of a setting by Holm's method; it is at most 0.05 for "kept" and
+    "broken". reason: why the verdict is not "kept", if the value does not show why.
 
     `claims()` has a row per claim and layer. Its verdict covers all settings in which the claim
     must hold: all frames, and every eps for the change of R^c, but only the main eps for other
@@ -99,7 +99,7 @@ class AuditResult(Result):
         return as_text(shown, lines)
 
     def headline(self) -> str:
-        """Returns the finding in one sentence."""
+        """Returns the finding in one sentence: how far attention lowers R^c as read, then more."""
         return headline(self)
 
     def _repr_html_(self) -> str:

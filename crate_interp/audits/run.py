@@ -49,7 +49,9 @@ def audit(
 ) -> Perhaps[AuditResult]:
     """Measures every layer against the claims of the papers, compared with nulls and ceilings.
 
-    Attention: whether it lowered R^c, along which direction, and how far. The sparse step: whether
+    Attention: whether it lowered its objective, along which direction, and how far; the objective
+    is R^c for MSSA, the variational bound at the memberships of the forward pass for TSSA, and the
+    rate of the representatives at its contraction for CBSA. The sparse step: whether
     it lowered its own lasso from its own start, how far from the solution it stopped, and what
     caused the zeros in its code. The weights: whether they satisfy the assumptions of the
     derivation. Changes are measured in three frames, at the main eps and at a grid of eps, and at

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.audits.attention import Cells
-from crate_interp.audits.descent import rates_of_codes
 from crate_interp.audits.frames import Norm, over
+from crate_interp.audits.objectives import rates_of_codes
 from crate_interp.measures import lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
@@ -116,7 +116,7 @@ def _at(
 
     They are `lasso_objective` and `lasso_kkt_residual`, but share the product D z.
     """
-    decoded = z @ lasso.d.mT
+    decoded = z @ lasso.d.mT if z.any() else torch.zeros_like(y)  # the start may be 0
     error = decoded - y
     objective = 0.5 * error.square().sum(dim=(1, 2)) + (lasso.lambd * z.abs()).sum(dim=(1, 2))
     moved = z - torch.relu(z - error @ lasso.d - lasso.lambd)
@@ -141,11 +141,24 @@ def _zeros(lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor) -> dict[str, Floa
 def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
     """Returns the numbers of the same step with another dictionary."""
     other = replace(lasso, d=d.to(y.dtype), lambd=lasso.lambd.to(y.dtype))
-    code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
+    code, free = _codes(other, y, (other.lambd, torch.zeros_like(other.lambd)))
     # which share of the zeros disappears if lambda is 0
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
     numbers = measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
     return {name: number.double() for name, number in numbers.items()}
+
+
+def _codes(lasso: Lasso, y: Tensor, penalties: Sequence[Tensor]) -> list[Tensor]:
+    """Returns `lasso.run` for each penalty; the first gradient, half of the cost, is shared."""
+    first, eta, d = (y if lasso.warm else lasso.start(y)), lasso.eta, lasso.d
+    gradient = (first @ d.mT - y) @ d if lasso.warm else -(y @ d)
+    found = []
+    for lambd in penalties:
+        code = torch.relu(first - eta * gradient - eta * lambd)
+        for _ in range(lasso.count - 1):
+            code = torch.relu(code - eta * ((code @ d.mT - y) @ d) - eta * lambd)
+        found.append(code)
+    return found
 
 
 def limits(

@@ -143,19 +143,20 @@ def _reason(row: dict[str, Any], number: Number, p: dict[str, float]) -> str:
 def _within(facts: Number, resampled: Any, values: pd.DataFrame) -> Tests:
     """Tests whether the true mean lies within a number's bounds; p is twice the one-sided p.
 
-    If all samples lie on one side of a bound, p is at most that of a sign test: resamples of nearly
-    constant numbers have no spread, and bootstrap-t alone would not decide.
+    If all samples lie on one side of a bound by more than rounding, p is at most that of a sign
+    test. So numbers that are nearly or exactly the same in all samples, which resamples cannot
+    test, are decided too. A value on a bound counts as within it.
     """
     low, high = facts.bounds
     table, n = values.to_numpy(), values.notna().sum(axis=1).to_numpy()
 
-    def beyond(bound: float, sign: int) -> np.ndarray:
+    def beyond(bound: float, sign: int, least: float) -> np.ndarray:
         p = resampled.above(bound) if sign > 0 else resampled.below(bound)
-        every = np.where(np.isnan(table), True, sign * (table - bound) > 0).all(axis=1)
-        return np.where(every, np.minimum(p, 0.5**n), p)
+        every = np.where(np.isnan(table), True, sign * (table - bound) > least).all(axis=1)
+        return np.fmin(np.where(np.isnan(p), 1.0, p), np.where(every, 0.5**n, 1.0))
 
-    kept = np.maximum(beyond(low, 1), beyond(high, -1))
-    broken = np.minimum(beyond(low, -1), beyond(high, 1))
+    kept = np.maximum(beyond(low, 1, -_ROUNDING), beyond(high, -1, -_ROUNDING))
+    broken = np.minimum(beyond(low, -1, _ROUNDING), beyond(high, 1, _ROUNDING))
     return Tests(2 * kept, 2 * broken)
 
 

@@ -134,7 +134,7 @@ def evaluate(
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
     parts = runs.parts(own, _subsets(own, subsets, seed))
-    low, high = _sizes(parts.ratios(parts.costs).interval())
+    low, high = _sizes(parts.ratios(parts.costs))
     costs = {"cost": parts.sizes(parts.costs), "low": low, "high": high}
     heads = pd.DataFrame({"head": [head_name(*head) for head in sorted(own)], **costs})
     return CircuitScores({"scores": _table(scored, _intervals(parts)), "heads": heads}, meta)
@@ -284,19 +284,30 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
     """
     (low,), (high,) = parts.ratios(parts.kept).interval()
     gaps, costs = parts.ratios(parts.gaps), parts.ratios(parts.costs)
-    largest = _sizes(_together(gaps))[0].max(), _sizes(gaps.interval())[1].max()
-    least = _sizes(costs.interval())[0].min(), _sizes(_together(costs))[1].min()
+    largest = _known(gaps, _joint(gaps))[0].max(), _known(gaps)[1].max()
+    least = _known(costs)[0].min(), _known(costs, _joint(costs))[1].min()
     return {"faithfulness": (low, high), "completeness": largest, "minimality": least}
 
 
-def _together(ratios: Studentised) -> Ends:
-    """Returns the ends of intervals that hold jointly (Bonferroni), as far as RESAMPLES allows."""
-    return ratios.interval(1 - max((1 - CONFIDENCE) / len(ratios.mean), 2 / RESAMPLES))
+def _joint(ratios: Studentised) -> float:
+    """Returns the level at which intervals hold jointly (Bonferroni), if RESAMPLES allow it."""
+    return 1 - max((1 - CONFIDENCE) / len(ratios.mean), 2 / RESAMPLES)
 
 
-def _sizes(ends: Ends) -> Ends:
-    """Returns the ends of intervals of absolute values, given the intervals of the values."""
-    low, high = ends
+def _known(ratios: Studentised, level: float = CONFIDENCE) -> Ends:
+    """Returns `_sizes`, in which a ratio that is equal in all samples counts as known.
+
+    Without it, a head that has no effect would leave the largest and the least of all ratios
+    without an interval.
+    """
+    same = (ratios.error == 0) & (ratios.error > 0).any()
+    low, high = (np.where(same, np.abs(ratios.mean), end) for end in _sizes(ratios, level))
+    return low, high
+
+
+def _sizes(ratios: Studentised, level: float = CONFIDENCE) -> Ends:
+    """Returns the ends of intervals of absolute ratios."""
+    low, high = ratios.interval(level)
     near, far = (of(np.abs(low), np.abs(high)) for of in (np.minimum, np.maximum))
     return np.where((low <= 0) & (high >= 0), 0.0, near), far
 

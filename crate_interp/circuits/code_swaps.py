@@ -259,36 +259,39 @@ def _rotation(width: int, seed: int) -> Float[Tensor, "d d"]:
 
 def _read(chunk: Chunk, numbers: np.ndarray) -> Tensor:
     """Returns samples by their numbers, which need not be neighbours or in the chunk."""
-    inputs = [chunk.samples.read(int(number), int(number) + 1) for number in numbers]
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    inputs = [chunk.samples.read(int(run[0]), int(run[-1]) + 1) for run in runs]
     return torch.cat(inputs).to(chunk.model.cfg.device)
 
 
 def _of_pairs(
     chunk: Chunk, given: Swapping, inputs: Tensor, rows: pd.DataFrame
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
-    """Returns the gaps of some samples and of their donors, and their rows of the table "swaps"."""
-    model, cfg = chunk.model, chunk.model.cfg
+    """Returns the gaps of some samples and of their donors, and their rows of the table "swaps".
+
+    Donors are the next samples, so that at most one donor is not among the samples themselves: one
+    forward gives the codes of both.
+    """
+    model, cfg, n = chunk.model, chunk.model.cfg, len(inputs)
     classes = torch.tensor(rows[["answer", "donor_answer"]].to_numpy(), device=cfg.device)
-    names = [full_name(given.point, layer) for layer in range(len(model.blocks))]
-    starts = [full_name("hook_resid_pre", layer) for layer in range(len(model.blocks))]
+    further = np.setdiff1d(rows["donor"], rows["sample"])
+    known = torch.cat([inputs, _read(chunk, further)]) if len(further) else inputs
+    donors = pd.Index([*rows["sample"], *further]).get_indexer(rows["donor"].to_numpy())
+    streams: list[Tensor] = []
     with torch.enable_grad():
-        own, logits = codes_and_logits(model, inputs, given.point)
-        gap = _gap(logits, classes)
-        gradients = torch.autograd.grad(gap.sum(), own)
+        codes, logits = codes_and_logits(model, known, given.point, streams)
+        gap = _gap(logits[:n], classes)
+        gradients = torch.autograd.grad(gap.sum(), codes)
     gap, found = gap.detach(), []
     with torch.no_grad():
-        logits, theirs = model.run_with_cache(
-            _read(chunk, rows["donor"].to_numpy()), names_filter=names
-        )
-        donor_gap = _gap(logits, classes)
-        streams = model.run_with_cache(inputs, names_filter=starts)[1]
+        donor_gap = _gap(logits[donors], classes)
         towards = (gap - donor_gap).sign()[:, None, None]
-        for layer, name in enumerate(names):
-            ends = own[layer].detach(), theirs[name]
-            down = -gradients[layer] * towards.to(own[layer].dtype)
+        for layer, code in enumerate(codes):
+            ends, name = (code[:n], code[donors]), full_name(given.point, layer)
+            down = -gradients[layer][:n] * towards.to(code.dtype)
             for basis, axes in chunk.once["bases"][layer].items():
                 for k, swapped in zip(given.k, swaps(*ends, down, axes, given.k), strict=True):
-                    logits = _from(model, inputs, streams[starts[layer]], layer, name, swapped)
+                    logits = _from(model, inputs, streams[layer][:n], layer, name, swapped)
                     moved = (gap - _gap(logits, classes)).cpu().numpy()
                     cells = {"sample": rows["sample"], "layer": layer, "basis": basis, "k": k}
                     found.append(pd.DataFrame(cells | {"moved": moved}))

@@ -228,14 +228,9 @@ def concentration(
     result = asked.measured(ci.circuits.concentration, k=k or (4, 16, 64), **settings)
     if result is None:
         return
-    asked.page_of(result, _curves)
-    last = f"{options.finding(result)} The figure: {asked.out / 'concentration.png'}"
+    page = asked.page_of(result, ci.viz.concentration_page)
+    last = f"{options.finding(result)} The page: {page}"
     asked.say_result(result, f"{result.text()}\n\n{result.legend()}\n", last)
-
-
-def _curves(result: Any, out: Path) -> None:
-    with result.saved_with_pages(out) as stage:
-        ci.viz.concentration(result).savefig(stage / "concentration.png")
 
 
 @on_data("SweepResult")

@@ -81,19 +81,28 @@ def signed(value: float) -> str:
 
 
 def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> list[str]:
-    """Returns the findings as sentences: how many differences hold, then the largest of them."""
+    """Returns the findings as sentences: how many differences hold, then the largest of them.
+
+    The first sentence also says how many would hold by chance, if there were no differences.
+    """
     table: Any = result.table("differences")
     one, two = (result.meta[side]["name"] for side in "ab")
-    count, held = int(table["p"].notna().sum()), int(table["holds"].sum())
+    tested = table[table["p"].notna()]
+    count, held = len(tested), int(tested["holds"].sum())
     start = f"{one} against {two}: "
     if len(table) and not (table["difference"].fillna(0) != 0).any():
         return [f"{start}every difference is 0."]
     if not count:
         return [f"{start}no difference has an interval."]
     among = f"of {counted(count, 'differences')}"
+    ending = f"at 95 %, adjusted over layers (by chance at most {LEVEL * count:.2g}"
     if not held:
-        return [f"{start}none {among} holds at 95 %, adjusted over layers.", by_chance(result)]
-    words = f"{start}{held} {among} hold at 95 %, adjusted over layers"
+        return [f"{start}none {among} holds {ending})."]
+    by_name = tested.groupby(["probe", "statistic"])["holds"].any()
+    words = (
+        f"{start}{held} {among} hold {ending}), in {by_name.sum()} of "
+        f"{counted(len(by_name), 'statistics')} (by chance in at most {LEVEL * len(by_name):.2g})"
+    )
     if table["excess_p"].notna().any():
         changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
         # if both sides share untrained networks, these differ by 0 but show how trainings scatter
@@ -104,14 +113,15 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
             else f"; in {changed} of them training has changed the difference of untrained networks"
         )
     most = "; ".join(list_of_largest(result, named, shown))
-    return [f"{words}.", by_chance(result), f"The largest, as shares of the larger mean: {most}."]
+    return [f"{words}.", f"The largest: {most}."]
 
 
 def list_of_largest(
     result: Result, named: Callable[[str], str] = str, shown: int = SHOWN
 ) -> list[str]:
     """Returns the largest differences that hold as texts, with direction and interval."""
-    return [_said(row, named) for row in largest(result, shown)]
+    units = {name: about[0] for name, about in result.meta["statistics"].items()}
+    return [_said(row, named, units) for row in largest(result, shown)]
 
 
 def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
@@ -131,16 +141,22 @@ def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
     return ordered.drop_duplicates(["probe", "statistic"]).head(shown).to_dict("records")
 
 
-def _said(row: dict[str, Any], named: Callable[[str], str]) -> str:
-    way = "higher" if row["difference"] > 0 else "lower"
-    name = named(f"{row['probe']}.{row['statistic']}")
-    beside = ""
+def _said(row: dict[str, Any], named: Callable[[str], str], units: Mapping[str, str | None]) -> str:
+    """Returns a difference as a share of the value of a, or in its unit if that value is 0."""
+    statistic = f"{row['probe']}.{row['statistic']}"
+    unit = f" {units[statistic]}" if units[statistic] else ""
+    way, start = ("higher" if row["difference"] > 0 else "lower"), f"in {place(row)}"
+    both, beside = f"{row['a']:.4g} against {row['b']:.4g}{unit}", ""
     if not np.isnan(row["untrained"]) and row["untrained"] != 0:
         beside = f"; untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}"
-    return (
-        f"{name}: {way} in {place(row)}, {row['a']:.4g} against {row['b']:.4g} "
-        f"({signed(row['difference'])}, {signed(row['low'])} to {signed(row['high'])}{beside})"
-    )
+    ends = [abs(row[name]) for name in ("difference", "low", "high")]
+    ends[1:] = sorted(ends[1:])
+    if row["a"] == 0:
+        size, low, high = (f"{end:.3g}{unit}" for end in ends)
+    else:
+        size, low, high = (f"{100 * end / abs(row['a']):.3g} %" for end in ends)
+        size += " of a"
+    return f"{named(statistic)}: {way} {start} by {size} ({low} to {high}), {both}{beside}"
 
 
 def place(row: dict[str, Any]) -> str:

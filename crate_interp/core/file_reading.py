@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
+from crate_interp.core.files import open_regular
+
 # nanoseconds: a file that changed this shortly before it was read may change again without new
 # times, because file systems count times in steps of up to two seconds
 STEP = 2 * 10**9
@@ -45,8 +47,11 @@ def noted() -> Iterator[dict[str, Content]]:
 
 
 def read(path: str | Path) -> bytes:
-    """Returns the bytes of a file. Within `noted`, also digests the bytes."""
-    with open(path, "rb") as file:
+    """Returns the bytes of a file. Within `noted`, also digests the bytes.
+
+    Raises OSError if it is not a regular file.
+    """
+    with open_regular(path) as file:
         # looked at before reading: a later change then has other times than those noted here
         found = os.fstat(file.fileno())
         data = file.read()

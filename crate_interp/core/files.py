@@ -10,8 +10,9 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from crate_interp.core.safe_text import plain
 
@@ -176,9 +177,7 @@ def digest(path: Path) -> str:
 
     Raises OSError if it is not a regular file.
     """
-    if not path.is_file():  # reading from a pipe would never end
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
@@ -186,7 +185,7 @@ def is_one(path: Path, digests: Collection[str] | None) -> bool:
     """Tells whether a regular file, and no link to it, has one of some digests."""
     try:
         return bool(digests) and not path.is_symlink() and digest(path) in digests
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return False
 
 
@@ -195,7 +194,7 @@ def digest_of_bytes(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Opens a regular file, or a link to one, for reading.
 
     Raises OSError for anything else. A folder, pipe, socket or device is not opened.

@@ -26,6 +26,7 @@ from crate_interp.core.files import (
     foreign,
     is_one,
     is_own_name,
+    open_regular,
     own_name,
     remove_unfinished,
     stays_inside,
@@ -100,7 +101,8 @@ def check_lock(path: Path) -> None:
     """Raises ValueError if a lock's name is that of something that is no lock of ours."""
     check_regular(path)
     try:
-        content = path.read_bytes()[:1000] if path.exists() else b""
+        with open_regular(path) as file:
+            content = file.read(1000)
     except (OSError, ValueError):  # whoever takes the lock says what is wrong with the folder
         return
     if not _LOCKED.fullmatch(content):

@@ -7,7 +7,6 @@ are known afterwards: a run notes them, and later compares the files with its no
 import hashlib
 import itertools
 import os
-import stat
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ import pandas as pd
 from torch import Tensor
 
 from crate_interp.core.file_reading import Content, Stamp, noted, read, stamp_of
+from crate_interp.core.files import open_regular
 from crate_interp.core.pictures import quoted
 from crate_interp.data.picture_files import bytes_of, inside
 from crate_interp.results.sample_ranges import CONTENTS, total
@@ -89,7 +89,7 @@ class Files:
                 now = os.stat(path)
             except OSError:
                 continue
-            if stamp_of(now) != stamp and name not in found and _sha256(path, now) != sha256:
+            if stamp_of(now) != stamp and name not in found and _sha256(path) != sha256:
                 found.append(name)
         return found
 
@@ -99,12 +99,10 @@ def _digest_of(stamps: Iterable[Stamp]) -> str:
     return hashlib.sha256(numbers).hexdigest()
 
 
-def _sha256(path: Path, found: os.stat_result) -> bytes | None:
+def _sha256(path: Path) -> bytes | None:
     """Returns the digest of a file; None if it is no regular file, or cannot be read."""
-    if not stat.S_ISREG(found.st_mode):
-        return None
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").digest()
     except OSError:
         return None

@@ -15,6 +15,7 @@ from crate_interp.measures import (
     maps,
     masks,
     objective,
+    picture_maps,
     rates,
     sparsity,
     spectra,
@@ -31,6 +32,7 @@ from crate_interp.measures.lasso import *
 from crate_interp.measures.maps import *
 from crate_interp.measures.masks import *
 from crate_interp.measures.objective import *
+from crate_interp.measures.picture_maps import *
 from crate_interp.measures.rates import *
 from crate_interp.measures.sparsity import *
 from crate_interp.measures.spectra import *
@@ -39,7 +41,7 @@ from crate_interp.measures.subspaces import *
 from crate_interp.measures.token_statistics import *
 
 _MODULES = (
-    attention, ceilings, contraction, cuts, gradients, lasso, maps, masks, objective, rates,
-    sparsity, spectra, steps, subspaces, token_statistics,
+    attention, ceilings, contraction, cuts, gradients, lasso, maps, masks, objective, picture_maps,
+    rates, sparsity, spectra, steps, subspaces, token_statistics,
 )  # fmt: skip
 __all__: list[str] = [name for module in _MODULES for name in module.__all__]  # pyright: ignore

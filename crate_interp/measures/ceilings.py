@@ -17,58 +17,61 @@ _RANGE = 70.0  # range of the multiplier's logarithm
 @in_full_precision
 @torch.no_grad()
 def least_rate(
-    values: Float[Tensor, "*batch number"], distance: Float[Tensor, "*batch"]
+    values: Float[Tensor, "*batch number"],
+    distance: Float[Tensor, "*batch"],
+    weights: Float[Tensor, "*batch number"] | None = None,
 ) -> Float[Tensor, "*batch"]:
     """Returns a rate that no step of a given length can go below.
 
-    `max_nu sum_i min_t [1/2 log(1 + t^2) + nu (x_i - t)^2] - nu distance^2`.
+    `max_nu sum_i min_t [w_i / 2 log(1 + t^2) + nu (x_i - t)^2] - nu distance^2`.
 
     values: the singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`;
     distance `[...]`, >= 0: how far the values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
-    times the Frobenius length of the step -> `[...]` in nats per token, between 0 and the rate
-    before the step. After any step of that length R^c is at least this rate: singular values move
-    by at most the length of the change of the matrix (Mirsky 1960), and the formula is a Lagrange
-    dual, which is at most the least rate of values that move so far (weak duality). Each inner
-    minimum is a root of a cubic. Computed in float64. Raises ValueError if a value or a distance is
-    negative.
+    times the Frobenius length of the step; weights: w_i >= 0, None if all are 1 -> `[...]` in nats
+    per token, between 0 and the rate before the step. After any step of that length R^c is at least
+    this rate: singular values move by at most the length of the change of the matrix (Mirsky 1960),
+    and the formula is a Lagrange dual, which is at most the least rate of values that move so far
+    (weak duality). Each inner minimum is a root of a cubic. Computed in float64. Raises ValueError
+    if a value or a distance is negative.
     """
     if bool((values < 0).any()) or bool((distance < 0).any()):
         raise ValueError(
             "values or distance holds a negative number. Both are lengths: give numbers >= 0."
         )
     x, budget = values.double(), distance.double().square()
+    w = torch.ones_like(x) if weights is None else weights.double()
     size = x.square().sum(dim=-1)
     free = budget >= size  # all values can reach zero
     moves = budget > 1e-30 * size  # a smaller budget changes no digit of a value
     low_budget = budget.where(moves & ~free, 1.0)
-    high = (x.shape[-1] / 16 / low_budget).sqrt().log()
+    high = (w.square().sum(dim=-1) / 16 / low_budget).sqrt().log()
     low = high - _RANGE
     for _ in range(_ROUNDS):
         middle = (high + low) / 2
-        moved = _moved(x, _kappa(middle))
+        moved = _moved(x, _kappa(middle, w))
         far = (x - moved).square().sum(dim=-1) > low_budget
         low, high = torch.where(far, middle, low), torch.where(far, high, middle)
-    best = torch.maximum(*(_dual(x, nu, low_budget) for nu in (low, high)))
-    before = 0.5 * torch.log1p(x.square()).sum(dim=-1)
+    best = torch.maximum(*(_dual(x, w, nu, low_budget) for nu in (low, high)))
+    before = 0.5 * (w * torch.log1p(x.square())).sum(dim=-1)
     best = torch.where(moves, best, before).masked_fill(free, 0.0).clamp_min(0.0)
     return best.masked_fill(~x.isfinite().all(dim=-1), torch.nan).to(values.dtype)
 
 
-def _kappa(log_nu: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 1"]:
-    return (0.5 * (-log_nu).exp())[..., None]
+def _kappa(log_nu: Float[Tensor, "*batch"], w: Float[Tensor, "*batch number"]) -> Tensor:
+    return 0.5 * w * (-log_nu).exp()[..., None]
 
 
 def _dual(
-    x: Float[Tensor, "*batch number"], log_nu: Tensor, budget: Float[Tensor, "*batch"]
+    x: Float[Tensor, "*batch number"], w: Tensor, log_nu: Tensor, budget: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
-    moved = _moved(x, _kappa(log_nu))
+    moved = _moved(x, _kappa(log_nu, w))
     nu = log_nu.exp()
-    least = 0.5 * torch.log1p(moved.square()) + nu[..., None] * (x - moved).square()
+    least = 0.5 * w * torch.log1p(moved.square()) + nu[..., None] * (x - moved).square()
     return least.sum(dim=-1) - nu * budget
 
 
 def _moved(
-    x: Float[Tensor, "*batch number"], kappa: Float[Tensor, "*batch 1"]
+    x: Float[Tensor, "*batch number"], kappa: Float[Tensor, "*batch number"]
 ) -> Float[Tensor, "*batch number"]:
     """Returns the t >= 0 that minimises `1/2 log(1 + t^2) + (x - t)^2 / (2 kappa)`.
 

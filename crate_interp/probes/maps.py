@@ -1,4 +1,7 @@
-"""Maps over the patches of images, read from a cache: attention, atoms, components, roll-out."""
+"""Maps over the patches of images, read from a cache: attention, atoms, components, roll-out.
+
+`input_maps` are made of the pictures alone. If you score a map against masks, score them too.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
-from crate_interp.measures import attention_map, attention_rollout, pca_map
+from crate_interp.measures import attention_map, attention_rollout, input_maps, pca_map
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_atoms, check_pattern
 from crate_interp.models.hooked import HookedModel, NamesFilter
@@ -18,7 +21,7 @@ from crate_interp.probes.segmentation_probe import head_maps, points_of
 
 __all__ = [
     "attention", "attention_map", "attention_rollout", "codes", "components", "contracted",
-    "memberships", "pca_map", "rollout", "windowed",
+    "input_maps", "memberships", "pca_map", "rollout", "windowed",
 ]  # fmt: skip
 
 Grid = tuple[int, int]

@@ -10,23 +10,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray
 
-# A table may take _BYTES in memory, or _PER_BYTE times the size of its file if that is more.
-# While it is read, the process takes about three times as much.
+# The tables in a file may take _BYTES in memory, or _PER_BYTE times the size of the file if that is
+# more: a flag takes a bit in the file and eight bytes in memory. While they are read, the process
+# takes about three times as much.
 _BYTES, _PER_BYTE = 2**27, 64
-_WIDTH = 8  # bytes of a number
+_WIDTH = 8  # bytes of a number, or of where a text or a list lies
+_LIST = 128  # bytes of a list, beside its numbers
 _DEEPEST = 4  # structs in the header of a page
 
 
-def check_size(content: bytes) -> None:
-    """Raises ValueError if the bytes of a parquet file stand for far more data than they can hold.
+def allowed(size: int) -> int:
+    """Returns how many bytes in memory the tables in a file of this size may take."""
+    return max(_BYTES, _PER_BYTE * size)
 
-    May also raise an error of pyarrow, if the bytes are not a parquet file.
+
+def check_size(content: bytes, most: int) -> int:
+    """Returns how many bytes in memory the bytes of a parquet file stand for.
+
+    Raises ValueError if they are more than `most`, and for types of columns that no saved table
+    has. May also raise an error of pyarrow, if the bytes are not a parquet file.
     """
     import pyarrow.parquet as parquet
 
-    most = max(_BYTES, _PER_BYTE * len(content))
     with parquet.ParquetFile(io.BytesIO(content)) as file:
         meta = file.metadata
+        lists, texts = _columns(file)
         groups = [meta.row_group(place) for place in range(meta.num_row_groups)]
         columns = [group.column(n) for group in groups for n in range(meta.num_columns)]
         pages = [_pages(content, column) for column in columns]
@@ -36,17 +44,19 @@ def check_size(content: bytes) -> None:
             sum(column.num_values for column in columns),
             sum(values for values, _ in pages),
         )
-        if claimed * _WIDTH > most:
+        size = claimed * _WIDTH + rows * lists * _LIST
+        if size > most:
             raise ValueError(f"it claims {claimed:,} values, more than its size allows")
-        unpacked = sum(size for _, size in pages)
+        unpacked = sum(length for _, length in pages)
         if unpacked > most:
             raise ValueError(f"it claims {unpacked:,} bytes, more than its size allows")
-        texts = _texts(file)
     if texts:
         table = parquet.read_table(io.BytesIO(content), columns=texts, read_dictionary=texts)
         length = sum(_length(column) for column in table.columns)
-        if length > most:
+        if size + length > most:
             raise ValueError(f"it claims {length:,} characters, more than its size allows")
+        size += length
+    return max(size, unpacked)
 
 
 def _pages(content: bytes, column: Any) -> tuple[int, int]:
@@ -119,17 +129,27 @@ def _whole(content: bytes, place: int) -> tuple[int, int]:
     return value >> 1 ^ -(value & 1), place
 
 
-def _texts(file: Any) -> list[str]:
-    """Returns the columns of a parquet file that hold texts or bytes.
+def _columns(file: Any) -> tuple[int, list[str]]:
+    """Returns how many columns of a parquet file hold lists, and which hold texts or bytes.
 
-    Raises ValueError if texts are nested in other values, which no saved table has.
+    Raises ValueError for columns that no saved table has, such as texts in lists. A value of some
+    types takes far more memory than its bytes.
     """
-    leaves = [file.schema.column(place) for place in range(file.metadata.num_columns)]
-    texts = [leaf for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    nested = [leaf.path for leaf in texts if leaf.path not in file.schema_arrow.names]
-    if nested:
-        raise ValueError(f"its column {nested[0]} holds texts inside lists")
-    return [leaf.path for leaf in texts]
+    from pyarrow import types
+
+    of_text = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    of_number = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    lists, texts = 0, []
+    for column in file.schema_arrow:
+        listed = types.is_list(column.type)
+        nested = listed or types.is_dictionary(column.type)
+        kind = column.type.value_type if nested else column.type
+        if any(test(kind) for test in of_text) and not listed:
+            texts.append(column.name)
+        elif not any(test(kind) for test in of_number):
+            raise ValueError(f"its column {column.name} holds values of type {column.type}")
+        lists += listed
+    return lists, texts
 
 
 def _length(column: "ChunkedArray") -> int:

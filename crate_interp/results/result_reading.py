@@ -14,7 +14,7 @@ from crate_interp.core.folders import differs, named, read_index
 from crate_interp.core.safe_text import is_harmless, plain
 from crate_interp.results import json_schemas
 from crate_interp.results.json_schemas import fault_of_file
-from crate_interp.results.parquet_limits import check_size
+from crate_interp.results.parquet_limits import allowed, check_size
 
 FORMAT, META = 1, "meta.json"
 _LONGEST = 2**26  # the most bytes of meta.json
@@ -129,19 +129,32 @@ def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.D
 
 
 def table_from(content: bytes) -> pd.DataFrame:
-    """Returns the table in the bytes of a parquet file.
+    """Returns the table in the bytes of a parquet file; errors are those of `tables_from`."""
+    return tables_from([content], len(content))[0]
 
-    Raises ValueError if the bytes are not a saved table, or if they claim to hold more values than
+
+def tables_from(contents: Collection[bytes], size: int) -> list[pd.DataFrame]:
+    """Returns the tables in the bytes of parquet files, which together came in `size` bytes.
+
+    Raises ValueError if the bytes are not saved tables, or if they claim to hold more values than
     they can.
     """
+    left = allowed(size)
     try:
-        check_size(content)
-        table = pd.read_parquet(io.BytesIO(content))
+        for content in contents:
+            left -= check_size(content, left)
+        tables = [pd.read_parquet(io.BytesIO(content)) for content in contents]
     except Exception as error:  # pyarrow and pandas raise errors of many types
         raise ValueError(plain(error) or type(error).__name__) from None
-    for column in map(str, table.columns):
-        if not is_harmless(column):
-            raise ValueError(f"it has the unprintable column name {plain(column, 80)}")
+    for table in tables:
+        _check_columns(table)
+    return tables
+
+
+def _check_columns(table: pd.DataFrame) -> None:
+    for column in table.columns:
+        if not isinstance(column, str) or not is_harmless(column):
+            odd = "unprintable " if isinstance(column, str) else ""
+            raise ValueError(f"it has the {odd}column name {plain(column, 80)}")
         if column in _KEYS and len(table) and not pd.api.types.is_numeric_dtype(table[column]):
             raise ValueError(f"its column {column} holds something other than numbers")
-    return table

@@ -1,111 +1,20 @@
-"""Maps that need no network, because they are made of the picture alone, and their scores."""
+"""Scores of masks that need no network, because they are made of the picture alone."""
 
 from typing import Any
 
 import pandas as pd
 import torch
-from einops import rearrange
-from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.data import Samples
-from crate_interp.measures import mass_mask, top_mask
+from crate_interp.measures import input_maps, mass_mask, top_mask
+from crate_interp.measures.picture_maps import MAPS
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES, Targets
 from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.batches import Chunk
 
-MAPS = {
-    "centre": "a centred map",
-    "border_colour": "a map of colour contrast to the border",
-    "mean_colour": "a map of colour contrast to the mean",
-    "local_variance": "a map of local variance",
-    "colour_clusters": "a map of two colour clusters",
-}
 WITHOUT_NETWORK = {"all_foreground": "all foreground"} | MAPS
 LEAST = 4  # fewest images with an object
-_ROUNDS = 100  # the most rounds of k-means
-
-
-def input_maps(
-    images: Float[Tensor, "batch channels height width"], patch_size: tuple[int, int]
-) -> Float[Tensor, "batch map patch"]:
-    """Returns the maps that `MAPS` names, in its order; all values are >= 0.
-
-    images: the model's input. Colours are those of the input, so distances are between preprocessed
-    pixels (divided by the model's std), summed over channels.
-
-    * centre: `centred_map`, the same for every picture.
-    * border_colour: the squared distance of each pixel's colour to the mean colour of the frame
-      (the outermost pixels of the picture), mean over the patch.
-    * mean_colour: the same, to the mean colour of the picture.
-    * local_variance: the squared distance to the mean colour of the patch itself.
-    * colour_clusters: the squared distance to the mean colour of the background, which is one of
-      two clusters of the patches' mean colours (`_background`).
-    """
-    height, width = patch_size
-    pattern = "n c (h p1) (w p2) -> n h w (p1 p2) c"
-    pixels = rearrange(images.double(), pattern, p1=height, p2=width)
-    grid = (pixels.shape[1], pixels.shape[2])
-    pixels = pixels.flatten(1, 2)  # [batch, patch, pixel, channels]
-    frame = images.double()[:, :, _ring(images.shape[-2:])].mean(dim=-1)
-    colours = pixels.mean(dim=2)
-    background = _background(colours, _ring(grid).flatten(), frame)
-    maps = (
-        centred_map(grid).double().expand(len(images), -1),
-        _distance(pixels, frame[:, None, None]).mean(dim=-1),
-        _distance(pixels, colours.mean(dim=1)[:, None, None]).mean(dim=-1),
-        _distance(pixels, colours[:, :, None]).mean(dim=-1),
-        _distance(pixels, background[:, None, None]).mean(dim=-1),
-    )
-    return torch.stack(maps, dim=1)
-
-
-def _distance(colours: Tensor, others: Tensor) -> Tensor:
-    return ((colours - others) ** 2).sum(dim=-1)
-
-
-def _ring(grid: tuple[int, ...]) -> Tensor:
-    """Returns which places of a grid lie at its border, bool `[h, w]`."""
-    ring = torch.ones(*grid, dtype=torch.bool)
-    ring[1:-1, 1:-1] = False
-    return ring
-
-
-def _background(
-    colours: Float[Tensor, "batch patch channels"], ring: Tensor, frame: Tensor
-) -> Float[Tensor, "batch channels"]:
-    """Returns the mean colour of the background, the cluster that touches the border most.
-
-    k-means with k = 2. The first cluster starts at the mean colour of the frame, the second at the
-    patch farthest from this colour, so that nothing is random. The background is the cluster of
-    which the larger share lies at the border of the grid; if both shares are equal, the first.
-    """
-    far = _distance(colours, frame[:, None]).argmax(dim=1)
-    centres = torch.stack([frame, colours[torch.arange(len(colours)), far]], dim=1)
-    second = torch.ones(colours.shape[:2], dtype=torch.bool)
-    for _ in range(_ROUNDS):
-        before = second
-        near, away = (_distance(colours, centres[:, which, None]) for which in (0, 1))
-        second = away < near
-        if torch.equal(before, second):
-            break
-        members = torch.stack([~second, second], dim=1).double()  # [batch, cluster, patch]
-        count = members.sum(dim=2, keepdim=True)
-        centres = torch.where(count > 0, members @ colours / count.clamp(min=1), centres)
-    first, other = (
-        (which & ring).sum(dim=1) / which.sum(dim=1).clamp(min=1) for which in (~second, second)
-    )
-    return torch.where((other > first)[:, None], centres[:, 1], centres[:, 0])
-
-
-def centred_map(grid: tuple[int, int]) -> Float[Tensor, "patch"]:
-    """Returns a Gaussian around the middle of a grid `[h * w]`.
-
-    Its standard deviation is a quarter of each side.
-    """
-    # made from integers, so that mirrored patches are exactly equal and only the tie rule decides
-    rows, columns = ((2 * torch.arange(side) + 1 - side) / side * 2 for side in grid)
-    return torch.exp(-(rows[:, None] ** 2 + columns**2) / 2).flatten()
 
 
 def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
@@ -120,7 +29,7 @@ def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
         assert batch.masks is not None  # the stage has masks
         parts.setdefault("sample", []).append(torch.arange(batch.start, batch.last + 1))
         targets = Targets(batch.masks, patch_size)
-        maps = input_maps(batch.inputs.cpu(), patch_size)
+        maps = input_maps(batch.inputs.cpu().double(), patch_size)
         shapes = {"mass": mass_mask(maps, mass), "top": top_mask(maps, fraction)}
         whole = torch.ones_like(shapes["top"][:, :1])
         for resolution in RESOLUTIONS:

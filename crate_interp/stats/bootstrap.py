@@ -34,16 +34,17 @@ class Studentised:
         """Returns the two ends of an interval of the mean; each end is mean - q error.
 
         q is the k-th largest draw for the lower end and the k-th smallest draw for the upper end,
-        where k = (resamples + 1) (1 - level) / 2 rounded down. Where all rows are equal, both ends
-        are the rows' value. Both ends are NaN for fewer than two rows. Reference: Efron and
-        Tibshirani (1993), section 12.5.
+        where k = (resamples + 1) (1 - level) / 2 rounded down. Both ends are NaN for fewer than two
+        rows, and where all rows are equal: they show no spread. Reference: Efron and Tibshirani
+        (1993), section 12.5.
         """
         place = int((len(self.draws) + 1) * (1 - level) / 2 + 1e-9)
         if not 0 < level < 1 or not place:
             raise ValueError(f"level={level}: give a share below 1 - 2e-4, such as 0.95.")
         ends = []
         for draw in (self.draws[-place], self.draws[place - 1]):
-            step = np.multiply(draw, self.error, where=self.error > 0, out=0 * self.error)
+            blank = np.full(self.mean.shape, np.nan)
+            step = np.multiply(draw, self.error, where=self.error > 0, out=blank)
             ends.append(self.mean - step)
         return ends[0], ends[1]
 
@@ -52,10 +53,8 @@ class Studentised:
 
         p is one-sided, (1 + count of t* >= t) / (resamples + 1) with t = (mean - bound) / error. It
         is at most 0.025 exactly where the lower end of the 95 % interval is above the bound. It is
-        0 for a bound of -inf, and 1 for fewer than two rows. Where all rows are equal, p is 0 if
-        their value is at least the bound, and 1 otherwise: a value on the bound counts as within
-        it. `below` is 0 for a value on the bound too, so first test whether a claim holds, then
-        whether it fails.
+        0 for a bound of -inf and 1 for a bound of inf. For any other bound it is NaN for fewer than
+        two rows, and where all rows are equal: they show no spread.
         """
         return _tail(self.mean, self.error, self.draws, bound, 1)
 
@@ -77,8 +76,7 @@ def _tail(
     spread = error > 0
     t = np.divide(distance, error, where=spread, out=np.zeros_like(mean))
     count = (sign * draws >= t).sum(axis=0)
-    p = np.where(spread, (1 + count) / (len(draws) + 1), 1.0)
-    p = np.where((error == 0) & (distance >= 0), 0.0, p)
+    p = np.where(spread, (1 + count) / (len(draws) + 1), np.nan)
     return np.where(endless, np.where(sign * bounds < 0, 0.0, 1.0), p)
 
 

@@ -58,8 +58,7 @@ def paired(values: Float[np.ndarray, "sample layer"]) -> Difference:
     for start in range(0, values.shape[1], _AT_ONCE):
         found = studentised(values[:, start : start + _AT_ONCE])
         p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
-        tests = (np.where(found.error > 0, each, np.nan) for each in (*found.interval(), p))
-        parts.append((found.mean, found.error, *tests))
+        parts.append((found.mean, found.error, *found.interval(), p))
     return Difference(*(np.concatenate(parts, axis=1) if parts else np.zeros((5, 0))))
 
 

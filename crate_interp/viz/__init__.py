@@ -15,10 +15,12 @@ from crate_interp.viz.pages.atlas_page import atlas_pages
 from crate_interp.viz.pages.audit_page import audit_page
 from crate_interp.viz.pages.cache_views import activations, attention, top_tokens
 from crate_interp.viz.pages.comparison_page import compare_page
+from crate_interp.viz.pages.concentration_page import concentration_page
 from crate_interp.viz.pages.segment_page import segment_page
 
 __all__ = [
     "activations", "atlas_pages", "attention", "attention_on_image", "audit_page", "beside",
-    "circuit", "compare", "compare_page", "concentration", "explore", "head_ablation", "head_grid",
-    "heads", "heatmap", "layers", "segment_page", "steps", "top_tokens",
+    "circuit", "compare", "compare_page", "concentration", "concentration_page", "explore",
+    "head_ablation", "head_grid", "heads", "heatmap", "layers", "segment_page", "steps",
+    "top_tokens",
 ]  # fmt: skip

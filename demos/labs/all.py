@@ -2,7 +2,8 @@
 
     python demos/labs/all.py --out DIR [--full]
 
-Each writes into DIR/NAME. The last lines name the labs that failed, if any.
+Each writes into DIR/NAME. The first line is the digest of the rules by which claims are answered,
+the last names the labs that failed, if any.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from rules import digest
 from tqdm.auto import tqdm
 
 HERE = Path(__file__).parent
@@ -34,6 +36,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--full", action="store_true")
     given = parser.parse_args()
+    print(f"rules (data/rules.csv): SHA-256 {digest()}")
     form, failed = "--full" if given.full else "--quick", []
     for name in tqdm(names(), desc="labs", unit="lab"):
         start = time.monotonic()

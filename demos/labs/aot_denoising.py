@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from lab import LabResult, Steps, claim, finished, in_all, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, finished, main, mean_and_interval, result
 from mixtures import rotation
+from rules import beyond
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -35,7 +36,6 @@ SUBSPACES = ("planted", "random")
 N_TOKENS, SEEDS = {"quick": 50, "full": 200}, {"quick": 10, "full": 5}  # tokens of each subspace
 RANDOM = 20  # the first seed of random subspaces
 WITHIN, STRAIGHT = 0.01, 0.99  # of the rate; the variance of ln SNR that a line explains
-WHERE = "arXiv 2506.03790, theorem on the denoising of attention-only transformers"
 
 HEADLINE = (
     "One layer of attention multiplies the signal-to-noise ratio of planted tokens by {first:.3f} "
@@ -111,12 +111,6 @@ def line(by_seed: list[list[float]]) -> tuple[list[float], float]:
     return slope.exp().tolist(), float(explained.mean())
 
 
-def at_rate(factors: Tensor) -> bool:
-    """Tells whether the interval over seeds lies within a hundredth of the theorem's rate."""
-    _, (low, high) = mean_and_interval(factors.tolist())
-    return low > RATE * (1 - WITHIN) and high < RATE * (1 + WITHIN)
-
-
 def layers_at_rate(by_seed: list[list[float]]) -> list[float]:
     """Returns how many layers of each seed keep the theorem's rate, to a hundredth."""
     return ((growth(by_seed) / RATE - 1).abs() <= WITHIN).double().sum(dim=1).tolist()
@@ -124,80 +118,63 @@ def layers_at_rate(by_seed: list[list[float]]) -> list[float]:
 
 def one_layer_claim(found: dict[str, list], size: str, n: int) -> dict:
     """Returns the claim about the first layer, by the amount of noise."""
-    kept = [at_rate(growth(found[f"thresholded|planted|{delta}"])[:, 0]) for delta in DELTAS]
-    first = growth(found[f"thresholded|planted|{SHOWN}"])[:, 0].tolist()
-    mean, interval = mean_and_interval(first)
-    random = growth(found[f"thresholded|random|{SHOWN}"])[:, 0].mean()
+    cases = {}
+    for delta in DELTAS:
+        first = growth(found[f"thresholded|planted|{delta}"])[:, 0] / RATE - 1
+        cases[f"delta {delta}"] = mean_and_interval(first.tolist())[1]
     return claim(
-        "Planted tokens: one layer multiplies the signal-to-noise ratio by 1 + eta tau.",
-        WHERE,
-        mean,
-        interval=interval,
+        "aot_denoising.one_layer",
+        growth(found[f"thresholded|planted|{SHOWN}"])[:, 0].tolist(),
+        cases=cases,
         published=f"{RATE:g}",
-        **in_all(
-            kept,
-            f"amounts of noise ({DELTAS[0]:g} to {DELTAS[-1]:g}) have an interval over seeds "
-            f"within {WITHIN:.0%} of it. The number is that of delta = {SHOWN}.",
-        ),
+        why=f"The number is the factor at delta = {SHOWN}.",
         size=size,
-        baseline=float(random),
-        baseline_is="random subspaces",
+        baseline=float(growth(found[f"thresholded|random|{SHOWN}"])[:, 0].mean()),
         n=n,
     )
 
 
 def stack_claim(found: dict[str, list], stack: str, size: str, n: int) -> dict:
-    """Returns the claim that the ratio of a stack grows at a linear rate.
-
-    Rule: the interval of the fitted factor lies above 1, and the line explains .99 of ln SNR.
-    """
+    """Returns the claim that the ratio of a stack grows at a linear rate."""
     factors, explained = line(found[f"{stack}|planted|{SHOWN}"])
-    mean, interval = mean_and_interval(factors)
-    random, _ = mean_and_interval(line(found[f"{stack}|random|{SHOWN}"])[0])
-    straight = interval[0] > 1 and explained >= STRAIGHT
+    low, high = mean_and_interval(factors)[1]
     times = torch.tensor(found[f"{stack}|planted|{SHOWN}"])
     return claim(
-        f"Planted tokens, {stack}: the ratio grows at a linear rate over {LAYERS} layers.",
-        WHERE,
-        mean,
-        interval=interval,
+        "aot_denoising.linear",
+        factors,
+        cases={
+            "factor less 1": (low - 1, high - 1),
+            f"share explained less {STRAIGHT:g}": (explained - STRAIGHT,) * 2,
+        },
         published=f"{RATE:g}" if stack.startswith("thresholded") else "",
-        answer="supported" if straight else "not supported",
         why=f"The number is the fitted factor per layer at delta = {SHOWN}. A line explains "
         f"{explained:.3f} of the variance of ln SNR, and the last ratio is "
         f"{float((times[:, -1] / times[:, 0]).mean()):.3g} times the first.",
         size=size,
-        baseline=random,
-        baseline_is="random subspaces",
+        baseline=mean_and_interval(line(found[f"{stack}|random|{SHOWN}"])[0])[0],
         n=n,
+        stack=stack,
+        layers=LAYERS,
     )
 
 
 def planted_claim(found: dict[str, list], size: str, n: int) -> dict:
     """Returns the claim that the planted subspaces denoise, and random ones do not."""
-    kept = []
+    cases = {}
     for stack in STACKS:
         for delta in DELTAS:
             own, other = (
-                growth(found[f"{stack}|{which}|{delta}"])[:, 0].tolist() for which in SUBSPACES
+                mean_and_interval(growth(found[f"{stack}|{which}|{delta}"])[:, 0].tolist())[1]
+                for which in SUBSPACES
             )
-            (low, _), (_, high) = mean_and_interval(own)[1], mean_and_interval(other)[1]
-            kept.append(low > max(1.0, high))
-    own = growth(found[f"softmax|planted|{SHOWN}"])[:, 0].tolist()
-    mean, interval = mean_and_interval(own)
+            cases[f"{stack}, delta {delta}"] = beyond(own, other, (1.0, 1.0))
     return claim(
-        "Planted tokens: a layer of their own subspaces denoises, one of random ones does not.",
-        WHERE,
-        mean,
-        interval=interval,
-        **in_all(
-            kept,
-            "pairs of a stack and an amount of noise have a first factor above 1 and above that of "
-            f"random subspaces. The number is that of the plain softmax at delta = {SHOWN}.",
-        ),
+        "aot_denoising.planted",
+        growth(found[f"softmax|planted|{SHOWN}"])[:, 0].tolist(),
+        cases=cases,
+        why=f"The number is that of the plain softmax at delta = {SHOWN}.",
         size=size,
         baseline=float(growth(found[f"softmax|random|{SHOWN}"])[:, 0].mean()),
-        baseline_is="random subspaces",
         n=n,
     )
 

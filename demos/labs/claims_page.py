@@ -1,98 +1,173 @@
-"""Writes the page of all claims, from the results of the labs and from elsewhere.py.
+"""Writes the page of all claims, from stored results of the labs and from elsewhere.py.
 
-    python demos/labs/claims_page.py --labs runs/labs --out demos/docs/pages/claims.md
+    python demos/labs/claims_page.py                    # from data/claims.csv
+    python demos/labs/claims_page.py --labs runs/labs   # takes in the labs that lie there first
 
---labs: the folder that `make labs` writes, with a folder for each lab.
+--labs: the folder that `make labs` writes, with a folder for each lab. Of it those results are
+taken whose form is that of the rules (data/rules.csv); the others are named and left. The tables of
+the labs' own pages are written too.
 """
 
 import argparse
+import csv
+import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import elsewhere
-from lab import LabResult
+import rules
+from lab import CLAIMS, LabResult
+from tqdm.auto import tqdm
 
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import in_markdown
 
+STORED = Path(__file__).parent / "data" / "claims.csv"
 DOCUMENTS = (
     elsewhere.CRATE, elsewhere.SEGMENTATION, elsewhere.SRR, elsewhere.JOMA, elsewhere.SELECTION,
-    elsewhere.OTHERS,
+    elsewhere.AOT, elsewhere.OTHERS,
 )  # fmt: skip
-HEAD = ("claim", "where", "published", "ours (95 %)", "baseline", "answer", "by")
+HEAD = (
+    "claim", "where", "published", "ours (95 %)", "n, unit", "baseline", "rule", "answer", "by",
+)  # fmt: skip
+NUMBERS = ("ours", "low", "high", "baseline")
+Row = Mapping[str, Any]
 
 
 def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def lab_row(row: Mapping[str, Any], lab: str) -> tuple[str, ...]:
-    """Returns the cells of a claim that a lab measured."""
+def stored() -> list[dict[str, Any]]:
+    """Returns the rows of data/claims.csv: lab, form, and the columns of `lab.CLAIMS`."""
+    with STORED.open(newline="", encoding="utf-8") as lines:
+        rows: list[dict[str, Any]] = list(csv.DictReader(lines))
+    return [row | {name: float(row[name]) for name in NUMBERS} for row in rows]
+
+
+def answered(row: Row) -> str:
+    """Returns the answer that the rule of a stored row gives to its cases."""
+    return rules.answer(rules.rules()[row["rule"]], json.loads(row["cases"]))
+
+
+def taken_in(labs: Path) -> None:
+    """Puts the results of a folder in the place of those that are stored."""
+    rows, found = stored() if STORED.exists() else [], []
+    for name in tqdm([name for names in elsewhere.LABS.values() for name in names], desc="labs"):
+        if not (labs / name / "meta.json").exists():
+            continue
+        result = LabResult.load(labs / name)
+        form, table = result.meta["form"], result.table()
+        wanted = {rule.form for rule in rules.rules().values() if rule.lab == name}
+        if {form} != wanted:
+            print(f"{name}: {form} form, the rules are of the {' and '.join(wanted)} form; left")
+            continue
+        found += [{"lab": name, "form": form, **row} for row in table.to_dict("records")]
+    new = {row["lab"] for row in found}
+    place = [name for names in elsewhere.LABS.values() for name in names].index
+    rows = sorted(
+        [row for row in rows if row["lab"] not in new] + found, key=lambda r: place(r["lab"])
+    )
+    lines: list[Sequence] = [("lab", "form", *CLAIMS)]
+    for row in rows:
+        row |= {name: number(float(row[name])) for name in NUMBERS}
+        lines.append([row[name] for name in lines[0]])
+    with STORED.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)
+
+
+def lab_cells(row: Row) -> tuple[str, ...]:
+    """Returns the cells of a claim that a lab measured, without those of where and by."""
+    rule = rules.rules()[row["rule"]]
     ours = number(row["ours"])
     if not math.isnan(row["low"]):
         ours += f" ({number(row['low'])} to {number(row['high'])})"
-    baseline = ""
-    if not math.isnan(row["baseline"]):
-        baseline = f"{number(row['baseline'])}, {row['baseline_is']}"
-    cells = (row["claim"], row["where"], row["published"], ours, baseline, row["answer"])
-    return (*cells, f"[{lab}](labs/{lab}.md)")
+    baseline = f"{number(row['baseline'])}, {row['baseline_is']}"
+    cells = (row["claim"], row["published"], ours, f"{row['n']} {rule.unit}", baseline)
+    return (*cells, rule.words(), answered(row))
 
 
-def other_row(row: elsewhere.Elsewhere) -> tuple[str, ...]:
+def cells_of(row: Row) -> tuple[str, ...]:
+    text, *cells = lab_cells(row)
+    return (text, row["where"], *cells, f"[{row['lab']}](labs/{row['lab']}.md)")
+
+
+def other_cells(each: elsewhere.Elsewhere) -> tuple[str, ...]:
     """Returns the cells of a claim that a command measured."""
-    return row.claim, row.where, "", row.ours, "", row.answer, row.by
+    row, rule = each.row, rules.rules()[each.row["rule"]]
+    cells = (row["claim"], row["where"], "", each.ours, f"{rule.n}; {rule.unit}", each.baseline)
+    return (*cells, rule.words(), row["answer"], each.by)
 
 
-def section(document: str, labs: Path, found: Counter) -> list[str]:
-    """Returns the lines of a document, and counts its answers."""
-    cells, sizes = [], []
-    for row in elsewhere.MEASURED.get(document, ()):
-        cells.append(other_row(row))
-        found[row.answer.split(" (")[0]] += 1
-    for lab in elsewhere.LABS.get(document, ()):
-        result = LabResult.load(labs / lab)
-        rows: Any = result.table().to_dict("records")
-        cells += [lab_row(row, lab) for row in rows]
-        found.update(row["answer"] for row in rows)
-        sizes.append(f"{lab} ({result.meta['form']} form): {rows[0]['size']}")
-    lines = [f"## {document}", "", in_markdown(HEAD, cells)] if cells else [f"## {document}"]
+def section(
+    document: str, rows: Sequence[Row], others: Sequence[elsewhere.Elsewhere]
+) -> tuple[list[str], Counter]:
+    """Returns the lines of a document, and how often each answer is given."""
+    own = [row for row in rows if row["lab"] in elsewhere.LABS.get(document, ())]
+    cells = [*map(other_cells, others), *map(cells_of, own)]
+    lines = [f"## {document}", ""] + ([in_markdown(HEAD, cells)] if cells else [])
+    sizes = {row["lab"]: f"{row['lab']} ({row['form']} form): {row['size']}" for row in own[::-1]}
     if sizes:
-        lines += ["", "Sizes. " + "; ".join(sizes) + "."]
+        lines += ["", "Sizes. " + "; ".join(list(sizes.values())[::-1]) + "."]
     if document in elsewhere.CANNOT:
-        lines += ["", "Cannot be run here or on a CRATE:", ""]
+        lines += [""] * bool(cells) + ["Cannot be run here or on a CRATE:", ""]
         lines += [f"* {claim}: {why}." for claim, why in elsewhere.CANNOT[document]]
-    return [*lines, ""]
+    return [*lines, ""], Counter(each[-2] for each in cells)
 
 
-def page(labs: Path) -> str:
-    """Returns the page as Markdown.
-
-    Raises ValueError if the result of a lab is missing.
-    """
-    found: Counter = Counter()
-    body = [line for document in DOCUMENTS for line in section(document, labs, found)]
-    total = sum(found.values())
+def page(rows: Sequence[Row]) -> str:
+    """Returns the page as Markdown; rows: as `stored` returns them."""
+    body, found, others = [], Counter(), elsewhere.measured()
+    for document in DOCUMENTS:
+        lines, answers = section(document, rows, others.get(document, ()))
+        body, found = body + lines, found + answers
     head = [
         "# What the documents claim, and what came out here",
         "",
-        f"Of {total} claims {found['supported']} are supported at the size at which they were run, "
-        f"{found['not supported']} are not, {found['depends']} depend on a setting or on too "
-        f"little data, and {found['undecided']} cannot be decided here. Each row has its baseline; "
-        "its page says by which rule it was answered.",
+        f"Of {sum(found.values())} claims {found['supported']} are supported at the size at which "
+        f"they were run, {found['not supported']} are not, {found['depends']} depend on a frame, a "
+        f"layer or a setting, and {found['undecided']} are undecided: an interval holds both "
+        "answers, there are too few units, or a baseline is not tuned.",
+        "",
+        "The rule of every row was written down apart from its result, in "
+        "`demos/labs/data/rules.csv`: what the paper says and where, or that it is ours; the "
+        "statistic and the bar that its interval must pass, and where the bar comes from; the unit "
+        "and the number of the units; the baseline; the form. Answers are computed from stored "
+        "intervals (`demos/labs/data/claims.csv`) by that file, whose SHA-256 is "
+        f"`{rules.digest()}`. The file is younger than the first results, so a bar is 0, comes "
+        "from the paper or from rounding, lies midway between the claim and its baseline, or is "
+        "the size of a baseline's own error; a rule without such a bar was dropped.",
         "",
     ]
     return "\n".join([*head, *body]).rstrip() + "\n"
+
+
+def with_table(text: str, rows: Sequence[Row]) -> str:
+    """Returns the text of a lab's page with its table of claims written anew."""
+    head = ("claim", "published", "ours (95 %)", "n, unit", "baseline", "rule", "answer")
+    lines = text.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("| claim"))
+    last = next(
+        (at for at in range(first, len(lines)) if not lines[at].startswith("|")), len(lines)
+    )
+    new = in_markdown(head, [lab_cells(row) for row in rows]).splitlines()
+    return "\n".join(lines[:first] + new + lines[last:]) + "\n"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--labs", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--labs", type=Path)
     given = parser.parse_args()
-    write_text(given.out, page(given.labs))
-    print(f"page: {given.out}")
+    if given.labs:
+        taken_in(given.labs)
+    kept = stored()
+    write_text(elsewhere.PAGES / "claims.md", page(kept))
+    for lab in {row["lab"] for row in kept}:
+        own = elsewhere.PAGES / "labs" / f"{lab}.md"
+        write_text(own, with_table(own.read_text(), [row for row in kept if row["lab"] == lab]))
+    print(f"rules: {rules.digest()}\npage: {elsewhere.PAGES / 'claims.md'}")

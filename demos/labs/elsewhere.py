@@ -1,94 +1,162 @@
 """Claims that no lab measures, because a command of the library does or because nothing can.
 
-Literal data. The numbers are what the command printed on the embedded models; tests hold the
-README's to them.
+The numbers are read from what the commands wrote: the pages whose tables they printed, and the
+tables beside the weights of the pairs. Where they stand here they are what a command printed.
 """
 
-from typing import NamedTuple
+import math
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import pandas as pd
+from lab import claim
+from rules import Interval, highest, lowest
 
-class Elsewhere(NamedTuple):
-    """A claim, its place in a paper, what measures it, what that gave, and the answer."""
+DEMOS = Path(__file__).parent.parent
+sys.path.append(str(DEMOS))
 
-    claim: str
-    where: str
-    by: str
-    ours: str
-    answer: str
+from pair_verdicts import PROPERTIES, mean_interval, values_of, welch  # noqa: E402
+from pairs import KINDS, SEEDS, WEIGHTS, facts_of, searched  # noqa: E402
 
+PAGES = DEMOS / "docs" / "pages"
 
 CRATE = "CRATE (arXiv 2306.01129, 2311.13110)"
 SEGMENTATION = "Segmentation (arXiv 2308.16271)"
 SRR = "Sparse rate reduction (arXiv 2411.17182)"
 JOMA = "JoMA (arXiv 2310.00535)"
 SELECTION = "Token selection (slides)"
+AOT = "Attention alone (arXiv 2506.03790)"
 OTHERS = "CRATE-MAE, CRATE-alpha, CRATE-LM"
 
-MEASURED: dict[str, tuple[Elsewhere, ...]] = {
-    CRATE: (
-        Elsewhere(
-            "R^c as the authors' script counts it falls from layer to layer", "Figures 3 to 5",
-            "`crate-interp sweep MODEL`, `compression.official_rate`",
-            "first to last layer 221 to 166, 316 to 187 and 356 to 301 nats in the three embedded "
-            "models; untrained 243 to 250, 381 to 383, 420 to 373",
-            "supported (three tiny models; the last one is lowest in layer 2)",
-        ),
-        Elsewhere(
-            "Attention lowers R^c of the stream", "section 2.3", "`crate-interp audit MODEL`",
-            "in every frame and at every eps in none of 16 layers, in some in 14", "depends",
-        ),
-        Elsewhere(
-            "Attention is a gradient step on R^c", "eq. 8 to 12", "`crate-interp audit MODEL`",
-            "cosine with the gradient at most .054 in 16 layers", "not supported",
-        ),
-        Elsewhere(
-            "The output map of a head is U_k^T", "eq. 12, 115", "`crate-interp audit MODEL`",
-            "cosine -.27 to .072; below 0 in 69 of 84 heads", "not supported",
-        ),
-        Elsewhere(
-            "The sparse step lowers its lasso", "eq. 15 to 17", "`crate-interp audit MODEL`",
-            "beyond its nulls in 3 of 16 layers, not in 8, undecided in 5", "depends",
-        ),
-        Elsewhere(
-            "Codes are sparser in deeper layers", "Figure 3", "`crate-interp sweep MODEL`",
-            "zeros in the first and last layer: .54 and .55, .52 and .52 in two models of images "
-            "(untrained .50 and .70, .51 and .69), .70 and .88 in the language model (.56, .55)",
-            "depends",
-        ),
-        Elsewhere(
-            "The code is a privileged basis: few of its nodes carry an answer",
-            "ours (2306.01129 calls D a dictionary)", "`crate-interp concentration MODEL`",
-            "16 nodes carry .18 to .78 of the gap between two answers, more than in random axes in "
-            "12 of 12 layers of two models of images (64 pairs each), more than in principal axes "
-            "in 4 and less in 5; more beyond random axes than untrained in 4", "depends",
-        ),
-        Elsewhere(
-            "Subspaces of the heads become incoherent", "Figure 7",
-            "`python demos/crate_against_vit.py`", "training brings no less overlap, 5 seeds",
-            "not supported",
-        ),
-        Elsewhere(
-            "CRATE is nearly as accurate as a ViT", "Table 1 (ImageNet)",
-            "`python demos/crate_against_vit.py`",
-            "60 to 64 % against 46 to 49 % of 4,000 composites, one budget of steps, 5 seeds each",
-            "supported (tiny; published models are not trained here)",
-        ),
-    ),
-    SEGMENTATION: (
-        Elsewhere(
-            "Attention of supervised CRATEs segments objects", "Figure 4, Table 1",
-            "`crate-interp segment crate-tiny-cutouts`",
-            "Jaccard .442 (.408 to .475); untrained .160, a map in the middle .325, but a map of "
-            "colour contrast to the border .604 (difference -.162, -.204 to -.121)",
-            "depends (above chance, below contrast; one training, by the share of mass)",
-        ),
-        Elsewhere(
-            "More so than that of a ViT", "Table 1", "`python demos/segmentation_emerges.py`",
-            ".442 against .335 (.307 to .365), one training each; of five seeds of smaller pairs "
-            "neither segments", "depends",
-        ),
-    ),
-}  # fmt: skip
+# of the three embedded models, first and last layer: trained, untrained
+RATES = {
+    "fashion": (221, 166, 243, 250),
+    "cutouts": (316, 187, 381, 383),
+    "lm": (356, 301, 420, 373),
+}
+ZEROS = {"fashion": (0.54, 0.55, 0.50, 0.70), "cutouts": (0.52, 0.52, 0.51, 0.69),
+         "lm": (0.70, 0.88, 0.56, 0.55)}  # fmt: skip
+AXES = {"yes": 4, "no": 5, "both": 3}  # layers: 16 nodes of the code beside 16 principal axes
+AUDITED = {  # rule: the claim of ci.audit, and what else is said of it
+    "stream": ("R^c falls", ""),
+    "gradient": ("a gradient step", "; cosine with the gradient at most .054"),
+    "output_map": ("W_O is U", "; cosine -.27 to .072"),
+    "lasso": ("lasso falls", ""),
+}
+# Jaccard index of a head, less that of maps that know no network
+MAPS = {"middle": (0.408 - 0.325, 0.475 - 0.325), "border": (-0.204, -0.121)}
+
+
+class Elsewhere(NamedTuple):
+    """A row of the table of claims, what measured it, and its number and baseline in words."""
+
+    row: dict[str, Any]
+    by: str
+    ours: str
+    baseline: str
+
+
+def made(
+    rule: str, cases: dict, by: str, ours: str, baseline: str, n: int, **given: Any
+) -> Elsewhere:
+    row = claim(f"embedded.{rule}", math.nan, cases=cases, why="", size="tiny", n=n,
+                baseline=math.nan, **given)  # fmt: skip
+    return Elsewhere(row, by, ours, baseline)
+
+
+def counted(counts: dict[str, int]) -> dict[str, Interval]:
+    """Returns a case for each of so many layers that say yes, that say no, and that hold both."""
+    ends = {"yes": (1.0, 1.0), "no": (-1.0, -1.0), "both": (-1.0, 1.0)}
+    return {f"{what} {at}": ends[what] for what, count in counts.items() for at in range(count)}
+
+
+def audited(rule: str) -> Elsewhere:
+    """Returns a claim of `ci.audit` over the layers of the table of how/audit.md.
+
+    A layer whose verdict is that it depends says yes in one frame and no in another.
+    """
+    name, more = AUDITED[rule]
+    lines = (PAGES / "how" / "audit.md").read_text().splitlines()
+    cells = [
+        [cell.strip() for cell in line.split("|")[3:7]] for line in lines if f"| {name} |" in line
+    ]
+    kept, broken, depends = (sum(int(row[at]) for row in cells) for at in range(3))
+    other = sum(int(row[3].split()[0]) for row in cells if row[3])
+    cases = counted({"yes": kept + depends, "no": broken + depends, "both": other})
+    ours = f"kept in {kept} of {kept + broken + depends + other} layers, broken in {broken}"
+    ours += f", depends on the frame in {depends}" * (depends > 0)
+    ours += f", undecided in {other}" * (other > 0) + more
+    null = "random dictionaries" if rule == "lasso" else "shuffled updates, random W_O"
+    return made(rule, cases, "`crate-interp audit MODEL`", ours, null, 16)
+
+
+def by_depth(numbers: dict[str, tuple], falls: bool) -> dict[str, Interval]:
+    """Returns a case for each model: last less first layer, and that less that of untrained."""
+    cases = {}
+    for model, (first, last, begun, ended) in numbers.items():
+        own, beyond = last - first, (last - first) - (ended - begun)
+        cases[model] = (highest if falls else lowest)((own, own), (beyond, beyond))
+    return cases
+
+
+def of_pairs() -> list[Elsewhere]:
+    """Returns the claims about the five pairs of a CRATE and a ViT."""
+    by = "`python demos/crate_against_vit.py`"
+    table = pd.read_csv(WEIGHTS / "pairs-networks.csv", keep_default_na=False)
+    overlap = next(
+        each for each in PROPERTIES if each.name.startswith("overlap of heads (U; values")
+    )
+    after, before = (values_of(table, overlap, "crate", trained) for trained in (True, False))
+    gain = mean_interval(after - before)
+    tests = {kind: [100 * facts_of(kind, seed)["test"] for seed in SEEDS] for kind in KINDS}
+    apart = welch(tests["crate"], tests["vit"])
+    spans = {kind: f"{min(each):.0f} to {max(each):.0f} %" for kind, each in tests.items()}
+    tuned = (
+        "" if searched() else "; the ViT's learning rate is from no search that tells rates apart"
+    )
+    return [
+        made("incoherent", {"": (gain.low, gain.high)}, by,
+             f"{gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
+             f"{before.mean():.3f} before training", len(SEEDS)),
+        made("vit", {"": (apart.low, apart.high)}, by,
+             f"{apart.value:+.1f} points ({apart.low:+.1f} to {apart.high:+.1f}): {spans['crate']} "
+             f"of 4,000 composites{tuned}", f"{spans['vit']}, the ViT", len(SEEDS), met=searched()),
+    ]  # fmt: skip
+
+
+def measured() -> dict[str, list[Elsewhere]]:
+    """Returns the claims by document."""
+    segment, sweep = "`crate-interp segment crate-tiny-cutouts`", "`crate-interp sweep MODEL`"
+    words = "; ".join(f"{name} {a} to {b}" for name, (a, b, *_) in RATES.items())
+    begun = "; ".join(f"{a} to {b}" for *_, a, b in RATES.values())
+    zeros = "; ".join(f"{name} {a:.2f} and {b:.2f}" for name, (a, b, *_) in ZEROS.items())
+    start = "; ".join(f"{a:.2f} and {b:.2f}" for *_, a, b in ZEROS.values())
+    incoherent, vit = of_pairs()
+    return {
+        CRATE: [
+            made("rate_falls", by_depth(RATES, True), sweep,
+                 f"{words} nats from the first to the last layer", f"{begun}, untrained", 3),
+            *(audited(rule) for rule in AUDITED),
+            made("sparser", by_depth(ZEROS, False), sweep,
+                 f"zeros in the first and last layer: {zeros}", f"{start}, untrained", 3),
+            made("concentration", counted(AXES), "`crate-interp concentration MODEL`",
+                 "16 nodes carry .18 to .78 of the gap between two answers, more than principal "
+                 "axes in 4 of 12 layers, less in 5",
+                 "principal axes; random axes, which carry less in all 12", 12),
+            incoherent,
+            vit,
+        ],
+        SEGMENTATION: [
+            made("segments", MAPS, segment, "Jaccard .442 (.408 to .475)",
+                 "a map in the middle .325, untrained .160, but colour contrast to the border .604 "
+                 "(difference -.162, -.204 to -.121)", 128),
+            made("segments_vit", {}, "`python demos/segmentation_emerges.py`",
+                 "one training each: .442 (.408 to .475)", "the ViT .335 (.307 to .365)", 128,
+                 met=False),
+        ],
+    }  # fmt: skip
+
 
 # claim, why not
 CANNOT: dict[str, tuple[tuple[str, str], ...]] = {
@@ -134,4 +202,5 @@ LABS: dict[str, tuple[str, ...]] = {
     SRR: ("srr_toy", "srr_zoo", "srr_complexity", "srr_regularizer"),
     JOMA: ("joma_dynamics", "joma_tree", "joma_entropy"),
     SELECTION: ("nearest_neighbour", "group_sparse", "random_walk", "scan_and_snap", "max_margin"),
+    AOT: ("aot_denoising",),
 }

@@ -10,12 +10,10 @@ sizes (n, d, D) = (500, 4, 6) and (200, 2, 4); the rate of the published runs is
 is .1. The theorem is about the expected loss, so each size is trained on fresh samples too.
 """
 
-import math
-
 import numpy as np
 import torch
 from group_sparse_drawing import draw
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, main, result, towards
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -89,43 +87,32 @@ def trained(n: int, d: int, groups: int, form: str, seed: int) -> list[list]:
     return rows
 
 
-def at_end(rows: list[list], quantity: str, setting: str) -> list[float]:
-    """Returns a quantity after the last iteration, over seeds."""
-    return [row[4] for row in rows if row[:2] == [quantity, setting] and row[3] == ITERATIONS]
+def at(rows: list[list], quantity: str, setting: str, iteration: int | None = None) -> list[float]:
+    """Returns a quantity over seeds, at an iteration or at the end."""
+    when = ITERATIONS if iteration is None else iteration
+    return [row[4] for row in rows if row[:2] == [quantity, setting] and row[3] == when]
 
 
 def of_setting(rows: list[list], size: tuple[int, int, int], form: str) -> list[dict]:
-    """Returns the three claims of a size.
-
-    Supported: attention above .9 and direction above .99 in cosine with the whole interval, and a
-    loss below a tenth of chance. Depends: better than chance, but not so. Else not supported.
-    """
-    n, d, groups = size
-    setting, where = f"{size} {form}", "slides, group-sparse theorem"
-    rules = (
-        ("attention", "attention is on the chosen group", 1 / groups, 0.9, 1),
-        ("cosine", "v has the direction of v*", 0.0, 0.99, 1),
-        ("loss", "the loss on fresh samples goes to 0", math.log(2), math.log(2) / 10, -1),
-    )
-    claims = []
-    for quantity, text, chance, bar, sign in rules:
-        values = at_end(rows, quantity, setting)
-        mean, interval = mean_and_interval(values)
-        worst = interval[0] if sign > 0 else interval[1]
-        answer = "depends" if sign * (worst - chance) > 0 else "not supported"
-        answer = "supported" if sign * (worst - bar) > 0 else answer
-        extra = ""
-        if quantity == "loss":
-            accuracy = float(np.mean(at_end(rows, "accuracy", setting)))
-            extra = f" Accuracy is {accuracy:.3f} (chance .5)."
-        if quantity == "cosine":
-            share = float(np.mean(at_end(rows, "position share", setting)))
-            extra = f" The positions' part of v is {share:.2f} times as long as that of x."
+    """Returns the three claims of a size: attention and direction go to 1, the loss to 0."""
+    setting, claims = f"{size} {form}", []
+    extras = {
+        "attention": "",
+        "cosine": f" The positions' part of v is {np.mean(at(rows, 'position share', setting)):.2f}"
+        " times as long as that of x.",
+        "loss": f" Accuracy is {np.mean(at(rows, 'accuracy', setting)):.3f} (chance .5).",
+    }
+    for quantity, extra in extras.items():
+        begun, half, end = (
+            np.array(at(rows, quantity, setting, iteration))
+            for iteration in (0, ITERATIONS // 2, ITERATIONS)
+        )
+        limit = float(quantity != "loss")
         claims.append(
-            claim(f"{size}, {form}: {text}", where, mean, interval=interval, n=len(values),
-                  baseline=chance, baseline_is="before training", size=FULL, answer=answer,
-                  published="1" if sign > 0 else "0",
-                  why=f"Supported needs {'above' if sign > 0 else 'below'} {bar:.3f}.{extra}")
+            claim(f"group_sparse.{quantity}_{form}", end.tolist(), size=FULL, n=len(end),
+                  cases=towards(*(abs(each - limit) for each in (begun, half, end))),
+                  baseline=float(begun.mean()), published=f"{limit:.0f}", shape=size, form=form,
+                  why=f"Half-way it is {half.mean():.4f}.{extra}")
         )  # fmt: skip
     return claims
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from joma_entropy_drawing import draw
-from lab import LabResult, Steps, answer_of, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -30,6 +30,8 @@ from tqdm.auto import tqdm
 import crate_interp as ci
 from crate_interp.measures import attention_entropy, causal_uniform_entropy, stable_rank
 from crate_interp.training.change_points import Change, change_point
+
+sys.path.append(str(Path(__file__).parent.parent))  # demos/
 
 SERIES = {
     "crate-tiny-fashion": (0, 10, 40, 160, 640, 2560),
@@ -39,16 +41,16 @@ LAST = {"crate-tiny-fashion": 4280, "crate-tiny-induction": 5000}  # the step of
 COUNT = {"quick": 64, "full": 512}  # samples
 
 HEADLINE = (
-    "Entropy bounces by {fashion[ours]:.3f} nats in crate-tiny-fashion and {induction[ours]:.3f} "
+    "Entropy bounces by {claims[0][ours]:.3f} nats in crate-tiny-fashion and {claims[1][ours]:.3f} "
     "in crate-tiny-induction, at too few checkpoints to tell it from the noise of a training; the "
-    "stable rank of D ends at {claims[1][ours]:.2f} and {claims[3][ours]:.2f} of the untrained."
+    "stable rank of D ends at {claims[2][ours]:.2f} of the untrained in five small CRATEs, at "
+    "{falls}."
 )
 
 
 def inputs(name: str, count: int, model: Any) -> Tensor:
     """Returns the first images of embedded:fashion, or held-out sequences, as the model reads."""
     if name == "crate-tiny-induction":
-        sys.path.append(str(Path(__file__).parent.parent))  # demos/
         from train_tiny_induction import HELD_OUT, sequences
 
         return sequences(count, HELD_OUT, torch.Generator().manual_seed(10_000))
@@ -98,16 +100,18 @@ def measure_series(name: str, count: int) -> dict[str, Any]:
 
 
 def of_entropy(name: str, entropy: NDArray, uniform: float) -> dict:
-    """Returns the claim that entropy bounces.
+    """Returns the claim that entropy bounces, with a case for each layer that can be tested.
 
-    Rule: supported if the course of every layer that can be tested turns upwards (p <= .05), not
-    supported if none does or there is no bounce, else it depends; with too few increments it is
-    undecided.
+    A case is 1 if the layer's course turns upwards (p <= .05), -1 if it turns downwards, else it
+    holds both. A curve without a bounce needs no test.
     """
     means = entropy.mean(axis=-1).T  # [layer, step]
     tested = changes(means)
-    turn = [one.p <= 0.05 and one.after > one.before for one in tested]
+    turns = [float(np.sign(one.after - one.before)) if one.p <= 0.05 else 0.0 for one in tested]
+    cases = {f"{at}": (turn or -1.0, turn or 1.0) for at, turn in enumerate(turns)}
     value = float(bounce(means).mean())
+    if value <= 0:
+        cases = {"no bounce": (-1.0, -1.0)}
     # the steps of each layer's minimum are those of the mean over samples
     sampled = [
         np.minimum(layer[0], layer[-1]) - layer[at]
@@ -116,31 +120,41 @@ def of_entropy(name: str, entropy: NDArray, uniform: float) -> dict:
     _, interval = mean_and_interval(np.mean(sampled, axis=0).tolist())
     layers = ", ".join(f"{each:.3f}" for each in bounce(means))
     told = f"{means.shape[1] - 1} increments are too few"
-    if turn:
-        told = f"{sum(turn)} of {len(turn)} layers turn upwards"
+    if turns:
+        told = f"{turns.count(1.0)} of {len(turns)} layers turn upwards"
     return claim(
-        f"{name}: entropy of attention falls and bounces back (mean bounce over layers, nats)",
-        "Figures 6 and 8", value, interval=interval, n=entropy.shape[-1],
+        "joma_entropy.bounce", value, name=name, interval=(max(interval[0], 0.0), interval[1]),
+        cases=cases, n=entropy.shape[-1], baseline=0.0, size=size(name),
         published="1.29 to 1.43 in L1, 2.16 to 2.43 in L5 (minimum, end; WikiText-2, 5 layers)",
-        baseline=0.0, baseline_is="a curve that only falls or rises", size=size(name),
-        answer="not supported" if value <= 0 else answer_of(turn) if turn else "undecided",
         why=f"{told}; bounce by layer {layers}; uniform attention has {uniform:.3f} nats. The "
         "interval is over samples, of one training.",
     )  # fmt: skip
 
 
-def of_rank(name: str, ranks: NDArray) -> dict:
-    """Returns the claim that stable rank falls: in all layers, some, or none."""
-    share = ranks[-1] / ranks[0]
-    mean, interval = mean_and_interval(share.tolist())
-    falls = int((share < 1).sum())
-    answer = answer_of((share < 1).tolist())
+def pair_shares() -> list[float]:
+    """Returns the stable rank of D over that before training, mean over layers, by seed.
+
+    Of the five CRATEs of demos/pairs.py, whose starts are known.
+    """
+    import pairs
+
+    shares = []
+    for seed in pairs.SEEDS:
+        after: Any = ci.load(str(pairs.WEIGHTS / pairs.name_of("crate", seed)))
+        before: Any = pairs.make_crate(seed)
+        ranks = [
+            np.array([stable_rank(block.mlp.D.detach()).item() for block in model.blocks])
+            for model in (before, after)
+        ]
+        shares.append(float((ranks[1] / ranks[0]).mean()))
+    return shares
+
+
+def of_rank(shares: list[float], falls: str) -> dict:
+    """Returns the claim that stable rank falls; falls: what it does in the embedded series."""
     return claim(
-        f"{name}: the stable rank of D falls (share of the untrained, mean over layers)",
-        "Figure 7", mean, published="a falling curve", interval=interval, n=len(share),
-        baseline=1.0, baseline_is="untrained", size=size(name), answer=answer,
-        why=f"It falls in {falls} of {len(share)} layers: from {ranks[0].mean():.1f} to "
-        f"{ranks[-1].mean():.1f} on average.",
+        "joma_entropy.rank", shares, published="a falling curve", n=len(shares), baseline=1.0,
+        size="32x32 composites, d = 128, 4 layers, 800 steps", why=falls,
     )  # fmt: skip
 
 
@@ -150,19 +164,22 @@ def size(name: str) -> str:
 
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims about the embedded checkpoints."""
-    claims, rows = [], []
+    claims, rows, falls = [], [], []
     for name in SERIES:
         found = steps.do(name, lambda name=name: measure_series(name, COUNT[form]))
         entropy, ranks = np.array(found["entropy"]), np.array(found["ranks"])
-        claims += [of_entropy(name, entropy, found["uniform"]), of_rank(name, ranks)]
+        claims.append(of_entropy(name, entropy, found["uniform"]))
+        falls.append(f"{ranks[-1].mean() / ranks[0].mean():.2f} in {name}")
         for at, step in enumerate([*SERIES[name], LAST[name]]):
             for layer in range(ranks.shape[1]):
                 where = f"{name}, layer {layer}"
                 rows.append(["entropy", where, 0, step, entropy[at, layer].mean()])
                 rows.append(["stable rank", where, 0, step, ranks[at, layer]])
         rows.append(["uniform entropy", name, 0, 0, found["uniform"]])
-    fashion, induction = claims[0], claims[2]
-    headline = HEADLINE.format(fashion=fashion, induction=induction, claims=claims)
+    shares = steps.do("pairs", pair_shares)
+    rows += [["share of stable rank", "pairs", seed, 0, v] for seed, v in enumerate(shares)]
+    claims.append(of_rank(shares, f"One training each: {' and '.join(falls)} of the untrained."))
+    headline = HEADLINE.format(claims=claims, falls=" and ".join(falls))
     return result("joma_entropy", form, headline, claims, rows)
 
 

@@ -64,7 +64,7 @@ def joint_training(kind: str, seeds: int, iterations: int) -> dict[str, np.ndarr
     rows that nothing moves; |W|^2 is of all of them, and b is the mean of X, as in the script.
     whole, squares, rest: correlation of the logits z with Theorem 1's estimate, its part
     `sum_k v_k^2 / 2T` and its part `-|W|^2 mean / 2T`, [iteration, seed]; v0: the weights of
-    class 0, [iteration, token], of the first seed; x: its X.
+    class 0, [iteration, seed, token]; x: the X of the first seed.
     """
     generators = [torch.Generator().manual_seed(seed) for seed in range(seeds)]
     x = torch.stack([inputs(kind, generator) for generator in generators])
@@ -83,7 +83,7 @@ def joint_training(kind: str, seeds: int, iterations: int) -> dict[str, np.ndarr
             for name, part in [("whole", squares + rest + constant), ("squares", squares)]:
                 found[name].append(correlation(z, part))
             found["rest"].append(correlation(z, rest))
-            found["v0"].append(w[0, :M_C, 0].clone())
+            found["v0"].append(w[:, :M_C, 0].clone())
         b = torch.softmax(z[..., None] / T + x.log(), dim=-2)  # e^(z/T) x over its sum
         logits = b.mT @ w[:, :M_C] + w[:, M_C : M_C + 1]  # the query's row: the residual
         loss = torch.nn.functional.cross_entropy(logits.mT, labels, reduction="sum") / CLASSES

@@ -75,7 +75,8 @@ def granulated(table: Any, axes: Sequence[str], name: str) -> tuple[dict[str, fl
     return psi, total
 
 
-def interval(draws: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Returns the 2.5th and the 97.5th percentile."""
-    low, high = np.percentile(np.asarray(draws, float), [2.5, 97.5])
+def interval(draws: Sequence[float] | np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Returns the percentiles that hold the share `level` of the draws between them."""
+    ends = [50 * (1 - level), 50 * (1 + level)]
+    low, high = np.percentile(np.asarray(draws, float), ends)
     return float(low), float(high)

@@ -13,21 +13,23 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from rules import Interval, answer, rules
 
 from crate_interp.core.files import write_text
 from crate_interp.results.result import Result, by
 from crate_interp.stats.intervals import student_interval
 
 FORMS = ("quick", "full")
-ANSWERS = ("supported", "not supported", "depends", "undecided")
+Values = Sequence[float] | np.ndarray
 CLAIMS = [
     "claim", "where", "published", "ours", "low", "high", "baseline", "baseline_is", "n", "size",
-    "answer", "why",
+    "answer", "why", "rule", "cases",
 ]  # fmt: skip
 NUMBERS = ["quantity", "setting", "seed", "place", "value"]
 
@@ -35,12 +37,12 @@ NUMBERS = ["quantity", "setting", "seed", "place", "value"]
 class LabResult(Result):
     """The claims and numbers of a lab.
 
-    `table()`: a row for each claim of a paper, with the columns `CLAIMS`. published: the paper's
+    `table()`: a row for each claim of a document, with the columns `CLAIMS`. published: the paper's
     number as it is printed, or "". ours, low, high: our number and a 95 % interval, NaN where
     there is none. baseline: what an untrained network, permuted labels or chance give, which
-    baseline_is names. n: over how many seeds or samples. size: "published size", or what is
-    smaller. answer: supported, not supported, depends or undecided, at this size; why: one
-    sentence.
+    baseline_is names. n: over how many units the interval goes. size: "published size", or what is
+    smaller. rule: the name of its rule in data/rules.csv. cases: the intervals that the rule was
+    asked about, by name, as JSON. answer: what followed, at this size; why: one sentence.
 
     `table("numbers")`: a row for each number that was measured, with the columns `NUMBERS`. place:
     the layer, step or iteration.
@@ -65,45 +67,57 @@ class LabResult(Result):
 
 
 def claim(
-    text: str,
-    where: str,
-    ours: float,
+    rule: str,
+    ours: float | Sequence[float],
     *,
-    answer: str,
     why: str,
     size: str,
-    published: str = "",
-    interval: tuple[float, float] = (math.nan, math.nan),
-    baseline: float = math.nan,
+    n: int,
+    baseline: float,
     baseline_is: str = "",
-    n: int = 1,
+    cases: Mapping[str, Interval] | None = None,
+    interval: Interval | None = None,
+    published: str = "",
+    met: bool = True,
+    **words: Any,
 ) -> dict[str, Any]:
-    """Returns a row of the table of claims.
+    """Returns a row of the table of claims, with the answer that its rule gives.
 
-    Raises ValueError for an answer that is none of ANSWERS, and for a baseline without a name.
+    rule: its name in data/rules.csv. ours: the number, or a value for each unit, whose mean and
+    interval are taken in the range of the rule. cases: the intervals that the rule is asked about,
+    that of ours if None. baseline_is: what the baseline is, if the rule does not say. met: whether
+    what the rule needs is there. words: what fills the text of the claim.
+
+    Raises ValueError if the interval leaves the possible range.
     """
-    if answer not in ANSWERS:
-        raise ValueError(f"answer={answer!r}: give one of {', '.join(ANSWERS)}.")
-    if math.isnan(baseline) == bool(baseline_is):
-        raise ValueError(f"baseline={baseline} of {baseline_is!r}: give the number and its name.")
-    numbers = (float(ours), *(float(end) for end in interval), float(baseline))
-    return dict(
-        zip(CLAIMS, (text, where, published, *numbers, baseline_is, n, size, answer, why),
-            strict=True)
-    )  # fmt: skip
+    asked, ends = rules()[rule], interval or (math.nan, math.nan)
+    if isinstance(ours, Sequence):
+        ours, ends = mean_and_interval(ours, asked.bounds())
+    least, most = asked.bounds()
+    if ends[0] < least or ends[1] > most:
+        raise ValueError(f"{rule}: the interval {ends} leaves the possible range {asked.range}.")
+    kept = {
+        name: (float(f"{low:.6g}"), float(f"{high:.6g}"))
+        for name, (low, high) in ({"": ends} if cases is None else cases).items()
+    }
+    row = (asked.claim.format(**words), asked.place, published, float(ours), *map(float, ends),
+           float(baseline), baseline_is or asked.baseline, n, size, answer(asked, kept, met), why,
+           rule, json.dumps(kept))  # fmt: skip
+    return dict(zip(CLAIMS, row, strict=True))
 
 
-def answer_of(kept: Sequence[bool]) -> str:
-    """Returns the answer of a claim that was tested in several places; kept: in which it holds."""
-    return "supported" if all(kept) else "depends" if any(kept) else "not supported"
+def towards(begun: Values, half: Values, end: Values) -> dict[str, Interval]:
+    """Returns the cases of the claim that a number goes to a limit: both must lie above 0.
 
-
-def in_all(kept: Sequence[bool], what: str) -> dict[str, str]:
-    """Returns the answer of a claim that was tested in several places, and why.
-
-    what: the rest of the sentence after "2 of 6 ...".
+    begun, half, end: how far it is from the limit before training, half-way and at the end, by
+    seed. Nearer: by how much less at the end than before. Closing: the logarithm of half-way over
+    end, unless all have arrived (1e-9).
     """
-    return {"answer": answer_of(kept), "why": f"{sum(kept)} of {len(kept)} {what}"}
+    cases = {"nearer": mean_and_interval(np.subtract(begun, end).tolist())[1]}
+    if max(end) > 1e-9:
+        far = np.maximum(np.array([half, end]), 1e-12)
+        cases["closing"] = mean_and_interval(np.log(far[0] / far[1]).tolist())[1]
+    return cases
 
 
 def finished(figure: Any, title: str, bottom: float) -> Any:
@@ -111,15 +125,6 @@ def finished(figure: Any, title: str, bottom: float) -> Any:
     figure.suptitle(title, fontsize=10)
     figure.tight_layout(rect=(0, bottom, 1, 1))
     return figure
-
-
-def answer_above(interval: tuple[float, float], level: float = 0.0) -> str:
-    """Returns the answer to the claim that a value lies above a level, from its interval.
-
-    It is "supported" above, "not supported" below, else "depends".
-    """
-    low, high = interval
-    return "supported" if low > level else "not supported" if high < level else "depends"
 
 
 def result(
@@ -140,12 +145,28 @@ def result(
     return LabResult(tables, {**meta, "n_samples": len(tables["numbers"]), "unit": "numbers"})
 
 
-def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Returns the mean and its 95 % interval by Student's t; NaN ends for one value."""
-    column = pd.Series(list(values), dtype=float).to_frame()
-    mean, error = column.mean().to_numpy(), column.sem().to_numpy()
-    (low,), (high,) = student_interval(mean, error, len(column))
-    return float(mean[0]), (float(low), float(high))
+def mean_and_interval(
+    values: Values, bounds: Interval = (-math.inf, math.inf)
+) -> tuple[float, Interval]:
+    """Returns the mean and its 95 % interval by Student's t; NaN ends for one value.
+
+    bounds: the possible values. Student's interval may leave them, so with a lower bound it is that
+    of ln((x - low) / (high - x)), or of ln(x - low), turned back into x.
+    """
+    column = np.asarray(values, dtype=float)
+    n, mean = len(column), float(column.mean())
+    error = float(column.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    least, most = bounds
+    below, above = mean - least, most - mean
+    if math.isinf(least) or min(below, above) <= 0:  # at a bound nothing lies on its other side
+        (low,), (high,) = student_interval(np.array([mean]), np.array([error]), n)
+        return mean, (max(float(low), least), min(float(high), most))
+    factors = np.exp(student_interval(np.zeros(1), np.array([error / below + error / above]), n))
+    odds = below / above * factors[:, 0]
+    ends = least + below * factors[:, 0]
+    if math.isfinite(most):
+        ends = least + (most - least) * odds / (1 + odds)
+    return mean, (float(ends[0]), float(ends[1]))
 
 
 class Steps:

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from em import Mixture, fit, log_likelihood
-from lab import LabResult, Steps, claim, finished, in_all, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, finished, main, mean_and_interval, result
 from mixtures import random_bases
+from rules import beyond
 from torch import Tensor
 from tqdm.auto import tqdm
 from twins import MODELS, UNTRAINED, images_of, spread, streams, untrained
@@ -28,10 +29,10 @@ FLOOR, ROUNDS = 0.01, 10
 DRAWS = 5  # of random subspaces beside a trained network; one beside an untrained one
 N_IMAGES = {"quick": 64, "full": 128}  # half to fit, half held out
 KINDS = ("one Gaussian", "own subspaces", "random subspaces", "fitted subspaces")
-PAIRS = {  # of kinds: the claim that the first is the better
-    ("own subspaces", "one Gaussian"): "U_k describe tokens better than one Gaussian.",
-    ("own subspaces", "random subspaces"): "U_k describe tokens better than random subspaces.",
-    ("own subspaces", "fitted subspaces"): "U_k describe tokens better than fitted subspaces.",
+PAIRS = {  # of kinds, the first of which is claimed to be the better: the rule
+    ("own subspaces", "one Gaussian"): "gaussian",
+    ("own subspaces", "random subspaces"): "random",
+    ("own subspaces", "fitted subspaces"): "fitted",
 }
 
 HEADLINE = (
@@ -125,47 +126,44 @@ def seeds_interval(
 
 
 def mixture_claim(name: str, found: dict, twins: list[dict], pair: tuple, n: int) -> dict:
-    """Returns a claim about two kinds of mixture.
-
-    Rule: a layer keeps it if the interval over held-out images of the gain lies above 0 and above
-    the interval of untrained networks; supported where all do, depends where some do.
-    """
-    key = f"{pair[0]} - {pair[1]}"
-    highs = [seeds_interval(twins, key, layer)[1][1] for layer in range(len(found[key]))]
-    kept = [place["low"] > max(0.0, high) for place, high in zip(found[key], highs, strict=True)]
-    middle = len(kept) // 2
+    """Returns a claim about two kinds of mixture, with a case for each layer."""
+    key, cases = f"{pair[0]} - {pair[1]}", {}
+    for layer, place in enumerate(found[key]):
+        rival = seeds_interval(twins, key, layer)[1]
+        cases[f"layer {layer}"] = beyond((place["low"], place["high"]), (0.0, 0.0), rival)
+    middle = len(cases) // 2
     place = found[key][middle]
+    kept = sum(low > 0 for low, _ in cases.values())
     return claim(
-        f"{name}: {PAIRS[pair]} (nats per token, layer {middle})",
-        "arXiv 2306.01129, section 2.2, eq. 4 (the assumption)",
+        f"mixture.{PAIRS[pair]}",
         place["mean"],
         interval=(place["low"], place["high"]),
-        **in_all(kept, "layers gain more than 0 and than untrained networks."),
+        cases=cases,
+        why=f"{kept} of {len(cases)} layers gain more than 0 and than untrained networks, "
+        f"{sum(high <= 0 for _, high in cases.values())} less than one of them.",
         size=f"{name}, {n} images fitted, {n} held out",
         baseline=seeds_interval(twins, key, middle)[0],
-        baseline_is="untrained",
         n=n,
+        name=name,
+        middle=middle,
     )
 
 
 def rank_claim(name: str, found: dict, twins: list[dict], n: int) -> dict:
-    """Returns the claim on compression: tokens lose effective rank, more than at random.
-
-    Rule: the interval over images lies above 0 and above that of untrained networks.
-    """
+    """Returns the claim on compression: tokens lose effective rank, more than at random."""
     (lost,) = found["rank lost"]
-    mean, (_, high) = seeds_interval(twins, "rank lost", 0)
+    mean, rival = seeds_interval(twins, "rank lost", 0)
+    ends = (lost["low"], lost["high"])
     return claim(
-        f"{name}: the tokens of an image lose effective rank from Z^0 to Z^L.",
-        "arXiv 2306.01129, section 2.3 (compression)",
+        "mixture.rank",
         lost["mean"],
-        interval=(lost["low"], lost["high"]),
-        answer="supported" if lost["low"] > max(0.0, high) else "not supported",
+        interval=ends,
+        cases={"": beyond(ends, (0.0, 0.0), rival)},
         why="The interval over images is set against 0 and untrained networks.",
         size=f"{name}, {2 * n} images",
         baseline=mean,
-        baseline_is="untrained",
         n=2 * n,
+        name=name,
     )
 
 

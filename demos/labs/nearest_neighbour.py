@@ -16,11 +16,10 @@ Our reading: points uniform on the sphere, N = 16, d = 4, sigma = 10, rate 10.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
-from lab import LabResult, Steps, answer_above, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, main, mean_and_interval, result, towards
 from nearest_neighbour_drawing import draw
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -30,7 +29,6 @@ RATE, BATCH, ITERATIONS, EVERY = 10.0, 512, 4000, 100
 SEEDS = {"quick": 2, "full": 10}
 TESTS, GAPS, NEAREST = 4000, (0.05, 0.1, 0.2, 0.4), 0.9
 SIZE = "d = 4, N = 16 (sizes of the slides are not given)"
-WHERE = "slides, nearest neighbour in context"
 
 HEADLINE = (
     "The loss falls from {claims[0][baseline]:.4f} to {claims[0][ours]:.4f} in {iterations} steps, "
@@ -145,14 +143,23 @@ def exponent(rows: list[list], name: str, seed: int) -> float:
     return float(np.polyfit(steps, losses, 1)[0])
 
 
-def of_end(rows: list[list], name: str, text: str, published: str, rule: Any, why: str) -> dict:
-    """Returns a claim about a number at the end; rule: returns the answer of its interval."""
-    values, begun = (over_seeds(rows, name, at) for at in (ITERATIONS, 0))
-    mean, interval = mean_and_interval(values)
+def of_limit(rows: list[list], name: str, limit: float, published: str, why: str) -> dict:
+    """Returns the claim that a number goes to a limit."""
+    begun, half, end = (over_seeds(rows, name, at) for at in (0, ITERATIONS // 2, ITERATIONS))
     return claim(
-        text, WHERE, mean, published=published, interval=interval, n=len(values), size=SIZE,
-        baseline=float(np.mean(begun)), baseline_is="before training", answer=rule(*interval),
-        why=why,
+        f"nearest_neighbour.{name}", end, published=published, n=len(end), size=SIZE,
+        cases=towards(*(abs(np.array(each) - limit) for each in (begun, half, end))),
+        baseline=float(np.mean(begun)), why=f"Half-way it is {np.mean(half):.4f}. {why}",
+    )  # fmt: skip
+
+
+def of_rise(rows: list[list], number: int) -> dict:
+    """Returns the claim that xi_1 or xi_2 rises."""
+    begun, end = (over_seeds(rows, f"xi {number}", at) for at in (0, ITERATIONS))
+    _, ends = mean_and_interval(np.subtract(end, begun).tolist())
+    return claim(
+        f"nearest_neighbour.xi_{number}", end, published="grows", n=len(end), size=SIZE,
+        cases={"": ends}, baseline=float(np.mean(begun)), why="The rule asks of end less start.",
     )  # fmt: skip
 
 
@@ -161,26 +168,11 @@ def run(form: str, steps: Steps) -> LabResult:
     rows: list[list] = []
     for seed in tqdm(range(SEEDS[form]), desc="nearest neighbour", unit="training"):
         rows += steps.do(f"seed-{seed}", lambda seed=seed: trained(seed))
-    chance = 0.5 * (1 - 1 / N)
-    small = lambda low, high: (  # noqa: E731
-        "supported" if high < chance / 10 else "depends" if high < chance else "not supported"
-    )
-    near = lambda low, high: (  # noqa: E731
-        "supported" if low > 0.9 else "depends" if low > 1 / N else "not supported"
-    )
-    higher = lambda begun: lambda low, high: "supported" if low > begun else "not supported"  # noqa: E731
-    above = "Needs an interval above its start."
-    kept = lambda low, high: "supported" if high < 0.05 else "not supported"  # noqa: E731
     claims = [
-        of_end(rows, "loss", "the loss falls to 0", "(1 - 1/N) / 2 to 0", small,
-               f"Supported needs a tenth of {chance:.4f}. The exact rule has 0."),
-        of_end(rows, "attention", "attention goes to the nearest neighbour", "1", near,
-               f"Supported needs above .9; even attention has {1 / N:.4f}."),
-        of_end(rows, "xi 1", "xi_1 rises", "grows", higher(0.0), above),
-        of_end(rows, "xi 2", "xi_2 rises", "grows", higher(SIGMA), above),
-        of_end(rows, "outside the form", "W keeps the form (share outside)", "0", kept,
-               "Supported needs below .05. Steps are from samples, and leave noise in W."),
-    ]  # fmt: skip
+        of_limit(rows, "loss", 0.0, "(1 - 1/N) / 2 to 0", "The exact rule has 0."),
+        of_limit(rows, "attention", 1.0, "1", f"Even attention has {1 / N:.4f}."),
+        *(of_rise(rows, number) for number in (1, 2)),
+    ]
     slopes = {
         gap: [exponent(rows, f"loss, gap {gap}", seed) for seed in range(SEEDS[form])]
         for gap in GAPS
@@ -203,19 +195,11 @@ def run(form: str, steps: Steps) -> LabResult:
 
 
 def of_gap(rows: list[list], gap: float, slopes: list[float]) -> dict:
-    """Returns the claim that the loss under a shift falls as a power of T.
-
-    Rule: supported if the interval of the exponent lies below 0, not supported if above, else
-    depends.
-    """
-    mean, interval = mean_and_interval(slopes)
+    """Returns the claim that the loss under a shift falls as a power of T."""
     end = float(np.mean(over_seeds(rows, f"loss, gap {gap}", ITERATIONS)))
-    low, high = interval
-    answer = answer_above((-high, -low))
     return claim(
-        f"shifted, gap {gap}: the loss falls as a power of T (exponent)", WHERE, mean,
-        published="-c delta, c not given", interval=interval, n=len(slopes), size=SIZE,
-        baseline=0.0, baseline_is="no training", answer=answer,
+        "nearest_neighbour.shifted", slopes, gap=gap, published="-c delta, c not given", size=SIZE,
+        n=len(slopes), baseline=0.0,
         why=f"The loss ends at {end:.4f}; even attention has {0.5 * (1 - 1 / N):.4f}.",
     )  # fmt: skip
 

@@ -17,11 +17,12 @@ own scores, as if each had a query of its own. The baseline gives the decoder pe
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from lab import LabResult, Steps, answer_above, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
 from scan_and_snap_drawing import draw
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -30,7 +31,6 @@ ANSWERS, DISTINCT, COMMON = 5, 4, 6
 RATE_Y, RATE_Z, ITERATIONS, EVERY = 1.0, 0.05, 6000, 30
 SEEDS = {"quick": 3, "full": 12}
 SIZE = f"{ANSWERS} answers, {DISTINCT} distinct tokens each, {COMMON} common (sizes are not given)"
-WHERE = "arXiv 2305.16380; slides, background"
 TOKENS = ANSWERS * DISTINCT + COMMON
 
 HEADLINE = (
@@ -121,15 +121,20 @@ def published(t: np.ndarray, c0: float) -> np.ndarray:
     return np.log(c0 + 2 * ANSWERS * (RATE_Z / RATE_Y) * inner**2)
 
 
-def misfit(t: np.ndarray, b: np.ndarray) -> float:
-    """Returns the share of the variance of B after t0 that the published form leaves.
+def shifted_log(t: np.ndarray, c0: float) -> np.ndarray:
+    """Returns ln(C0 + t), the rival of the published form, with as many constants."""
+    return np.log(c0 + t)
+
+
+def misfit(t: np.ndarray, b: np.ndarray, form: Callable = published) -> float:
+    """Returns the share of the variance of B after t0 that a form of growth leaves.
 
     C0, a scale and an offset are fitted: the form is an order of growth, without constants.
     """
     from scipy.optimize import minimize_scalar
 
     late = t > snap_time()
-    left = lambda c: left_by(published(t[late], math.exp(c)), b[late])  # noqa: E731
+    left = lambda c: left_by(form(t[late], math.exp(c)), b[late])  # noqa: E731
     best: Any = minimize_scalar(left, bounds=(-5.0, 8.0), method="bounded")
     return float(best.fun)
 
@@ -150,47 +155,34 @@ def slowing(t: np.ndarray, b: np.ndarray) -> float:
     return (b[-1] - at(10 * snap_time())) / (t[-1] - 10 * snap_time()) / first
 
 
-def number(text: str, values: list[float], chance: float, what: str, answer: str, why: str) -> dict:
-    mean, interval = mean_and_interval(values)
+def against(rule: str, values: list[float], rivals: list[float], why: str) -> dict:
+    """Returns the claim about values by seed beside those of a rival, paired by seed.
+
+    A score must also rise, or fall, by itself.
+    """
+    cases = {"difference": mean_and_interval(np.subtract(values, rivals))[1]}
+    if rule in ("distinct", "common"):
+        cases["score"] = mean_and_interval(values)[1]
     return claim(
-        text, WHERE, mean, interval=interval, n=len(values), size=SIZE, baseline=chance,
-        baseline_is=what, answer=answer, why=why,
+        f"scan_and_snap.{rule}", values, cases=cases, n=len(values), size=SIZE,
+        baseline=float(np.mean(rivals)), why=why,
     )  # fmt: skip
 
 
 def claims_of(rows: list[list], seeds: range) -> list[dict]:
-    """Returns the claims; the sentence of each states its rule."""
+    """Returns the claims about the end of the trainings, and about the curve B(t)."""
     last = lambda name, kind: [series(rows, name, kind, seed)[1][-1] for seed in seeds]  # noqa: E731
-    found = []
-    for name, sign, text in (("distinct", 1, "rise"), ("common", -1, "fall")):
-        values, chance = last(name, "trained"), float(np.mean(last(name, "permuted")))
-        answer = answer_above(mean_and_interval([sign * (v - chance) for v in values])[1])
-        found.append(
-            number(f"scores of {name} tokens {text}", values, chance, "permuted answers", answer,
-                   "Supported if the interval of the difference to permuted answers says so.")
-        )  # fmt: skip
-    errors, chance = last("error", "trained"), float(np.mean(last("error", "permuted")))
-    high = mean_and_interval(errors)[1][1]
-    answer = "supported" if high < 0.01 else "depends" if high < chance else "not supported"
-    found.append(
-        number("one B(t) an answer explains who wins (share left)", errors, chance,
-               "permuted answers", answer, "Supported if less than .01 of the squares is left.")
-    )  # fmt: skip
+    found = [
+        against(name, last(of, "trained"), last(of, "permuted"), "Both start alike.")
+        for name, of in (("distinct", "distinct"), ("common", "common"), ("growth", "error"))
+    ]
     curves = [series(rows, "growth", "trained", seed) for seed in seeds]
-    fits = [misfit(*curve) for curve in curves]
-    logs = [left_by(np.log(t[t > snap_time()]), b[t > snap_time()]) for t, b in curves]
-    low, high = mean_and_interval(fits)[1]
-    answer = "supported" if high < 0.05 else "depends" if high < 1 else "not supported"
-    found.append(
-        number("B(t) has the published form (share left, constants fitted)", fits,
-               float(np.mean(logs)), "ln(t) in its place", answer,
-               "Supported if less than .05 of the variance is left after t0.")
-    )  # fmt: skip
+    fits, logs = ([misfit(*curve, form) for curve in curves] for form in (published, shifted_log))
+    found.append(against("form", fits, logs, "Both have three constants."))
     slow = [slowing(*curve) for curve in curves]
-    answer = "supported" if mean_and_interval(slow)[1][1] < 0.1 else "not supported"
     found.append(
-        number("growth slows down after t0 (late over early)", slow, 1.0, "steady growth", answer,
-               f"Supported if below a tenth. t0 is {snap_time():.0f} iterations.")
+        claim("scan_and_snap.slows", slow, n=len(slow), size=SIZE, baseline=1.0,
+              why=f"t0 is {snap_time():.0f} iterations.")
     )  # fmt: skip
     return found
 

@@ -12,6 +12,7 @@ with .5 (arXiv 2306.01129, appendix).
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from ablated import (
     CORRUPTIONS,
@@ -25,23 +26,22 @@ from ablated import (
 )
 from lab import LabResult, Steps, claim, main, mean_and_interval, result
 from tqdm.auto import tqdm
-from twins import images_of, untrained
+from twins import images_of
 
 import crate_interp as ci
+from crate_interp.stats.paired_shares import paired_shares
 
 FASHION, CUTOUTS = "crate-tiny-fashion", "crate-tiny-cutouts"
 OWN, OTHER, TRAINED_AT = 0.1, (0.0, 0.05, 0.2, 0.5, 1.0), (0.0, 0.1, 0.5)
 SEGMENTED = (0.0, 0.1, 0.5)
 SEEDS, TRAIN_STEPS, N_MASKS = {"quick": 3, "full": 10}, {"quick": 300, "full": 600}, 64
 SHIFT = {"fashion": (3, 3), "digits": (1, 0)}  # down, right; digits at (1, 1) are read by chance
-SAME = 0.02  # accuracies that differ by less are called the same
-PAPER = "arXiv 2306.01129, appendix (ablation of lambda)"
 
 HEADLINE = (
     "Training with lambda .5 in place of .1 changes accuracy by {accuracy} ({seeds}), and in place "
-    "of 0 the share of nonzeros by {nonzeros}, where the threshold alone, before training, "
-    "changes it by {untrained:.1f}. To set lambda to 0 in a trained network changes its accuracy "
-    "by {in_trained}."
+    "of 0 the share of nonzeros by {nonzeros} beyond the {untrained:.1f} by which the threshold "
+    "alone, before training, changes it. To set lambda to 0 in a trained network changes its "
+    "accuracy by {in_trained}."
 )
 
 
@@ -61,15 +61,6 @@ def moved_at_random() -> list[float]:
     with threshold(model, OWN):
         logits = model.run_with_hooks(images, fwd_hooks=random_signs(model, OWN, 0))
     return (logits.argmax(dim=-1) == labels).float().tolist()
-
-
-def denser_untrained() -> float:
-    """Returns by how much the share of nonzeros of an untrained network grows at threshold 0."""
-    images, _ = images_of(FASHION, 256)
-    model = untrained(ci.load(FASHION).cfg, 0)
-    own = code_share(model, images)
-    with threshold(model, 0.0):
-        return difference(code_share(model, images), own)[0]
 
 
 def segmented(lambd: float) -> list[float]:
@@ -94,70 +85,10 @@ def difference(a: list[float], b: list[float]) -> tuple[float, tuple[float, floa
     return mean_and_interval([x - y for x, y in zip(a, b, strict=True)])
 
 
-def hits_difference(a: list[float], b: list[float]) -> tuple[float, tuple[float, float]]:
-    """Returns the same for hits of one set of images.
-
-    Where no image changes the ends are 3 / n: so many may change of which none was seen (95 %).
-    """
-    if a == b:
-        return 0.0, (-3 / len(a), 3 / len(a))
-    return difference(a, b)
-
-
-def signed(
-    text: str,
-    found: tuple,
-    sign: int,
-    *,
-    baseline: float,
-    baseline_is: str,
-    size: str,
-    n: int,
-    least: float = 0.0,
-) -> dict:
-    """Returns a claim that a paired difference has a sign. Rule: its interval excludes 0.
-
-    It is not supported where the whole interval is at most `least` in that direction; else it
-    depends.
-    """
-    mean, (low, high) = found
-    inside = low * sign > 0 and high * sign > 0
-    against = max(low * sign, high * sign) <= least
-    why = "The rule is the sign of the interval of the paired difference; it depends if 0 is in."
-    if least:
-        why += f" It is not supported where a change of {least:g} is excluded."
-    return claim(
-        text,
-        "arXiv 2306.01129, section 2.4 (the sparsity term)",
-        mean,
-        interval=(low, high),
-        answer="supported" if inside else "not supported" if against else "depends",
-        why=why,
-        size=size,
-        baseline=baseline,
-        baseline_is=baseline_is,
-        n=n,
-    )
-
-
-def same_claim(found: dict[float, list[dict]], size: str) -> dict:
-    """Returns the claim that lambda .5 costs no accuracy. Rule: the interval within 2 points."""
-    high, own = ([run["clean"] for run in found[lambd]] for lambd in (0.5, OWN))
-    mean, (low, top) = difference(high, own)
-    inside, outside = -SAME < low and top < SAME, low > SAME or top < -SAME
-    return claim(
-        "Lambda .5 in place of .1 in training changes accuracy by less than 2 points.",
-        PAPER,
-        mean,
-        interval=(low, top),
-        published="70.5 % against 70.8 % (CRATE-B, ImageNet)",
-        answer="supported" if inside else "not supported" if outside else "depends",
-        why="The rule is that the paired interval over seeds lies within 2 points of 0.",
-        size=size,
-        baseline=sum(own) / len(own),
-        baseline_is="accuracy with lambda .1",
-        n=len(own),
-    )
+def hits_interval(a: list[float], b: list[float]) -> tuple[float, float]:
+    """Returns Tango's interval of the paired difference a - b of hits, each 0 or 1."""
+    found = paired_shares(np.subtract(a, b)[:, None])
+    return float(found.low[0]), float(found.high[0])
 
 
 def training_claims(found: dict[float, list[dict]], start: dict[float, list[dict]]) -> list[dict]:
@@ -169,78 +100,54 @@ def training_claims(found: dict[float, list[dict]], start: dict[float, list[dict
         for lambd, runs in found.items()
         for what in (*CORRUPTIONS, "l0")
     }
-    claims = [same_claim(found, size)]
+    own = values[OWN, "clean"]
+    claims = [
+        claim("sparsity_ablation.same", np.subtract(values[0.5, "clean"], own).tolist(),
+              published="70.5 % against 70.8 % (CRATE-B, ImageNet)", size=size, n=seeds,
+              baseline=sum(own) / seeds, why="Paired by seed."),
+    ]  # fmt: skip
     for lambd in TRAINED_AT[1:]:
+        moved = np.subtract(values[lambd, "l0"], values[0.0, "l0"])
+        at_start = [[run["l0"] for run in start[at]] for at in (lambd, 0.0)]
+        alone = np.subtract(at_start[0], at_start[1])
         claims.append(
-            signed(
-                f"Training with lambda {lambd} in place of 0 makes codes sparser (nonzeros).",
-                difference(values[lambd, "l0"], values[0.0, "l0"]),
-                -1,
-                baseline=difference(*([run["l0"] for run in start[at]] for at in (lambd, 0.0)))[0],
-                baseline_is="the same before training",
-                size=size,
-                n=seeds,
-            )
-        )
+            claim("sparsity_ablation.sparser", (moved - alone).tolist(), lambd=lambd, size=size,
+                  baseline=float(alone.mean()), n=seeds,
+                  why=f"In all the share changes by {moved.mean():+.4f}. Paired by seed.")
+        )  # fmt: skip
     for how in CORRUPTIONS[1:]:
         fall = {
-            lambd: [a - b for a, b in zip(values[lambd, "clean"], values[lambd, how], strict=True)]
-            for lambd in (0.0, 0.5)
+            lambd: np.subtract(values[lambd, "clean"], values[lambd, how]) for lambd in (0.0, 0.5)
         }
         claims.append(
-            signed(
-                f"Training with lambda .5 in place of 0 saves accuracy under {how}.",
-                difference(fall[0.0], fall[0.5]),
-                1,
-                baseline=sum(fall[0.0]) / seeds,
-                baseline_is="accuracy lost with lambda 0",
-                size=size,
-                n=seeds,
-            )
-        )
+            claim("sparsity_ablation.saves", (fall[0.0] - fall[0.5]).tolist(), how=how, size=size,
+                  baseline=float(fall[0.0].mean()), n=seeds, why="Paired by seed.")
+        )  # fmt: skip
     return claims
 
 
-def threshold_claims(after: dict[float, dict], moved: list[float], denser: float) -> list[dict]:
-    """Returns the claims on a trained network whose threshold is changed."""
-    size = f"{FASHION}, 256 test images"
-    own, none = after[OWN], after[0.0]
-    base, _ = difference(moved, own["clean"])
-    claims = [
-        signed(
-            "A trained network loses accuracy without its threshold.",
-            hits_difference(none["clean"], own["clean"]),
-            -1,
-            least=SAME,
-            baseline=base,
-            baseline_is="thresholds moved as far at random",
-            size=size,
-            n=256,
-        ),
-        signed(
-            "Without its threshold a trained network's codes are denser (nonzeros, by layer).",
-            difference(none["l0"], own["l0"]),
-            1,
-            baseline=denser,
-            baseline_is="the same in an untrained network",
-            size=size,
-            n=len(own["l0"]),
-        ),
-    ]
-    return claims
+def loses_claim(after: dict[float, dict], moved: list[float]) -> dict:
+    """Returns the claim that a trained network loses accuracy without its threshold.
+
+    moved: hits with thresholds moved as far at random.
+    """
+    own, none = after[OWN]["clean"], after[0.0]["clean"]
+    ends = hits_interval(none, own)
+    return claim(
+        "sparsity_ablation.loses", float(np.subtract(none, own).mean()), interval=ends,
+        cases={"change": ends, "beyond": hits_interval(none, moved)}, n=len(own),
+        baseline=float(np.subtract(moved, own).mean()), size=f"{FASHION}, {len(own)} test images",
+        why="Tango's interval of paired shares.",
+    )  # fmt: skip
 
 
 def segment_claim(scores: dict[float, list[float]]) -> dict:
     """Returns the claim on segmentation with the threshold at 0."""
-    return signed(
-        "Without its threshold a trained network segments worse (Jaccard index, fixed head).",
-        difference(scores[0.0], scores[OWN]),
-        -1,
-        baseline=sum(scores[OWN]) / len(scores[OWN]),
-        baseline_is="Jaccard index with its own threshold",
-        size=f"{CUTOUTS}, {N_MASKS} images",
-        n=N_MASKS,
-    )
+    own = scores[OWN]
+    return claim(
+        "sparsity_ablation.segments", np.subtract(scores[0.0], own).tolist(), n=len(own),
+        baseline=sum(own) / len(own), size=f"{CUTOUTS}, {N_MASKS} images", why="Paired by image.",
+    )  # fmt: skip
 
 
 def run(form: str, steps: Steps) -> LabResult:
@@ -264,9 +171,7 @@ def run(form: str, steps: Steps) -> LabResult:
         for lambd in TRAINED_AT
     }
     moved = steps.do("moved", moved_at_random)
-    denser = steps.do("untrained", denser_untrained)
-    claims = training_claims(found, start) + threshold_claims(after, moved, denser)
-    claims.append(segment_claim(scores))
+    claims = [*training_claims(found, start), loses_claim(after, moved), segment_claim(scores)]
     same, sparser = claims[0], claims[2]
     seeds = f"digits, {SEEDS[form]} seeds"
     headline = HEADLINE.format(

@@ -14,12 +14,12 @@ from typing import Any
 import layerwise
 import pandas as pd
 import zoo
-from lab import LabResult, Steps, answer_above, answer_of, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from rules import highest
 from tqdm.auto import tqdm
 from zoo import NAMES, Recipe
 
 SIZE = "digits 8x8, d = 32, 4 layers, 5 seeds (published: CIFAR-10, d = 384, 12 layers, 1 run)"
-PAPER = "arXiv 2411.17182"
 PUBLISHED = {
     "c": "76.87", "n": "81.52", "t": "85.49", "crate": "86.67", "fix": "80.73",
     "identity": "83.18",
@@ -65,52 +65,39 @@ def gathered(form: str, steps: Steps) -> tuple[Any, Any]:
 
 
 def pair_claim(networks: Any, lower: str, higher: str) -> dict[str, Any]:
-    """Returns the claim that one variant is more accurate than another, paired by seed.
-
-    Rule: supported if the interval of the difference lies above 0, not supported if below.
-    """
+    """Returns the claim that one variant is more accurate than another, paired by seed."""
     table: Any = networks.pivot(index="seed", columns="variant", values="accuracy")
     start: Any = networks.pivot(index="seed", columns="variant", values="untrained")
-    gain, interval = mean_and_interval(list(100 * (table[higher] - table[lower])))
-    answer = answer_above(interval)
-    words = {"supported": "above 0", "not supported": "below 0", "depends": "on both sides of 0"}
     return claim(
-        f"{NAMES[lower]} is less accurate than {NAMES[higher]} (points)",
-        f"{PAPER} Table 3, CIFAR-10",
-        gain,
+        "srr_zoo.less",
+        list(100 * (table[higher] - table[lower])),
+        lower=NAMES[lower],
+        higher=NAMES[higher],
         published=f"{PUBLISHED[lower]} < {PUBLISHED[higher]}",
-        interval=interval,
         baseline=100 * float((start[higher] - start[lower]).mean()),
-        baseline_is="the difference of the untrained networks",
         n=len(zoo.SEEDS),
         size=SIZE,
-        answer=answer,
-        why=f"the interval over seeds lies {words[answer]}",
+        why="paired by seed",
     )
 
 
-def over_frames(text: str, where: str, values: dict[str, Any]) -> dict[str, Any]:
+def over_frames(rule: str, variant: str, values: dict[str, Any]) -> dict[str, Any]:
     """Returns a claim that a change is negative; values: by frame, trained and untrained by seed.
 
-    Rule: a frame agrees if the interval over seeds of the trained networks lies below 0, and so
-    does that of trained minus untrained. All frames: supported; none: not supported; else depends.
-    The numbers of the row are those of the stream, the paper's own frame.
+    In each frame both must lie below 0: the trained networks, and trained minus untrained. The
+    numbers of the row are those of the stream, the paper's own frame.
     """
-    agrees = []
-    for frame, each in values.items():
-        ends = [mean_and_interval(list(x))[1][1] for x in (each["trained"], each["over"])]
-        agrees += [frame] if max(ends) < 0 else []
-    answer = answer_of([frame in agrees for frame in values])
-    ours, interval = mean_and_interval(list(values["stream"]["trained"]))
+    cases = {
+        frame: highest(*(mean_and_interval(list(each[x]))[1] for x in ("trained", "over")))
+        for frame, each in values.items()
+    }
+    below = [frame for frame, (_, high) in cases.items() if high < 0]
     return claim(
-        text, where, ours,
-        interval=interval,
+        f"srr_zoo.{rule}", list(values["stream"]["trained"]), cases=cases, variant=NAMES[variant],
         baseline=float(values["stream"]["untrained"].mean()),
-        baseline_is="the untrained networks",
         n=len(zoo.SEEDS),
         size=SIZE,
-        answer=answer,
-        why=f"it holds in these frames: {', '.join(agrees) or 'none'}",
+        why=f"it holds in these frames: {', '.join(below) or 'none'}",
     )  # fmt: skip
 
 
@@ -139,10 +126,8 @@ def layer_claims(layers: Any) -> list[dict[str, Any]]:
         frames = layerwise.FRAMES
         depth = {frame: depth_change(layers, variant, frame) for frame in frames}
         trained = {frame: training_change(layers, variant, frame) for frame in frames}
-        text = f"{NAMES[variant]}: the measure is lower after the last layer than after the first"
-        found.append(over_frames(f"{text} (nats)", f"{PAPER} eq. 11, layer by layer", depth))
-        text = f"{NAMES[variant]}: training lowers the measure, on average over layers (nats)"
-        found.append(over_frames(text, f"{PAPER} eq. 11, along training", trained))
+        found.append(over_frames("depth", variant, depth))
+        found.append(over_frames("training", variant, trained))
     return found
 
 
@@ -154,25 +139,15 @@ def head_cosines(layers: Any, variant: str, step: int) -> Any:
 
 
 def map_claim(layers: Any) -> dict[str, Any]:
-    """Returns the claim that the learned output map is what the derivation says.
-
-    Rule: supported if the interval of the mean cosine lies above 1/2 (CRATE-C, eq. 8), not
-    supported if it holds 0 or less, depends between.
-    """
+    """Returns the claim that the learned output map is what the derivation says."""
     trained, start = (head_cosines(layers, "crate", step) for step in (zoo.STEPS, 0))
-    ours, interval = mean_and_interval(list(trained.mean(axis=1)))
-    found = ["not supported", "depends", "supported"]
     return claim(
-        "CRATE's learned output map is along U_k^T, as in its derivation (cosine)",
-        f"{PAPER} eq. 8 (+U_k^T) and 9 (-U_k^T)",
-        ours,
+        "srr_zoo.map",
+        list(trained.mean(axis=1)),
         published="1 (eq. 8), -1 (eq. 9)",
-        interval=interval,
         baseline=float(start.to_numpy().mean()),
-        baseline_is="the untrained networks",
         n=len(zoo.SEEDS),
         size=SIZE,
-        answer=found[(interval[0] > 0) + (interval[0] > 0.5)],
         why="by layer " + ", ".join(f"{value:.2f}" for value in trained.mean()),
     )
 

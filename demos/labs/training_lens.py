@@ -5,8 +5,8 @@
 A CRATE of the zoo (zoo.py) is trained on scikit-learn's digits while a watch measures 32 test
 images every 20 updates: what attention does to R^c in the three frames of the audit, and the
 objective of each layer. The papers say that attention lowers R^c and that layers lower the
-objective; they show trained networks. Here the step 0 is the baseline. A last row says where curves
-change their course, beside how many would by chance.
+objective; they show trained networks. Here the step 0 is the baseline. The finding says how many
+curves change their course, beside how many would by chance.
 """
 
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import zoo
-from lab import LabResult, Steps, answer_above, answer_of, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
 from layerwise import FRAMES
 from tqdm.auto import tqdm
 from training import learning_rate
@@ -25,12 +25,11 @@ import crate_interp as ci
 SEEDS = {"quick": 2, "full": 5}
 EVERY, IMAGES, LIKELY = 20, 32, 0.05
 CHANGE, OBJECTIVE = "frames.change", "objective.count"
-WORDS = {CHANGE: "what attention adds to R^c", OBJECTIVE: "the objective of a layer"}
+RULES = {CHANGE: "brings", OBJECTIVE: "objective"}
 
 HEADLINE = (
     "What attention adds to R^c goes with training from {words} nats, mean over layers and {seeds} "
-    "seeds; {claims[3][ours]:.0%} of the curves change their course once, at most {likely:.0%} "
-    "would by chance."
+    "seeds; {changes}, at most {likely:.0%} would by chance."
 )
 
 
@@ -77,21 +76,19 @@ def at(rows: list[list], name: str, step: int) -> dict[int, float]:
     }
 
 
-def below_0(text: str, where: str, values: dict[str, list[float]], begun: float, was: str) -> dict:
+def below_0(rule: str, values: dict[str, list[float]], begun: float) -> dict:
     """Returns the claim that a number lies below 0, its mean over layers by seed in each frame.
 
-    Rule: a frame agrees if the interval over seeds lies below 0. All frames: supported; none: not
-    supported; else depends. The numbers are those of the stream. begun: the baseline, which `was`
-    names.
+    The numbers shown are those of the stream. begun: the baseline.
     """
-    ends = {frame: mean_and_interval(each) for frame, each in values.items()}
-    agree = [frame for frame, (_, (_, high)) in ends.items() if high < 0]
-    mean, interval = ends["stream"]
+    ends = {frame: mean_and_interval(each)[1] for frame, each in values.items()}
+    below = [frame for frame, (_, high) in ends.items() if high < 0]
+    above = [frame for frame, (low, _) in ends.items() if low > 0]
     return claim(
-        text, where, mean, interval=interval, baseline=begun, baseline_is=was, size=size(),
-        n=len(values["stream"]), answer=answer_of([frame in agree for frame in values]),
-        why=f"It holds in these frames: {', '.join(agree) or 'none'}. The numbers are those of the "
-        "stream.",
+        f"training_lens.{rule}", values["stream"], cases=ends, baseline=begun, size=size(),
+        n=len(values["stream"]),
+        why=f"Below 0: {', '.join(below) or 'no frame'}; above: {', '.join(above) or 'none'}. The "
+        "numbers are those of the stream.",
     )  # fmt: skip
 
 
@@ -107,36 +104,23 @@ def of_training(rows: list[list], name: str) -> dict:
         frame: [last - first for first, last in zip(begun[frame], ended[frame], strict=True)]
         for frame in FRAMES
     }
-    text = f"Training lowers {WORDS[name]}, mean over layers (nats)"
-    where, was = "2306.01129, 2411.17182", "its value before training"
-    return below_0(text, where, moved, float(np.mean(begun["stream"])), was)
+    return below_0(RULES[name], moved, float(np.mean(begun["stream"])))
 
 
 def of_attention(rows: list[list]) -> dict:
     """Returns the claim that attention lowers R^c after training."""
     begun, ended = (over_seeds(rows, CHANGE, step) for step in (0, zoo.STEPS))
-    text = "After training attention lowers R^c, mean over layers (nats)"
-    start = float(np.mean(begun["stream"]))
-    return below_0(text, "arXiv 2306.01129 eq. 11", ended, start, "untrained")
+    return below_0("lowers", ended, float(np.mean(begun["stream"])))
 
 
-def of_changes(pairs: list[list]) -> dict:
-    """Returns the claim that the curves change their course once, by `WatchResult.changes`.
+def change_words(pairs: list[list]) -> str:
+    """Returns in how many series the course changes once, by `WatchResult.changes`.
 
-    pairs: (statistic, layer, seed, step, p). Rule: supported if the interval over seeds of the
-    share with p at most .05 lies above .05, not supported if it does not reach .05, else depends.
+    pairs: (statistic, layer, seed, step, p). No paper claims it, so it is no row of the table.
     """
-    seeds = sorted({row[2] for row in pairs})
-    shares = [float(np.mean([row[4] <= LIKELY for row in pairs if row[2] == s])) for s in seeds]
-    mean, interval = mean_and_interval(shares)
     found = [row[3] for row in pairs if row[4] <= LIKELY]
-    when = f" Half of them do by step {np.median(found):.0f}." if found else ""
-    answer = answer_above(interval, LIKELY)
-    return claim(
-        "Curves change their course once (share of series)", "a jump beyond a smooth trend", mean,
-        interval=interval, baseline=LIKELY, baseline_is="the most by chance", n=len(seeds),
-        size=size(), answer=answer, why=f"{len(found)} of {len(pairs)} series.{when}",
-    )  # fmt: skip
+    when = f", half of them by step {np.median(found):.0f}" if found else ""
+    return f"{len(found)} of {len(pairs)} curves change their course once{when}"
 
 
 def size() -> str:
@@ -151,13 +135,13 @@ def run(form: str, steps: Steps) -> LabResult:
         rows += [[name, f"layer {layer}", seed, step, v] for name, layer, step, v in found["means"]]
         pairs += [[name, layer, seed, step, p] for name, layer, step, p in found["changes"]]
     claims = [of_attention(rows), of_training(rows, CHANGE), of_training(rows, OBJECTIVE)]
-    claims.append(of_changes(pairs))
     before, after = (
         {frame: np.mean(each) for frame, each in over_seeds(rows, CHANGE, step).items()}
         for step in (0, zoo.STEPS)
     )
     words = ", ".join(f"{before[frame]:+.2f} to {after[frame]:+.2f} ({frame})" for frame in FRAMES)
-    headline = HEADLINE.format(words=words, seeds=SEEDS[form], claims=claims, likely=LIKELY)
+    changes = change_words(pairs)
+    headline = HEADLINE.format(words=words, seeds=SEEDS[form], changes=changes, likely=LIKELY)
     numbers = [*rows, *([f"p of {n}", f"layer {la}", s, st, p] for n, la, s, st, p in pairs)]
     return result("training_lens", form, headline, claims, numbers)
 

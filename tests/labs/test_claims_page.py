@@ -1,11 +1,14 @@
-"""The page of all claims: every lab is on it, and has a page and a picture of its own."""
+"""The page of all claims: its rules, its stored results, and a page and a picture for every lab."""
 
+import json
+import re
 from pathlib import Path
 
 import claims_page
 import elsewhere
 import lab
 import pytest
+import rules
 from all import names
 
 PAGES = Path(claims_page.__file__).parent.parent / "docs" / "pages"
@@ -21,22 +24,116 @@ def test_every_lab_is_listed_once_and_has_a_page():
         assert f"](labs/{name}.md)" in (PAGES / "claims.md").read_text(), name
 
 
-def test_a_page_is_made_of_results(tmp_path, monkeypatch):
-    row = lab.claim(
-        "a | b", "eq. 7", 0.5, interval=(0.25, 0.75), baseline=0.1, baseline_is="chance", n=3,
-        published="1", size="small", answer="depends", why="",
-    )  # fmt: skip
-    other = lab.claim("c", "eq. 8", 2.0, size="small", answer="supported", why="")
-    for name, rows in (("one", [row]), ("two", [other])):
-        lab.result(name, "quick", "Found.", rows, []).save(tmp_path / name)
-    monkeypatch.setattr(elsewhere, "LABS", {elsewhere.SRR: ("one", "two")})
-    measured = elsewhere.Elsewhere("d", "Figure 1", "`command`", "3", "not supported (tiny)")
-    monkeypatch.setattr(elsewhere, "MEASURED", {elsewhere.CRATE: (measured,)})
-    text = claims_page.page(tmp_path)
-    assert "Of 3 claims 1 are supported" in text and "1 are not, 1 depend" in text
-    assert "| a \\| b | eq. 7 | 1 | 0.5 (0.25 to 0.75) | 0.1, chance | depends | [one]" in text
-    assert "| c | eq. 8 |  | 2 |  | supported | [two](labs/two.md) |" in text
-    assert "Cannot be run here" in text
-    with pytest.raises(ValueError, match="does not hold a saved LabResult"):
-        monkeypatch.setattr(elsewhere, "LABS", {elsewhere.SRR: ("three",)})
-        claims_page.page(tmp_path)
+@pytest.mark.parametrize(
+    ("test", "interval", "says"),
+    [
+        ("above", (0.2, 0.3), True),
+        ("above", (-0.3, 0.1), False),  # at the bar is not above it
+        ("above", (0.0, 0.3), None),
+        ("below", (-0.3, 0.0), True),
+        ("below", (0.1, 0.3), False),
+        ("below", (0.0, 0.3), None),
+        ("within", (-0.1, 0.1), True),
+        ("within", (0.11, 0.3), False),
+        ("within", (0.0, 0.3), None),
+        ("above", (float("nan"), 0.3), None),
+    ],
+)
+def test_an_interval_says_yes_no_or_neither(test, interval, says):
+    assert rules.verdict(test, 0.1, interval) is says
+
+
+YES, NO, BOTH = (1.0, 2.0), (-2.0, -1.0), (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("over", "cases", "answer"),
+    [
+        ("settings", (YES, YES), "supported"),
+        ("settings", (YES, NO, BOTH), "depends"),
+        ("settings", (YES, BOTH), "undecided"),
+        ("settings", (NO, BOTH), "not supported"),
+        ("settings", (NO, NO), "not supported"),
+        ("all", (YES, NO), "not supported"),
+        ("all", (NO, BOTH), "not supported"),
+        ("all", (YES, BOTH), "undecided"),
+        ("", (BOTH,), "undecided"),
+        ("", (), "undecided"),
+    ],
+)
+def test_undecided_is_apart_from_what_depends_on_a_setting(over, cases, answer):
+    rule = rules.rules()["embedded.stream"]._replace(over=over, test="above", bar="0")
+    named = {str(at): each for at, each in enumerate(cases)}
+    assert rules.answer(rule, named) == answer
+    assert rules.answer(rule, named, met=False) == "undecided"
+
+
+def test_a_number_is_beyond_its_rivals_only_if_it_is_beyond_each():
+    assert rules.beyond((3.0, 4.0), (0.0, 1.0), (1.0, 2.0)) == (1.0, 3.0)
+    assert rules.beyond((0.0, 0.5), (-3.0, -2.0), (1.0, 2.0))[1] < 0
+    assert rules.short_of((-2.0, -1.0), (0.0, 1.0), (1.0, 2.0)) == (-3.0, -1.0)
+    assert rules.short_of((1.5, 3.0), (0.0, 1.0), (9.0, 9.0))[0] > 0
+
+
+def test_every_rule_says_all_that_a_reader_needs():
+    for name, rule in rules.rules().items():
+        said = rule._replace(range="x", over="x", needs="x")
+        assert all(said), name
+        assert rule.test in rules.TESTS and rule.over in rules.OVER, name
+        assert rule.form in lab.FORMS and float(rule.bar) >= -1 and rule.n[0].isdigit(), name
+        low, high = rule.bounds()
+        assert low < high, name
+        assert ("no paper" in rule.said) == rule.place.startswith("ours"), name
+
+
+def test_stored_answers_follow_from_the_rules_at_the_form_and_the_n_of_the_rules():
+    kept = claims_page.stored()
+    listed = {name for labs in elsewhere.LABS.values() for name in labs}
+    assert {row["lab"] for row in kept} == listed
+    others = [one.row for each in elsewhere.measured().values() for one in each]
+    assert {row["rule"] for row in [*kept, *others]} == set(rules.rules())
+    for row in kept:
+        rule = rules.rules()[row["rule"]]
+        assert (row["form"], row["n"]) == (rule.form, rule.n), row["claim"]
+        assert row["answer"] == claims_page.answered(row), row["claim"]
+        low, high = rule.bounds()
+        assert not (row["low"] < low or row["high"] > high), row["claim"]
+        assert row["baseline"] == row["baseline"] and row["baseline_is"], row["claim"]
+
+
+def test_the_page_is_made_of_what_is_stored():
+    kept = claims_page.stored()
+    text = (PAGES / "claims.md").read_text()
+    assert text == claims_page.page(kept) and rules.digest() in text
+    counts = [int(each) for each in re.findall(r"(\d+) (?:claims|are|depend)", text[:600])]
+    assert sum(counts[1:]) == counts[0] == text.count("\n| ") - 2 * text.count("\n| --- |")
+    for name in {row["lab"] for row in kept}:
+        own = (PAGES / "labs" / f"{name}.md").read_text()
+        rows = [row for row in kept if row["lab"] == name]
+        assert own == claims_page.with_table(own, rows), name
+
+
+def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(claims_page, "STORED", tmp_path / "claims.csv")
+    row = lab.claim("costs.time", [0.5, 0.6, 0.7], why="", size="small", n=3, baseline=0.4,
+                    words="a | width")  # fmt: skip
+    for name, form in (("costs", "quick"), ("max_margin", "quick")):
+        lab.result(name, form, "Found.", [row], []).save(tmp_path / name)
+    claims_page.taken_in(tmp_path)
+    assert "max_margin: quick form, the rules are of the full form; left" in capsys.readouterr().out
+    (kept,) = claims_page.stored()
+    assert kept["lab"] == "costs" and claims_page.answered(kept) == "supported"
+    assert json.loads(kept["cases"])[""] == pytest.approx([row["low"], row["high"]], rel=1e-5)
+    line = claims_page.page([kept]).split("a \\| width (ratio). | ours | ")[1]
+    assert line.startswith(f" | 0.6 ({row['low']:.4g} to {row['high']:.4g}) | 3 turns")
+    assert "| 0.4, the ratio of the layers' operations | " in line
+
+
+def test_a_claim_beside_an_untuned_network_is_undecided(monkeypatch):
+    rows = {one.row["rule"]: one for each in elsewhere.measured().values() for one in each}
+    assert rows["embedded.vit"].row["answer"] == "undecided"
+    assert "no search" in rows["embedded.vit"].ours
+    monkeypatch.setattr(elsewhere, "searched", lambda: True)
+    rows = {one.row["rule"]: one for one in elsewhere.of_pairs()}
+    assert rows["embedded.vit"].row["answer"] == "supported"
+    assert "no search" not in rows["embedded.vit"].ours

@@ -121,7 +121,8 @@ def test_a_claim_needs_every_layer_above_every_baseline():
         return denoising.model_claim("a", found, "cosine", 2)["answer"]
 
     assert answer(0.9, 0.1) == "supported"
-    assert answer(0.3, 0.4) == answer(0.25, 0.2) == answer(-0.3, -0.9) == "not supported"
+    assert answer(0.25, 0.4) == answer(-0.3, -0.9) == "not supported"
+    assert answer(0.25, 0.2) == answer(0.05, -0.9) == "undecided"
 
 
 @pytest.mark.slow

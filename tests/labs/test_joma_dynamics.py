@@ -160,7 +160,7 @@ def test_the_published_mu_is_the_generators_first_draw():
 def test_figure_2_starts_at_an_exact_estimate():
     found = figures.joint_training("gauss", 2, 41)
     np.testing.assert_allclose(found["whole"][0], 1, atol=1e-5)
-    assert found["whole"].shape == (41, 2) and found["v0"].shape == (41, 20)
+    assert found["whole"].shape == (41, 2) and found["v0"].shape == (41, 2, 20)
     np.testing.assert_allclose(found["x"].sum(axis=0), 1, atol=1e-6)
     assert found["x"][:10, 0].argmax() == 0 and found["x"][:10, 10].argmax() == 5
 

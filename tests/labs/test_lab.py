@@ -3,23 +3,50 @@
 import math
 
 import lab
+import numpy as np
 import pytest
+import rules
 
 
 def row(**changes):
-    given = dict(answer="supported", why="It is.", size="published size") | changes
-    return lab.claim("One is one.", "nowhere, eq. 1", 1.0, **given)
+    """A row by the rule of a cosine: above 0, of a range from -1 to 1, each setting for itself."""
+    given = dict(why="It is.", size="published size", n=3, baseline=0.0, name="A model") | changes
+    return lab.claim("denoising.cosine", given.pop("ours", 0.5), **given)
 
 
-def test_a_claim_says_its_answer_and_names_its_baseline():
-    assert list(row()) == lab.CLAIMS
-    assert row(baseline=0.5, baseline_is="chance")["baseline_is"] == "chance"
-    with pytest.raises(ValueError, match="answer='yes': give one of supported"):
-        row(answer="yes")
-    with pytest.raises(ValueError, match=r"baseline=0.5 of ''"):
-        row(baseline=0.5)
-    with pytest.raises(ValueError, match="of 'chance'"):
-        row(baseline_is="chance")
+def test_a_claim_is_answered_by_its_rule():
+    found = row(cases={"a": (0.1, 0.2), "b": (-0.2, -0.1)}, interval=(0.0, 0.5))
+    assert list(found) == lab.CLAIMS and found["answer"] == "depends"
+    assert found["claim"].startswith("A model: MSSA steps") and "section 2.2" in found["where"]
+    assert found["baseline_is"] == "the baseline that reaches highest"
+    assert row(cases={"a": (-0.1, 0.2)}, baseline_is="chance")["answer"] == "undecided"
+    values = row(ours=[0.9, 0.99, 0.999])
+    assert values["answer"] == "supported" and values["high"] < 1  # Student's is 1.08
+    assert values["ours"] == pytest.approx(2.889 / 3)
+    with pytest.raises(ValueError, match="leaves the possible range -1 1"):
+        row(interval=(0.5, 1.1))
+    with pytest.raises(KeyError):
+        lab.claim("nowhere", 1.0, why="", size="", n=1, baseline=0.0)
+
+
+def test_a_limit_must_be_nearer_and_closing():
+    def answer(*far):
+        wiggled = [[at * (1 + 0.001 * k) for k in range(3)] for at in far]
+        return rules.answer(rules.rules()["group_sparse.attention_fresh"], lab.towards(*wiggled))
+
+    assert answer(0.8, 0.2, 0.1) == answer(0.8, 0.2, 1e-10) == "supported"
+    assert answer(0.8, 0.1, 0.2) == answer(0.1, 0.4, 0.2) == "not supported"
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)])
+def test_an_interval_stays_in_its_range_and_is_students_far_from_the_ends(bounds):
+    random = np.random.default_rng(0)
+    for values in (random.random(5) ** 9, [0.0, 0.0, 1e-9], [0.5, 0.9, 0.999]):
+        mean, (low, high) = lab.mean_and_interval(list(values), bounds)
+        assert bounds[0] <= low <= mean <= high <= bounds[1]
+    near = [0.5 + 1e-5 * k for k in range(7)]
+    plain, inside = lab.mean_and_interval(near)[1], lab.mean_and_interval(near, bounds)[1]
+    assert inside == pytest.approx(plain, abs=1e-8)
 
 
 def test_an_interval_is_students():

@@ -61,5 +61,5 @@ def test_a_turn_of_the_space_turns_the_solution():
 def test_the_lab_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(max_margin, "ITERATIONS", 200)
     found = max_margin.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 6 and max_margin.draw(found).axes
+    assert len(found.table()) == 3 and max_margin.draw(found).axes
     assert found.table()["ours"].iloc[0] > 0.8

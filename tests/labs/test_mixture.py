@@ -89,6 +89,7 @@ def test_a_claim_needs_the_interval_above_zero_and_untrained_networks():
 
     assert answer([1.0, 2.0], 0.5) == "supported"
     assert answer([1.0, 2.0], 1.5) == "depends"
+    assert answer([1.0, 2.0], 1.0) == "undecided"
     assert answer([-1.0, -2.0], -5.0) == "not supported"
 
 

@@ -69,6 +69,6 @@ def test_a_shift_has_its_gap(gap):
 
 @pytest.mark.slow
 def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab_module, "ITERATIONS", 300)
+    monkeypatch.setattr(lab_module, "ITERATIONS", 400)
     found = lab_module.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 9 and lab_module.draw(found).axes
+    assert len(found.table()) == 8 and lab_module.draw(found).axes

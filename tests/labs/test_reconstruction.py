@@ -91,7 +91,7 @@ def test_the_claim_is_on_paired_images():
         "supported"
     )
     assert reconstruction.picture_claim([1.0, 2, 3], [1.2, 1.7, 3.1], "linear", 9)["answer"] == (
-        "not supported"
+        "undecided"
     )
 
 

@@ -254,27 +254,21 @@ def test_the_measure_wins_only_where_its_interval_is_above_0():
     alone = claims_of(grid_table(SRR=lambda gap: gap))
     assert [each["answer"] for each in alone] == ["supported", "supported"]
     tied = claims_of(grid_table(SRR=lambda gap: gap, **{"path-norm": lambda gap: gap**3}))
-    assert [each["answer"] for each in tied] == ["supported", "not supported"]
+    assert [each["answer"] for each in tied] == ["supported", "not supported"]  # a tie is no more
     assert tied[1]["ours"] == 0
     wrong = claims_of(grid_table(SRR=lambda gap: -gap))
     assert [each["answer"] for each in wrong] == ["not supported", "not supported"]
 
 
-def test_the_mean_over_layers_does_not_grow_with_depth():
-    table = grid_table(SRR=lambda gap: gap)
-    table["SRR"] = table["SRR"] * table["layers"]
-    assert srr_complexity.mean_claim(table)["ours"] == pytest.approx(1)
-
-
 def test_the_printed_figures_are_not_apart():
     found = srr_complexity.printed_claim()
-    assert found["answer"] == "not supported" and found["ours"] == pytest.approx(0.03)
+    assert found["answer"] == "undecided" and found["ours"] == pytest.approx(0.03)
 
 
 @pytest.mark.slow
 def test_the_quick_lab(tmp_path):
     found = srr_complexity.run("quick", lab.Steps(None))
-    assert len(found.table()) == 7
+    assert len(found.table()) == 6
     assert lab.written(found, srr_complexity.draw, tmp_path).exists()
     kept = pd.read_csv(zoo.TRAININGS).set_index("name")["sigma"]
     for recipe in zoo.grid()[: srr_complexity.REPEATED]:

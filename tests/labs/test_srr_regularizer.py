@@ -27,7 +27,7 @@ def test_differences_are_paired_by_seed():
     assert spread(found, "n") == pytest.approx(20 / 3)
     first, second = of_variant(found, "n", "small")
     assert first["answer"] == "supported" and first["ours"] == pytest.approx(1.0)
-    assert second["answer"] == "depends"  # 0, -1, -2
+    assert second["answer"] == "undecided"  # 0, -1, -2
     worse = of_variant(table([(90.0, 89.0), (80.0, 78.9), (85.0, 84.1)]), "n", "small")
     assert worse[0]["answer"] == "not supported"
 

@@ -51,6 +51,18 @@ def test_it_is_the_dual_of_the_slow_form(values, share):
     assert float(least(x, distance)) == pytest.approx(slow.least_rate(x, distance), abs=1e-9)
 
 
+def test_weights_of_values():
+    x, distance = torch.tensor([3.0, 1.0, 1.0, 0.2]).double(), torch.tensor(1.25).double()
+    half = torch.full((4,), 0.5).double()
+    torch.testing.assert_close(least_rate(x, distance, half), least(x, 1.25) / 2)
+    # moving a value without weight gains nothing
+    weights = torch.tensor([0.3, 0.0, 0.9, 0.5]).double()
+    found, few = least_rate(x, distance, weights), [0, 2, 3]
+    torch.testing.assert_close(found, least_rate(x[few], distance, weights[few]))
+    wanted = slow.least_rate(x[few].numpy(), 1.25, weights[few].numpy())
+    assert float(found) == pytest.approx(wanted, abs=1e-9)
+
+
 @given(st.integers(0, 1000), st.floats(0.0, 2.0))
 def test_no_step_of_that_length_goes_below(seed, share):
     """A gradient step, shrinking and a random step on random codes."""

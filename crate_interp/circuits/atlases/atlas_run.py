@@ -7,7 +7,13 @@ from typing import Any, Unpack
 import pandas as pd
 import torch
 
-from crate_interp.circuits.atlases.atom_ablation import ablated, ablations, agreement
+from crate_interp.circuits.atlases.atom_ablation import (
+    ablated,
+    ablations,
+    agreement,
+    predicted,
+    strongest,
+)
 from crate_interp.circuits.atlases.atom_directions import directions
 from crate_interp.circuits.atlases.atom_effects import Loss, effect_sums, loss_on
 from crate_interp.circuits.atlases.excerpts import ENTIRE, excerpts
@@ -124,8 +130,8 @@ class Atlas(AtomResult):
     def headline(self) -> str:
         """Returns how many atoms there are, how many are dead, and the effect of the top atom.
 
-        The top atom has the largest first-order effects, by their root mean square. If this atom
-        was set to 0, the effect is that on samples that were not used to choose the atom.
+        If atoms were set to 0, it also says how well first order predicts the exact effects, and
+        how many intervals exclude 0.
         """
         clear, every = self.clear("ablation")
         words = f"{super().headline()} {self.largest()}"
@@ -136,22 +142,40 @@ class Atlas(AtomResult):
             f"({LEVEL * every:.0f} would by chance)."
         )
 
-    def largest(self) -> str:
-        """Returns how the loss changes without the atom with the largest first-order effects."""
-        table: Any = self._table("atlas")
-        unit, n = self.meta["unit"], self.meta["n_samples"]
-        row = table.loc[self._first_by_the_others(table)]
-        tried = int(row["ablated"]) > 0
-        kind, samples = ("ablation", int(row["ablated"])) if tried else ("first_order", n)
-        low, high = row[f"{kind}_low"], row[f"{kind}_high"]
+    def largest(self, layer: int | None = None) -> str:
+        """Returns how the loss changes without the atom that changes it most.
+
+        The atom has the largest exact effect on every second sample of `ablate`, and the other
+        samples give its effect. If no atom was set to 0 on two samples, it is the atom with the
+        largest first-order effects, by their root mean square. layer: only atoms of this layer.
+        """
+        unit = self.meta["unit"]
+        tried, effects = (self._of_layer(name, layer) for name in ("ablations", "effects"))
+        found = strongest(tried)
+        if found is None:
+            place = (effects["squares"] / effects["n"]).idxmax()
+            found = self.row(*effects.loc[place, _KEYS].astype(int))
+            low, high = found["first_order_low"], found["first_order_high"]
+            return (
+                f"The largest first-order effects on the loss (by root mean square) are those of "
+                f"atom {found['atom']} of layer {found['layer']}: to first order it changes the "
+                f"loss by {found['first_order']:+.2g} nats "
+                f"({interval_words(low, high, '+.2g')}, "
+                f"{counted(self.meta['n_samples'], unit)})."
+            )
+        ends = interval_words(found["low"], found["high"], "+.2g")
         return (
-            f"The largest first-order effects on the loss"
-            f"{f' of other {unit}' * tried} (by root mean square) are those of atom "
-            f"{row['atom']} of layer {row['layer']}: "
-            f"{'set to 0 everywhere, it changes' if tried else 'to first order it changes'} the "
-            f"loss by {row[kind]:+.2g} nats ({interval_words(low, high, '+.2g')}, "
-            f"{counted(samples, unit)})."
+            f"Set to 0 everywhere, atom {found['atom']} of layer {found['layer']} changes the loss "
+            f"by {found['effect']:+.2g} nats ({ends}, {counted(found['n'], unit)}): of "
+            f"{len(tried[_KEYS].drop_duplicates()):,} atoms it has the largest exact effect on "
+            f"other {unit}. First order predicts the exact effects of these atoms with a "
+            f"correlation of {predicted(tried):.2f} (Pearson)."
         )
+
+    def _of_layer(self, name: str, layer: int | None) -> Any:
+        """Returns a table, or its rows of one layer."""
+        table: Any = self._table(name)
+        return table if layer is None else table[table["layer"] == layer]
 
     def clear(self, effect: str) -> tuple[int, int]:
         """Returns how many intervals of an effect exclude 0, and how many intervals there are.
@@ -163,17 +187,6 @@ class Atlas(AtomResult):
         table: Any = self._table("atlas")
         low, high = table[f"{effect}_low"], table[f"{effect}_high"]
         return int((signs(low, high) != 0).sum()), int(low.notna().sum())
-
-    def _first_by_the_others(self, table: pd.DataFrame) -> int:
-        """Returns the row number of the top atom, judged on samples on which it was not ablated."""
-        tried: Any = self._table("ablations")
-        own = tried.assign(own=tried["first_order"] ** 2).groupby(_KEYS)["own"]
-        own = own.agg(["sum", "count"]).reset_index()
-        every: Any = self._table("effects").merge(own, on=_KEYS, how="left").fillna(0)
-        others = (every["squares"] - every["sum"]) / (every["n"] - every["count"]).clip(lower=1)
-        return int(
-            others[table["ablated"].to_numpy() > 0].idxmax() if len(own) else others.idxmax()
-        )
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("atlas")

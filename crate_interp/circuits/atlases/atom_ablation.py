@@ -100,6 +100,37 @@ def agreement(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["layer", "atoms", "samples", "rank_correlation"])
 
 
+def strongest(table: pd.DataFrame) -> dict[str, Any] | None:
+    """Returns the atom with the largest exact effect: layer, atom, effect, low, high, n.
+
+    Every second sample, from the first on, chooses the atom, by the absolute mean of its effect.
+    effect, low, high, n: the mean over the other samples, its 95 % interval, and their number.
+    Returns None if no atom was measured on two samples.
+    """
+    ordered = table.sort_values("sample", kind="stable")
+    second = ordered.groupby(_KEYS).cumcount() % 2 == 1
+    effects: Any = ordered.set_index(_KEYS)["ablation"]
+    judges, choosers = effects[second.to_numpy()], effects[~second.to_numpy()]
+    if not len(judges):
+        return None
+    means = choosers[choosers.index.isin(judges.index)].groupby(_KEYS).mean()
+    layer, atom = place = means.abs().idxmax()
+    values = judges.loc[[place]].to_numpy()
+    (low,), (high,) = mean_interval(values[:, None])
+    ends = {"effect": values.mean(), "low": low, "high": high, "n": len(values)}
+    return {"layer": int(layer), "atom": int(atom)} | ends
+
+
+def predicted(table: pd.DataFrame) -> float:
+    """Returns Pearson's correlation of first-order and exact effects over the chosen atoms.
+
+    Both effects are averaged over the same samples. The correlation is NaN if the effects of either
+    kind are all equal.
+    """
+    means: Any = table.groupby(_KEYS)[["first_order", "ablation"]].mean()
+    return float(means.corr().loc["first_order", "ablation"])
+
+
 def _chosen(effects: pd.DataFrame, first: Float[Tensor, "sample layer atom"]) -> Tensor:
     """Returns the numbers of the chosen atoms, `[layer, place]`."""
     squares = torch.tensor(effects["squares"].to_numpy()).view(first.shape[1:])

@@ -135,11 +135,12 @@ def loss_effects(
 
 
 def codes_and_logits(
-    model: HookedModel, inputs: Tensor, point: str = CODE
+    model: HookedModel, inputs: Tensor, point: str = CODE, streams: list[Tensor] | None = None
 ) -> tuple[list[Tensor], Tensor]:
     """Returns the code of each layer `[batch, pos, atom]`, with a gradient, and the logits.
 
-    point: another point of the layers whose activations are returned in place of codes.
+    point: another point of the layers whose activations are returned in place of codes. streams: a
+    list to which the stream before each layer is added.
     """
     codes: list[Tensor] = []
 
@@ -148,9 +149,15 @@ def codes_and_logits(
         codes.append(code if code.requires_grad and codes else code.detach().requires_grad_())
         return codes[-1]
 
-    names = [full_name(point, layer) for layer in range(model.cfg.n_layers)]
-    logits = model.run_with_hooks(inputs, fwd_hooks=[(name, keep) for name in names])
-    return codes, logits
+    layers = range(model.cfg.n_layers)
+    hooks: list[Any] = [(full_name(point, layer), keep) for layer in layers]
+    if streams is not None:
+
+        def note(stream: Tensor, hook: Any) -> None:
+            streams.append(stream.detach())
+
+        hooks += [(full_name("hook_resid_pre", layer), note) for layer in layers]
+    return codes, model.run_with_hooks(inputs, fwd_hooks=hooks)
 
 
 def sums_over_tokens(

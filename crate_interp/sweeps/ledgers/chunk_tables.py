@@ -9,7 +9,7 @@ import pandas as pd
 
 from crate_interp.core.safe_text import plain
 from crate_interp.results.kinds import Tables
-from crate_interp.results.result_reading import table_from
+from crate_interp.results.result_reading import table_from, tables_from
 
 _TEXT, _BYTES, _WHOLE = "texts", "bytes", "whole numbers of at least 0"
 _NUMBER, _ANY_WHOLE, _FLAG = "numbers", "whole numbers", "flags"
@@ -43,12 +43,13 @@ def unpacked(content: bytes) -> Tables:
     outer = table_from(content)
     if list(outer.columns) != ["table", "content"]:
         raise ValueError(f"its columns are {plain(', '.join(map(str, outer.columns)))}")
-    found: Tables = {}
-    for name, inner in zip(outer["table"], outer["content"], strict=True):
-        if not isinstance(name, str) or not isinstance(inner, bytes):
-            raise ValueError("it holds something other than named tables")
-        found[name] = table_from(inner)
-        check_table(name, found[name])
+    cells = list(zip(outer["table"], outer["content"], strict=True))
+    if not all(isinstance(name, str) and isinstance(inner, bytes) for name, inner in cells):
+        raise ValueError("it holds something other than named tables")
+    tables = tables_from([inner for _, inner in cells], len(content))
+    found: Tables = dict(zip([name for name, _ in cells], tables, strict=True))
+    for name, table in found.items():
+        check_table(name, table)
     return found
 
 

@@ -56,16 +56,7 @@ def parts_of(value: object) -> dict[str, str]:
 
     Other values have one part, "value". Raises Unknown as `digest_of_code` does.
     """
-    reader = _Reader()
-    if isinstance(value, functools.partial):
-        bound = {"arguments": digest_of_code((value.args, value.keywords))}
-        return parts_of(value.func) | bound
-    if isinstance(value, types.MethodType):
-        return parts_of(value.__func__) | {"object": digest_of_code(value.__self__)}
-    if isinstance(value, types.FunctionType) and not _by_name(value):
-        parts = reader.parts_of_function(value)
-        return {name: f"sha256:{part.hex()}" for name, part in parts.items()}
-    return {"value": digest_of_code(value)}
+    return {name: f"sha256:{part.hex()}" for name, part in _Reader().parts(value).items()}
 
 
 def hooks_of(model: nn.Module) -> dict[str, list[object]]:
@@ -162,41 +153,28 @@ class _Reader:
             return _hash("set", *sorted(map(self.of, value)))
         if type(value) in (dict, types.MappingProxyType):
             return self._mapping(value)
-        readers: list[tuple[Any, Callable[[Any], bytes]]] = [
-            (Tensor, self._tensor),
-            (np.ndarray, self._array),
-            ((pd.DataFrame, pd.Series, pd.Index), self._table),
-            (HookPoint, lambda point: _hash("hook point", str(point.name).encode())),
-            (nn.Module, self._network),
-            (types.FunctionType, lambda fn: self._all("function", self.parts_of_function(fn))),
-            (types.CodeType, self._code),
-            (type, self._class),
-            (
-                types.MethodType,
-                lambda own: _hash("method", self.of(own.__func__), self.of(own.__self__)),
-            ),
-            (types.BuiltinFunctionType, self._builtin),
-            ((staticmethod, classmethod), lambda own: _hash("static", self.of(own.__func__))),
-            (property, lambda own: _hash("property", *map(self.of, (own.fget, own.fset)))),
-            (types.CellType, lambda own: self.of(_content(own))),
-            (weakref.ref, lambda own: self.of(own())),
-            (torch.Generator, lambda own: self.of(own.get_state())),
-            (
-                types.GenericAlias,
-                lambda own: _hash("alias", self.of((own.__origin__, own.__args__))),
-            ),
-            (_BY_TYPE, lambda own: _hash(type(own).__name__)),
-        ]
-        for kinds, read in readers:
+        for kinds, read in _READERS:
             if isinstance(value, kinds):
-                return read(value)
+                return read(self, value)
         return self._object(value)
 
     def _all(self, kind: str, parts: Mapping[str, bytes]) -> bytes:
         return _hash(kind, *(name.encode() + part for name, part in parts.items()))
 
-    def parts_of_function(self, function: types.FunctionType) -> dict[str, bytes]:
-        """Returns the digests of what a function is made of and what it reads."""
+    def parts(self, value: Any) -> dict[str, bytes]:
+        """Returns the digests of what a function is made of and what it reads, by name."""
+        if type(value) is functools.partial:
+            name, held, inner = "arguments", (value.args, value.keywords), value.func
+        elif isinstance(value, types.MethodType):
+            name, held, inner = "object", value.__self__, value.__func__
+        elif isinstance(value, types.FunctionType) and not _by_name(value):
+            return self._function(value)
+        else:
+            return {"value": self.of(value)}
+        found = self.parts(inner)  # may have a part of this name, too
+        return found | {name: _hash(name, self.of(held), found.get(name, b""))}
+
+    def _function(self, function: types.FunctionType) -> dict[str, bytes]:
         code, home = function.__code__, function.__globals__
         library = library_of(str(home.get("__name__", "")))
         names = {name for one in _codes(code) for name in one.co_names}
@@ -318,6 +296,29 @@ class _Reader:
                 getattr(value, "__dict__", None)
             )  # what a reduction of the user's leaves out
         return _hash("object", self.of(type(value)), self.of(parts))
+
+
+_READERS: tuple[tuple[Any, Callable[[_Reader, Any], bytes]], ...] = (
+    (Tensor, _Reader._tensor),
+    (np.ndarray, _Reader._array),
+    ((pd.DataFrame, pd.Series, pd.Index), _Reader._table),
+    (HookPoint, lambda _, point: _hash("hook point", str(point.name).encode())),
+    (nn.Module, _Reader._network),
+    (
+        (types.FunctionType, types.MethodType),
+        lambda reader, own: reader._all("function", reader.parts(own)),
+    ),
+    (types.CodeType, _Reader._code),
+    (type, _Reader._class),
+    (types.BuiltinFunctionType, _Reader._builtin),
+    ((staticmethod, classmethod), lambda reader, own: _hash("static", reader.of(own.__func__))),
+    (property, lambda reader, own: _hash("property", *map(reader.of, (own.fget, own.fset)))),
+    (types.CellType, lambda reader, own: reader.of(_content(own))),
+    (weakref.ref, lambda reader, own: reader.of(own())),
+    (torch.Generator, lambda reader, own: reader.of(own.get_state())),
+    (types.GenericAlias, lambda reader, own: reader.of((own.__origin__, own.__args__))),
+    (_BY_TYPE, lambda _, own: _hash(type(own).__name__)),
+)
 
 
 def _content(cell: types.CellType) -> object:

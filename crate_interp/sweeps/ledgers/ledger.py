@@ -48,6 +48,7 @@ from crate_interp.sweeps.ledgers.own_files import (
     check_places,
     discard,
     is_run,
+    parsed,
 )
 from crate_interp.sweeps.ledgers.run_settings import check_same
 from crate_interp.sweeps.ledgers.shards import Shard
@@ -253,11 +254,7 @@ class Ledger:
         """
         for path in sorted(self.out.glob(LEDGERS)):
             with suppress(OSError):  # a pipe, or a folder
-                for text in _read(path).splitlines():
-                    with suppress(ValueError, RecursionError):
-                        line = json.loads(text)
-                        if not fault(line, schema):
-                            yield line
+                yield from (line for _, line in parsed(path) if not fault(line, schema))
 
 
 @cache

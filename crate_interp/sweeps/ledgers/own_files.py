@@ -6,7 +6,7 @@ ledgers and the listing of the data's files are known by what they hold.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from crate_interp.core.files import (
     is_one,
     is_own_name,
     odd_kind,
+    open_regular,
 )
 from crate_interp.core.folders import read_index
 from crate_interp.data.folder_listing import is_listing
@@ -91,24 +92,30 @@ def _entries(out: Path) -> list[Path]:
     return sorted((out / CHUNKS).iterdir()) if (out / CHUNKS).is_dir() else []
 
 
-def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Returns the lines of a ledger, and whether all that the file holds was written by us.
+def parsed(path: Path) -> Iterator[tuple[bytes, Any]]:
+    """Yields each line of a ledger with its content, or with None for a line that is unfinished.
 
-    A process that died may have left unfinished lines.
+    Raises OSError if the ledger is no file.
     """
+    with open_regular(path) as file:
+        texts = file.read().splitlines()
+    for text in texts:
+        try:
+            yield text, json.loads(text)
+        except (ValueError, RecursionError):  # the process that wrote it died
+            yield text, None
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the lines of a ledger, and whether all that the file holds was written by us."""
     if odd_kind(path):
         return [], False
     found, ours = [], True
-    for text in path.read_bytes().splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            ours &= text.startswith(_BEGIN) or _BEGIN.startswith(text)
-            continue
+    for text, line in parsed(path):
         if _is_line(line):
             found.append(line)
         else:
-            ours = False
+            ours &= line is None and (text.startswith(_BEGIN) or _BEGIN.startswith(text))
     return found, ours and (bool(found) or is_own_name(path.name))
 
 

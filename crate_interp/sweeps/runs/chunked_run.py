@@ -19,6 +19,7 @@ from crate_interp.data.picture_contents import check_agree, named
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import KINDS, Kind, Rules, Tables
+from crate_interp.results.parquet_limits import allowed
 from crate_interp.sweeps.engines import ENGINES, Engine
 from crate_interp.sweeps.ledgers import ledger as ledgers
 from crate_interp.sweeps.ledgers.folder_access import alone, writable
@@ -318,10 +319,24 @@ def digest_of_run(run: Mapping[str, Any]) -> str:
 
 
 def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, Any]) -> Tables:
-    """Returns the merged tables of a stage whose chunks are all there."""
-    entries = ledger.entries(stage)
-    parts = (ledger.read(stage, chunk, entries) for chunk in range(ledger.lengths()[stage]))
-    tables = folded(parts, lambda one, two: merged(rules, one, two, meta))
+    """Returns the merged tables of a stage whose chunks are all there.
+
+    Raises ValueError if the tables take far more memory than the size of the chunks allows.
+    """
+    entries, chunks = ledger.entries(stage), range(ledger.lengths()[stage])
+    most = allowed(sum(ledger.path(stage, chunk).stat().st_size for chunk in chunks))
+
+    def merge(one: Tables, two: Tables) -> Tables:
+        both = merged(rules, one, two, meta)
+        held = sum(int(table.memory_usage(index=False).sum()) for table in both.values())
+        if held > most:
+            raise ValueError(
+                f"the chunks of {stage} in {str(ledger.out)!r} claim over {most:,} bytes, more "
+                "than their size allows. Start over with resume=False (--restart)."
+            )
+        return both
+
+    tables = folded((ledger.read(stage, chunk, entries) for chunk in chunks), merge)
     assert tables is not None  # a stage has at least one chunk
     return tables
 

@@ -157,7 +157,7 @@ def intact(out: Path, tables: Tables) -> bool:
             digest(out / CHUNKS / name) == sha256
             for name, sha256 in zip(table["file"], table["sha256"], strict=True)
         )
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return False
 
 

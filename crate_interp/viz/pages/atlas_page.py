@@ -66,7 +66,7 @@ def _write(atlas: Atlas, out: Path) -> None:
             is_text=_is_text(atlas),
             block=BLOCK,
             columns=atlas.meta["settings"]["top"],
-            finding=_of_layer(records),
+            finding=atlas.largest(int(layer)),
             logits=_logits(atlas),
             grid=_grid(atlas),
             atoms=records,
@@ -132,16 +132,6 @@ def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
         "on_cls": sum(token["token"] == 0 for token in tokens),
         "neighbours": re.findall(r"L(\d+)A(\d+) (-?[\d.]+)", row["nearest"]),
     }
-
-
-def _of_layer(atoms: list[dict[str, Any]]) -> str:
-    """Returns a sentence on the first atom of a layer."""
-    first = atoms[0]
-    how = "" if first["exact"] else ", to first order,"
-    return (
-        f"{first['name']} has the largest effect: setting it to 0 at every token{how} changes the "
-        f"loss by {first['effect']:+.2g} nats ({first['low']:+.2g} to {first['high']:+.2g})."
-    )
 
 
 def _index(atlas: Atlas, atoms: list[dict[str, Any]]) -> str:

@@ -56,7 +56,7 @@ def _page(result: Comparison) -> str:
         title=result.meta["model"],
         meta=result.meta,
         single=result.single,
-        finding=" ".join(sentences(result, named)[:2]),
+        finding=sentences(result, named)[0],
         largest=list_of_largest(result, named, _HERO),
         caution=result.caution(),
         names=[result.meta[side]["name"] for side in "ab"],

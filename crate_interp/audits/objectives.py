@@ -1,0 +1,195 @@
+"""What each kind of attention descends: a rate of the codes of its tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_DOUBTFUL = 1e9  # Cholesky is trusted if largest diagonal entry / (smallest pivot)^2 is below this
+
+
+class Objective:
+    """The rate that MSSA descends, R^c, and what other objectives change.
+
+    Each is a sum over heads, of w_k / 2 logdet(I + alpha (F_k C_k)^T F_k C_k) with the codes C_k of
+    the tokens. F_k and w_k stay as they were in the forward pass, whatever becomes of the tokens.
+    In R^c (arXiv 2306.01129 eq. 8) F_k = I, w_k = 1 and alpha = p / (N eps^2). plain: whether F_k =
+    I.
+    """
+
+    plain = True
+
+    def after(self, first: int) -> "Objective":
+        """Returns the objective of the tokens from `first` on."""
+        return self
+
+    def size(self, width: int, pos: int) -> float:
+        """Returns alpha eps^2; width: p, the width of a head; pos: the number of tokens."""
+        return width / pos
+
+    def mixed(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
+        """Returns F_k C_k, `[batch, head, rows, d_head]`."""
+        return codes
+
+    def returned(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
+        """Returns F_k^T F_k C_k, `[batch, head, pos, d_head]`."""
+        return codes
+
+    @property
+    def weights(self) -> Float[Tensor, "some head"] | None:
+        """The w_k of each sample; None if all are 1."""
+        return None
+
+    @property
+    def stretch(self) -> tuple[Float[Tensor, "some"], Float[Tensor, "some"]]:
+        """The largest |F_k|_2^2 over heads, and the largest w_k |F_k|_2^2, by sample."""
+        one = torch.ones(1, dtype=torch.float64)
+        return one, one
+
+    def rate(
+        self,
+        gram: Float[Tensor, "batch head n n"],
+        alpha: Float[Tensor, "batch eps"],
+        again: Callable[[Tensor], Tensor],
+    ) -> Float[Tensor, "batch eps"]:
+        """Returns the objective for Gram matrices of F_k C_k; again: as in `rates_of_grams`."""
+        return rates_of_grams(gram, alpha, again)
+
+    def axes(
+        self, gram: Float[Tensor, "batch head n n"]
+    ) -> tuple[Float[Tensor, "batch head n"], Float[Tensor, "batch head n n"]]:
+        """Returns the numbers whose log1p the objective sums, and the axes that they belong to."""
+        values, vectors = torch.linalg.eigh(gram)
+        return values.clamp_min(0), vectors
+
+
+@dataclass(frozen=True)
+class VariationalBound(Objective):
+    """The upper bound of R^c that TSSA descends, at fixed memberships (arXiv 2412.17810 eq. 6-10).
+
+    `measures.variational_rate`: only the diagonals of the Gram matrices count, F_k is diagonal with
+    the squares N pi_ki / n_k, w_k = n_k / N, and alpha = K p / (N eps^2).
+    """
+
+    pi: Float[Tensor, "batch head pos"]
+    plain = False
+
+    def after(self, first: int) -> Objective:
+        """Returns the objective of the tokens from `first` on."""
+        return VariationalBound(self.pi[..., first:]) if first else self
+
+    def size(self, width: int, pos: int) -> float:
+        """Returns K p / N."""
+        return self.pi.shape[1] * width / pos
+
+    @cached_property
+    def _squares(self) -> Float[Tensor, "batch head pos"]:
+        count = self.pi.sum(dim=-1, keepdim=True)
+        return self.pi * self.pi.shape[-1] / count.where(count > 0, 1.0)
+
+    def mixed(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
+        """Returns the codes times the roots of the weights."""
+        return codes * self._squares.sqrt()[..., None]
+
+    def returned(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
+        """Returns the codes times the weights."""
+        return codes * self._squares[..., None]
+
+    @property
+    def weights(self) -> Float[Tensor, "batch head"]:
+        """The share of the tokens in each subspace, n_k / N."""
+        return self.pi.mean(dim=-1)
+
+    @property
+    def stretch(self) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
+        """The largest N pi_ki / n_k, and the largest pi_ki."""
+        return self._squares.amax(dim=(1, 2)), self.pi.amax(dim=(1, 2))
+
+    def rate(
+        self,
+        gram: Float[Tensor, "batch head n n"],
+        alpha: Float[Tensor, "batch eps"],
+        again: Callable[[Tensor], Tensor],
+    ) -> Float[Tensor, "batch eps"]:
+        """Returns the bound from the diagonals."""
+        moments = gram.diagonal(dim1=-2, dim2=-1)[:, None]
+        terms = torch.log1p(alpha[..., None, None] * moments).sum(dim=-1)  # [batch, eps, head]
+        return 0.5 * (self.weights[:, None] * terms).sum(dim=-1)
+
+    def axes(
+        self, gram: Float[Tensor, "batch head n n"]
+    ) -> tuple[Float[Tensor, "batch head n"], Float[Tensor, "batch head n n"]]:
+        """Returns the diagonals, and the axes of the codes themselves."""
+        return gram.diagonal(dim1=-2, dim2=-1), torch.eye(gram.shape[-1]).to(gram).expand_as(gram)
+
+
+@dataclass(frozen=True)
+class RepresentativesRate(Objective):
+    """The rate of representatives that CBSA descends, at a fixed contraction (arXiv 2509.16875).
+
+    `measures.contracted_rate`: F_k makes the codes of the m representatives from those of the
+    tokens, w_k = 1, and alpha = p / (m eps^2).
+    """
+
+    contraction: Float[Tensor, "batch head rep pos"]
+    plain = False
+
+    def after(self, first: int) -> Objective:
+        """Returns the objective of the tokens from `first` on."""
+        return RepresentativesRate(self.contraction[..., first:]) if first else self
+
+    def size(self, width: int, pos: int) -> float:
+        """Returns p / m."""
+        return width / self.contraction.shape[2]
+
+    def mixed(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
+        """Returns the codes of the representatives."""
+        return self.contraction @ codes
+
+    def returned(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
+        """Returns the codes of the representatives, broadcast back to the tokens."""
+        return self.contraction.mT @ (self.contraction @ codes)
+
+    @property
+    def stretch(self) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
+        """The largest squared spectral norm of a head's contraction, twice."""
+        square = torch.linalg.eigvalsh(self.contraction @ self.contraction.mT)
+        largest = square[..., -1].amax(dim=1)
+        return largest, largest
+
+
+def rates_of_codes(
+    codes: Float[Tensor, "batch head pos d_head"], alpha: Float[Tensor, "batch eps"]
+) -> Float[Tensor, "batch eps"]:
+    """Returns the sum over heads of 1/2 logdet(I + alpha C^T C), from the smaller Gram matrix."""
+    gram = codes.mT @ codes if codes.shape[-2] >= codes.shape[-1] else codes @ codes.mT
+    return rates_of_grams(gram, alpha, lambda rows: codes[rows])
+
+
+def rates_of_grams(
+    gram: Float[Tensor, "batch head n n"],
+    alpha: Float[Tensor, "batch eps"],
+    again: Callable[[Tensor], Tensor],
+) -> Float[Tensor, "batch eps"]:
+    """Returns the sum over heads of 1/2 logdet(I + alpha G) for Gram matrices G.
+
+    again: a function that returns the codes of some samples. Samples whose factorisation cannot be
+    trusted are recomputed from the singular values of these codes.
+    """
+    matrix = gram[:, None] * alpha[..., None, None, None]  # [batch, eps, head, n, n]
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    diagonal += 1
+    largest = diagonal.amax(dim=-1)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    pivots = factor.diagonal(dim1=-2, dim2=-1)
+    rate = pivots.log().sum(dim=(-2, -1))
+    ratio = largest / pivots.amin(dim=-1).square()
+    doubtful = ~((ratio < _DOUBTFUL) & (failed == 0)).all(dim=-1).all(dim=-1)
+    if bool(doubtful.any()):
+        values = torch.linalg.svdvals(again(doubtful)).square()[:, None]
+        exact = torch.log1p(alpha[doubtful][..., None, None] * values)
+        rate[doubtful] = 0.5 * exact.sum(dim=(-2, -1))
+    return rate

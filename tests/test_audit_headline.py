@@ -1,0 +1,47 @@
+"""What the headline of an audit says of planted numbers, and how numbers without spread count."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import crate_interp as ci
+from crate_interp.audits.claims import Number
+from crate_interp.audits.verdicts import _within
+from crate_interp.stats.bootstrap import studentised
+from test_audit import ideal, planted
+
+
+def test_the_headline_says_how_far_attention_lowers_the_rate_as_read():
+    result, bounds = ideal(), []
+    rows = result.table().query("number == 'compresses' and frame == 'read' and tokens == 'all'")
+    rows = rows[(rows["eps"] == planted.EPS) & (rows["basis"] == "stored")]
+    falls = sorted((-100 * row.value, row.layer) for row in rows.itertuples())
+    size = " to ".join(f"{fall:.2g} % (layer {layer})" for fall, layer in falls)
+    start = f"as read through LayerNorm at eps {planted.EPS:g}, attention "
+    end = "layers beyond shuffled updates and random output maps"
+    assert f" images, {start}lowers R^c by {size} in 2 of 2 {end}; R^c is" in result.headline()
+    # planted: it rises in layer 1, and then in both, as read alone
+    numbers = result.table("numbers")
+    numbers = numbers[numbers["eps"].isin([0.0, planted.EPS]) & (numbers["frame"] != "unit")]
+    numbers = numbers[(numbers["basis"] != "orthonormal") & (numbers["tokens"] == "all")]
+    for layer in (1, 0):
+        rises = (numbers["layer"] == layer) & (numbers["frame"] == "read")
+        rises &= numbers["of"] == "layer"
+        numbers = numbers.assign(compresses=numbers["compresses"] * (1 - 2 * rises))
+        bounds.append(ci.AuditResult(result.stored | {"numbers": numbers}, result.meta).headline())
+    fall = next(fall for fall, layer in falls if layer == 0)
+    assert f"{start}lowers R^c by {fall:.2g} % (layer 0) in 1 of 2 {end}; " in bounds[0]
+    assert "at every eps in 1 of 2 layers, and only in some frames or at some eps in 1" in bounds[0]
+    span = " to ".join(f"{fall:+.2g} %" for fall, _ in falls)
+    assert f"{start}is shown to lower R^c in none of 2 {end}: {span}; " in bounds[1]
+
+
+def test_a_number_that_never_varies_is_decided_by_its_signs_alone():
+    """Resamples of equal values show nothing: a sign test needs 6 of them, and p is never 0."""
+    number = Number("", "", low=0.5, high=1.0)
+    for value, sign in ((0.7, 1), (1.0, 1), (0.5 - 1e-12, 1), (0.4, -1), (1.01, -1)):
+        for n in (1, 5, 6, 13):
+            same = pd.DataFrame(np.full((1, n), value))
+            found = _within(number, studentised(same.to_numpy().T), same)
+            right, wrong = (found.kept, found.broken)[::sign]
+            assert right[0] == pytest.approx(2 * 0.5**n) and wrong[0] == 2
