@@ -220,7 +220,8 @@ def head_grid(
     even = 1 / (model.cfg.n_heads if what == "membership" else count)
     finding, first = _finding(found, chosen, even, what)
     heading = map_heading(model, query)
-    title = f"{model.cfg.model_name or 'Attention'}: {heading[0].lower()}{heading[1:]}"
+    name = model.cfg.model_name or ("Attention" if how is None else model.cfg.family)
+    title = f"{name}: {heading[0].lower()}{heading[1:]}"
     page = render(
         "heads.html",
         title=title,
