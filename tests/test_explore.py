@@ -322,9 +322,16 @@ def test_strings_of_strangers_are_data(images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, most", [("crate", 6_000_000), ("gpt-baseline", 9_000_000)])
-def test_the_size_of_a_page(name, most):
-    """12 layers of 12 heads and 197 tokens with d_model 576: one code, and two."""
+@pytest.mark.parametrize(
+    "name, most, parts",
+    [
+        ("crate", 6_000_000, ["codes"]),
+        ("gpt-baseline", 9_000_000, ["codes", "keys"]),
+        ("cbt", 9_000_000, ["codes", "contract"]),
+    ],
+)
+def test_the_size_of_a_page(name, most, parts):
+    """12 layers of 12 heads and 197 tokens with d_model 576: codes, keys or representatives."""
     size = dict(d_model=576, n_layers=12, n_heads=12)
     image = dict(image_size=224, patch_size=16, n_classes=10)
     if name == "gpt-baseline":
@@ -344,7 +351,7 @@ def test_the_size_of_a_page(name, most):
     page = ci.viz.explore(cache, inputs)
     assert "logit lens left out: call model.eval() first" in page.html() or not text
     assert 2_000_000 < len(page.html()) < most
-    assert parts_of(page) == [["codes", "keys"] if text else ["codes"]] * 12
+    assert parts_of(page) == [parts] * 12
 
 
 def test_the_command(tmp_path):

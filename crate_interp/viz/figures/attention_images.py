@@ -35,7 +35,7 @@ _OF_OTHERS = {
         "to 1 over the heads, and are the same for every query",
     ),
     "cbsa": (
-        "share of representatives",
+        "share",
         "Rows of A^T A divided by their sums: how far two tokens share their representatives",
     ),
 }
@@ -249,9 +249,11 @@ def _finding(found: list[np.ndarray], layers: list[int], even: float, what: str)
     place, head = np.unravel_index(largest.argmax(), largest.shape)
     images = len(found[0])
     mean = f" (mean over {images} images)" if images > 1 else ""
+    whole = what == "attention"  # the others are counted: memberships, shares
+    most, evenly = ("the most attention", what) if whole else (f"the largest {what}", f"{what}s")
     words = (
-        f"Of {largest.size} heads, L{layers[place]}H{head} gives the most {what} to one patch: "
-        f"{largest.max():.2f}{mean}. Even {what} would give every patch {even:.2g}."
+        f"Of {largest.size} heads, L{layers[place]}H{head} gives {most} to one patch: "
+        f"{largest.max():.2f}{mean}. Even {evenly} would give every patch {even:.2g}."
     )
     return words, layers[place]
 
