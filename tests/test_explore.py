@@ -12,7 +12,7 @@ import torch
 import crate_interp as ci
 from command import fails, run
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
-from crate_interp.viz.explorer.explorer_page import POINTS
+from crate_interp.viz.explorer.explorer_page import shown_points
 from crate_interp.viz.explorer.packing import LIMIT, pack_attention, pack_tops, planes
 
 FAMILIES = ("crate-lm", "nanochat-crate", "gpt-baseline")
@@ -35,7 +35,7 @@ def blob(page, name):
 
 def parts_of(page):
     """The names of what the page carries of each layer's attention."""
-    names = re.findall(r'id="(codes|keys|largest|rows)-(\d+)"', page.html())
+    names = re.findall(r'id="(codes|contract|keys|largest|rows)-(\d+)"', page.html())
     return [
         sorted(name for name, layer in names if int(layer) == each)
         for each in range(data_of(page)["layers"])
@@ -172,6 +172,51 @@ def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, i
     assert shown["components"] == scaled.long().tolist()
 
 
+def test_maps_of_heads_without_a_pattern():
+    """Pi once for all queries; A, from which the page makes the rows of A^T A."""
+    for family, over, count in (
+        ("tost", {}, 12), ("tost-ista", {}, 13), ("cbt", dict(image_size=(6, 15)), 10),
+    ):  # fmt: skip
+        model = make(family, stem="linear", **over)
+        images = torch.randn(
+            2, 3, *model.cfg.image_size, generator=torch.Generator().manual_seed(1)
+        )
+        cache = model.run_with_cache(images)[1]
+        page = ci.viz.explore(cache, images, sample=1)
+        data = data_of(page)
+        assert (data["count"], data["special"]) == (count, model.cfg.n_special)
+        assert (data["start"]["query"] == 0) == (family == "cbt") and "alike" in data["verbs"]
+        assert len(data["overlays"][0]["masks"]) == count - model.cfg.n_special
+        codes = cache["u", 2, "attn"][1].transpose(0, 1).numpy()
+        assert np.abs(halves(blob(page, "codes-2"), *codes.shape) - codes).max() < 1e-2
+        if family == "cbt":
+            assert parts_of(page) == [["codes", "contract"]] * LAYERS
+            contract = halves(blob(page, "contract-2"), HEADS, 64, count)
+            found = contract.swapaxes(1, 2) @ contract / contract.sum(1)[..., None]
+            wanted = ci.maps.contracted(cache, 2)[1].numpy()
+            wanted /= wanted.sum(-1, keepdims=True)
+            assert (
+                worst(found, wanted) < LIMIT and "tokens that share representatives" in page.html()
+            )
+            assert data["most"][2] == pytest.approx(wanted.max((1, 2)), rel=1e-3)
+        else:
+            assert parts_of(page) == [["codes", "largest", "rows"]] * LAYERS
+            steps = np.frombuffer(blob(page, "rows-2"), np.uint8).reshape(HEADS, 1, count)
+            found = steps / 255 * halves(blob(page, "largest-2"), HEADS, 1, 1)
+            assert worst(found[:, 0], cache["pi", 2, "attn"][1].numpy()) < LIMIT
+            assert "the membership of each patch in the head" in page.html()
+        few = model.run_with_cache(images, names_filter="hook_embed")[1]
+        with pytest.raises(KeyError, match=r"hook_(pi|contract), .*names_filter.*attn\.hook_u"):
+            ci.viz.explore(few, images)
+    lm, tokens = make_lm("tost-lm"), torch.randint(47, (1, 11))
+    data = data_of(ci.viz.explore(lm.run_with_cache(tokens)[1], tokens))
+    assert data["map"] == "membership" and len(data["names"]) == 11 and data["answers"]
+    model = make("aot")
+    images = torch.randn(1, 3, *model.cfg.image_size)
+    page = ci.viz.explore(model.run_with_cache(images)[1], images)
+    assert "Atoms left out: its layers are attention alone" in page.html()
+
+
 def test_the_logit_lens_is_the_librarys():
     lm = ci.load("crate-tiny-lm")
     text = "In the beginning was the Word"
@@ -200,7 +245,7 @@ def test_what_the_cache_lacks_is_left_out_and_said(model, images):
     for words in ("Similar codes, masks and components left out", "Atoms left out", "hook_pooled"):
         assert words in page.html()
     assert data_of(page)["overlays"] is None and blob(page, "atoms-0") is None
-    some = {"names_filter": lambda name: name.endswith(POINTS)}
+    some = {"names_filter": lambda name: name.endswith(shown_points(model))}
     assert "left out:" not in ci.viz.explore(model.run_with_cache(images, **some)[1], images).html()
 
 
@@ -277,9 +322,16 @@ def test_strings_of_strangers_are_data(images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, most", [("crate", 6_000_000), ("gpt-baseline", 9_000_000)])
-def test_the_size_of_a_page(name, most):
-    """12 layers of 12 heads and 197 tokens with d_model 576: one code, and two."""
+@pytest.mark.parametrize(
+    "name, most, parts",
+    [
+        ("crate", 6_000_000, ["codes"]),
+        ("gpt-baseline", 9_000_000, ["codes", "keys"]),
+        ("cbt", 9_000_000, ["codes", "contract"]),
+    ],
+)
+def test_the_size_of_a_page(name, most, parts):
+    """12 layers of 12 heads and 197 tokens with d_model 576: codes, keys or representatives."""
     size = dict(d_model=576, n_layers=12, n_heads=12)
     image = dict(image_size=224, patch_size=16, n_classes=10)
     if name == "gpt-baseline":
@@ -293,12 +345,13 @@ def test_the_size_of_a_page(name, most):
         if text
         else torch.randn(1, 3, 224, 224, generator=generator)
     )
+    points = shown_points(model)
     with torch.no_grad():
-        _, cache = model.run_with_cache(inputs, names_filter=lambda each: each.endswith(POINTS))
+        _, cache = model.run_with_cache(inputs, names_filter=lambda each: each.endswith(points))
     page = ci.viz.explore(cache, inputs)
     assert "logit lens left out: call model.eval() first" in page.html() or not text
     assert 2_000_000 < len(page.html()) < most
-    assert parts_of(page) == [["codes", "keys"] if text else ["codes"]] * 12
+    assert parts_of(page) == [parts] * 12
 
 
 def test_the_command(tmp_path):
@@ -311,4 +364,9 @@ def test_the_command(tmp_path):
     assert "sample 3 of embedded:fashion" in done.stdout and '"name": "L1H2"' in html
     assert [one.name for one in out.iterdir()] == ["explore.html"]
     fails("--sample -1: the data has samples 0 to", *command, "--sample", -1)
+    done = run(*command, "--size", 56)
+    html = (out / "explore.html").read_text()
+    assert done.returncode == 0 and '"grid": [14, 14]' in html
+    fails("multiple of", *command, "--size", 29)
+    fails("more than a page can show", *command, "--size", 480)
     fails("holds no circuit", *command, "--circuit", out / "explore.html")

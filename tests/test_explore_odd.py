@@ -5,7 +5,7 @@ import torch
 
 import crate_interp as ci
 from browser import SCHEMES, WIDTHS, drawn, driven, low_contrast, opened, overflow
-from conftest import make_lm
+from conftest import make, make_lm
 
 assert driven  # the fixture
 
@@ -39,6 +39,43 @@ def test_a_window_and_a_row_of_zeros(driven, tmp_path):  # noqa: F811
         assert "0.0 times the even share" in shown.page.inner_text("#readout")
         assert "0.000 \u00b7 \u22480" in shown.page.inner_text(".tile >> nth=0")
         assert not shown.wrong
+
+
+@pytest.mark.slow
+def test_maps_without_a_pattern(driven, tmp_path):  # noqa: F811
+    """Of ToST, whose stream has no CLS, and of CBT, with the representative of the query's cell."""
+    for family, size in (("tost", (6, 20)), ("cbt", (6, 15))):
+        model = make(family, stem="linear", image_size=size)
+        images = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1))
+        cache = model.run_with_cache(images)[1]
+        path = ci.viz.explore(cache, images).save(tmp_path / f"{family}.html")
+        with opened(driven, path) as shown:
+            drawn(shown.page)
+            page = shown.page
+            values = lambda page=page: torch.tensor(page.evaluate("explorer.values(1)"))  # noqa: E731
+            page.keyboard.press("Shift+ArrowRight")
+            drawn(page, "explorer.state.pinned")
+            query = page.evaluate("explorer.state.query")
+            layer = page.evaluate("explorer.state.layer")
+            if family == "tost":
+                wanted = cache["pi", layer, "attn"][0, 1]
+                assert "belongs to this subspace" in page.inner_text("#readout")
+                assert page.locator("#cls, #cls-key").count() == 0
+            else:
+                wanted = ci.maps.contracted(cache, layer)[0, 1, query]
+                wanted = wanted / wanted.sum()
+                assert "shares" in page.inner_text("#readout")
+            assert (values() - wanted).abs().max() < 0.005 * wanted.max()
+            if family == "cbt":
+                page.check("input[value=reads]", force=True)
+                drawn(page, "explorer.state.mode === 'reads'")
+                side = 3  # query is a token of the square: row and column are thirds of 8 cells
+                cell = query // side * 8 // side * 8 + query % side * 8 // side
+                assert model.blocks[0].attn.pooling(10)[cell, query] > 0
+                wanted = cache["contract", layer, "attn"][0, 1, cell]
+                assert (values() - wanted).abs().max() < 0.005 * wanted.max()
+                assert f"representative {cell} reads" in page.inner_text("#readout")
+            assert not shown.wrong and not shown.asked
 
 
 class Odd:

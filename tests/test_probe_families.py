@@ -236,7 +236,7 @@ def test_towers_of_a_clip():
     assert "alignment" not in measured  # a plain transformer has no U
     uniform = math.log(clip.text.cfg.n_ctx)
     assert values(result, "attention.entropy_uniform", 0) == pytest.approx(uniform)  # no mask
-    with pytest.raises(KeyError, match="attn.hook_u"):
+    with pytest.raises(ValueError, match="attn.hook_u"):
         sweep(clip.text, texts, "alignment")
 
 

@@ -282,7 +282,9 @@ class CrateAdapter(ArchitectureAdapter):
             self.cfg.output_logits_soft_cap = softcap
         # a batch of texts is padded, and padding needs a mask
         self.supports_batched_generation = "attention_mask" in signature(model.forward).parameters
-        model.forward = MethodType(_image_forward if model.has_cls else _text_forward, model)
+        model.forward = MethodType(
+            _text_forward if model.cfg.kind == "text" else _image_forward, model
+        )
 
     def setup_hook_compatibility(self, bridge: TransformerBridge) -> None:
         """Gives the bridge the model's hook points; TransformerLens calls this method last."""

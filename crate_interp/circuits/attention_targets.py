@@ -9,6 +9,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.hook_points import check_pattern
 from crate_interp.stats.intervals import mean_interval
 
 Targets = Bool[Tensor, "batch query key"]
@@ -68,9 +69,9 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
     `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own. In language
     models, keys after the query do not count.
 
-    Raises ValueError for targets of another shape, for a target that no query has, and for a cache
-    of a language model that holds only some positions (`pos_slice`). Raises KeyError for a cache
-    without patterns.
+    Raises ValueError for targets of another shape, for a target that no query has, for a cache of a
+    language model that holds only some positions (`pos_slice`), and for ToST and CBT. Raises
+    KeyError for a cache without patterns.
     """
     if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
         raise ValueError(
@@ -81,6 +82,7 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
     if model.towers:
         raise ValueError("a CLIP is two models: give the cache of one tower, cache.visual.")
     cache.check_weights()
+    check_pattern(model.cfg, "head_scores")
     heads = range(model.cfg.n_heads)
     rows: list[tuple] = []
     for name, given in targets.items():

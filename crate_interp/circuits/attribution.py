@@ -12,6 +12,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.hook_points import check_read_out
 from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.results.result import Result, by, counted
 from crate_interp.sweeps.runs.provenance import model_meta
@@ -103,11 +104,12 @@ class LogitAttribution(Result):
         table: Any = self._table("values")
         rows = table[table["part"] == part]
         values = torch.tensor(rows["value"].to_numpy())
-        n = rows["sample"].nunique()
         if part not in _OF_A_LAYER:
             return values
-        layers = rows["layer"].nunique()
-        return values.view(n, layers) if part == "bias" else values.view(n, layers, -1)
+        n, layers = table["sample"].nunique(), table["layer"].nunique()
+        if part == "bias":
+            return values.view(n, layers)
+        return values.view(n, layers, len(values) // (n * layers))
 
 
 def logit_attribution(
@@ -132,7 +134,8 @@ def logit_attribution(
     the token whose prediction is attributed; images are read at CLS, or at the mean of all tokens.
 
     Raises ValueError in families where the sparse step replaces the stream (crate, crate-mae,
-    crate-lm): there the parts do not add up to the logit, so use `ci.circuits.path_patch`. Raises
+    crate-lm, cbt, tost-ista): there the parts do not add up to the logit, so use
+    `ci.circuits.path_patch`; and in tost, where class attention comes between. Raises
     ValueError for a target or position that does not exist, and KeyError for points that were not
     cached.
     """
@@ -167,10 +170,14 @@ def _contributions(
         pattern = "head d_head d, batch d -> batch head d_head"
         written = einsum(block.attn.W_O, direction, pattern)
         z = _read(cache, "attn.hook_z", layer, position)
-        code = _read(cache, "mlp.hook_post", layer, position)
         heads.append(gains[layer] * (z * written).sum(dim=-1))
-        atoms.append(gains[layer] * code * (direction @ block.mlp.W_out.T))
-        biases.append(gains[layer] * (direction @ (block.attn.b_O + block.mlp.b_out)))
+        bias = block.attn.b_O
+        if model.cfg.attn_only:
+            atoms.append(direction[:, :0])
+        else:
+            code, bias = _read(cache, "mlp.hook_post", layer, position), bias + block.mlp.b_out
+            atoms.append(gains[layer] * code * (direction @ block.mlp.W_out.T))
+        biases.append(gains[layer] * (direction @ bias))
     embed = entry * (_read(cache, "hook_embed", None, position) * direction).sum(dim=-1)
     positions = torch.zeros_like(embed)
     if "hook_pos_embed" in model.hook_dict:
@@ -243,6 +250,7 @@ def _checked(cache: CrateCache) -> Any:
             "different layers do not add up to a logit: use ci.circuits.path_patch or "
             "ci.circuits.attribution_patch."
         )
+    check_read_out(model.cfg, "a direct attribution")
     return model
 
 

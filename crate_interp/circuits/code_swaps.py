@@ -22,6 +22,7 @@ from crate_interp.data import Data, Samples, part
 from crate_interp.measures.checks import qr
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
+from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import by
@@ -99,7 +100,7 @@ def concentration(
     checks.one_of("point", point, tuple(POINTS))
     rotations = checks.count("rotations", rotations, least=2)
     untrained = checks.count("untrained", untrained, least=0)
-    samples = _samples(model, data, options)
+    samples = _samples(model, data, options, point)
     settings = {"k": counts, "point": point, "rotations": rotations, "pca_samples": _PCA_SAMPLES}
     meta = data_meta(model, samples, options.batch_size)
     meta |= {"settings": settings, "untrained": untrained}
@@ -108,9 +109,11 @@ def concentration(
         return _measured(job, model, samples)
 
 
-def _samples(model: HookedModel, data: Data, options: RunOptions) -> Samples:
+def _samples(model: HookedModel, data: Data, options: RunOptions, point: str) -> Samples:
     """Returns the samples of `data`; raises ValueError if they or the model cannot be used."""
     check_model(model)
+    if point == "code":
+        check_atoms(model.cfg, "point='code'")
     if not model.has_logits:
         raise ValueError(
             f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "

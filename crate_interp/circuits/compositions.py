@@ -205,6 +205,8 @@ def _bases(model: Any, settings: dict[str, Any]) -> Bases:
     generator = torch.Generator().manual_seed(settings["seed"])
     shape = (settings["draws"], cfg.d_model, cfg.d_head)
     noise = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    # ToST and CBT have no roles: a head reads by its one subspace, which is W_V
+    name = name if hasattr(model.blocks[0].attn, name) else "W_V"
     heads = [getattr(block.attn, name).detach().double().cpu() for block in model.blocks]
     return qr(noise)[0], [qr(u)[0] for u in heads]
 
@@ -292,8 +294,11 @@ def normed(norm: HookedNorm, rows: Rows) -> Rows:
 def stepped(block: CrateBlock, rows: Rows) -> Rows:
     """Returns rows of the stream after a layer's sparse step.
 
-    Every atom is on, and the norm before the step has scale 1.
+    Every atom is on, and the norm before the step has scale 1. Without a step they stay as they
+    are.
     """
+    if not hasattr(block, "ln2"):  # attention alone
+        return rows
     step = block.mlp.linear(normed(block.ln2, rows))
     return rows + step if block.residual else step
 
@@ -322,6 +327,8 @@ def _step(block: Any) -> Callable[[Tensor], Tensor]:
     """Returns the function from the stream after attention to the stream after the layer."""
 
     def step(mid: Tensor) -> Tensor:
+        if not hasattr(block, "ln2"):  # attention alone
+            return mid
         out = block.mlp(block.ln2(mid))
         return mid + out if block.residual else out
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from crate_hooks import edit, full_name
 from crate_interp.circuits.patching_arguments import Head, Metric, as_number, check_runs, heads_of
 from crate_interp.core.progress import tqdm
+from crate_interp.models.hook_points import check_pattern
 from crate_interp.models.hooked import HookedModel
 
 _ROLES = ("q", "k", "v")
@@ -43,8 +44,9 @@ def path_patch(
     change, some of "q", "k", "v". positions: the positions at which the sender's output is patched,
     such as `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`; None means all.
 
-    Raises ValueError for heads that the model does not have, for inputs that differ in shape, and
-    for a metric that does not return one finite number.
+    Raises ValueError for heads that the model does not have, for heads as receivers in ToST and
+    CBT, which have no queries, keys and values, for inputs that differ in shape, and for a metric
+    that does not return one finite number.
     """
     check_runs(model, source, base)
     layers, heads = model.cfg.n_layers, model.cfg.n_heads
@@ -53,6 +55,8 @@ def path_patch(
     to = [] if isinstance(receivers, str) else heads_of("receivers", receivers, layers, heads)
     if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
         raise ValueError(f"roles={roles!r}: give some of 'q', 'k', 'v', such as ('q',).")
+    if to:
+        check_pattern(model.cfg, "a head as receiver")
     last = max((layer for layer, _ in to), default=layers)
     before = [(layer, head) for layer in range(last) for head in range(heads)]
     chosen = before if senders is None else heads_of("senders", senders, layers, heads)

@@ -8,6 +8,7 @@ from crate_interp.data import open_data, open_text
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
+from crate_interp.viz.explorer.explorer_page import check_count, shown_points
 
 # loads the network that a text names, such as NAME@step-100
 Load = Callable[[str], HookedModel]
@@ -34,20 +35,29 @@ def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], s
     return found, called + more
 
 
-def one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:
+def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> tuple[Any, Any, str]:
     """Returns a cache of one sample of the data, the sample itself, and its name.
 
-    Raises ValueError for a model with several towers, and for a sample that the data lacks.
+    The cache has what the explorer shows. size: the side of a larger image, or None for the model's
+    own size. Raises ValueError for a model with several towers, for a sample that the data lacks,
+    and if the page has no room for its tokens.
     """
     if getattr(model, "towers", True):
         raise ValueError("this model cannot be explored. Give a model of images or of texts.")
     text = model.unit == "windows"
+    if size is not None:
+        if text:
+            raise ValueError("--size is the side of images, but this model reads text.")
+        model = model.resized(size)
+    if not text:
+        check_count(model, model.cfg.n_tokens)
     samples = open_text(data, model.windows) if text else open_data(data, model.preprocess)
     if not 0 <= sample < samples.n:
         raise ValueError(f"--sample {sample}: the data has samples 0 to {samples.n - 1}.")
     inputs = samples.read(sample, sample + 1).to(model.cfg.device)
-    every = {"names_filter": lambda name: not name.endswith("attn_scores")}
-    cache = model.requires_grad_(False).run_with_cache(inputs, **every, **model.full_options)[1]
+    points = shown_points(model)
+    shown = {"names_filter": lambda name: name.endswith(points)}
+    cache = model.requires_grad_(False).run_with_cache(inputs, **shown, **model.full_options)[1]
     label = None if samples.labels is None else samples.labels[sample]
     called = samples.names or getattr(model.cfg, "labels", None)
     if isinstance(label, int) and called is not None and 0 <= label < len(called):

@@ -22,6 +22,9 @@ def explore(
     rename: options.Rename = None,
     weights: options.Weights = None,
     sample: Annotated[int, Option(help="Which sample of the data to show, from 0.")] = 0,
+    size: Annotated[
+        int | None, Option(help="The side of a larger image, for finer maps of the same model.")
+    ] = None,
     circuit: Annotated[
         Path | None, Option(help="A file that Circuit.save wrote; its heads get a ring.")
     ] = None,
@@ -36,7 +39,7 @@ def explore(
 
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
     model = options.load(source, family, revision, config, device, dtype, rename, weights)
-    cache, inputs, name = argument_parsing.one_sample(model, data, sample)
+    cache, inputs, name = argument_parsing.one_sample(model, data, sample, size)
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
     options.say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
 

@@ -16,6 +16,7 @@ from crate_hooks.names import position_axis
 from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import resolve
 from crate_interp.models.compat.unsupported_methods import refuse
+from crate_interp.models.hook_points import check_atoms, check_read_out
 from crate_interp.models.layers.norm import NoNorm
 from crate_interp.models.weight_cache import Mark, check_mark, mark_of_part
 from crate_interp.models.weights import Answers
@@ -220,7 +221,8 @@ class CrateCache(ActivationCache):
 
         Unlike in TransformerLens, the default of `positions` is `model.lens_positions`. At the CLS
         token, the entry after the last layer is the model's logits. A model that pools the mean
-        reads no single token, so the lens reads every token.
+        reads no single token, so the lens reads every token. Raises ValueError for a model without
+        logits, and for ToST, whose layers see no CLS token.
         """
         if not hasattr(self.model, "lens_positions"):
             raise AttributeError(
@@ -229,6 +231,7 @@ class CrateCache(ActivationCache):
             )
         if not self.model.has_logits:
             raise ValueError("the model has no classifier head, and so no logits for a lens.")
+        check_read_out(self.model.cfg, "the logit lens")
         self.refuse_padding("the logit lens")
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
 
@@ -328,6 +331,7 @@ class CrateCache(ActivationCache):
     def _refuse_neurons(self) -> None:
         if not self.model.cfg.residual:
             raise refuse("stack_neuron_results")
+        check_atoms(self.model.cfg, "stack_neuron_results")
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):

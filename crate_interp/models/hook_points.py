@@ -23,6 +23,12 @@ NamesFilter = str | Sequence[str] | Set[str] | Selector | None
 
 Hooks = Sequence[tuple[str | Selector, Callable]]
 
+# The kinds of attention without a pattern -> what stands in its place.
+PATTERNLESS = {
+    "tssa": "memberships, attn.hook_pi",
+    "cbsa": "representatives, which read the tokens by attn.hook_contract",
+}
+
 # Points that fire only while a switch of model.cfg is on -> how to turn it on.
 GATED = {
     "attn.hook_result": ("use_attn_result", "model.set_use_attn_result(True)"),
@@ -261,13 +267,13 @@ class PointsMixin:
 
     def _switch(self, name: str, on: bool, excludes: str | None = None) -> None:
         kind = self.cfg.facts["attention"]
-        if on and excludes and kind in ("tssa", "cbsa"):
+        if on and excludes and kind in PATTERNLESS:
             raise ValueError(
                 f"{name}: the attention of family {self.cfg.family!r} has no queries, keys and "
                 "values to give inputs of their own. Hook attn.hook_u instead."
             )
-        if on and name == "use_hook_mlp_in" and self.cfg.attn_only:
-            raise ValueError(f"{name}: the layers of family 'aot' are attention alone.")
+        if on and name == "use_hook_mlp_in":
+            check_atoms(self.cfg, name)
         if on and excludes and getattr(self.cfg, excludes):
             raise ValueError(
                 f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False)."
@@ -278,3 +284,32 @@ class PointsMixin:
     def runtime_configs(self) -> list[CrateConfig]:
         """Returns the configs of the model and its parts, which share its switches and device."""
         return [self.cfg]
+
+
+def check_pattern(cfg: CrateConfig, what: str) -> None:
+    """Raises ValueError if `what` needs an attention pattern, and the model's layers have none."""
+    instead = PATTERNLESS.get(cfg.facts["attention"])
+    if instead is not None:
+        raise ValueError(
+            f"{what} needs an attention pattern or queries and keys, but family "
+            f"{cfg.family!r} has none: it has {instead}."
+        )
+
+
+def check_read_out(cfg: CrateConfig, what: str) -> None:
+    """Raises ValueError if `what` reads CLS in every layer, and CLS comes after the layers."""
+    if getattr(cfg, "class_layers", 0):
+        raise ValueError(
+            f"{what} reads one token in every layer, but in family {cfg.family!r} CLS first "
+            "reads the patches in cls_blocks, after all layers: use ci.circuits.path_patch or "
+            "ci.linear_probe(..., pool='mean')."
+        )
+
+
+def check_atoms(cfg: CrateConfig, what: str) -> None:
+    """Raises ValueError if `what` reads the code of a sparse step, and the layers have no step."""
+    if cfg.attn_only:
+        raise ValueError(
+            f"{what} reads the code of a sparse step, but the layers of family "
+            f"{cfg.family!r} are attention alone."
+        )

@@ -1,4 +1,4 @@
-"""Compression: the coding rates of the stream before and after MSSA."""
+"""Compression: the coding rates of the stream before and after attention."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -35,7 +35,7 @@ PLACES = {
     "mid": (
         "hook_resid_mid",
         "Z^{l+1/2}",
-        "after MSSA (in a MAE decoder: between dictionary and MSSA)",
+        "after attention (in a MAE decoder: between dictionary and attention)",
         "after attention",
     ),
     "post": ("hook_resid_post", "Z^{l+1}", "the layer's output", "after the layer"),
@@ -107,7 +107,8 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
             ),
             f"subspace_rate_{place}": _rate(
                 f"Coding rate R^c in the subspaces {where}", "lower is more compressed",
-                how=f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it.",
+                how=f"R^c of {z} against the layer's subspaces, sum of heads; attention is to "
+                "lower it.",
                 column=_COLUMNS.get(place, ""),
             ),
             f"subspace_rate_{place}_head": _rate(

@@ -15,7 +15,9 @@ from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.measures import attention_map, attention_rollout, input_maps, pca_map
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.hook_points import check_atoms, check_pattern
 from crate_interp.models.hooked import HookedModel, NamesFilter
+from crate_interp.probes.segmentation_probe import head_maps, points_of
 
 __all__ = [
     "attention", "attention_map", "attention_rollout", "codes", "components", "contracted",
@@ -46,21 +48,24 @@ def attention(
     The weights are those of `ci.measures.attention_map`. cache: from
     `model.run_with_cache(images)`, with attn.hook_pattern of the layer or, if scaled or cls_key is
     False, with attn.hook_q and attn.hook_k. query: 0 for CLS, or (row, column) of a patch. grid:
-    rows and columns of patches, needed if the images do not have the model's own size. Raises
-    KeyError for points that were not cached, and ValueError for a layer, query or grid that does
-    not fit.
+    rows and columns of patches, needed if the images do not have the model's own size.
+
+    A model without a pattern has other maps: in ToST the `memberships`, the same for every query;
+    in CBT the query's row of `A^T A` (`contracted`), scaled to sum to 1. Raises KeyError for points
+    that were not cached, and ValueError for a layer, query or grid that does not fit, and for
+    scaled or cls_key if there is no pattern.
     """
     _check(cache)
-    if scaled and cls_key:  # the pattern that the model computed, with the edits of hooks
-        pattern = _whole_pattern(cache, layer)
-        first = cache.model.cfg.n_special
-        grid = _grid(cache, pattern.shape[-1] - first, grid)
-        return pattern[:, :, _position(query, grid, first), first:].unflatten(-1, grid)
-    q, k = (cache.at(f"attn.hook_{role}", layer).transpose(1, 2) for role in "qk")
-    first = cache.model.cfg.n_special
-    grid = _grid(cache, q.shape[2] - first, grid)
-    place = _position(query, grid, first)
-    return attention_map(q, k, place, scaled, cls_key, first).unflatten(-1, grid)
+    cfg, whole = cache.model.cfg, scaled and cls_key
+    points = points_of(cfg.facts["attention"], whole)
+    if points == ("attn.hook_pattern",):  # as the model computed it, with the edits of hooks
+        acts = {points[0]: _whole_pattern(cache, layer)}
+    else:
+        acts = {point: cache.at(point, layer) for point in points}
+    count = acts[points[0]].shape[-1 if whole else 1]
+    grid = _grid(cache, count - cfg.n_special, grid)
+    place = _position(query, grid, cfg.n_special)
+    return head_maps(acts, cfg.n_special, place, scaled, cls_key).unflatten(-1, grid)
 
 
 def codes(
@@ -78,6 +83,8 @@ def codes(
     `attention`; also ValueError for atoms that the layer does not have.
     """
     _check(cache)
+    if point.startswith("mlp."):
+        check_atoms(cache.model.cfg, "a map of atoms")
     values = cache.at(point, layer)  # [batch, pos, d_mlp]
     listed: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
     wanted = list(listed) if isinstance(listed, (list, tuple, range)) else [listed]
@@ -94,16 +101,19 @@ def components(
     layer: int,
     n_components: int = 3,
     *,
-    point: str = "attn.hook_k",
+    point: str | None = None,
     grid: Size | None = None,
 ) -> Float[Tensor, "batch component h w"]:
     """Returns the patches' coordinates on the first principal components, over the grid of patches.
 
-    The components are computed over all images of the cache (`ci.measures.pca_map`). point:
-    "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or a point of the stream,
-    such as "hook_resid_post". grid and errors: as in `attention`.
+    The components are computed over all images of the cache (`ci.measures.pca_map`). point: None
+    for "attn.hook_k" (keys; in CRATE the codes of all heads side by side) or, in a model without
+    keys, "attn.hook_u" (the codes); or a point of the stream, such as "hook_resid_post". grid and
+    errors: as in `attention`.
     """
     _check(cache)
+    keys = hasattr(cache.model.blocks[0].attn, "hook_k")
+    point = point or ("attn.hook_k" if keys else "attn.hook_u")
     values = cache.at(point, layer)
     features = values.flatten(2)[:, cache.model.cfg.n_special :]  # [batch, patch, d]
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
@@ -238,8 +248,10 @@ def _check(cache: CrateCache) -> None:
 def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
     """Returns the attention of all queries `[batch, head, query, key]`.
 
-    Raises ValueError if the cache holds a slice of the queries, because slicing shifts positions.
+    Raises ValueError if the cache holds a slice of the queries, because slicing shifts positions,
+    and for a model without a pattern.
     """
+    check_pattern(cache.model.cfg, "a roll-out")
     pattern = cache.at("attn.hook_pattern", layer)
     if pattern.shape[-2] != pattern.shape[-1]:
         raise ValueError(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.measures import attention_map, jaccard, mass_mask, top_mask
+from crate_interp.models.hook_points import PATTERNLESS
 from crate_interp.probes.layer_reading import Block, n_special
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.results.statistic import Statistic
@@ -99,8 +100,6 @@ def segmentation(
     another kind.
     """
     checks.one_of("kind", kind, _POINTS)
-    if kind in ("tssa", "cbsa") and not (scaled and cls_key):
-        raise ValueError(f"scaled and cls_key are of attention patterns, but {kind!r} has none.")
     settings: dict[str, Any] = {
         "mass": mass, "fraction": fraction, "query": query, "scaled": scaled, "cls_key": cls_key,
     }  # fmt: skip
@@ -156,7 +155,10 @@ def points_of(kind: str, whole: bool) -> tuple[str, ...]:
     """Returns the hook points that `head_maps` reads for a kind of attention.
 
     whole: whether the pattern is read as the model computed it, not made from queries and keys.
+    Raises ValueError if `whole` is False and the attention has no pattern.
     """
+    if not whole and kind in PATTERNLESS:
+        raise ValueError(f"scaled and cls_key are of attention patterns, but {kind!r} has none.")
     return _POINTS[kind] if whole else ("attn.hook_q", "attn.hook_k")
 
 

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
-from crate_hooks import PATTERN, every_layer
+from crate_hooks import every_layer
 from crate_interp.audits import audit as run_audit
 from crate_interp.audits.result import AuditResult
 from crate_interp.core import checks
@@ -19,6 +19,7 @@ from crate_interp.data.batch_reading import read_runs
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve
+from crate_interp.probes.segmentation_probe import points_of
 from crate_interp.results.result import Result
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
@@ -26,7 +27,7 @@ from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.runs.batches import check_model, samples_of
 from crate_interp.sweeps.runs.untrained_twins import first_samples, other_start, twin
 from crate_interp.sweeps.sweep_findings import sharpest
-from crate_interp.viz.figures.attention_images import attention_on_image
+from crate_interp.viz.figures.attention_images import attention_on_image, map_heading
 from crate_interp.viz.pages.audit_page import audit_page
 from crate_interp.viz.pages.report_page import AttentionPictures, report_page
 
@@ -142,10 +143,10 @@ def _counted_twins(count: int) -> str:
 
 
 def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
-    """Returns the CLS attention of each head over the first images, in a few layers.
+    """Returns the CLS attention of each head, or its memberships, over the first images.
 
-    These are the last layers and, if sharpness was measured, the layer that has the head with the
-    sharpest CLS attention.
+    It does so for a few layers: the last ones and, if sharpness was measured, the layer that has
+    the head with the sharpest CLS attention.
     """
     first = samples.start
     found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs
@@ -156,10 +157,12 @@ def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPi
     count = len(model.blocks)
     sharp = sharpest(result, _SHARP)["layer"].head(1).astype(int).tolist()
     shown = sorted([*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS])
-    points = every_layer(model, PATTERN, shown)
+    kind = model.cfg.facts["attention"]
+    points = every_layer(model, points_of(kind, True), shown)
     with torch.no_grad():
         _, cache = model.run_with_cache(images, names_filter=points)
     figures = {layer: attention_on_image(cache, layer, images) for layer in shown}
-    name_of, even = samples.name_of, 1 / cache[points[0]].shape[-1]
+    name_of, keys = samples.name_of, cache[points[0]].shape[-1]
     names = [] if name_of is None else [name_of(number) for number in numbers]
-    return AttentionPictures(figures, len(images), even, names)
+    even = 1 / (model.cfg.n_heads if kind == "tssa" else keys)
+    return AttentionPictures(map_heading(model, 0), figures, len(images), even, names)

@@ -15,6 +15,7 @@ from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
 from crate_interp.measures import condition_number, mutual_coherence
 from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.layer_reading import dictionary
 from crate_interp.results.kinds import Tables
@@ -186,6 +187,7 @@ def atoms(
     if not checks.is_number(dense) or not 0 <= dense <= 1:
         raise ValueError(f"dense={dense!r}: give a share from 0 to 1.")
     check_model(model)
+    check_atoms(model.cfg, "atoms")
     samples = data_of(model, data, options)
     settings = atom_settings(model, top, coactivation, layers, dense)
     meta = data_meta(model, samples, options.batch_size) | {"settings": settings}

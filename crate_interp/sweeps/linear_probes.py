@@ -92,9 +92,9 @@ def linear_probe(
     The statistics are `linear.accuracy`, `linear.permuted`, `linear.input` and `linear.chance`. The
     classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
     token per sample. pool: "cls", "mean" (over tokens) or "last"; None means "cls" if the model has
-    a CLS token, else "last". labels: one per sample; None takes the labels of the data. The split
-    is stratified and the same for every layer, and equal samples are on the same side of it. Means
-    and scales come from the training part.
+    a CLS token, else "last" for texts and "mean" for images. labels: one per sample; None takes the
+    labels of the data. The split is stratified and the same for every layer, and equal samples are
+    on the same side of it. Means and scales come from the training part.
 
     `linear.input` is the accuracy of the same classifier, with the same split, on the input alone,
     in at most d_model features: means of colours over a grid, or tokens (`input_features`). A layer
@@ -182,7 +182,7 @@ LINEAR_PROBE = Kind(LinearProbeResult, {"features": POOLED}, linear_result)
 
 
 def _pool(model: HookedModel, pool: str | None) -> str:
-    wanted = pool or ("cls" if model.has_cls else "last")
+    wanted = pool or ("cls" if model.has_cls else "last" if model.cfg.kind == "text" else "mean")
     if wanted not in POOLS or (wanted == "cls" and not model.has_cls):
         raise ValueError(
             f"pool={pool!r}: give one of {', '.join(POOLS)}; 'cls' needs a model with a CLS token."

@@ -19,7 +19,7 @@ from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import kept, weight_mark
-from crate_interp.probes import Probe, resolve
+from crate_interp.probes import BUILT_IN, Probe, resolve
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import MASKS, is_ours, on_activations, on_final, on_weights
 from crate_interp.results.kinds import Tables
@@ -241,13 +241,19 @@ def naming(probe: Probe, layer: int, batch: batches.Batch) -> Iterator[None]:
 def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> list[Probe]:
     """Returns the requested probes, or the default probes whose points the layers have.
 
-    Raises KeyError if a requested probe reads a point that the layers lack.
+    Raises ValueError if a requested probe of this package reads a point that the layers lack, and
+    KeyError for a probe of your own.
     """
     chosen = resolve(probes)
     names = set(dict(getattr(model, blocks)[0].named_modules()))
     if probes is None:
         chosen = [item for item in chosen if set(item.points) <= names]
-    for point in (point for item in chosen for point in item.points):
+    for probe, point in [(each, point) for each in chosen for point in each.points]:
+        if blocks == "blocks" and probe.name in BUILT_IN and point not in names:
+            raise ValueError(
+                f"the probe {probe.name!r} reads {point}, which the layers of family "
+                f"{model.cfg.family!r} do not have: leave the probe out."
+            )
         if blocks == "blocks" and hasattr(model, "check_point"):
             model.check_point(full_name(point, 0))
         elif point not in names:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int, Shaped
 
+from crate_interp.config.families import FAMILIES
 from crate_interp.results.result import Result, counted
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import student_interval
@@ -79,7 +80,7 @@ def headline(result: Result) -> str:
     if step is not None:
         rises, falls = (step.signs.count(sign) for sign in (1, -1))
         word, many = ("higher", rises) if rises > falls else ("lower", falls)
-        after = "attention" if instead_of_u(result) else "MSSA"
+        after = "MSSA" if is_mssa(result) else "attention"
         said.append(
             f"R^c of {stream(result)} is shown to be {word} after {after} than before in {many} of "
             f"{len(step.layers)} layers{few_words(step)}"
@@ -88,6 +89,12 @@ def headline(result: Result) -> str:
         said.append(f"the authors' R^c, of codes at length one, {path(along)}")
     words = f"{count}{': ' if said else ''}{', and '.join(said)}."
     return f"{words} {instead_of_u(result)}".rstrip()
+
+
+def is_mssa(result: Result) -> bool:
+    """Tells whether the attention of the network is MSSA, that of CRATE and AoT."""
+    family = FAMILIES.get(result.meta["config"].get("family", ""))
+    return family is not None and family["attention"] == "mssa"
 
 
 def few_words(change: Change) -> str:

@@ -23,6 +23,7 @@ from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
+from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import Result, by, counted, first, sums
@@ -243,6 +244,7 @@ def atlas(
 
 def _check_logits(model: HookedModel) -> None:
     check_model(model)
+    check_atoms(model.cfg, "an atlas")
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
             f"{type(model).__name__} has no logits, which an atlas needs: give a classifier of "

@@ -3,21 +3,27 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from crate_interp.circuits import Circuit
 from crate_interp.core.safe_text import LONGEST, visible
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.hooked import HookedModel
 from crate_interp.viz.explorer import panels
-from crate_interp.viz.explorer.packing import Attention, pack_attention, words_of
+from crate_interp.viz.explorer.map_kinds import map_kind
+from crate_interp.viz.explorer.packing import (
+    Attention,
+    pack_attention,
+    pack_contraction,
+    pack_rows,
+    planes,
+    words_of,
+)
 from crate_interp.viz.pages.page import Html, render
 
-# Ends of the names of the points that the page shows: attention, codes, atoms, the stream.
-POINTS = (
-    "attn.hook_pattern", "attn.hook_q", "attn.hook_k", "mlp.hook_post", "hook_resid_pre",
-    "hook_resid_post", "hook_pooled", "hook_mask",
-)  # fmt: skip
+# Ends of the names of the points that the page shows besides maps and codes.
+_OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_post", "hook_pooled", "hook_mask")
 _MOST_SHARES = 200_000_000  # the most attention shares that a browser can hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
@@ -49,22 +55,40 @@ def explore(
     attn.hook_q and attn.hook_k; mlp.hook_post; hook_resid_pre with the last hook_resid_post;
     hook_pooled. The page names the parts that it leaves out.
 
-    Raises KeyError if a pattern was not cached; ValueError if cache, inputs and sample do not
-    belong together, for NaN or Inf, and if the circuit has heads that the model lacks.
+    ToST has no pattern: its maps are the memberships attn.hook_pi, the same for every query. A map
+    of CBT is the query's row of `A^T A`, scaled to sum to 1, with A from attn.hook_contract; the
+    page also shows what the representative of the query's cell reads. The codes of both are
+    attn.hook_u.
+
+    Raises KeyError if the maps of a layer were not cached; ValueError if cache, inputs and sample
+    do not belong together, for NaN or Inf, and if the circuit has heads that the model lacks.
     """
     seen = panels.look(cache, inputs, sample)
-    layers = len(seen.model.blocks)
-    missing = [layer for layer in range(layers) if not seen.has("attn.hook_pattern", layer)]
+    layers = range(len(seen.model.blocks))
+    missing = [layer for layer in layers if not seen.has(seen.kind.point, layer)]
     if missing:
-        raise KeyError(_what_to_cache(missing))
-    if layers * seen.model.cfg.n_heads * seen.count**2 > _MOST_SHARES:
-        raise ValueError(
-            f"{layers} layers of {seen.model.cfg.n_heads} heads and {seen.count} tokens are more "
-            "than a page can show: give a shorter text or a smaller picture."
-        )
+        raise KeyError(_what_to_cache(seen, missing))
+    check_count(seen.model, seen.count)
     drawing = panels.circuit_data(circuit, seen.model)
     given = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
     return _page(seen, given, drawing)
+
+
+def check_count(model: HookedModel, count: int) -> None:
+    """Raises ValueError if the maps of an input with `count` tokens are more than a page shows."""
+    layers, heads = len(model.blocks), model.cfg.n_heads
+    queries = {"membership": 1, "shared": 64}.get(map_kind(model).name, count)
+    if layers * heads * queries * count > _MOST_SHARES:
+        raise ValueError(
+            f"{layers} layers of {heads} heads and {count} tokens are more than a page can show: "
+            "give a shorter text or a smaller picture."
+        )
+
+
+def shown_points(model: HookedModel) -> tuple[str, ...]:
+    """Returns the ends of the names of the points that the page of a model shows."""
+    kind = map_kind(model)
+    return (kind.point, *kind.codes, *_OTHERS)
 
 
 def _page(seen: panels.Seen, given: str, circuit: dict[str, object] | None) -> Html:
@@ -104,7 +128,9 @@ def _data(seen: panels.Seen, attention: list[Attention]) -> dict[str, object]:
         "names": panels.token_names(seen),
         "sees": panels.reaches(seen),
         "most": [each.most for each in attention],
-        "alike": _alike(seen, attention),
+        "special": seen.special,
+        "alike": (alike := _alike(seen, attention)),
+        **seen.kind.words(alike),
         "start": _start(seen),
         "overlays": panels.overlays(seen),
         "answers": panels.lens_names(seen),
@@ -112,33 +138,42 @@ def _data(seen: panels.Seen, attention: list[Attention]) -> dict[str, object]:
     }
 
 
-def _what_to_cache(missing: list[int]) -> str:
-    named = [f"blocks.{layer}.attn.hook_pattern" for layer in missing]
+def _what_to_cache(seen: panels.Seen, missing: list[int]) -> str:
+    named = [f"blocks.{layer}.{seen.kind.point}" for layer in missing]
+    points = shown_points(seen.model)
     words = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
     return (
         f"the cache lacks {words}. Call run_with_cache(x), which caches everything, or "
-        f"run_with_cache(x, names_filter=lambda name: name.endswith({POINTS!r})), which caches "
+        f"run_with_cache(x, names_filter=lambda name: name.endswith({points!r})), which caches "
         "what this page shows."
     )
 
 
 def _attention(seen: panels.Seen, layer: int) -> Attention:
-    """Returns the attention of one layer for the sample, as text."""
-    pattern = seen.at("attn.hook_pattern", layer)
-    codes, keys = seen.codes("q", layer), seen.codes("k", layer)
+    """Returns the maps of one layer for the sample, as text."""
+    maps, codes, keys = seen.at(seen.kind.point, layer), seen.codes(0, layer), seen.codes(-1, layer)
+    if seen.kind.name != "attention":
+        parts = {} if codes is None else {"codes": planes(codes)}
+        if seen.kind.name == "shared":
+            return pack_contraction(maps, parts)
+        return pack_rows(maps[:, None], parts)
     if codes is None or keys is None:
         codes = keys = codes if codes is not None else keys
     one = codes is None or keys is None or np.array_equal(codes, keys)
-    return pack_attention(pattern, codes, None if one else keys, seen.causal)
+    return pack_attention(maps, codes, None if one else keys, seen.causal)
 
 
 def _start(seen: panels.Seen) -> dict[str, int]:
     """Returns where the page opens: the token, layer and head with the largest share of attention.
 
     Shares are taken relative to the even share, since a large share among three tokens says little.
-    For an image, the attending token is CLS. A token's attention to itself or to the first token
-    does not count.
+    For an image, the attending token is CLS, or the first patch if there is no CLS. A token's
+    attention to itself or to the first token does not count. If maps are memberships, the place is
+    that of the largest.
     """
+    if seen.kind.name == "membership":
+        every = np.stack([seen.at(seen.kind.point, at) for at in range(len(seen.model.blocks))])
+        return dict(zip(("layer", "head", "query"), _largest(every), strict=True))
     tokens = np.arange(seen.count)
     sees = [
         np.minimum(tokens + 1 if seen.causal else seen.count, reach)
@@ -146,16 +181,30 @@ def _start(seen: panels.Seen) -> dict[str, int]:
     ]
     best: tuple[float, dict[str, int]] = (-1.0, {"layer": 0, "head": 0, "query": 0})
     for layer in range(len(seen.model.blocks)):
-        shares = seen.at("attn.hook_pattern", layer).copy()
-        shares[:, :, 0] = 0
-        shares[:, range(seen.count), range(seen.count)] = 0
-        shares *= np.broadcast_to(sees[layer], seen.count)[:, None]
-        shares = shares[:, :1] if seen.grid else shares
-        head, query, _ = np.unravel_index(int(shares.argmax()), shares.shape)
+        shares = _shares(seen, layer)
+        asked = range(shares.shape[1])
+        shares[:, :, : 1 if seen.grid is None else seen.special] = 0
+        shares[:, asked, asked] = 0
+        shares *= np.broadcast_to(sees[layer], seen.count)[asked, None]
+        head, query, _ = _largest(shares)
         if float(shares.max()) > best[0]:
-            place = {"layer": layer, "head": int(head), "query": int(query)}
+            place = {"layer": layer, "head": head, "query": query}
             best = (float(shares.max()), place)
     return best[1]
+
+
+def _largest(values: np.ndarray) -> list[int]:
+    """Returns the place of the largest number."""
+    return [int(place) for place in np.unravel_index(int(values.argmax()), values.shape)]
+
+
+def _shares(seen: panels.Seen, layer: int) -> Float[np.ndarray, "head query pos"]:
+    """Returns the maps of a layer's heads, for an image those of its first token alone."""
+    maps = seen.at(seen.kind.point, layer)
+    if seen.kind.name == "attention":
+        return (maps[:, :1] if seen.grid else maps).copy()
+    row = maps[:, :, :1].swapaxes(1, 2) @ maps  # [head, 1, pos]
+    return row / row.sum(axis=2, keepdims=True).clip(min=1e-30)
 
 
 def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
@@ -166,7 +215,7 @@ def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
     """
     if not any("codes" in each.parts for each in attention):
         return None
-    queries, keys = seen.codes("q", 0), seen.codes("k", 0)
+    queries, keys = seen.codes(0, 0), seen.codes(-1, 0)
     one = queries is None or keys is None or np.array_equal(queries, keys)
     return "codes" if one else "queries"
 
@@ -176,7 +225,7 @@ def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
     notes = [f"{part} left out: {why}." for part, why in panels.left_out(seen)]
     hidden = panels.hidden_patches(seen)
     if hidden:
-        notes.append(f"The model did not see {hidden} of the {seen.count - 1} patches.")
+        notes.append(f"The model did not see {hidden} of the {seen.count - seen.special} patches.")
     reaches = panels.reaches(seen)
     short = [layer for layer, reach in enumerate(reaches) if reach < seen.count]
     if short:
@@ -185,7 +234,7 @@ def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
             f"In {words_of(short)} a token sees only itself and the {before} tokens before it."
         )
     stored = [layer for layer, each in enumerate(attention) if "rows" in each.parts]
-    if stored:
+    if stored and seen.kind.name == "attention":
         notes.append(
             f"The attention of {words_of(stored)} is stored in 255 steps of each row's largest "
             "share, because the softmax of the cached codes, rounded to 16 bits, differs from it."

@@ -13,17 +13,20 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 LIMIT = 0.01  # the largest error of recomputed attention, relative to a row's largest share
+_CHUNK = 256  # queries whose maps are checked at once
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer's attention as a page stores it.
+    """The maps of one layer's heads as a page stores them: attention, or what takes its place.
 
     parts: name -> text. "codes" holds the codes of the queries, and "keys" holds the codes of the
     keys if these differ: float16 `[head, pos, d_head]`, packed by `planes`. If the attention is not
     the softmax of the codes, "rows" and "largest" hold the attention itself. "rows" has bytes
     `[head, query, key]`, in steps of 1/255 of a row's largest share; "largest" has the largest
-    share of each row as float16 `[head, query]`, packed by `planes`. error: the largest error of a
+    share of each row as float16 `[head, query]`, packed by `planes`. With a single query, the row
+    holds for all of them. "contract" has what each representative of CBT reads as float16
+    `[head, rep, pos]`, packed by `planes`. error: the largest error of a
     share, relative to the largest share in its row. most: the largest share of each head.
     """
 
@@ -75,11 +78,44 @@ def pack_attention(
         if keys is not None:
             parts["keys"] = planes(keys)
         return Attention(parts, float(error), most)
+    return pack_rows(pattern, parts)
+
+
+def pack_rows(pattern: Float[np.ndarray, "head query pos"], parts: dict[str, str]) -> Attention:
+    """Returns maps as text, in 255 steps of each row's largest value.
+
+    pattern: values of at least 0; with one query, its row holds for all. parts: what the page
+    stores besides.
+    """
+    most = [float(f"{value:.4g}") for value in pattern.max(axis=(1, 2))]
     largest = pattern.max(axis=2)
     steps = (pattern / largest.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
-    parts |= {"rows": packed(steps), "largest": planes(largest)}
+    parts = parts | {"rows": packed(steps), "largest": planes(largest)}
     kept = largest.astype(np.float16).astype(np.float32)[..., None] * (steps / 255)
     return Attention(parts, float(_relative(kept, pattern).max()), most)
+
+
+def pack_contraction(
+    contract: Float[np.ndarray, "head rep pos"], parts: dict[str, str]
+) -> Attention:
+    """Returns the contraction A of a layer of CBT as text, from which a page computes `A^T A`.
+
+    The row of a query, scaled to sum to 1, is its map. parts: what the page stores besides.
+    """
+    most, worst = [], 0.0
+    kept = contract.astype(np.float16).astype(np.float32)
+    for exact, rounded in zip(contract, kept, strict=True):
+        largest = 0.0
+        for start in range(0, exact.shape[1], _CHUNK):  # a large picture has many pairs of tokens
+            wanted, found = (
+                (one[:, start : start + _CHUNK].T @ one)
+                / one[:, start : start + _CHUNK].sum(axis=0)[:, None].clip(min=1e-30)
+                for one in (exact, rounded)
+            )
+            largest = max(largest, float(wanted.max()))
+            worst = max(worst, float(_relative(found, wanted).max()))
+        most.append(float(f"{largest:.4g}"))
+    return Attention(parts | {"contract": planes(contract)}, worst, most)
 
 
 def pack_tops(

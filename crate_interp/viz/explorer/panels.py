@@ -23,6 +23,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.context import window_sizes
 from crate_interp.models.preprocess import displayable
 from crate_interp.models.text.text_and_tokens import check_tokens
+from crate_interp.viz.explorer.map_kinds import MapKind, map_kind
 from crate_interp.viz.explorer.packing import pack_ranked, pack_tops
 from crate_interp.viz.pages.page_pictures import image_uri
 
@@ -49,6 +50,16 @@ class Seen:
         return self.model.cfg.kind == "text" and self.model.cfg.causal
 
     @property
+    def kind(self) -> MapKind:
+        """What the maps of the heads are."""
+        return map_kind(self.model)
+
+    @property
+    def special(self) -> int:
+        """How many tokens come before the patches: 1 (CLS) or 0; 0 for a text."""
+        return 0 if self.grid is None else self.model.cfg.n_special
+
+    @property
     def model_name(self) -> str:
         """The model's name on the page."""
         return plain(self.model.cfg.model_name or f"{self.model.cfg.family} model")
@@ -65,7 +76,7 @@ class Seen:
     def at(self, point: str, layer: int) -> Float[np.ndarray, "..."]:
         """Returns the sample's activation at a point; raises ValueError for NaN and Inf."""
         values = self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
-        words = {"attn.hook_pattern": "NaN, Inf or a share below 0"}.get(point, "NaN or Inf")
+        words = "NaN, Inf or a share below 0" if point == self.kind.point else "NaN or Inf"
         if not np.isfinite(values).all() or ("share" in words and (values < 0).any()):
             raise ValueError(
                 f"{point} holds {words} in layer {layer} for sample {self.sample}, so it "
@@ -73,9 +84,9 @@ class Seen:
             )
         return values
 
-    def codes(self, role: str, layer: int) -> Float[np.ndarray, "head pos d_head"] | None:
-        """Returns the codes of the queries ("q") or keys ("k"), or None if they were not cached."""
-        point = f"attn.hook_{role}"
+    def codes(self, role: int, layer: int) -> Float[np.ndarray, "head pos d_head"] | None:
+        """Returns the codes of the queries (0) or keys (-1), or None if they were not cached."""
+        point = self.kind.codes[role]
         if not self.has(point, layer):
             return None
         codes = self.at(point, layer).swapaxes(0, 1)
@@ -121,9 +132,10 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         )
     net: Any = model
     given = _tensor(net, inputs)
-    first = next((value for name, value in cache.items() if name.endswith("hook_pattern")), None)
+    point = map_kind(net).point
+    first = next((value for name, value in cache.items() if _is_map(name, point)), None)
     if not cache.has_batch_dim:
-        cache.at("attn.hook_pattern", 0)  # raises the error for a cache without a batch axis
+        cache.at(point, 0)  # raises the error for a cache without a batch axis
     shape = list(given.shape)
     if model.cfg.kind == "text":
         grid, count = None, shape[1]
@@ -131,15 +143,19 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         rows, columns = (
             side // patch for side, patch in zip(shape[2:], model.cfg.patch_size, strict=True)
         )
-        if model.cfg.n_special != 1:
+        if model.cfg.n_special > 1:
             raise ValueError(
                 f"the network has {model.cfg.n_special} tokens before its patches, but the page "
                 "has room for CLS only. Use ci.maps.attention(cache, layer) instead."
             )
-        grid, count = (rows, columns), rows * columns + 1
-    if first is not None and list(first.shape[::2]) + [first.shape[3]] != [shape[0], count, count]:
+        grid, count = (rows, columns), rows * columns + model.cfg.n_special
+    sizes = [] if first is None else [len(first), first.shape[-1]]
+    if first is not None and point == "attn.hook_pattern":
+        sizes += [first.shape[2]]
+    if sizes not in ([], [shape[0], count], [shape[0], count, count]):
+        assert first is not None
         raise ValueError(
-            f"the cached attn.hook_pattern {list(first.shape)} does not belong to inputs {shape}, "
+            f"the cached {point} {list(first.shape)} does not belong to inputs {shape}, "
             f"which have {shape[0]} samples of {count} tokens. Give the inputs that the model was "
             "run on, and a cache made without pos_slice."
         )
@@ -153,6 +169,11 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         given, cache = given[int(sample)][real][None], cache.alone(int(sample))
         return Seen(cache, model, given, 0, given.shape[1], grid)
     return Seen(cache, model, given, int(sample), count, grid)
+
+
+def _is_map(name: str, point: str) -> bool:
+    """Tells whether a name is that of the heads' maps in a layer, but not of class attention."""
+    return name.startswith("blocks.") and name.endswith(point)
 
 
 def _tensor(model: Any, inputs: object) -> Tensor:
@@ -258,9 +279,9 @@ def tops(seen: Seen, layer: int) -> dict[str, str]:
 def overlays(seen: Seen) -> list[dict[str, Any]] | None:
     """Returns the masks and principal components of each layer; None for a text or without codes.
 
-    Both are computed from the concatenated codes of all heads, without CLS. masks: for each patch,
-    the number of its mask, or 0 for no mask. components: for each component, its values at the
-    patches, in 1/100 of the component's largest value.
+    Both are computed from the concatenated codes of all heads at the patches. masks: for each
+    patch, the number of its mask, or 0 for no mask. components: for each component, its values at
+    the patches, in 1/100 of the component's largest value.
     """
     if seen.grid is None or not _has_codes(seen):
         return None
@@ -268,9 +289,11 @@ def overlays(seen: Seen) -> list[dict[str, Any]] | None:
 
 
 def _overlay(seen: Seen, layer: int, grid: tuple[int, int]) -> dict[str, Any]:
-    codes = seen.codes("k" if seen.has("attn.hook_k", layer) else "q", layer)
+    codes = seen.codes(-1 if seen.has(seen.kind.codes[-1], layer) else 0, layer)
     assert codes is not None
-    features = torch.from_numpy(codes[:, 1:].copy()).transpose(0, 1).flatten(1)  # [patch, d]
+    features = (
+        torch.from_numpy(codes[:, seen.special :].copy()).transpose(0, 1).flatten(1)
+    )  # [patch, d]
     numbers = torch.zeros(len(features), dtype=torch.long)
     if len(features) > 1:
         for number, mask in enumerate(maskcut(features, grid, n_masks=_MASKS), start=1):
@@ -281,16 +304,17 @@ def _overlay(seen: Seen, layer: int, grid: tuple[int, int]) -> dict[str, Any]:
 
 
 def _has_codes(seen: Seen) -> bool:
-    return seen.everywhere("attn.hook_k") or seen.everywhere("attn.hook_q")
+    return any(seen.everywhere(point) for point in seen.kind.codes)
 
 
 def left_out(seen: Seen) -> Iterator[tuple[str, str]]:
     """Yields each part that the page does not show, and the reason."""
     if not _has_codes(seen):
         what = "Similar codes" if seen.grid is None else "Similar codes, masks and components"
-        yield what, "the cache lacks attn.hook_q"
+        yield what, f"the cache lacks {seen.kind.codes[0]}"
     if not seen.everywhere("mlp.hook_post"):
-        yield "Atoms", "the cache lacks mlp.hook_post"
+        none = seen.model.cfg.attn_only
+        yield "Atoms", "its layers are attention alone" if none else "the cache lacks mlp.hook_post"
     if seen.model.cfg.family in _TOWERS or not seen.model.has_logits:
         return
     if seen.grid is None and not seen.has_lens:

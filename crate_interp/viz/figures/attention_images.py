@@ -11,8 +11,10 @@ from torch import Tensor
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
+from crate_interp.probes.segmentation_probe import head_maps, points_of
 from crate_interp.viz.figures.canvas import PAGE, SMALL, TITLE, as_written, panels, set_title
 from crate_interp.viz.pages.page import Html, render
 from crate_interp.viz.pages.page_pictures import image_uri, map_tile
@@ -24,6 +26,19 @@ if TYPE_CHECKING:
 
 _PANEL = 1.05  # inches
 _MOST = 64  # images in a figure; 256 would take minutes, and no screen could show them
+
+# kind of attention -> what a patch has, and the page's words on how it is made
+_OF_OTHERS = {
+    "tssa": (
+        "membership",
+        "Memberships: how far a patch belongs to the subspace of each head, from 0 to 1. They sum "
+        "to 1 over the heads, and are the same for every query",
+    ),
+    "cbsa": (
+        "share",
+        "Rows of A^T A divided by their sums: how far two tokens share their representatives",
+    ),
+}
 
 Query = int | tuple[int, int]  # the number of a token (0 is CLS), or (row, column) of a patch
 
@@ -40,6 +55,7 @@ def attention_on_image(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
+    A model without a pattern shows the maps that `ci.maps.attention` gives: memberships in ToST.
     cache: from `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: the
     layer's number; negative numbers count from the end. query: 0 for CLS, or (row, column) of a
     patch. Each map is scaled to its brightest patch. The text below a map gives the share of
@@ -48,7 +64,7 @@ def attention_on_image(
     images, or if there are more than 64 images. Raises KeyError if the pattern was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
-    on_cls = _on_cls(cache, layer, images, query)  # [batch, head]
+    on_cls = _on_cls(cache, layer, images, query)  # [batch, head], or None
     count, heads = pattern.shape[:2]
     if count > _MOST:
         raise ValueError(
@@ -75,13 +91,11 @@ def attention_on_image(
             grid, look = pattern[row, column - 1], {"cmap": "magma", "interpolation": "nearest"}
             # drawn without the picture, whose bright places would look like attention
             panel.imshow(grid, vmin=0, vmax=grid.max(), extent=extent, **look)
-            words = f"max {grid.max():.2f}\nCLS {on_cls[row, column - 1]:.2f}"
+            words = f"max {grid.max():.2f}"
+            if on_cls is not None:
+                words += f"\nCLS {on_cls[row, column - 1]:.2f}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
-    layers = len(cache.model.blocks)
-    words = (
-        f"What {who_asks(query)} attends to, layer {layer % layers} of 0 to {layers - 1} "
-        "(max: the share of the brightest patch; CLS: the share of CLS)"
-    )
+    words = _title(cache, layer, query)
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
@@ -90,12 +104,41 @@ def attention_on_image(
     return as_written(figure)
 
 
-def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray:
-    """Returns the share of a query's attention that goes to CLS, `[batch, head]`."""
-    place, special = query, cache.model.cfg.n_special
+def _title(cache: CrateCache, layer: int, query: Query) -> str:
+    """Returns the title of a figure, which says what the numbers below the maps are."""
+    layers = len(cache.model.blocks)
+    share = "membership" if _kind(cache) == "tssa" else "share"
+    of_cls = f"; CLS: the {share} of CLS" if cache.model.cfg.n_special else ""
+    return (
+        f"{map_heading(cache.model, query)}, layer {layer % layers} of 0 to {layers - 1} "
+        f"(max: the {share} of the brightest patch{of_cls})"
+    )
+
+
+def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray | None:
+    """Returns the value of each head's map at CLS, `[batch, head]`; None if there is no CLS."""
+    special = cache.model.cfg.n_special
+    if not special:
+        return None
+    place: Any = query
     if isinstance(query, tuple):
         place = special + query[0] * (images.shape[3] // cache.model.cfg.patch_size[1]) + query[1]
-    return cache.at("attn.hook_pattern", layer)[:, :, place, 0].float().cpu().numpy()
+    (point,) = points_of(_kind(cache), True)
+    maps_with_cls = head_maps({point: cache.at(point, layer)}, 0, place, True, True)
+    return maps_with_cls[..., 0].float().cpu().numpy()
+
+
+def _kind(cache: CrateCache) -> str:
+    return cache.model.cfg.facts["attention"]
+
+
+def map_heading(model: HookedModel, query: Query) -> str:
+    """Returns what the maps of a query show, such as "What CLS attends to"."""
+    kind = model.cfg.facts["attention"]
+    if kind == "tssa":
+        return "How far each patch belongs to the subspace of each head"
+    verb = "shares representatives with" if kind == "cbsa" else "attends to"
+    return f"What {who_asks(query)} {verb}"
 
 
 def who_asks(query: Query) -> str:
@@ -125,7 +168,7 @@ def maps_on(
     if cache.model.unit != "images":
         raise ValueError("the cache has no patches. Give the cache of a model of images.")
     whole = options.get("scaled", True) and options.get("cls_key", True)
-    point = "attn.hook_pattern" if whole else "attn.hook_k"
+    point = points_of(_kind(cache), whole)[-1]
     stored = cache.at(point, layer)
     tokens = stored.shape[-1 if whole else 1]
     height, width = (
@@ -172,13 +215,21 @@ def head_grid(
         for layer in chosen
     ]
     grid = found[0].shape[2:]
-    finding, first = _finding(found, chosen, 1 / (grid[0] * grid[1] + cls_key))
-    title = f"{model.cfg.model_name or 'Attention'}: what {who_asks(query)} attends to"
+    what, how = _OF_OTHERS.get(_kind(cache), ("attention", None))
+    count = grid[0] * grid[1] + (model.cfg.n_special if cls_key else 0)
+    even = 1 / (model.cfg.n_heads if what == "membership" else count)
+    finding, first = _finding(found, chosen, even, what)
+    heading = map_heading(model, query)
+    name = model.cfg.model_name or ("Attention" if how is None else model.cfg.family)
+    title = f"{name}: {heading[0].lower()}{heading[1:]}"
     page = render(
         "heads.html",
         title=title,
         finding=finding,
         first=first,
+        what=what,
+        how=how,
+        special=model.cfg.n_special,
         scaled=scaled,
         cls_key=cls_key,
         grid=grid,
@@ -192,15 +243,17 @@ def head_grid(
     return Html(title, page)
 
 
-def _finding(found: list[np.ndarray], layers: list[int], even: float) -> tuple[str, int]:
+def _finding(found: list[np.ndarray], layers: list[int], even: float, what: str) -> tuple[str, int]:
     """Returns a sentence on the head with the largest share on one patch, and this head's layer."""
     largest = np.stack([maps.max(axis=(2, 3)).mean(axis=0) for maps in found])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)
     images = len(found[0])
     mean = f" (mean over {images} images)" if images > 1 else ""
+    whole = what == "attention"  # the others are counted: memberships, shares
+    most, evenly = ("the most attention", what) if whole else (f"the largest {what}", f"{what}s")
     words = (
-        f"Of {largest.size} heads, L{layers[place]}H{head} gives the most attention to one patch: "
-        f"{largest.max():.2f}{mean}. Even attention would give every patch {even:.2g}."
+        f"Of {largest.size} heads, L{layers[place]}H{head} gives {most} to one patch: "
+        f"{largest.max():.2f}{mean}. Even {evenly} would give every patch {even:.2g}."
     )
     return words, layers[place]
 

@@ -21,6 +21,7 @@ from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.safe_text import LONGEST, visible
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.hook_points import check_pattern
 from crate_interp.results.result import counted
 from crate_interp.viz.pages.page import Html, render
 
@@ -56,9 +57,10 @@ def attention(
     of the largest share in their row: 12 heads of 197 tokens make 0.7 MB.
 
     Raises KeyError for a pattern that was not cached; ValueError for a layer, sample or head that
-    does not exist, and if `tokens` or `grid` do not fit the cache.
+    does not exist, if `tokens` or `grid` do not fit the cache, and for ToST and CBT.
     """
     model = _model(cache)
+    check_pattern(model.cfg, "this page")
     pattern = _held(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
         raise ValueError(

@@ -118,13 +118,14 @@ def _drawn(layers: np.ndarray, lines: Sequence[Line], alt: str) -> str:
 
 @dataclass(frozen=True)
 class AttentionPictures:
-    """The attention of an image model's CLS token, for the page of a report.
+    """The attention of an image model's CLS token, or memberships, for the page of a report.
 
-    figures: a figure for each layer that is shown. images: how many images each figure has.
-    uniform: the share of each patch if attention were even. names: the names of the images, if the
-    images have names.
+    heading: what the maps show. figures: a figure for each layer that is shown. images: how many
+    images each figure has. uniform: the value of each patch if maps were even. names: the names of
+    the images, if the images have names.
     """
 
+    heading: str
     figures: Mapping[int, "matplotlib.figure.Figure"]
     images: int
     uniform: float
@@ -208,7 +209,7 @@ def _page(
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
         sections=sections,
-        contents=_contents(sections, attention is not None),
+        contents=_contents(sections, attention),
         command=_command(result, twins, data, audited),
         sources=_sources(result, twins),
     )
@@ -234,10 +235,11 @@ def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict
     pictures = []
     for layer, figure in shown.figures.items():
         figure.savefig(out / "figures" / f"attention-layer-{layer}.png", dpi=150)
-        alt = f"CLS attention of {heads} heads in layer {layer} over {shown.images} images"
+        alt = f"{shown.heading}, {heads} heads of layer {layer} over {shown.images} images"
         pictures.append({"layer": layer, "alt": alt, "uri": figure_uri(figure)})
     names = [f"image {place}: {plain(name)}" for place, name in enumerate(shown.names)]
-    return {"pictures": pictures, "uniform": shown.uniform, "names": "; ".join(names)}
+    words = {"heading": shown.heading, "uniform": shown.uniform, "names": "; ".join(names)}
+    return {"pictures": pictures, **words}
 
 
 def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> list[dict[str, Any]]:
@@ -260,13 +262,15 @@ def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> l
     return list(sections.values())
 
 
-def _contents(sections: list[dict[str, Any]], attention: bool) -> list[tuple[str, str]]:
+def _contents(
+    sections: list[dict[str, Any]], attention: AttentionPictures | None
+) -> list[tuple[str, str]]:
     """Returns the id and the title of each part of the page."""
     parts = [
         ("short", "In short"),
         *((one["id"], one["heading"].split(":")[0]) for one in sections),
     ]
-    parts += [("cls", "What the CLS token attends to")] * attention
+    parts += [] if attention is None else [("cls", attention.heading)]
     parts += [("controls", "Negative controls"), ("numbers", "All numbers")]
     return [*parts, ("sources", "Sources, and how to repeat it")]
 

@@ -4,12 +4,7 @@
 const byId = id => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const isText = data.kind === "text", WORD = isText ? "token" : "patch";
-const VERBS = {to: "attends to", from: "is attended by", alike: `has ${data.alike} like`};
-const LEGENDS = {
-  to: "Below each head: the largest share \u00b7 the effective number of tokens, at most #.",
-  from: "Below each head: the largest share \u00b7 the sum \u03a3, on average 1.",
-  alike: "Below each head: the largest cosine to another token.",
-};
+const membership = data.map === "membership"; // a map is the same for every token
 const MOST_LINES = 200;
 
 // The page opens where the library found the largest share on another token.
@@ -25,7 +20,7 @@ function nameOf(token) {
     const words = shown(data.names[token]);
     return `\u201c${words.length > 24 ? `${words.slice(0, 23)}\u2026` : words}\u201d (${token})`;
   }
-  return token ? `patch (${patchOf(token, data.grid).join(", ")})` : "CLS";
+  return token >= data.special ? `patch (${patchOf(token, data.grid).join(", ")})` : "CLS";
 }
 
 const seenFrom = token => // how many tokens this token sees
@@ -37,16 +32,18 @@ const inCircuit = (at, head) => (data.circuit?.nodes ?? []).some(node =>
 
 function valuesOf(head) {
   if (state.mode === "from") return layer.column(head, state.query);
+  if (state.mode === "reads") return layer.reads(head, representativeOf(state.query, data.count));
   return state.mode === "to" ? layer.row(head, state.query) : layer.cosines(head, state.query);
 }
 
 function largestOf(values, head) {
   const alike = state.mode === "alike";
   if (state.scale === "absolute" || (alike && state.scale === "head")) return 1;
-  if (state.scale === "head") return data.most[state.layer][head];
+  if (state.scale === "head" && state.mode !== "reads") return data.most[state.layer][head];
   // a code is most like itself, and the first token often gets nearly all attention: next to these
   // values, all others would be pale
-  return values.reduce((most, value, token) => token === (alike ? state.query : 0) && data.count > 1
+  const first = membership || (!isText && !data.special) ? null : 0;
+  return values.reduce((most, value, token) => token === (alike ? state.query : first) && data.count > 1
     ? most : Math.max(most, Math.abs(value)), 1e-30);
 }
 
@@ -61,12 +58,13 @@ function factsOf(values) {
   const best = strongest(values) ?? 0, sum = values.reduce((a, b) => a + b, 0);
   const effective = 1 / values.reduce((total, value) => total + value * value, 0);
   const rounded = isFinite(effective) ? effective.toFixed(effective < 9.95 ? 1 : 0) : "0";
-  const of = !isText && best === 0 ? "CLS " : ""; // CLS is in no patch of the map
+  const of = !isText && best < data.special ? "CLS " : ""; // CLS is in no patch of the map
   const most = `${of}${digits(values[best])}`;
-  if (state.mode === "to") return [`${most} \u00b7 \u2248${rounded}`,
+  const what = membership ? "membership" : "share";
+  if (!membership && (state.mode === "to" || state.mode === "reads")) return [`${most} \u00b7 \u2248${rounded}`,
     `largest share ${most}, effectively ${rounded} tokens`];
-  if (state.mode === "from") return [`${most} \u00b7 \u03a3 ${sum.toFixed(2)}`,
-    `largest share ${most}, sum ${sum.toFixed(2)}`];
+  if (state.mode !== "alike") return [`${most} \u00b7 \u03a3 ${sum.toFixed(2)}`,
+    `largest ${what} ${most}, sum ${sum.toFixed(2)}`];
   return [digits(values[best]), `largest cosine ${digits(values[best])}`];
 }
 
@@ -76,12 +74,15 @@ function sentence(head, key, values) {
   const where = `Layer ${state.layer}, head ${head}: `, best = key === strongest(values);
   if (state.mode === "alike")
     return `${where}the ${data.alike} of ${who} and ${whom} have the cosine ${value}.`;
-  const asker = state.mode === "to" ? state.query : key, even = 1 / seenFrom(asker);
-  const words = state.mode === "to" ? `${who} gives ${best ? "most, " : ""}${value}, to ${whom}`
-    : `${who} gets ${best ? "most, " : ""}${value}, from ${whom}`;
-  const times = values[key] / even;
+  const parts = membership ? data.heads : seenFrom(state.mode === "from" ? key : state.query);
+  const most = `${best ? "most, " : ""}${value}`, times = values[key] * parts;
+  const words = membership ? `${nameOf(key)} belongs to this subspace ${best ? "most of all, " : ""}with ${value}`
+    : state.mode === "from" ? `${who} gets ${most}, from ${whom}`
+    : state.mode === "reads" ? `representative ${representativeOf(state.query, data.count)} reads ${most}, `
+      + `from ${nameOf(key)}`
+    : data.map === "shared" ? `${who} shares ${most}, with ${whom}` : `${who} gives ${most}, to ${whom}`;
   return `${where}${words}: ${times.toFixed(times < 10 ? 1 : 0)} times the even share, `
-    + `1/${seenFrom(asker)} = ${digits(even)}.`;
+    + `1/${parts} = ${digits(1 / parts)}.`;
 }
 
 // ---- drawing
@@ -114,7 +115,8 @@ function drawTiles() {
 function drawChosen(every) {
   const head = state.head, values = every[head], most = largestOf(values, head);
   byId("chosen-name").textContent = `L${state.layer}H${head}`;
-  byId("chosen-words").textContent = `${nameOf(state.query)} ${VERBS[state.mode]}`;
+  byId("chosen-words").textContent = membership && state.mode === "to"
+    ? `membership of each ${WORD} in this subspace` : `${nameOf(state.query)} ${data.verbs[state.mode]}`;
   const order = Array.from(values.keys()).filter(token => state.mode !== "alike"
     || token !== state.query).sort((a, b) => values[b] - values[a]);
   const best = order.slice(0, 8).filter(token => values[token]);
@@ -125,13 +127,15 @@ function drawChosen(every) {
   paintMap(byId("map"), data.grid, values, most);
   for (const [name, token] of [["large-query", state.query], ["large-key", state.key],
     ["query-mark", state.query]]) mark(byId(name), token, data.grid);
-  byId("cls-key").textContent = `CLS ${digits(values[0])}`;
-  byId("cls-key").style.setProperty("--share", Math.min(1, Math.abs(values[0]) / most));
-  byId("cls-key").classList.toggle("below", values[0] < 0);
+  if (data.special) {
+    byId("cls-key").textContent = `CLS ${digits(values[0])}`;
+    byId("cls-key").style.setProperty("--share", Math.min(1, Math.abs(values[0]) / most));
+    byId("cls-key").classList.toggle("below", values[0] < 0);
+    byId("cls").setAttribute("aria-pressed", state.query === 0);
+  }
   const signed = state.mode === "alike";
   byId("large").parentElement.classList.toggle("signed", signed);
   byId("bar-words").textContent = `${signed ? digits(-most) : 0} to ${digits(most)}`;
-  byId("cls").setAttribute("aria-pressed", state.query === 0);
   drawOverlay();
 }
 
@@ -227,10 +231,11 @@ function drawNow() {
   drawChosen(every);
   drawLens();
   drawAtoms();
-  byId("tiles-words").textContent = LEGENDS[state.mode].replace("#", seenFrom(state.query));
+  byId("tiles-words").textContent = data.legends[state.mode].replace("#", seenFrom(state.query));
   byId("layer").value = state.layer;
   byId("layer-number").textContent = byId("heads-layer").textContent = state.layer;
-  const head = state.seenHead ?? state.head, key = state.key ?? strongest(every[head]) ?? state.query;
+  const head = state.seenHead ?? state.head, own = membership && state.mode === "to";
+  const key = state.key ?? (own ? state.query : strongest(every[head])) ?? state.query;
   byId("readout").textContent = sentence(head, key, every[head]);
   byId("explorer").classList.toggle("pinned", state.pinned);
   byId("kept").textContent = state.pinned ? `${nameOf(state.query)} is kept` : "";
@@ -269,7 +274,7 @@ function click(query) {
 
 function step(columns, rows) { // moves the token that is asked about
   const wide = isText ? 1 : data.grid[1], to = state.query + columns + rows * wide;
-  if (!isText && state.query === 0) return ask(1, true);
+  if (!isText && state.query < data.special) return ask(data.special, true);
   ask(Math.max(0, Math.min(data.count - 1, to)), true);
 }
 
@@ -289,7 +294,7 @@ function recall() {
       state[name] = +value;
       if (name === "query") state.pinned = true;
     }
-    if (name === "mode" && Object.hasOwn(VERBS, value)) state.mode = value;
+    if (name === "mode" && Object.hasOwn(data.verbs, value)) state.mode = value;
     if (name === "scale" && ["row", "head", "absolute"].includes(value)) state.scale = value;
     if (name === "over" && ["none", "masks", "0", "1", "2"].includes(value)) state.over = value;
   }
@@ -371,7 +376,7 @@ function build() {
   }
   if (isText) ["tokens", "atom-tokens"].forEach(name => tokenSpans(byId(name), data.names));
   else pointKeys(byId("large"), byId("map"), null);
-  if (!isText) {
+  if (data.special) {
     byId("cls-key").addEventListener("pointerenter", () => choose({key: 0}));
     byId("cls-key").addEventListener("pointerleave", () => choose({key: null}));
   }

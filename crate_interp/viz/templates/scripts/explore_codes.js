@@ -42,6 +42,16 @@ function fromRanked(bytes, count) {
   return {ranks, of, where, total: token => totals[token]};
 }
 
+const REPRESENTATIVES = 64, SIDE = 8;
+
+// The representative in whose cell a token lies: 8 x 8 cells over the square of all tokens but the
+// last, which lies in none and gets the last cell.
+function representativeOf(token, count) {
+  const side = Math.round(Math.sqrt(count - 1)), at = Math.min(token, count - 2);
+  const cell = place => Math.floor(place * SIDE / side);
+  return cell(Math.floor(at / side)) * SIDE + cell(at % side);
+}
+
 // One layer: rows and columns of attention, and cosines of codes.
 class Layer {
   constructor(parts, sizes) {
@@ -50,6 +60,7 @@ class Layer {
     this.keys = fromPlanes(parts.keys) ?? this.codes;
     this.rows = parts.rows; // steps of a row's largest share, if codes do not give the attention
     this.largest = fromPlanes(parts.largest);
+    this.contract = fromPlanes(parts.contract); // what each representative reads, `[head, rep, token]`
     this.atoms = fromRanked(parts.atoms, this.count);
     this.lens = fromRanked(parts.lens, this.count);
     this.width = this.codes ? this.codes.length / this.heads / this.count : 0;
@@ -58,7 +69,7 @@ class Layer {
   }
 
   static async load(number, sizes) {
-    const names = ["codes", "keys", "rows", "largest", "atoms", "lens"];
+    const names = ["codes", "keys", "rows", "largest", "contract", "atoms", "lens"];
     const bytes = await Promise.all(names.map(name => bytesOf(`${name}-${number}`)));
     return new Layer(Object.fromEntries(names.map((name, i) => [name, bytes[i]])), sizes);
   }
@@ -82,14 +93,32 @@ class Layer {
   // softmax_j(<q_query, k_j> / sqrt(p)): what a token attends to
   row(head, query) {
     const share = new Float32Array(this.count);
-    if (this.rows) {
-      const start = (head * this.count + query) * this.count;
-      const step = this.largest[head * this.count + query] / 255;
-      return share.map((_, key) => this.rows[start + key] * step);
+    if (this.contract) return this.shared(head, query);
+    if (this.rows) { // memberships have one row for all queries
+      const queries = this.largest.length / this.heads, at = head * queries + query % queries;
+      return share.map((_, key) => this.rows[at * this.count + key] * this.largest[at] / 255);
     }
     const scores = Float64Array.from(share, (_, key) => this.score(head, query, key));
     const sum = sumOf(scores);
     return share.map((_, key) => Math.exp(scores[key] - sum));
+  }
+
+  // what a representative reads
+  reads(head, rep) {
+    const start = (head * REPRESENTATIVES + rep) * this.count;
+    return this.contract.slice(start, start + this.count);
+  }
+
+  // a token's row of A^T A, divided by its sum: the tokens that share its representatives
+  shared(head, query) {
+    const row = new Float32Array(this.count);
+    let sum = 0;
+    for (let rep = 0; rep < REPRESENTATIVES; rep++) {
+      const start = (head * REPRESENTATIVES + rep) * this.count, own = this.contract[start + query];
+      sum += own;
+      for (let key = 0; key < this.count; key++) row[key] += own * this.contract[start + key];
+    }
+    return row.map(value => value / Math.max(sum, 1e-30));
   }
 
   // the share of each token's attention that goes to `key`: a column of the pattern
@@ -160,7 +189,7 @@ function paintMap(canvas, [rows, columns], values, most) {
   canvas.height = rows;
   const pixels = pen.createImageData(columns, rows), inks = [colour("accent"), colour("other")];
   for (let i = 0; i < rows * columns; i++) {
-    const value = values[i + 1];
+    const value = values[i + data.special];
     pixels.data.set(inks[value < 0 ? 1 : 0], 4 * i);
     pixels.data[4 * i + 3] = Math.round(255 * Math.min(1, Math.abs(value) / most));
   }
@@ -237,16 +266,16 @@ function patchAt(event, element, [rows, columns]) {
   const row = Math.floor((event.clientY - box.top) / box.height * rows);
   const column = Math.floor((event.clientX - box.left) / box.width * columns);
   const inside = row >= 0 && row < rows && column >= 0 && column < columns;
-  return inside ? 1 + row * columns + column : null;
+  return inside ? data.special + row * columns + column : null;
 }
 
 function patchOf(token, [, columns]) { // [row, column]
-  return [Math.floor((token - 1) / columns), (token - 1) % columns];
+  return [Math.floor((token - data.special) / columns), (token - data.special) % columns];
 }
 
 // Puts a frame around the patch of a token; CLS has none.
 function mark(element, token, grid) {
-  element.hidden = token === null || token === 0;
+  element.hidden = token === null || token < data.special;
   if (element.hidden) return;
   const [row, column] = patchOf(token, grid), [rows, columns] = grid;
   const box = {left: column / columns, top: row / rows, width: 1 / columns, height: 1 / rows};
