@@ -49,6 +49,21 @@ WATCHED = (
 _EXTREME = (0, 1, 255, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 
 
+def _family(folder, shape):
+    """Returns the same of CBT and ToST, whose keys are those that their layouts list."""
+    found = {}
+    for name, layout in (("cbt", cbsa.CBT), ("tost", tost.VISION)):
+        size = shape | dict(image_size=(8, 8), patch_size=(2, 2))
+        model, path = make(name, **size), folder / f"{name}.pth"
+        filled, keys = model.state_dict(), layout.key_map({"n_layers": 1, "class_layers": 2})
+        weights = {key: filled[each] for key, each in keys.items() if each in filled}
+        for key in ("pos_embeder.token_projection.weight",):
+            weights |= {key: weights[key][..., None, None]} if key in weights else {}
+        torch.save({"model": weights, "epoch": 3}, path)
+        found[name] = (path, path, dict(n_heads=HEADS, image_size=(8, 8)))
+    return found
+
+
 def originals(folder):
     """Returns layout -> (file to mutate, what to load, fields to give)."""
     found = {}
@@ -76,15 +91,7 @@ def originals(folder):
         path = folder / f"{name}.pt"
         torch.save({"model": published(name, n_layers=1, m=11, **SIZES.get(name, {}))}, path)
         found[name] = (path, path, GIVEN[name])
-    for name, layout in (("cbt", cbsa.CBT), ("tost", tost.VISION)):
-        size = shape | dict(image_size=(8, 8), patch_size=(2, 2))
-        model, path = make(name, **size), folder / f"{name}.pth"
-        filled, keys = model.state_dict(), layout.key_map({"n_layers": 1, "class_layers": 2})
-        weights = {key: filled[each] for key, each in keys.items() if each in filled}
-        for key in ("pos_embeder.token_projection.weight",):
-            weights |= {key: weights[key][..., None, None]} if key in weights else {}
-        torch.save({"model": weights, "epoch": 3}, path)
-        found[name] = (path, path, dict(n_heads=HEADS, image_size=(8, 8)))
+    found |= _family(folder, shape)
     path = folder / "model.safetensors"
     save_file(published("nanochat-crate", n_layers=1, m=11, p=6), path)
     found["nanochat-crate"] = (path, path, GIVEN["nanochat-crate"])

@@ -150,7 +150,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
     @property
     def has_cls(self) -> bool:
         """Whether the first token of the stream is CLS."""
-        return getattr(self.cfg, "n_special", 0) > 0
+        return not self.towers and getattr(self.cfg, "n_special", 0) > 0
 
     @property
     def has_logits(self) -> bool:

@@ -39,7 +39,7 @@ ZEROS = {"fashion": (0.54, 0.55, 0.50, 0.70), "cutouts": (0.52, 0.52, 0.51, 0.69
          "lm": (0.70, 0.88, 0.56, 0.55)}  # fmt: skip
 AXES = {"yes": 4, "no": 5, "both": 3}  # layers: 16 nodes of the code beside 16 principal axes
 AUDITED = {  # rule: the claim of ci.audit, and what else is said of it
-    "stream": ("R^c falls", ""),
+    "stream": ("objective falls", ""),
     "gradient": ("a gradient step", "; cosine with the gradient at most .054"),
     "output_map": ("W_O is U", "; cosine -.27 to .072"),
     "lasso": ("lasso falls", ""),
@@ -81,6 +81,10 @@ def audited(rule: str) -> Elsewhere:
     cells = [
         [cell.strip() for cell in line.split("|")[3:7]] for line in lines if f"| {name} |" in line
     ]
+    if not cells:
+        raise ValueError(
+            f"the table of how/audit.md has no row {name!r}: see the short names there."
+        )
     kept, broken, depends = (sum(int(row[at]) for row in cells) for at in range(3))
     other = sum(int(row[3].split()[0]) for row in cells if row[3])
     cases = counted({"yes": kept + depends, "no": broken + depends, "both": other})
