@@ -333,6 +333,6 @@ def test_segment_scores_them(family):
 def test_a_convolutional_stem_is_no_linear_map():
     model, _ = member("crate conv")
     with pytest.raises(AttributeError, match="a convolutional stem has no W_E"):
-        model.embed.W_E
+        _ = model.embed.W_E
     assert "embed.W_E" not in model.tl_parameters()
     assert "embed.W_E" in member("aot")[0].tl_parameters()
