@@ -109,9 +109,12 @@ def section(
     own = [row for row in rows if row["lab"] in elsewhere.LABS.get(document, ())]
     cells = [*map(other_cells, others), *map(cells_of, own)]
     lines = [f"## {document}", ""] + ([in_markdown(HEAD, cells)] if cells else [])
-    sizes = {row["lab"]: f"{row['lab']} ({row['form']} form): {row['size']}" for row in own[::-1]}
+    sizes: dict[str, dict[str, None]] = {}  # by lab, each size once
+    for row in own:
+        sizes.setdefault(f"{row['lab']} ({row['form']} form)", {})[row["size"]] = None
     if sizes:
-        lines += ["", "Sizes. " + "; ".join(list(sizes.values())[::-1]) + "."]
+        listed = (f"{lab}: {' / '.join(each)}" for lab, each in sizes.items())
+        lines += ["", f"Sizes. {'; '.join(listed)}."]
     if document in elsewhere.CANNOT:
         lines += [""] * bool(cells) + ["Cannot be run here or on a CRATE:", ""]
         lines += [f"* {claim}: {why}." for claim, why in elsewhere.CANNOT[document]]

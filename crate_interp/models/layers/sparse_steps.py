@@ -255,10 +255,16 @@ class MLP(SparseStep):
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Returns what the MLP adds to the stream."""
-        pre = self.hook_pre(self.fc_in(y))
-        on = F.relu(pre) if self.gelu is None else F.gelu(pre, approximate=self.gelu)
-        out = self.fc_out(self.hook_post(on))
+        out = self.fc_out(self.hook_post(self._hidden(y)))
         return out if self.gamma is None else self.gamma * out
+
+    def _hidden(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+        """Returns the activations.
+
+        This is a separate function so that the pre-activations are freed before the output is made.
+        """
+        pre = self.hook_pre(self.fc_in(y))
+        return F.relu(pre) if self.gelu is None else F.gelu(pre, approximate=self.gelu)
 
     def lasso(self) -> str:
         """Returns why an MLP has no lasso."""
