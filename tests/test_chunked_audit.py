@@ -74,6 +74,7 @@ def measured(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_two_shards_are_one_process_and_merge_without_a_model(
     verb, model, data, tmp_path, measured
 ):

@@ -93,6 +93,7 @@ class Odd:
         return "".join(self.names[number % len(self.names)] for number in ids)
 
 
+@pytest.mark.slow
 def test_a_hostile_token_or_label_does_not_run(driven, tmp_path):  # noqa: F811
     lm = make_lm("crate-lm")
     lm.tokenizer = Odd()

@@ -95,6 +95,7 @@ def test_labels_are_shared(odd):
     assert first_folders(iter(["a/1.png", "2.png"])) is None
 
 
+@pytest.mark.slow
 def test_a_run_lists_its_folder_once(tmp_path, monkeypatch):
     model, root, out = make(**PLAIN), folder(tmp_path / "in"), tmp_path / "out"
     source, wanted = f"imagefolder:{root}", None

@@ -158,6 +158,7 @@ COLUMNS = [
 VALUES = [None, -1, 0.5, "x", b"x", [1, 2], True, 2**62, float("nan")]
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from(COLUMNS), st.sampled_from([*VALUES, "gone", "no rows"]))
 def test_tables_of_chunks_that_lie(whole, tmp_path_factory, place, value):

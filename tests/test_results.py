@@ -212,6 +212,7 @@ def test_caches_results_come_back(vision, tmp_path):
         survives(result, tmp_path / str(place))
 
 
+@pytest.mark.slow
 def test_what_does_not_merge_says_why(vision, tmp_path):
     words = {
         "comparison": "a comparison needs all samples at once: merge the sweeps, then compare them",

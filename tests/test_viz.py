@@ -220,6 +220,7 @@ def words_of(figure):
     return [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
 
 
+@pytest.mark.slow
 def test_every_figure_draws_into_the_axes_it_is_given(drawings):
     for name, draw in drawings.items():
         figure = Figure(figsize=(6, 6), layout="constrained")
