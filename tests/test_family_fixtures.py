@@ -55,10 +55,9 @@ def load_case(case, **over):
 
 def in_block(model, cache, blocks, layer, kind):
     """Our tensor in the form of the recording."""
-    point = "attn.hook_pattern" if (blocks, kind) == ("cls_blocks", "attn") else BLOCK[kind]
-    if kind == "attn" and "attn.hook_pattern" in "".join(cache) and blocks == "blocks":
-        mssa = model.cfg.facts["attention"] == "mssa"
-        point = "attn.hook_pattern" if mssa else point
+    point = BLOCK[kind]
+    if kind == "attn" and f"{blocks}.{layer}.attn.hook_pattern" in cache:
+        point = "attn.hook_pattern"
     ours, block = cache[f"{blocks}.{layer}.{point}"], getattr(model, blocks)[layer]
     if kind in ("w", "head_out"):
         return ours.flatten(2)

@@ -111,14 +111,15 @@ def test_the_square_of_representatives_is_shifted():
     """CLS is pooled and the last patch is not: the published weights were trained so."""
     model, _ = member("cbt")
     attn, u = model.blocks[0].attn, torch.randn(2, 10, 5, 7)
-    pooled = attn._pooled(u)
+    pooled = attn.pooled(u)
     changed = u.clone()
     changed[:, -1] += 1
-    assert torch.equal(attn._pooled(changed), pooled)
+    assert torch.equal(attn.pooled(changed), pooled)
     changed = u.clone()
     changed[:, 0] += 1
-    assert not torch.allclose(attn._pooled(changed), pooled)
-    shares = torch.einsum("rn,bnhp->brhp", attn.pooling(10), u)
+    assert not torch.allclose(attn.pooled(changed), pooled)
+    pooling = attn.reading(torch.zeros(1, 5, 64, 10))[0]  # the same in every head
+    shares = torch.einsum("hrn,bnhp->brhp", pooling, u)
     torch.testing.assert_close(shares, pooled, atol=1e-6, rtol=1e-5)
 
 

@@ -51,25 +51,12 @@ def tssa(attn: TSSA, codes: Codes, causal: bool) -> Made:
 
 def cbsa(attn: CBSA, codes: Codes, causal: bool) -> Made:
     """Returns CBSA's heads on codes with a step_x of 1, and the rate of the representatives."""
-    pooled, scale = _pooling(attn, codes.shape[2]), codes.shape[-1] ** -0.5
-    contract = (pooled @ codes @ codes.mT * scale).softmax(dim=-1)
-    made = _representatives(attn, contract)
+    rep, scale = attn.pooled(codes.transpose(1, 2)).transpose(1, 2), codes.shape[-1] ** -0.5
+    contract = (rep @ codes.mT * scale).softmax(dim=-1)
+    made = RepresentativesRate(attn.reading(contract))
     rep = made.mixed(codes)
     pattern = (rep @ rep.mT * scale).softmax(dim=-1)
     return contract.mT @ (pattern @ rep), made
-
-
-def _pooling(attn: CBSA, pos: int) -> Float[Tensor, "rep pos"]:
-    """Returns the matrix that pools tokens into the layer's first representatives."""
-    eye = torch.eye(pos, dtype=torch.float64, device=attn.u_proj.weight.device)
-    return attn._pooled(eye[None, :, None])[0, :, 0]
-
-
-def _representatives(
-    attn: CBSA, contract: Float[Tensor, "batch head rep pos"]
-) -> RepresentativesRate:
-    step = attn.step_rep.detach().double()
-    return RepresentativesRate(_pooling(attn, contract.shape[-1]) + step * contract)
 
 
 @dataclass(frozen=True)
@@ -102,7 +89,7 @@ KINDS = {
         "the rate of the representatives",
         "",
         cbsa,
-        lambda attn, acts: _representatives(attn, acts["attn.hook_contract"].double()),
+        lambda attn, acts: RepresentativesRate(attn.reading(acts["attn.hook_contract"].double())),
     ),
 }
 

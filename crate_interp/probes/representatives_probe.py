@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from crate_interp.measures import contracted_rate, contraction_coverage, representatives_in_use
@@ -67,8 +66,7 @@ def _measure(block: Block, acts: Acts, eps: float) -> dict[str, Tensor]:
         "coverage": contraction_coverage(contract),
     }
     attn: Any = block.attn
-    with torch.no_grad():
-        whole = attn.pooling(contract.shape[-1]).to(contract) + attn.step_rep * contract
+    whole = attn.reading(contract)
     for place, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):
         codes = layer_reading.stored_codes(block, acts, point)  # [batch, head, pos, d_head]
         answer[f"rate_{place}"] = contracted_rate(codes, whole, eps).sum(dim=-1)

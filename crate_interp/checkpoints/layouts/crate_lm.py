@@ -16,7 +16,7 @@ _CRATE_BLOCK = {
     "prenorm_2.*": "ln2.*",
     "ista.weight": "mlp.D",
 }
-_GPT_BLOCK = {
+GPT_BLOCK = {
     "ln_1": "ln1",
     "attn.c_attn": "attn.qkv_proj",
     "attn.c_proj": "attn.out_proj",
@@ -26,8 +26,7 @@ _GPT_BLOCK = {
 }
 
 
-def tables(shapes: Shapes) -> Fields:
-    """Returns the sizes that the tables of tokens and positions reveal."""
+def _tables(shapes: Shapes) -> Fields:
     d_vocab, d_model = shapes.of("transformer.wte.weight")
     n_ctx = shapes.of("transformer.wpe.weight")[0]
     return {"d_vocab": d_vocab, "d_model": d_model, "n_ctx": n_ctx}
@@ -35,11 +34,12 @@ def tables(shapes: Shapes) -> Fields:
 
 def _infer(shapes: Shapes, given: Fields) -> Fields:
     inner = shapes.of(_FIRST + "attn.c_attn.weight")[0]
-    return tables(shapes) | {"inner": inner, "d_mlp": shapes.of(_FIRST + "ista.weight")[0]}
+    return _tables(shapes) | {"inner": inner, "d_mlp": shapes.of(_FIRST + "ista.weight")[0]}
 
 
-def _infer_gpt(shapes: Shapes, given: Fields) -> Fields:
-    return tables(shapes) | {
+def infer_gpt(shapes: Shapes, given: Fields) -> Fields:
+    """Returns the sizes of a plain transformer; all heads' queries, keys and values are one map."""
+    return _tables(shapes) | {
         "inner": shapes.of(_FIRST + "attn.c_attn.weight")[0] // 3,
         "d_mlp": shapes.of(_FIRST + "mlp.c_fc.weight")[0],
         "bias": _FIRST + "ln_1.bias" in shapes,
@@ -75,10 +75,8 @@ GPT = replace(  # gpt.py with bias=False
     family="gpt-baseline",
     markers=("transformer.wpe.weight", "transformer.h.0.mlp.c_fc.weight"),
     top=_TOP | {"transformer.ln_f.weight": "ln_final.weight"},
-    stacks=(
-        Stack(_LAYER, {f"{key}.weight": f"{name}.weight" for key, name in _GPT_BLOCK.items()}),
-    ),
-    infer=_infer_gpt,
+    stacks=(Stack(_LAYER, {f"{key}.weight": f"{name}.weight" for key, name in GPT_BLOCK.items()}),),
+    infer=infer_gpt,
     config_switches=("bias",),  # the CRATE classes ignore this switch
     defaults={"tokenizer": "gpt2"},
 )
@@ -87,5 +85,5 @@ GPT_BIASED = replace(  # gpt.py with bias=True
     GPT,
     markers=(*GPT.markers, "transformer.h.0.ln_1.bias"),
     top=OVERCOMPLETE.top,
-    stacks=(Stack(_LAYER, {f"{key}.*": f"{name}.*" for key, name in _GPT_BLOCK.items()}),),
+    stacks=(Stack(_LAYER, {f"{key}.*": f"{name}.*" for key, name in GPT_BLOCK.items()}),),
 )

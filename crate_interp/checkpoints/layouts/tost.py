@@ -75,14 +75,8 @@ VISION = Layout(
     views={r"token_projection\.weight": ((4,), lambda weight: weight.flatten(1))},
 )
 
-_LAYER = {
-    "ln_1": "ln1",
-    "attn.c_attn": "attn.u_proj",
-    "attn.c_proj": "attn.out_proj",
-    "ln_2": "ln2",
-    "mlp.c_fc": "mlp.fc_in",
-    "mlp.c_proj": "mlp.fc_out",
-}
+# as in a plain transformer, but one map makes the codes
+_LAYER = crate_lm.GPT_BLOCK | {"attn.c_attn": "attn.u_proj"}
 _OWN = {
     "gamma1": "attn.gamma",
     "gamma2": "mlp.gamma",
@@ -92,12 +86,8 @@ _OWN = {
 
 
 def _infer_language(shapes: Shapes, given: Fields) -> Fields:
-    first = "transformer.h.0."
-    return crate_lm.tables(shapes) | {
-        "inner": shapes.of(first + "attn.c_attn.weight")[0],
-        "d_mlp": shapes.of(first + "mlp.c_fc.weight")[0],
-        "bias": first + "ln_1.bias" in shapes,
-    }
+    inner = shapes.of("transformer.h.0.attn.c_attn.weight")[0]
+    return crate_lm.infer_gpt(shapes, given) | {"inner": inner}
 
 
 LANGUAGE = replace(  # model_TSSA.py with bias=False

@@ -53,7 +53,7 @@ class CBSA(SubspaceCodes, Attention):
         Raises ValueError if the number of tokens, less one, is no square.
         """
         u = self._codes(x)
-        rep = self.hook_rep(self._pooled(u)).transpose(1, 2)  # [batch, head, rep, d_head]
+        rep = self.hook_rep(self.pooled(u)).transpose(1, 2)  # [batch, head, rep, d_head]
         codes, scale = u.transpose(1, 2), self.cfg.d_head**-0.5  # [batch, head, pos, d_head]
         contract = self.hook_contract((rep @ codes.mT * scale).softmax(dim=-1))
         rep = rep + self.step_rep * (contract @ codes)
@@ -62,7 +62,7 @@ class CBSA(SubspaceCodes, Attention):
         heads = self.step_x * (contract.mT @ (pattern @ rep))
         return self._written(self.hook_z(heads.transpose(1, 2)))  # [batch, pos, head, d_head]
 
-    def _pooled(
+    def pooled(
         self, u: Float[Tensor, "batch pos head d_head"]
     ) -> Float[Tensor, "batch rep head d_head"]:
         """Returns the mean codes in each cell of an 8 x 8 grid over the square of tokens."""
@@ -71,11 +71,16 @@ class CBSA(SubspaceCodes, Attention):
         pooled = F.adaptive_avg_pool2d(square, SIDE)
         return pooled.flatten(2).mT.unflatten(-1, u.shape[2:])  # [batch, rep, head, d_head]
 
-    def pooling(self, count: int) -> Float[Tensor, "rep pos"]:
-        """Returns the share of each of `count` tokens in the codes pooled for a representative."""
-        side = _side(count)
-        cells = F.adaptive_avg_pool2d(torch.eye(count - 1).unflatten(-1, (side, side)), SIDE)
-        return F.pad(cells.flatten(1).mT, (0, 1))  # the last token is in no cell
+    def reading(
+        self, contract: Float[Tensor, "batch head rep pos"]
+    ) -> Float[Tensor, "batch head rep pos"]:
+        """Returns the weight of each token's code in a representative r', `P + step_rep A`.
+
+        P pools; contract: A. It has the dtype of A.
+        """
+        eye = torch.eye(contract.shape[-1], dtype=contract.dtype, device=contract.device)
+        pooling = self.pooled(eye[None, :, None])[0, :, 0]  # [rep, pos]
+        return pooling + self.step_rep.detach().to(contract) * contract
 
 
 def _side(count: int) -> int:
