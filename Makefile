@@ -37,7 +37,7 @@ test:
 	bash tests/wheel.sh $(PYTHON)
 else
 test: $(READY) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 $(ARGS)
 endif
 
 browser:

@@ -5,6 +5,7 @@ import decimal
 import json
 import os
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ from crate_interp.sweeps.ledgers import ledger as ledgers
 from crate_interp.sweeps.ledgers.chunk_tables import unpacked
 from crate_interp.sweeps.ledgers.shards import WHOLE
 from crate_interp.sweeps.runs.chunked_run import folded_tables
+from selection import few
 
 NAMES = [name.removesuffix("?") for name in (*json_schemas.META, "statistics", "probes")]
 LIES = [None, True, -1, 1.5, 7, 10**30, "\ud800", "a\nb", "", [], [3], {}, {"a": []}, {"a": None},
@@ -259,6 +261,16 @@ def test_any_byte_of_a_parquet_file_may_be_another(data):
         table_from(bytes(content))
     except ValueError as error:
         assert str(error).isprintable() and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("byte", few([0, 9, 19, 35, 64, 124]))
+def test_damaged_statistics_of_a_column_end_no_process(byte):
+    """pyarrow ends the process when it is asked for a column whose statistics do not fit it."""
+    begin = len(PARQUET) - 8 - int.from_bytes(PARQUET[-8:-4], "little")
+    for place in range(begin, PARQUET.index(b"pandas", begin)):
+        content = PARQUET[:place] + bytes([byte]) + PARQUET[place + 1 :]
+        with suppress(ValueError):
+            table_from(content)
 
 
 PARQUET = pd.DataFrame(

@@ -1,11 +1,14 @@
 """Refuses parquet files that would fill the memory: a few bytes may stand for billions of values.
 
 The sizes are taken from the header of every page, because the summary at the end of a file may say
-less than its pages hold.
+less than its pages hold. The summary is read here, because pyarrow's reader of it may end the
+process (`RowGroupMetaData.column` of a column whose statistics are damaged).
 """
 
 import io
 from typing import TYPE_CHECKING, Any
+
+from crate_interp.results.thrift import read_struct
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 _BYTES, _PER_BYTE = 2**27, 64
 _WIDTH = 8  # bytes of a number, or of where a text or a list lies
 _LIST = 128  # bytes of a list, beside its numbers
-_DEEPEST = 4  # structs in the header of a page
+# fields in the description of a column: its values, its bytes in the file, where its pages begin
+_VALUES, _BYTES_IN_FILE, _PAGES, _DICTIONARY = 5, 7, 9, 11
 
 
 def allowed(size: int) -> int:
@@ -35,13 +39,13 @@ def check_size(content: bytes, most: int) -> int:
     with parquet.ParquetFile(io.BytesIO(content)) as file:
         meta = file.metadata
         lists, texts = _columns(file)
-        groups = [meta.row_group(place) for place in range(meta.num_row_groups)]
-        columns = [group.column(n) for group in groups for n in range(meta.num_columns)]
+        groups = _groups(content)
+        columns = [column for _, columns in groups for column in columns]
         pages = [_pages(content, column) for column in columns]
-        rows = max(meta.num_rows, sum(group.num_rows for group in groups))
+        rows = max(meta.num_rows, sum(rows for rows, _ in groups))
         claimed = max(
             rows * meta.num_columns,
-            sum(column.num_values for column in columns),
+            sum(column[_VALUES] for column in columns),
             sum(values for values, _ in pages),
         )
         size = claimed * _WIDTH + rows * lists * _LIST
@@ -59,19 +63,41 @@ def check_size(content: bytes, most: int) -> int:
     return max(size, unpacked)
 
 
-def _pages(content: bytes, column: Any) -> tuple[int, int]:
+def _groups(content: bytes) -> list[tuple[int, list[dict[int, Any]]]]:
+    """Returns the number of rows and the descriptions of the columns of each group of rows.
+
+    The description of the file ends eight bytes before the file, after four that say its length.
+    """
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    try:
+        found, _ = read_struct(content, begin)
+        # fields: 4 of a file: groups of rows; 1 and 3 of a group: columns, rows; 3 of a column:
+        # its description
+        groups = [(group[3], [column[3] for column in group[1]]) for group in found[4]]
+        numbers = [rows for rows, _ in groups]
+        for column in (column for _, columns in groups for column in columns):
+            numbers += [column[_VALUES], column[_BYTES_IN_FILE], column[_PAGES]]
+            numbers += [column.setdefault(_DICTIONARY, 0)]
+        if not all(isinstance(number, int) for number in numbers):
+            raise TypeError
+    except (LookupError, TypeError, AttributeError):
+        raise ValueError("its description is damaged") from None
+    return groups
+
+
+def _pages(content: bytes, column: dict[int, int]) -> tuple[int, int]:
     """Returns how many values, and how many bytes when decompressed, the pages of a column have."""
-    place, values, size = column.data_page_offset, 0, 0
-    if not column.num_values:  # pyarrow reads no page then
+    place, values, size = column[_PAGES], 0, 0
+    if not column[_VALUES]:  # pyarrow reads no page then
         return 0, 0
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < place:
-        place = column.dictionary_page_offset
-    end = place + column.total_compressed_size
+    if 0 < column[_DICTIONARY] < place:
+        place = column[_DICTIONARY]
+    end = place + column[_BYTES_IN_FILE]
     if not 0 <= place <= end <= len(content):
         raise ValueError("a column lies outside of the file")
     try:
         while place < end:
-            header, place = _struct(content, place)
+            header, place = read_struct(content, place)
             place += header[3]
             size += header[2]
             # a data page of either version has its number of values first
@@ -79,54 +105,9 @@ def _pages(content: bytes, column: Any) -> tuple[int, int]:
             values += data[1]
             if min(header[2], header[3], data[1]) < 0:
                 raise ValueError("the header of a page holds a negative size")
-    except (LookupError, TypeError):
+    except (LookupError, TypeError, AttributeError):
         raise ValueError("the header of a page is damaged") from None
     return values, size
-
-
-def _struct(content: bytes, place: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Reads a struct in Thrift's compact protocol, and returns its fields and the place after it.
-
-    Texts and fractions are passed over. Raises ValueError for lists, which no page header has.
-    """
-    found: dict[int, Any] = {}
-    field = 0
-    while head := content[place]:
-        place, kind, value = place + 1, head & 15, None
-        if head >> 4:
-            field += head >> 4
-        else:
-            field, place = _whole(content, place)
-        if kind in (1, 2):
-            value = kind == 1
-        elif kind in (4, 5, 6):
-            value, place = _whole(content, place)
-        elif kind == 8:
-            length, place = _varint(content, place)
-            place += length
-        elif kind == 12 and depth < _DEEPEST:
-            value, place = _struct(content, place, depth + 1)
-        elif kind in (3, 7):
-            place += 1 if kind == 3 else 8
-        else:
-            raise ValueError("the header of a page is damaged")
-        found[field] = value
-    return found, place + 1
-
-
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        byte = content[place]
-        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
-        if byte < 128:
-            return value, place
-    raise ValueError("the header of a page is damaged")
-
-
-def _whole(content: bytes, place: int) -> tuple[int, int]:
-    value, place = _varint(content, place)
-    return value >> 1 ^ -(value & 1), place
 
 
 def _columns(file: Any) -> tuple[int, list[str]]:
