@@ -140,13 +140,13 @@ def stack_claim(found: dict[str, list], stack: str, size: str, n: int) -> dict:
     low, high = mean_and_interval(factors)[1]
     times = torch.tensor(found[f"{stack}|planted|{SHOWN}"])
     return claim(
-        "aot_denoising.linear",
+        "aot_denoising.linear" if stack == STACKS[0] else "aot_denoising.linear_ours",
         factors,
         cases={
             "factor less 1": (low - 1, high - 1),
             f"share explained less {STRAIGHT:g}": (explained - STRAIGHT, explained - STRAIGHT),
         },
-        published=f"{RATE:g}" if stack.startswith("thresholded") else "",
+        published=f"{RATE:g}" if stack == STACKS[0] else "",
         why=f"The number is the fitted factor per layer at delta = {SHOWN}. A line explains "
         f"{explained:.3f} of the variance of ln SNR, and the last ratio is "
         f"{float((times[:, -1] / times[:, 0]).mean()):.3g} times the first.",

@@ -142,7 +142,9 @@ def page(rows: Sequence[Row]) -> str:
         "intervals (`demos/labs/data/claims.csv`) by that file, whose SHA-256 is "
         f"`{rules.digest()}`. The file is younger than the first results, so a bar is 0, comes "
         "from the paper or from rounding, lies midway between the claim and its baseline, or is "
-        "the size of a baseline's own error; a rule without such a bar was dropped.",
+        "the size of a baseline's own error or an even chance; two are ours, a hundredth and a "
+        "share of .99 in aot_denoising, where bars from .001 to .1 and from .5 to .999 give the "
+        "same answers. A rule without such a bar was dropped.",
         "",
     ]
     return "\n".join([*head, *body]).rstrip() + "\n"

@@ -40,7 +40,11 @@ ZEROS = {"fashion": (0.54, 0.55, 0.50, 0.70), "cutouts": (0.52, 0.52, 0.51, 0.69
 AXES = {"yes": 4, "no": 5, "both": 3}  # layers: 16 nodes of the code beside 16 principal axes
 AUDITED = {  # rule: the claim of ci.audit, and what else is said of it
     "stream": ("objective falls", ""),
-    "gradient": ("a gradient step", "; cosine with the gradient at most .054"),
+    "gradient": (
+        "a gradient step",
+        "; cosine with the gradient at most .054 at eps .1; MSSA on orthonormal subspaces stays "
+        "below .5 too",
+    ),
     "output_map": ("W_O is U", "; cosine -.27 to .072"),
     "lasso": ("lasso falls", ""),
 }
@@ -91,7 +95,8 @@ def audited(rule: str) -> Elsewhere:
     ours = f"kept in {kept} of {kept + broken + depends + other} layers, broken in {broken}"
     ours += f", depends on the frame in {depends}" * (depends > 0)
     ours += f", undecided in {other}" * (other > 0) + more
-    null = "random dictionaries" if rule == "lasso" else "shuffled updates, random W_O"
+    nulls = {"lasso": "random dictionaries", "output_map": "random W_O"}
+    null = nulls.get(rule, "shuffled updates, random W_O")
     return made(rule, cases, "`crate-interp audit MODEL`", ours, null, 16)
 
 

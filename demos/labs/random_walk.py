@@ -222,7 +222,7 @@ def run(form: str, steps: Steps) -> LabResult:
     wanted = (TOKENS - 1) / TOKENS / EPS / STATES**2
     claims.append(
         claim("random_walk.entry", entry, states=STATES, size=FULL, n=1,
-              baseline=1 / EPS / STATES**2, published="(1/eps) (1/K) ((N-1)/N) (1/K)",
+              baseline=1 / EPS / STATES**2,
               cases={"": (entry - wanted, entry - wanted)},
               why=f"All entries are equal within {unequal:.0e}.")
     )  # fmt: skip

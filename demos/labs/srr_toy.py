@@ -4,8 +4,9 @@ Random Gaussian tokens pass through layers with an orthonormal U of their own, a
 one step of a rule. What counts is the change of R^c(Z | U^l) by the step of layer l, summed over
 layers: the subspaces of the next layer are others, and R^c against them differs by chance. The
 baseline is a step of the same length in a random direction. The paper's constants are lost; ours
-are below. There are two regimes: in one no eigenvalue x of a C_k^T C_k is above 1, a = p / (N
-eps^2), in the other nearly all are. Each has an answer of its own.
+are below. There are two regimes: in one no eigenvalue x of a C_k^T C_k is above 1 in the first
+layer, a = p / (N eps^2) (rules that raise R^c leave this regime later), in the other nearly all
+are. Each has an answer of its own.
 """
 
 from functools import partial
@@ -35,7 +36,7 @@ N, D, HEADS, LAYERS = 64, 96, 4, 12
 P = D // HEADS
 SEEDS = {"quick": 5, "full": 20}
 # eps, and kappa a: the step in units of 1 / a
-REGIMES = {"all x below 1": (10.0, 0.1), "most x above 1": (0.5, 1e-4)}
+REGIMES = {"all x below 1 at first": (10.0, 0.1), "most x above 1": (0.5, 1e-4)}
 
 HEADLINE = (
     "Rule (b), the gradient of the Taylor bound, changes R^c by {low:.3g} nats where x is below 1 "

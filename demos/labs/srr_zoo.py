@@ -144,7 +144,7 @@ def map_claim(layers: Any) -> dict[str, Any]:
     return claim(
         "srr_zoo.map",
         list(trained.mean(axis=1)),
-        published="1 (eq. 8), -1 (eq. 9)",
+        published="",
         baseline=float(start.to_numpy().mean()),
         n=len(zoo.SEEDS),
         size=SIZE,

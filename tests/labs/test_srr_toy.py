@@ -43,7 +43,7 @@ def test_variants_of_the_identity_are_one_and_increments_as_long():
 
 
 def test_the_regimes_are_what_they_say():
-    for regime, low, high in (("all x below 1", 0, 0), ("most x above 1", 0.9, 1)):
+    for regime, low, high in (("all x below 1 at first", 0, 0), ("most x above 1", 0.9, 1)):
         shares = [row[4] for row in srr_toy.passed("(c) first-order term", regime, 0)
                   if row[0] == "share above 1"]  # fmt: skip
         assert low <= min(shares) and max(shares) <= high
