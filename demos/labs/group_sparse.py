@@ -111,7 +111,8 @@ def of_setting(rows: list[list], size: tuple[int, int, int], form: str) -> list[
         claims.append(
             claim(f"group_sparse.{quantity}_{form}", end.tolist(), size=FULL, n=len(end),
                   cases=towards(*(abs(each - limit) for each in (begun, half, end))),
-                  baseline=float(begun.mean()), published="" if form == "sample" else f"{limit:.0f}", shape=size, form=form,
+                  published="" if form == "sample" else f"{limit:.0f}", shape=size, form=form,
+                  baseline=float(begun.mean()),
                   why=f"Half-way it is {half.mean():.4f}.{extra}")
         )  # fmt: skip
     return claims
