@@ -33,6 +33,8 @@ COLUMNS = [
 # the setting of numbers of weights, which depend on no data and so on no frame
 _NOWHERE = {"frame": "", "eps": NO_EPS, "basis": "", "tokens": "", "by_construction": False}
 Columns = dict[str, Any]  # the cells of a number: an array `[cell]` for each column
+# "layer", or the name of a null or limit -> a row per cell and sample, a column per number
+Parts = dict[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Measured:
     name: str
     number: Number
     values: pd.DataFrame
-    own: pd.DataFrame
-    twins: pd.DataFrame
+    own: Parts
+    twins: Parts
 
     def beside(self, of: str) -> Any:
         """Returns the number's values for a null or limit in these cells; NaN if not measured."""
@@ -76,20 +78,29 @@ def cells(result: Result) -> pd.DataFrame:
     return rows.reindex(columns=COLUMNS)
 
 
-def by_sample(table: pd.DataFrame, of: str, name: str) -> Any:
+def parts_of(table: pd.DataFrame) -> Parts:
+    """Returns the rows of each part: the layer, each null and each limit."""
+    if not len(table):
+        return {}
+    ids = [column for column in ("seed", "sample") if column in table]
+    numbers = [name for name in NUMBERS if name in table]
+    rows: Any = table[["of", *PLACE, *ids, *numbers]].set_index([*PLACE, *ids])
+    return {of: own[numbers] for of, own in rows.groupby("of", sort=False)}
+
+
+def by_sample(parts: Parts, of: str, name: str) -> Any:
     """Returns a number as a table: a row per cell, a column per sample (or seed and sample).
 
     of: "layer", or the name of the null or limit whose values are wanted. Missing values are NaN.
     """
-    if name not in table or not len(table):
+    if of not in parts or name not in parts[of]:
         return pd.DataFrame()
-    ids = [column for column in ("seed", "sample") if column in table]
-    rows: Any = table.loc[(table["of"] == of) & table[name].notna(), [*PLACE, *ids, name]]
-    return rows.set_index([*PLACE, *ids])[name].unstack(ids)
+    values: Any = parts[of][name].dropna()
+    return values.unstack([column for column in values.index.names if column not in PLACE])
 
 
 def _of_numbers(result: Result) -> Iterator[pd.DataFrame]:
-    own, twins = result.table("numbers"), result.table("untrained")
+    own, twins = parts_of(result.table("numbers")), parts_of(result.table("untrained"))
     for name, number in NUMBERS.items():
         values = pd.DataFrame() if number.of_weights else by_sample(own, "layer", name)
         if len(values):
@@ -192,7 +203,7 @@ def _gain(measured: Measured) -> tuple[Columns, Tests]:
     """Returns the gain over random weights, and tests if newly drawn ones would give it too."""
     values, ones = measured.values, np.ones(len(measured.values))
     start = f"{measured.number.draws} "
-    drawn = sorted(of for of in measured.own["of"].unique() if of.startswith(start))
+    drawn = sorted(of for of in measured.own if of.startswith(start))
     tables = [measured.beside(of) for of in drawn]
     if not tables or not len(tables[0].columns):
         return {}, Tests(ones, ones)
@@ -309,14 +320,12 @@ def _missing(result: Result) -> pd.DataFrame:
 
 def nulls(result: Result) -> pd.DataFrame:
     """Returns a row for each null or limit, number and setting: a mean with its standard error."""
-    own = result.table("numbers")
     rows: list[pd.DataFrame] = []
-    for of in [name for name in own["of"].unique() if name != "layer"] if len(own) else []:
-        for name in NUMBERS:
-            values = by_sample(own, of, name)
-            if len(values):
-                found = {"n": values.notna().sum(axis=1), "value": values.mean(axis=1)}
-                found["error"] = values.sem(axis=1)
+    for of, own in parts_of(result.table("numbers")).items():
+        for name in own if of != "layer" else ():
+            values = own[name].dropna().groupby(level=PLACE)
+            found = {"n": values.count(), "value": values.mean(), "error": values.sem()}
+            if len(found["n"]):
                 rows.append(pd.DataFrame(found).reset_index().assign(of=of, number=name))
     columns = ["of", "number", *PLACE, "n", "value", "error"]
     table: Any = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=columns)
