@@ -45,4 +45,4 @@ wait $lines || { cat "$place/readme.log"; exit 1; }
 cd "$place/elsewhere"
 "$place/venv/bin/python" -c "import crate_interp, sys; sys.exit('$checkout' in crate_interp.__file__)"
 # two processes of one thread each: on two cores half the time of one process of two threads
-OMP_NUM_THREADS=1 "$place/venv/bin/python" -m pytest -n 2 --dist loadgroup
+OMP_NUM_THREADS=1 "$place/venv/bin/python" -m pytest -n 2 --dist loadgroup --max-worker-restart 0
