@@ -1,5 +1,7 @@
 """The audit: its numbers by another way."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from crate_interp.audits.attention import Setting
 from crate_interp.audits.claim_summary import tokens_of
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
 from crate_interp.audits.sparse import SCALES, SIZES, _codes, evenly
-from crate_interp.audits.weights import randoms_like
+from crate_interp.audits.weights import Bases
 from crate_interp.models.layers.sparse_steps import Lasso
 from selection import few
 
@@ -162,6 +164,11 @@ def test_no_two_nulls_draw_from_one_seed():
     assert len(set(seeds)) == len(seeds)
 
 
+def drawn(matrix, null, draw):
+    """A draw of random weights, whose bases are those of every layer."""
+    return Bases(partial(layers._generator, 0, null, 0)).like(matrix, draw + 1)[draw]
+
+
 def test_random_output_maps(audited):
     model, cache, result = audited
     z, mid, u, norm = streams(model, cache, 3)
@@ -170,7 +177,7 @@ def test_random_output_maps(audited):
     gathered = cache["blocks.1.attn.hook_z"][3].flatten(1)
     np.testing.assert_allclose(mid - z, gathered @ out + attn.b_O.detach(), rtol=1e-9, atol=1e-12)
     for draw in (0, 7):
-        other = randoms_like(out, [layers._generator(0, "random map", 1, draw)])[0]
+        other = drawn(out, "random map", draw)
         np.testing.assert_allclose(
             torch.linalg.svdvals(other), torch.linalg.svdvals(out), rtol=1e-9
         )
@@ -271,7 +278,7 @@ def test_random_dictionaries(audited):
     y = cache["blocks.1.ln2.hook_normalized"][2].numpy()
     found: dict[str, list] = {}
     for draw in range(8):
-        d = randoms_like(lasso.d, [layers._generator(0, "random D", 1, draw)])[0]
+        d = drawn(lasso.d, "random D", draw)
         np.testing.assert_allclose(
             torch.linalg.svdvals(d), torch.linalg.svdvals(lasso.d), rtol=1e-9
         )

@@ -15,7 +15,7 @@ from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, 
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 from crate_interp.audits.objectives import Objective
 from crate_interp.audits.operators import Kind, kind_of
-from crate_interp.audits.weights import randoms_like
+from crate_interp.audits.weights import Bases
 from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.attention import Attention
@@ -107,8 +107,8 @@ class Given:
     goal: Objective = Objective()
 
 
-def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator]) -> Layer:
-    """Returns the `Layer` of an attention with subspaces U; each generator gives a random map."""
+def layer_of(attn: Any, norm: HookedNorm, random: Bases, maps: int) -> Layer:
+    """Returns the `Layer` of an attention with subspaces U, and with so many random maps."""
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
@@ -116,8 +116,8 @@ def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator])
         frames.subspaces_of(bases, norm, attn.b_V[:, : bases.shape[2]])
         for bases in (wide, frames.orthonormal(wide))  # narrower if heads are wider than the stream
     )
-    maps, shift = randoms_like(out, generators), attn.b_O.detach().double()
-    return Layer(wide, stored, ideal, change, maps, shift, kind_of(attn), attn)
+    drawn, shift = random.like(out, maps), attn.b_O.detach().double()
+    return Layer(wide, stored, ideal, change, drawn, shift, kind_of(attn), attn)
 
 
 def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_head d_head"]:

@@ -1,7 +1,8 @@
 """The audit of one layer on one batch: every number of every claim, sample by sample."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from crate_interp.audits.attention import Cells, Given, Layer, Setting
 from crate_interp.audits.claims import CLAIMS, Need
 from crate_interp.audits.frames import Norm, norm_of
 from crate_interp.audits.operators import kind_of
-from crate_interp.audits.weights import randoms_like
+from crate_interp.audits.weights import Bases
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
@@ -41,23 +42,28 @@ class Audited:
     norm: Norm | None  # the norm before the sparse step, if the code is as wide as Z
 
 
-def audited(block: Any, index: int, setting: Setting) -> Audited:
-    """Returns the `Audited` of a layer; its random weights depend on the seed and the index."""
-    u, d, lasso = tied_subspaces(block), dictionary(block), block.mlp.lasso()
-    dictionaries: tuple[Tensor, ...] = ()
-    if isinstance(lasso, Lasso) and "random D" in setting.nulls:
-        seeds = [_generator(setting.seed, "random D", index, draw) for draw in range(sparse.DRAWS)]
-        dictionaries = randoms_like(lasso.d, seeds)
-    maps = range(MAPS if setting.limited else 0)
-    seeds = [_generator(setting.seed, "random map", index, draw) for draw in maps]
-    square = isinstance(lasso, Lasso) and not _unlike_the_stream(d)
-    return Audited(
-        index,
-        None if u is None else attention.layer_of(block.attn, block.ln1, seeds),
-        lasso,
-        dictionaries,
-        norm_of(block.ln2, d) if square and d is not None else None,
+def audited(blocks: Sequence[Any], setting: Setting) -> list[Audited]:
+    """Returns the `Audited` of each layer; its random weights depend on the seed."""
+    of_maps, of_d = (
+        Bases(partial(_generator, setting.seed, null, 0)) for null in ("random map", "random D")
     )
+    maps = MAPS if setting.limited else 0
+    draws = sparse.DRAWS if "random D" in setting.nulls else 0
+    found = []
+    for index, block in enumerate(blocks):
+        u, d, lasso = tied_subspaces(block), dictionary(block), block.mlp.lasso()
+        is_lasso = isinstance(lasso, Lasso)
+        square = is_lasso and not _unlike_the_stream(d)
+        found.append(
+            Audited(
+                index,
+                None if u is None else attention.layer_of(block.attn, block.ln1, of_maps, maps),
+                lasso,
+                of_d.like(lasso.d, draws) if is_lasso else (),
+                norm_of(block.ln2, d) if square and d is not None else None,
+            )
+        )
+    return found
 
 
 def why_not(block: Any) -> dict[str, str]:

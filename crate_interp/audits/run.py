@@ -142,8 +142,7 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
     names = set(dict(blocks[0].named_modules()))
     points = [point for point in layers.POINTS if point in names]
     if "audited" not in chunk.once:
-        known = [layers.audited(block, index, setting) for index, block in enumerate(blocks)]
-        chunk.once["audited"] = known
+        chunk.once["audited"] = layers.audited(blocks, setting)
     known = chunk.once["audited"]
     rows: list[tuple[int, int, Cells]] = []  # layer, first sample, numbers
 

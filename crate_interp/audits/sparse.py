@@ -41,15 +41,11 @@ def of_sparse_step(
 
     What needs the lasso's solution is left to `of_solution`.
     """
-    own, wide = _double(lasso), y.double()
-    cells: Cells = {
-        ("layer", *_ALL): measured(own, wide, code.double()) | _zeros(lasso, mid, y, code)
-    }
+    own, x = _single(lasso, y)
+    cells: Cells = {("layer", *_ALL): measured(own, x, code.to(x)) | _zeros(lasso, mid, y, code)}
     if random:
-        # One dictionary at a time, so that memory holds the codes of one. float32 is enough: the
-        # numbers of random dictionaries scatter by far more than it rounds.
-        single = y.to(torch.promote_types(y.dtype, torch.float32))
-        draws = [_with_dictionary(lasso, single, d) for d in random]
+        # one dictionary at a time, so that memory holds the codes of one
+        draws = [_with_dictionary(own, x, d.to(x)) for d in random]
         cells |= {(f"random D {draw}", *_ALL): found for draw, found in enumerate(draws)}
         null = {name: torch.stack([draw[name] for draw in draws]).mean(dim=0) for name in draws[0]}
         cells["random D", *_ALL] = null
@@ -64,7 +60,7 @@ def of_solution(
 ) -> Cells:
     """Returns the numbers that compare the code with the lasso's solution, on some tokens."""
     places, setting = _part(y, tokens)
-    own, some = _double(lasso), y[:, places].double()
+    own, some = _as(torch.float64, lasso), y[:, places].double()
     solution = lasso_solution(some, own.d, own.lambd, **_SOLVED)
     return {("layer", *setting): beside_solution(own, some, code[:, places].double(), solution)}
 
@@ -118,9 +114,11 @@ def _at(
     """
     decoded = z @ lasso.d.mT if z.any() else torch.zeros_like(y)  # the start may be 0
     error = decoded - y
-    objective = 0.5 * error.square().sum(dim=(1, 2)) + (lasso.lambd * z.abs()).sum(dim=(1, 2))
+    squares, sizes = error.square().sum(dim=(1, 2)), (lasso.lambd * z.abs()).sum(dim=(1, 2))
+    objective = 0.5 * squares.double() + sizes.double()
     moved = z - torch.relu(z - error @ lasso.d - lasso.lambd)
-    return objective, torch.linalg.vector_norm(moved, dim=-1).sum(dim=-1), decoded
+    residual = torch.linalg.vector_norm(moved, dim=-1).sum(dim=-1)
+    return objective, residual.double(), decoded
 
 
 def _zeros(lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor) -> dict[str, Float[Tensor, "batch"]]:
@@ -140,12 +138,11 @@ def _zeros(lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor) -> dict[str, Floa
 
 def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
     """Returns the numbers of the same step with another dictionary."""
-    other = replace(lasso, d=d.to(y.dtype), lambd=lasso.lambd.to(y.dtype))
+    other = replace(lasso, d=d)
     code, free = _codes(other, y, (other.lambd, torch.zeros_like(other.lambd)))
     # which share of the zeros disappears if lambda is 0
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
-    numbers = measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
-    return {name: number.double() for name, number in numbers.items()}
+    return measured(other, y, code) | {"threshold": over(zeros[0] - zeros[1], zeros[0])}
 
 
 def _codes(lasso: Lasso, y: Tensor, penalties: Sequence[Tensor]) -> list[Tensor]:
@@ -171,17 +168,17 @@ def limits(
     largest share of the way from its start to the solution, on some tokens. The best scales are
     returned too. Each number is measured on the tokens of the layer's own number.
     """
-    own, wide = _double(lasso), y.double()
+    own, (single, all_tokens) = _as(torch.float64, lasso), _single(lasso, y)
     places, setting = _part(y, tokens)
-    some = wide[:, places]
+    some = y[:, places].double()
     solutions = lasso_solutions_at(some, own.d, own.lambd, SCALES, **_SOLVED)
     solution = solutions[SCALES.index(1.0)]
     scales, found = _at_best_scale(own, some, solutions)
     cells: Cells = {
-        ("ceiling", *_ALL): measured(own, wide, best_steps(own, wide)),
+        ("ceiling", *_ALL): measured(single, all_tokens, best_steps(single, all_tokens)),
         ("ceiling", *setting): beside_solution(own, some, best_steps(own, some), solution),
         ("lasso solution", *setting): measured(own, some, solution),
-        ("construction", *_ALL): _at_scales(own, wide, scales),
+        ("construction", *_ALL): _at_scales(single, all_tokens, scales),
         ("construction", *setting): found,
     }
     return cells, scales
@@ -315,8 +312,18 @@ def evenly(count: int, wanted: int, device: Any) -> Tensor:
     return ((torch.arange(parts, device=device) + 0.5) * count / parts).long()
 
 
-def _double(lasso: Lasso) -> Lasso:
-    return replace(lasso, d=lasso.d.double(), lambd=lasso.lambd.double())
+def _as(dtype: torch.dtype, lasso: Lasso) -> Lasso:
+    return replace(lasso, d=lasso.d.to(dtype), lambd=lasso.lambd.to(dtype))
+
+
+def _single(lasso: Lasso, y: Tensor) -> tuple[Lasso, Tensor]:
+    """Returns a lasso and inputs in the dtype of the inputs, or in float32 if that is wider.
+
+    It is enough where no solution is involved: sums of many terms are compared, and their relative
+    differences are far larger than what float32 rounds.
+    """
+    dtype = torch.promote_types(y.dtype, torch.float32)
+    return _as(dtype, lasso), y.to(dtype)
 
 
 def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:

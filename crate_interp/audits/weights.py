@@ -3,7 +3,7 @@
 It also makes the random weights that replace a layer's own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -67,20 +67,34 @@ def _from_scaled_identity(gram: Float[Tensor, "d d"]) -> float:
     return float(torch.linalg.matrix_norm(gram / level - eye) / len(gram) ** 0.5)
 
 
-def randoms_like(
-    matrix: Float[Tensor, "rows columns"], generators: Sequence[torch.Generator]
-) -> tuple[Float[Tensor, "rows columns"], ...]:
-    """Returns a random matrix for each generator, with the singular values of `matrix`.
+class Bases:
+    """Pairs of random orthonormal bases, uniformly drawn. The layers of a network share them.
 
-    Both bases of a random matrix are drawn uniformly.
+    For matrices of one shape the draws are the same, and each is made once: of a wide layer their
+    QR factorisations would cost more than its audit. generator: returns the generator of a draw.
     """
-    if not generators:
-        return ()
-    own = torch.linalg.svdvals(matrix.double())
 
-    def uniform(rows: int, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(rows, len(own), generator=generator, dtype=torch.float64)
-        return torch.linalg.qr(noise)[0].to(own.device)
+    def __init__(self, generator: Callable[[int], torch.Generator]) -> None:
+        self._generator = generator
+        self._drawn: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
 
-    bases = [[uniform(rows, generator) for rows in matrix.shape] for generator in generators]
-    return tuple(((left * own) @ right.T).to(matrix.dtype) for left, right in bases)
+    def like(
+        self, matrix: Float[Tensor, "rows columns"], draws: int
+    ) -> tuple[Float[Tensor, "rows columns"], ...]:
+        """Returns random matrices with the singular values of `matrix`, in its dtype."""
+        if not draws:
+            return ()
+        own = torch.linalg.svdvals(matrix.double()).to(matrix)
+        pairs = [self._pair(draw, matrix.shape) for draw in range(draws)]
+        return tuple((left.to(own) * own) @ right.to(own).T for left, right in pairs)
+
+    def _pair(self, draw: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        if (draw, shape) not in self._drawn:
+            generator = self._generator(draw)
+            noise = [
+                torch.randn(rows, min(shape), generator=generator, dtype=torch.float64)
+                for rows in shape
+            ]
+            left, right = (torch.linalg.qr(one)[0] for one in noise)
+            self._drawn[draw, shape] = left, right
+        return self._drawn[draw, shape]
