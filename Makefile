@@ -10,6 +10,7 @@
 # make kill       200 SIGKILLs at random moments of everything that writes a folder, and 20 each of a sweep and an
 #                 audit of 5,000 images that go on
 # make pairs      five CRATEs against five ViTs from shipped weights; runs/crate-against-vit
+# make family     five kinds of white-box transformers and a ViT from shipped weights; runs/family
 # make labs       the papers' own experiments in their quick forms; runs/labs
 # make docs       the documentation site, without a network; runs/site
 # make transformerlens  TransformerLens' own tests and six of its tutorials on our models
@@ -27,7 +28,7 @@ READY := .venv/.ready
 OUT ?= runs/first
 
 .PHONY: report test test-all oracles check fuzz attacks kill bench maskcut pictures notebooks tables pairs \
-	labs docs transformerlens oldest newest browser clean
+	family labs docs transformerlens oldest newest browser clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -79,6 +80,9 @@ tables: $(READY)
 
 pairs: $(READY)
 	$(BIN)/python demos/crate_against_vit.py --out runs/crate-against-vit
+
+family: $(READY)
+	$(BIN)/python demos/whitebox_family.py --out runs/family
 
 labs: $(READY)
 	$(BIN)/python demos/labs/all.py --out runs/labs

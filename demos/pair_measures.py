@@ -1,4 +1,4 @@
-"""What crate_against_vit.py measures of each network: one number for a property, layer by layer."""
+"""Reads the networks of pairs.py, and measures one number for a property, layer by layer."""
 
 import math
 import tempfile
@@ -33,7 +33,7 @@ Data = Any  # what ci.sweep takes
 
 
 class Network(NamedTuple):
-    """The network that a sweep measured. subspaces: what stands for U, "" for a CRATE's own."""
+    """The network that a sweep measured. subspaces: what stands for U, "" for its own."""
 
     kind: str
     seed: int
@@ -52,7 +52,7 @@ def load(network: Network) -> Any:
     kind, seed = network.kind, network.seed
     folder = WEIGHTS / name_of(kind, seed)
     how = {"subspaces": network.subspaces} if kind == "vit" else {}
-    read: Callable[..., Any] = ci.load if kind == "crate" else ci.bridge.load
+    read: Callable[..., Any] = ci.bridge.load if kind == "vit" else ci.load
     if network.trained:
         return read(str(folder), **how)
     model: Any = make_model(kind, seed)
@@ -61,7 +61,7 @@ def load(network: Network) -> Any:
             f"seed {seed} does not give the {kind} here that {folder.name} was trained from: this "
             f"version of torch ({torch.__version__}) or transformers draws other weights."
         )
-    if kind == "crate":
+    if kind != "vit":
         return model.eval()
     with tempfile.TemporaryDirectory() as place:
         model.save_pretrained(place)

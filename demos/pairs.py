@@ -1,9 +1,13 @@
-"""The pairs of networks that train_pairs.py trains and crate_against_vit.py compares.
+"""The networks that train_pairs.py trains, and crate_against_vit.py and whitebox_family.py compare.
 
 A pair is a CRATE and a ViT of one seed. Both read 32x32 RGB images in patches of 4 (65 tokens) and
 have 4 layers of 4 heads, and as many parameters within 1 %. The ViT is half as wide, since one of
 its layers has four times as many parameters at the same width. So a head of either spans a quarter
 of its stream: two random heads overlap as much in both.
+
+Four more members of the white-box family have the same layers, heads and tokens, as many parameters
+within 1.2 %, and the width that follows: CRATE-alpha, ToST-ISTA, CBT and AoT, all with CRATE's
+linear patches.
 """
 
 import hashlib
@@ -18,11 +22,13 @@ from training import LABELS
 from crate_interp import CrateConfig, HookedCrate
 
 KINDS, SEEDS = ("crate", "vit"), (0, 1, 2, 3, 4)
+FAMILY, SHIPPED = ("crate-alpha", "tost-ista", "cbt", "aot"), (0, 1, 2)  # more kinds, their seeds
 WEIGHTS = Path(__file__).parent / "weights"
 SAMPLE = WEIGHTS / "pairs.parquet"  # the first test composites, with masks and labels
 SEARCH = WEIGHTS / "pairs-search.json"  # what train_pairs.py --search writes
 SIZE, PATCH, LAYERS, HEADS, MEAN, STD = 32, 4, 4, 4, 0.5, 0.25
-WIDTH, D_MLP = {"crate": 128, "vit": 64}, 270  # of the MLP of the ViT
+WIDTH = {"crate": 128, "vit": 64, "crate-alpha": 72, "tost-ista": 128, "cbt": 128, "aot": 216}
+D_MLP = 270  # of the MLP of the ViT
 
 
 def name_of(kind: str, seed: int) -> str:
@@ -30,15 +36,15 @@ def name_of(kind: str, seed: int) -> str:
     return f"pair-{kind}-seed-{seed}"
 
 
-def make_crate(seed: int) -> HookedCrate:
-    """Returns the untrained CRATE (arXiv 2306.01129); the same seed gives the same start."""
+def make_hooked(kind: str, seed: int) -> HookedCrate:
+    """Returns the untrained network of a family; the same seed gives the same start."""
     torch.manual_seed(seed)
     size: dict[str, Any] = dict(
-        d_model=WIDTH["crate"], n_layers=LAYERS, n_heads=HEADS, image_size=SIZE, patch_size=PATCH
+        d_model=WIDTH[kind], n_layers=LAYERS, n_heads=HEADS, image_size=SIZE, patch_size=PATCH
     )
     look: dict[str, Any] = dict(resize=SIZE, crop=SIZE, mean=(MEAN,) * 3, std=(STD,) * 3)
-    names: dict[str, Any] = dict(labels=LABELS, n_classes=10, model_name=name_of("crate", seed))
-    return HookedCrate(CrateConfig(family="crate", **size, **look, **names))
+    names: dict[str, Any] = dict(labels=LABELS, n_classes=10, model_name=name_of(kind, seed))
+    return HookedCrate(CrateConfig(family=kind, stem="linear", **size, **look, **names))
 
 
 def make_vit(seed: int) -> nn.Module:
@@ -60,8 +66,8 @@ def make_vit(seed: int) -> nn.Module:
 
 
 def make_model(kind: str, seed: int) -> nn.Module:
-    """Returns the untrained network of a kind, "crate" or "vit"."""
-    return {"crate": make_crate, "vit": make_vit}[kind](seed)
+    """Returns the untrained network of a kind: "vit", or a family of CrateConfig."""
+    return make_vit(seed) if kind == "vit" else make_hooked(kind, seed)
 
 
 def logits(model: nn.Module, images: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Trains pairs of a tiny CRATE and a tiny ViT under one budget, on objects pasted on textures.
 
     python demos/train_pairs.py --out runs/pairs           # ten models, one after the other
+    python demos/train_pairs.py --out runs/pairs --family  # twenty of four other families
     python demos/train_pairs.py --out runs/pairs --search  # learning rates, on held-out data
 
 One model takes about 3 minutes of one CPU core. Equal for both kinds: the data, their order (by
@@ -22,6 +23,9 @@ a wider grid, as many steps as the training itself, three seeds that serve no pa
 trainings of 3 to 8 minutes, goes on when interrupted, and writes pairs-search.json beside the
 weights; if the rates that it chooses are not those of the pairs, they must be trained anew.
 
+The same pilots of the family (--family): CRATE-alpha 14.5 21.2 34.0 41.5 %, the last at the end of
+the grid; ToST-ISTA 9.3 21.2 26.9 24.2; CBT 17.4 27.1 33.4 29.4; AoT 18.2 21.0 10.0 10.0.
+
 You can interrupt it at any time: the same command goes on from where it stopped, and leaves a model
 alone that is done. Each is written into demos/weights (--weights) as soon as it is trained.
 """
@@ -37,6 +41,7 @@ import torch
 import torch.nn.functional as F
 from datasets import ClassLabel, Dataset, Features, Image
 from pairs import (
+    FAMILY,
     HEADS,
     KINDS,
     LABELS,
@@ -64,7 +69,9 @@ HELD_OUT, N_TRAIN, N_TEST, N_SAMPLE = 2000, 50_000, 4000, 256
 DATA_SEED, SQUARE = 0, (64, 129)  # pixels of a texture: the side of a background
 STEPS, BATCH, DECAY, SMOOTHING, CLIP = 800, 64, 0.05, 0.1, 1.0
 PILOTS, PILOT_STEPS = (5e-4, 1e-3, 2e-3, 4e-3), 200
-RATE = {"crate": 0.002, "vit": 0.001}  # the best pilots on held-out composites
+# the best pilots on held-out composites
+RATE = {"crate": 0.002, "vit": 0.001}
+RATE |= {"crate-alpha": 0.004, "tost-ista": 0.002, "cbt": 0.002, "aot": 0.001}
 GRID, SEARCH_SEEDS = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3), (97, 98, 99)
 
 CARD = """---
@@ -75,16 +82,16 @@ tags: [{tag}, image-classification]
 # {name}
 
 A {what} of {params:,} parameters: 32x32 RGB images, patch 4 (65 tokens), width {width}, {layers}
-layers, {heads} heads. One of ten networks trained under one budget to compare CRATE with a ViT; not
+layers, {heads} heads. {of}; not
 a model to build on.
 
 * Data: objects of Fashion-MNIST (Zalando SE, MIT licence), tinted and pasted on the textures brick,
   grass and gravel (CC0, from scikit-image): {train:,} composites, mirrored at random. Supervised by
   class labels only: no mask was seen in training.
 * Recipe: AdamW, learning rate {lr:g} (cosine, {warmup:.0%} warm-up), weight decay {decay:g}, label
-  smoothing {smoothing:g}, batch {batch}, {steps:,} steps, matrix products in bfloat16, seed {seed}.
-  The learning rate is the best of {grid} on held-out composites
-  after {pilot} steps; the same grid served both kinds.
+  smoothing {smoothing:g}, batch {batch}, {steps:,} steps, matrix products in {products}, seed
+  {seed}. The learning rate is the best of {grid} on held-out composites
+  after {pilot} steps; the same grid served every kind.
 * Accuracy: {test:.2%} on composites of {n_test:,} test images on unseen parts of the textures,
   {sample:.2%} on the first {n_sample} of them (pairs.parquet), {held_out:.2%} on {held:,} held-out
   composites. Chance is 10 %; step 0 has {untrained:.2%} on the held-out ones.
@@ -92,9 +99,16 @@ a model to build on.
   training.json. The weights here are rounded to float16, and measured so.
 * Wall time: {minutes:.1f} minutes on one of two CPU cores (shared). Script: demos/train_pairs.py.
 """
-WHAT = {"crate": "CRATE (arXiv 2306.01129)", "vit": "ViT (arXiv 2010.11929)"}
-LIBRARY = {"crate": "crate_interp", "vit": "transformers"}
-TAG = {"crate": "white-box-transformer", "vit": "vit"}
+WHAT = {
+    "crate": "CRATE (arXiv 2306.01129)",
+    "vit": "ViT (arXiv 2010.11929)",
+    "crate-alpha": "CRATE-alpha (arXiv 2405.20299)",
+    "tost-ista": "ToST with ISTA in place of its MLP (arXiv 2412.17810)",
+    "cbt": "CBT (arXiv 2509.16875)",
+    "aot": "AoT (arXiv 2506.03790)",
+}
+OF_PAIRS = "One of ten networks trained under one budget to compare CRATE with a ViT"
+OF_FAMILY = "One of thirty networks trained under one budget to compare families"
 
 
 class Pasted:
@@ -167,9 +181,11 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return sum((logits(model, x).argmax(-1) == y).sum().item() for x, y in pairs) / len(labels)
 
 
-def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
-    """Makes one update and returns the loss before it. Matrix products are in bfloat16."""
-    with torch.autocast("cpu", torch.bfloat16):
+def one_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, half: bool
+) -> float:
+    """Makes one update and returns the loss before it. half: matrix products in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
         answer = logits(model.train(), x)
     loss = F.cross_entropy(answer.float(), y, label_smoothing=SMOOTHING)
     optimizer.zero_grad()
@@ -207,7 +223,7 @@ def train(
         while step < steps:
             started = time.perf_counter()
             set_learning_rate(optimizer, step, steps, peak)
-            loss = one_step(model, optimizer, *batch_of(*data, step, seed))
+            loss = one_step(model, optimizer, *batch_of(*data, step, seed), kind in KINDS)
             step += 1
             minutes += (time.perf_counter() - started) / 60
             bar.update()
@@ -269,7 +285,13 @@ def finish(kind: str, seed: int, folder: Path, facts: dict[str, Any]) -> None:
         grid=", ".join(map("{:g}".format, PILOTS)),
     )
     size = dict(width=WIDTH[kind], layers=LAYERS, heads=HEADS, name=name_of(kind, seed))
-    words = dict(what=WHAT[kind], library=LIBRARY[kind], tag=TAG[kind])
+    words = dict(
+        what=WHAT[kind],
+        library="transformers" if kind == "vit" else "crate_interp",
+        tag="vit" if kind == "vit" else "white-box-transformer",
+        of=OF_PAIRS if kind in KINDS else OF_FAMILY,
+        products="bfloat16" if kind in KINDS else "float32",
+    )
     (folder / "README.md").write_text(CARD.format(**facts, **recipe, **data, **size, **words))
 
 
@@ -281,6 +303,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/pairs"))
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--family", action="store_true", help="train the four other families")
     parser.add_argument("--search", action="store_true", help="try the grid of learning rates")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -296,7 +319,7 @@ def main() -> None:
     if not (args.weights / SAMPLE.name).exists():
         save_sample(test, args.weights / SAMPLE.name)
     for seed in args.seeds:
-        for kind in KINDS:
+        for kind in FAMILY if args.family else KINDS:
             folder = args.weights / name_of(kind, seed)
             if (folder / "README.md").exists() and (folder / "training.json").exists():
                 continue

@@ -89,8 +89,8 @@ def test_both_kinds_have_one_budget():
     assert crate.cfg.d_head / crate.cfg.d_model == 1 / vit.config.num_attention_heads
     assert (
         pairs.digest(crate)
-        == pairs.digest(pairs.make_crate(0))
-        != pairs.digest(pairs.make_crate(1))
+        == pairs.digest(pairs.make_model("crate", 0))
+        != pairs.digest(pairs.make_model("crate", 1))
     )
 
 

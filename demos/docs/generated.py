@@ -32,6 +32,7 @@ MOVED = {
     "crate_interp/measures/README.md": "reference/measures.md",
     "demos/first_look.png": "first_look.png",
     "demos/crate_against_vit.png": "crate_against_vit.png",
+    "demos/whitebox_family.png": "whitebox_family.png",
 }
 REFERENCE = {
     "reference/statistics.md": "Statistics",
