@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,11 @@ def imports(node, function=None):
             yield from imports(child, inner)
 
 
+@cache
 def imports_of(path):
-    for name, function in imports(ast.parse(path.read_text())):
-        at = f"{path.relative_to(PACKAGE.parent)}" if HOOKS not in path.parents else path.name
-        if (at.removeprefix("crate_interp/"), function, name) not in LOOKS_BACK:
-            yield name
+    at = f"{path.relative_to(PACKAGE.parent)}" if HOOKS not in path.parents else path.name
+    at, found = at.removeprefix("crate_interp/"), imports(ast.parse(path.read_text()))
+    return [name for name, function in found if (at, function, name) not in LOOKS_BACK]
 
 
 def test_imports_flow_one_way():

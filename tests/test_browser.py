@@ -44,6 +44,7 @@ def test_texts_that_are_easy_to_read_or_hidden_are_not(driven):  # noqa: F811
         assert low_contrast(shown.page) == []
 
 
+@pytest.mark.slow
 def test_schemes_requests_and_complaints_are_told(driven, tmp_path):  # noqa: F811
     page = tmp_path / "page.html"
     page.write_text(

@@ -165,6 +165,7 @@ def test_arrow_keys_change_layers_and_the_query_stays(seen, bench):
     drawn(page, f"explorer.state.query === 1 && explorer.state.head === {head - 1}")
 
 
+@pytest.mark.slow
 def test_arrow_keys_are_for_layers_again_after_a_click_on_a_choice(bench):
     page = bench
     page.mouse.click(*spot(page, 2, 1))
@@ -179,6 +180,7 @@ def test_arrow_keys_are_for_layers_again_after_a_click_on_a_choice(bench):
     drawn(page, "explorer.state.mode === 'alike' && explorer.state.layer === 1")
 
 
+@pytest.mark.slow
 def test_hover_shows_a_click_keeps_and_escape_frees(bench):
     page = bench
     page.mouse.move(*spot(page, 0, 1))

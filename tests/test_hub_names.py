@@ -214,7 +214,7 @@ def serving(behaviour):
 SERVERS = (silent, one_byte_now_and_then, redirecting, endless_headers, endless_body)
 
 
-@pytest.mark.parametrize("behaviour", few(SERVERS, 2))
+@pytest.mark.parametrize("behaviour", few(SERVERS))
 def test_a_server_that_does_not_answer_is_given_up(behaviour, monkeypatch, tmp_path):
     monkeypatch.setattr(waiting, "SILENCE", 0.5)
     with serving(behaviour) as url:
