@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make_lm
+from conftest import make, make_lm
 from crate_interp.models.compat.unsupported_methods import RefusedError
 from test_whitebox_family import member
 
@@ -179,3 +179,17 @@ def test_the_headline_names_the_step():
         one = One(name)
         words = ci.sweep(one.model, one.x, probes="compression", controls=0, **QUIET).headline()
         assert f"after {word} than before" in words
+
+
+@pytest.mark.parametrize("family", ["crate", "cbt"])
+def test_the_default_probes_and_one_more_run_on_every_member_with_their_points(family):
+    """What runs by default on ToST and CBT alone is not in the list that callers add to."""
+    model = make() if family == "crate" else member(family)[0]
+    asked = [*ci.probes.DEFAULT, "activity"]
+    if family == "cbt":
+        asked.remove("attention")
+    images = torch.randn(2, model.cfg.channels, *model.cfg.image_size)
+    result = ci.sweep(model, images, probes=asked, controls=0, **QUIET)
+    assert list(result.meta["probes"]) == asked
+    default = ci.sweep(model, images, controls=0, **QUIET).meta["probes"]
+    assert ("representatives" in default) == (family == "cbt")

@@ -31,10 +31,9 @@ BUILT_IN: dict[str, Callable[..., Probe]] = {
     "membership": membership,
     "representatives": representatives,
 }
-# of these, the ones whose hook points a model has
-DEFAULT = (
-    "compression", "sparsity", "attention", "alignment", "membership", "representatives",
-)  # fmt: skip
+DEFAULT = ("compression", "sparsity", "attention", "alignment")
+# run by default too, on models that have their hook points: those of ToST and of CBT
+OF_MEMBERS = ("membership", "representatives")
 # statistics of `ci.linear_probe`, which fits classifiers and so is not a Probe
 LINEAR, LINEAR_HEADING = "linear", "What a linear classifier reads off"
 _share = partial(Statistic, unit="share right", low=0.0, high=1.0)

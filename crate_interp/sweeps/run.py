@@ -19,7 +19,8 @@ from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import kept, weight_mark
-from crate_interp.probes import BUILT_IN, Probe, resolve
+from crate_interp.probes import BUILT_IN, DEFAULT, Probe, resolve
+from crate_interp.probes.built_in import OF_MEMBERS
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import MASKS, is_ours, on_activations, on_final, on_weights
 from crate_interp.results.kinds import Tables
@@ -244,7 +245,7 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
     Raises ValueError if a requested probe of this package reads a point that the layers lack, and
     KeyError for a probe of your own.
     """
-    chosen = resolve(probes)
+    chosen = resolve((*DEFAULT, *OF_MEMBERS) if probes is None else probes)
     names = set(dict(getattr(model, blocks)[0].named_modules()))
     if probes is None:
         chosen = [item for item in chosen if set(item.points) <= names]

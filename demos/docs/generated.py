@@ -112,7 +112,8 @@ def statistics() -> str:
     start = (
         "Figures, commands and wide tables call each `probe.statistic`; long tables have two "
         "columns, probe and statistic. The default probes are "
-        f"{', '.join(ci.probes.DEFAULT)}; the others are asked for by name. A number of "
+        f"{', '.join(ci.probes.DEFAULT)}, and membership or representatives on models that "
+        "have them; the others are asked for by name. A number of "
         "activations is of a sample, or of a sample and a head, and tables show its mean over "
         "samples; one of weights alone has no samples. N is the number of tokens, d the width of "
         "the stream, p that of a head, K the number of heads, and |A| the Frobenius norm."

@@ -12,7 +12,7 @@ import pandas as pd
 
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell, file_name, plain
-from crate_interp.probes.built_in import BUILT_IN, DEFAULT, heading, statistic
+from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
 from crate_interp.results.result import ENOUGH, as_text, counted, model_name
 from crate_interp.sweeps import control_tables, layer_curves
 from crate_interp.sweeps.report_findings import beginning, ends, finding, strip, two_rates
@@ -307,10 +307,9 @@ def _command(
     words += ["--data", data or "DATA", "--out", "OUT"]
     words += ["--limit", str(result.meta["n_samples"]), "--untrained", str(len(twins))]
     probes = list(result.meta["probes"])
-    # a model has the points of all default probes but two, those of two other attentions
-    usual = (
-        probes == [name for name in DEFAULT if name in probes] and len(probes) == len(DEFAULT) - 2
-    )
+    # a model lacks the points of two of these probes, those of two other attentions
+    usual = [name for name in (*DEFAULT, *OF_MEMBERS) if name in probes] == probes
+    usual &= len(probes) == len(DEFAULT)
     words += [] if usual else ["--probes", ",".join(probes)]
     return [*map(shlex.quote, words + ["--audit"] * audited)]
 
