@@ -60,10 +60,10 @@ def of_audit(model: Any, data: Any) -> dict[str, float]:
     """Returns the objective before and after attention, its change, and that of the nulls."""
     result = ci.audit(model, data, limit=AUDITED, untrained=2, progress=False)
     at = "frame == 'read' and eps == 0.1 and basis == 'stored' and tokens == 'all'"
-    cells = result.table("cells").query(f"number == 'compresses' and {at}")
-    nulls = result.table("nulls").query(f"number == 'compresses' and {at}")
-    rates = result.table("layers").query(at)
-    means = nulls["value"].groupby(nulls["of"].eq("shuffled")).mean()
+    cells: Any = result.table("cells").query(f"number == 'compresses' and {at}")
+    nulls: Any = result.table("nulls").query(f"number == 'compresses' and {at}")
+    rates: Any = result.table("layers").query(at)
+    means: Any = nulls["value"].groupby(nulls["of"].eq("shuffled")).mean()
     return {
         "before": rates["rate_before"].mean(),
         "after": rates["rate_after"].mean(),
@@ -107,12 +107,13 @@ def measure(data: Any) -> tuple[pd.DataFrame, int]:
             elif stored is not None:
                 parts.append(stored[(stored["kind"] == kind) & (stored["seed"] == seed)])
                 read += 1
-    return pd.concat(parts)[["kind", "seed", "statistic", "value"]], read
+    table: Any = pd.concat(parts)[["kind", "seed", "statistic", "value"]]
+    return table, read
 
 
 def values_of(table: pd.DataFrame, kind: str, statistic: str) -> np.ndarray:
     """Returns one number for each seed, in their order; none if the kind has no such statistic."""
-    rows = table[(table["kind"] == kind) & (table["statistic"] == statistic)]
+    rows: Any = table[(table["kind"] == kind) & (table["statistic"] == statistic)]
     return rows.sort_values("seed")["value"].to_numpy(dtype=float)
 
 

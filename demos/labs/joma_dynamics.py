@@ -160,8 +160,9 @@ def theorem_4() -> list[dict]:
               size="exact: no size", baseline=float(max(alone)),
               why=f"F less its main part lies in {min(rests):.3f} to {max(rests):.3f}; the bound is"
               f" 0 to sqrt(pi / 2) + 1 = {theorems.SLACK:.3f}."),
-        claim("joma_dynamics.theorem_4_ratio", last, cases={"": (1 - abs(last - 1),) * 2}, n=1,
-              published="1 + Lambda", size="exact: no size", baseline=math.exp(-1.5),
+        claim("joma_dynamics.theorem_4_ratio", last, n=1, published="1 + Lambda",
+              cases={"": (1 - abs(last - 1), 1 - abs(last - 1))},
+              size="exact: no size", baseline=math.exp(-1.5),
               why=f"For mu = 2, 1 it is {ratio[0]:.3f}, {ratio[1]:.3f}, {ratio[2]:.4f} at t = 10, "
               "100, 1000: Lambda goes to 0."),
     ]  # fmt: skip

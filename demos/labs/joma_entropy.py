@@ -141,7 +141,7 @@ def pair_shares() -> list[float]:
     shares = []
     for seed in pairs.SEEDS:
         after: Any = ci.load(str(pairs.WEIGHTS / pairs.name_of("crate", seed)))
-        before: Any = pairs.make_crate(seed)
+        before: Any = pairs.make_model("crate", seed)
         ranks = [
             np.array([stable_rank(block.mlp.D.detach()).item() for block in model.blocks])
             for model in (before, after)
