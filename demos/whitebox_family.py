@@ -2,21 +2,20 @@
 
     python demos/whitebox_family.py --out runs/family
 
-takes about 12 minutes on two CPU cores and needs no network. CRATE, CRATE-alpha, ToST-ISTA, CBT,
-AoT and a ViT have the same layers, heads, tokens and steps, and as many parameters within 1.2 %
-(demos/pairs.py). The first and the last had their matrix products in bfloat16, the others in
-float32. A network is the unit: intervals are Student's over 5 seeds. Of the four that are
-new here three seeds are shipped. What this command measured of the others is read from
-demos/weights/family.csv, unless `train_pairs.py --family` has made them again.
+takes about 7 minutes of one CPU core and needs no network. CRATE, CRATE-alpha, ToST-ISTA, CBT, AoT
+and a ViT have the same layers, heads, tokens and steps, and as many parameters within 1.2 %
+(demos/pairs.py). CRATE and the ViT had their matrix products in bfloat16, the others in float32. A
+network is the unit: intervals are Student's over 5 seeds. Of the four that are new here three seeds
+are shipped. What this command measured of the others is read from demos/weights/family.csv, unless
+`train_pairs.py --family` has made them again.
 
 Own objective: what the attention of a kind is derived from, of the tokens as the layer reads them:
 R^c, its variational bound (ToST), or the rate of the representatives (CBT), in `ci.audit`. Its
-change by attention is a share of what it was, the mean over layers, and lies beside the change by
+change by attention is a share of what it was, the mean over layers. Beside it stand the changes by
 the same updates in another order of the tokens ("shuffled"), by random output maps, and by the
 attention of the untrained network. A ViT has none.
 
-Cost: processor time of a forward, batches of 1,024 patches, least of 9, on one image size or
-another.
+Cost: processor time of a forward over 1,024 patches, the least of 9, by the size of an image.
 """
 
 import argparse
