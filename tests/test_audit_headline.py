@@ -11,6 +11,7 @@ from crate_interp.stats.bootstrap import studentised
 from test_audit import ideal, planted
 
 
+@pytest.mark.slow
 def test_the_headline_says_how_far_attention_lowers_the_rate_as_read():
     result, bounds = ideal(), []
     rows = result.table().query("number == 'compresses' and frame == 'read' and tokens == 'all'")

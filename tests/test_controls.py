@@ -73,6 +73,7 @@ def test_controls_see_as_many_samples_as_were_asked_for(images):
     assert not len(none.controls()) and none.meta["controls"] == 0
 
 
+@pytest.mark.slow
 def test_controls_within_a_layer_see_an_eighth_of_the_samples():
     """Sample 0 and sample 5, in whichever batches they are."""
     images = torch.randn(11, 3, 6, 20, generator=torch.Generator().manual_seed(2))

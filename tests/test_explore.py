@@ -326,7 +326,7 @@ def test_strings_of_strangers_are_data(images):
     "name, most, parts",
     [
         ("crate", 6_000_000, ["codes"]),
-        ("gpt-baseline", 9_000_000, ["codes", "keys"]),
+        pytest.param("gpt-baseline", 9_000_000, ["codes", "keys"], marks=pytest.mark.slow),
         ("cbt", 9_000_000, ["codes", "contract"]),
     ],
 )

@@ -162,6 +162,7 @@ def test_no_argument_is_a_traceback():
         says("", 2, run("report", "crate-tiny-fashion", "--data", odd, "--out", "/dev/null/o"))
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_ends_nothing(monkeypatch):
     """As in `crate-interp models | head`, and with a bar of progress."""
     read, write = os.pipe()
@@ -202,6 +203,7 @@ def test_no_home(env, tmp_path):
 # --- models that wrap a model ---
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_compiled_model_is_refused_with_the_model_in_it(tmp_path):
     model, images = make(**PLAIN), torch.rand(4, 3, 6, 20)

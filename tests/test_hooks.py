@@ -135,6 +135,7 @@ def test_read_works_on_any_model_with_blocks():
     assert seen == {0: 1.0, 1: 2.0, 2: 3.0}
 
 
+@pytest.mark.slow
 def test_crate_hooks_needs_torch_alone():
     code = (
         "import crate_hooks, sys; print(sorted(m for m in sys.modules if "

@@ -203,6 +203,7 @@ def test_holm_by_hand():
     assert holm(np.array([])).shape == (0,) and np.isnan(holm(np.array([np.nan]))).all()
 
 
+@pytest.mark.slow
 def test_intervals_cover():
     """1,000 experiments each; `make bench` has more of them, and its own bounds.
 

@@ -109,6 +109,7 @@ def test_stop_and_start(lm):
     refuses("start_at_layer=9: the model has layers 0 to 2", lambda: lm(z, start_at_layer=9))
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(FAMILIES),
     st.lists(st.integers(1, 4), min_size=2, max_size=4),

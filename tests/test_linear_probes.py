@@ -73,6 +73,7 @@ def test_equal_samples_are_on_one_side(images):
     assert (held[:40] == held[40:]).all() and 0 < held.sum() < 80
 
 
+@pytest.mark.slow
 def test_labels_of_the_data_and_text():
     result = ci.linear_probe(ci.load("crate-tiny-fashion"), "embedded:fashion", progress=False)
     names = ("accuracy", "permuted", "chance")

@@ -97,6 +97,7 @@ def test_few_flips_leave_out_0_no_more_often_than_asked():
         assert 0.94 <= ((low <= true) & (true <= high)).mean() <= 0.97
 
 
+@pytest.mark.slow
 def test_a_head_ablation_of_accuracy_counts_flips():
     model = ci.load("crate-tiny-fashion")
     found = ci.ablate_heads(model, "embedded:fashion", limit=32, metric="accuracy", progress=False)

@@ -194,6 +194,7 @@ def test_backgrounds_and_objects_of_cutouts(model, tmp_path):
         ci.sweep(cut, source, out=out, **QUICK)
 
 
+@pytest.mark.slow
 def test_workers_and_actors_send_what_they_read(model, kept, ran, monkeypatch):
     ray_stand_in.install(monkeypatch)
     wanted = noted(kept / "out")["sweep"]

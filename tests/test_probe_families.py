@@ -180,6 +180,7 @@ def test_options_that_cannot_be():
             ci.probes.compression(**given)
 
 
+@pytest.mark.slow
 def test_encoder_and_decoder_of_a_masked_autoencoder(mae):
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     encoder, decoder = sweep(mae, images), sweep(mae, images, blocks="decoder_blocks")

@@ -145,6 +145,7 @@ def test_four_facts_are_a_statistic_whose_title_is_its_name(images, tmp_path):
     assert "My own number" in report_page(result, [], tmp_path).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_record_of_ones_own_travels_with_the_result(images, tmp_path):
     def measure(block, acts):
         return {"size": acts["hook_resid_mid"].mean(dim=(1, 2))}

@@ -153,6 +153,7 @@ def overlays(page, sample):
     return found
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_images_masks_and_maps_of_the_result(tmp_path):
     net, data = model(), dataset(9, binary=False)
     result = ci.segment(net, data, untrained=0, mass=0.5, progress=False)

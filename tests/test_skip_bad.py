@@ -205,6 +205,7 @@ def close(one, two):
         pd.testing.assert_frame_equal(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_segment_leaves_out_what_lacks_a_picture_or_a_mask():
     data, model = segments.dataset(n=11), segments.model()
     rows = [dict(row) for row in data.cast_column("image", bare()).cast_column("mask", bare())]
@@ -257,7 +258,7 @@ def identity(model):
     return {"blocks.0.hook_resid_pre": Same()}
 
 
-@pytest.mark.parametrize("verb", few(VERBS, 2))
+@pytest.mark.parametrize("verb", few(VERBS))
 def test_every_verb_leaves_them_out(model, tmp_path, verb):
     """The numbers are those of the folder without them, though the first chunk begins with one."""
     bad = [0, 4, 7, 8, 9, 10, 11, 12, 13, 16]  # the whole second chunk too

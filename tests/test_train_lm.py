@@ -87,6 +87,7 @@ def test_training_goes_on_to_the_same_bits(tmp_path):
         demo.train(settings(tmp_path / "parts", push=0.0), IDS)
 
 
+@pytest.mark.slow
 def test_the_term_makes_attention_less_even(tmp_path):
     tokens = torch.from_numpy(IDS[:480]).view(-1, demo.N_CTX)
     found = []

@@ -151,6 +151,7 @@ def test_a_folder_of_another_training_is_refused(images, tmp_path):
         assert watch.result().steps == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_settings_is_refused(images, tmp_path):
     run(images, out=tmp_path, probes="frames")
     with pytest.raises(ValueError, match="holds a run with other settings.*every"):

@@ -305,6 +305,7 @@ def test_the_length_of_features_does_not_matter(seed, scale):
     assert torch.equal(maskcut(features * lengths, (11, 9)), maskcut(features, (11, 9)))
 
 
+@pytest.mark.slow
 @given(seed=seeds, affinity=st.sampled_from(["cosine", "inner"]))
 def test_rotating_the_space_and_mirroring_the_grid(seed, affinity):
     features = draw(seed, 7, 9, 6) + 0.5
