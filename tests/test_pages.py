@@ -13,9 +13,9 @@ from selection import few
 def report(driven, tmp_path_factory):  # noqa: F811
     data = torch.randn(4, 3, 6, 20, generator=torch.Generator().manual_seed(3))
     out = tmp_path_factory.mktemp("pages")
-    few = ["compression", "sparsity"]
+    probes = ["compression", "sparsity"]
     return ci.report(
-        make(n_heads=2), data, out, untrained=0, audit=True, probes=few, progress=False
+        make(n_heads=2), data, out, untrained=0, audit=True, probes=probes, progress=False
     )
 
 
