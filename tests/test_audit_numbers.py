@@ -3,6 +3,7 @@
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -11,7 +12,8 @@ import crate_interp as ci
 import reference
 from conftest import make, make_lm
 from crate_interp.audits import layer as layers
-from crate_interp.audits.attention import Setting
+from crate_interp.audits import run, sparse
+from crate_interp.audits.attention import DRAWS_OF_GRID, Setting
 from crate_interp.audits.claim_summary import tokens_of
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
 from crate_interp.audits.sparse import SCALES, SIZES, _codes, evenly
@@ -80,7 +82,7 @@ def test_orthonormal_subspaces_and_patches_alone(audited):
 
 
 def shuffled(sample, draw, pos):
-    setting = Setting(EPS, GRID, (), 8, 0, True, False, True, 4, 0)
+    setting = Setting(EPS, GRID, (), 8, 0, 0, True, False, True, 4, 0)
     return layers._order(sample, draw, pos, setting)
 
 
@@ -96,8 +98,10 @@ def test_nulls_of_attention(audited, of):
         "next sample": [first[1] - first[0]],
         "random": [noise * (delta.norm(dim=1) / noise.norm(dim=1))[:, None]],
     }[of]
+    # away from the main eps, two of the shuffled updates are measured
     for eps in (EPS, 0.01) if of == "shuffled" else (EPS,):
-        found = [slow.attention(z, z + update, u, norm, eps) for update in updates]
+        measured = updates if eps == EPS else updates[:DRAWS_OF_GRID]
+        found = [slow.attention(z, z + update, u, norm, eps) for update in measured]
         for frame in FRAMES:
             for name in ("compresses", "gradient", "neumann_direction", "step"):
                 wanted = np.mean([float(one[frame][name]) for one in found])
@@ -157,7 +161,7 @@ def test_no_two_nulls_draw_from_one_seed():
     seeds = [
         layers._generator(seed, name, place, draw).initial_seed()
         for seed in (0, 1)
-        for name, each in (draws | {"random": range(0, -48, -1)}).items()
+        for name, each in (draws | {"random": range(0, -48, -1), "tokens": range(1)}).items()
         for place in range(5)
         for draw in each
     ]
@@ -290,6 +294,49 @@ def test_random_dictionaries(audited):
         same(value, np.mean(found[name]), name)
 
 
+def test_random_dictionaries_are_measured_on_tokens_drawn_anew_for_each_sample(monkeypatch):
+    monkeypatch.setattr(sparse, "TOKENS", 5)
+    model = make("crate", d_head=5, n_layers=2).double()
+    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
+    result = ci.audit(model, images, untrained=0, progress=False)
+    places = layers._drawn_tokens(range(3), 13, 0)
+    assert len({tuple(each) for each in places.tolist()}) == 3
+    cache = model.run_with_cache(images)[1]
+    lasso, y = model.blocks[1].mlp.lasso(), cache["blocks.1.ln2.hook_normalized"]
+    d = drawn(lasso.d, "random D", 3).numpy()
+    for sample in range(3):
+        some = y[sample, places[sample]].numpy()
+        code = steps_of(lasso, some, d, [lasso.eta] * lasso.count)
+        wanted = sparse_numbers(some, code, d, lasso)["descends"]
+        same(number(result, "random D 3", "descends", "", 0.0, "", "all")[sample], wanted, sample)
+
+
+def test_nulls_grid_and_limits_are_measured_on_the_first_samples(monkeypatch):
+    model = make("crate", d_head=5, n_layers=2).double()
+    images = torch.randn(7, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
+    keys = ["sample", "layer", "of", "frame", "eps", "basis", "tokens"]
+
+    def table(**options):
+        result = ci.audit(model, images, untrained=0, progress=False, **options)
+        return result.table("numbers").set_index(keys)
+
+    every, plain = table(), table(grid=False)
+    monkeypatch.setattr(run, "SAMPLES", 3)
+    monkeypatch.setattr(run, "LIMITED", 2)
+    for batch_size in (2, 7):
+        some = table(batch_size=batch_size)
+        first, rest = (
+            some[(some.index.get_level_values("sample") < 3) == is_first]
+            for is_first in (True, False)
+        )
+        pd.testing.assert_frame_equal(rest, plain.loc[3:].reindex(columns=rest.columns), rtol=1e-9)
+        wanted = every.loc[first.index]
+        pd.testing.assert_frame_equal(first, wanted.reindex(columns=first.columns), rtol=1e-9)
+        limited = first.xs("construction", level="of").index.get_level_values("sample")
+        assert set(limited) == {0, 1}
+        assert set(first.xs("shuffled", level="of").index.get_level_values("sample")) == {0, 1, 2}
+
+
 @pytest.mark.slow
 def test_the_best_steps_and_the_best_scale(audited):
     model, cache, result = audited
@@ -363,6 +410,20 @@ def test_a_layer_at_a_large_scale_and_with_equal_tokens():
     z, _, u, _ = streams(model, cache, 0, layer=0)
     found = number(result, "layer", "rate_before", "stream", 0.01, layer=0)[0]
     assert found == pytest.approx(float(slow.rate(z, u, 0.01)), rel=1e-9)
+
+
+@pytest.mark.parametrize("family", few(["crate", "tost", "cbt"]))
+def test_nulls_in_float32_are_those_in_float64(family):
+    model = make(family, n_layers=2)
+    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+    keys = ["sample", "layer", "of", "frame", "eps", "basis", "tokens"]
+    single, double = (
+        ci.audit(each, x, untrained=0, progress=False).table("numbers").set_index(keys)
+        for each, x in ((model, images), (make(family, n_layers=2).double(), images.double()))
+    )
+    assert set(double.index.get_level_values("of")) >= {*NULLS} - {"random map"}
+    # the draws themselves are the same; directions are cosines, the others relative differences
+    np.testing.assert_allclose(single, double.loc[single.index], rtol=2e-3, atol=2e-4)
 
 
 def test_evenly_spaced_tokens_leave_the_ends_out():

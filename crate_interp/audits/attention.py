@@ -1,6 +1,6 @@
 """The audit of one layer's attention, compared with nulls, ceilings and the papers' operators."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from crate_interp.models.layers.norm import HookedNorm
 Key = tuple[str, str, float, str, str]
 Cells = dict[Key, dict[str, Tensor]]  # key -> name of a number -> values `[batch]`
 _SINGULAR = 1e-10  # columns count as dependent if smallest / largest pivot is at most this
+DRAWS_OF_GRID = 2  # how many of the shuffled updates are measured away from the main setting
 _MILD = 100.0  # a Gram matrix changes basis only if U_k has at most this condition number
 
 
@@ -69,23 +70,37 @@ class Layer:
 class Setting:
     """The settings of an audit.
 
-    eps: the main eps; grid: all eps. draws: how often the update is shuffled. limited: how many
-    samples, counted from the first, have ceilings, operators and constructions. has_cls: whether
-    token 0 is CLS. star: whether to measure also with orthonormal U, and also on patches without
-    CLS, but not with both changes at once. tokens: on how many tokens of each sample the lasso is
-    solved.
+    eps: the main eps; grid: all eps. draws: how often the update is shuffled. part: how many
+    samples, counted from the first, have nulls, the grid and the star; limited: how many have
+    ceilings, operators and constructions too. has_cls: whether token 0 is CLS. star: whether to
+    measure also with orthonormal U, and also on patches without CLS, but not with both changes at
+    once. tokens: on how many tokens of each sample the lasso is solved.
     """
 
     eps: float
     grid: tuple[float, ...]
     nulls: tuple[str, ...]
     draws: int
+    part: int
     limited: int
     has_cls: bool
     causal: bool
     star: bool
     tokens: int
     seed: int
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Returns the indices of the first sample without limits, and the first without nulls."""
+        return self.limited, self.part
+
+    def at(self, sample: int) -> "Setting":
+        """Returns the settings of the sample at an index of the data."""
+        if sample < self.limited:
+            return self
+        if sample < self.part:
+            return replace(self, limited=0)
+        return replace(self, limited=0, grid=(self.eps,), nulls=(), star=False)
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,8 @@ class Given:
     other: for each sample, the delta of the next sample. orders: one order per draw of the shuffled
     update; if its entry i is j, token i gets the update of token j. noise: Gaussian directions.
     gathered: the heads' concatenated outputs before the output map. goal: what the attention
-    descends.
+    descends. single: the dtype of what only nulls and random maps need, float32 unless the model
+    computes in float64.
     """
 
     z: Float[Tensor, "batch pos d_model"]
@@ -105,6 +121,7 @@ class Given:
     noise: Float[Tensor, "batch pos d_model"] | None = None
     gathered: Float[Tensor, "batch pos inner"] | None = None
     goal: Objective = Objective()
+    single: torch.dtype = torch.float32
 
 
 def layer_of(attn: Any, norm: HookedNorm, random: Bases, maps: int) -> Layer:
@@ -116,7 +133,8 @@ def layer_of(attn: Any, norm: HookedNorm, random: Bases, maps: int) -> Layer:
         frames.subspaces_of(bases, norm, attn.b_V[:, : bases.shape[2]])
         for bases in (wide, frames.orthonormal(wide))  # narrower if heads are wider than the stream
     )
-    drawn, shift = random.like(out, maps), attn.b_O.detach().double()
+    drawn = random.like(out.to(torch.promote_types(attn.W_O.dtype, torch.float32)), maps)
+    shift = attn.b_O.detach().double()
     return Layer(wide, stored, ideal, change, drawn, shift, kind_of(attn), attn)
 
 
@@ -146,6 +164,15 @@ class Base:
     before: tuple[PerEps, ...]
     found: dict[str, Descent]
 
+    def in_dtype(self, dtype: torch.dtype) -> "Base":
+        """Returns a copy for updates whose codes are in a dtype."""
+        if dtype != torch.float32:
+            return self
+        found = {frame: descent.in_single() for frame, descent in self.found.items()}
+        return replace(
+            self, rows=frames.in_single(self.rows), side=self.side.in_single(), found=found
+        )
+
     def at(self, eps: float) -> "Base":
         """Returns a copy of the base that keeps only its first arm, at one eps."""
         place = self.arms[0].eps.index(eps)
@@ -161,8 +188,8 @@ def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...], goal: Objective) ->
     return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps))
 
 
-def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) -> Cells:
-    """Returns the numbers of the attention step, of its nulls and, if `limited`, of its limits.
+def of_attention(layer: Layer, given: Given, setting: Setting) -> Cells:
+    """Returns the numbers of the attention step, and of the nulls and limits in its settings.
 
     The shuffled update is measured in every setting. The other nulls are measured only at the main
     eps, with U as stored and all tokens.
@@ -171,11 +198,9 @@ def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) ->
     rows, update = frames.rows_of(given.z, u), frames.update_of(given.delta, given.z, u)
     base = base_of(rows, u, layer.arms(setting), given.goal)
     cells = _of_update(base, update)
-    _shuffled(cells, base, given, update)
-    here = base.at(setting.eps)
-    for name, change in _nulls(u, given, update, setting.nulls):
-        _measure(cells, here, name, change)
-    if limited:
+    if setting.nulls:
+        _nulls(cells, base.in_dtype(given.single), given, update, setting)
+    if setting.limited:
         _limits(cells, layer, given, setting, base, update)
     if layer.kind.no_series:
         for numbers in cells.values():
@@ -223,30 +248,37 @@ def _beyond(base: Base, frame: str, eps: Sequence[float]) -> Float[Tensor, "batc
     return (alpha[:, None] * values[:, None] > 1).double().mean(dim=-1)
 
 
-def _shuffled(cells: Cells, base: Base, given: Given, update: Update) -> None:
-    """Adds the numbers of the update with its tokens shuffled, averaged over draws."""
-    drawn: Cells = {}
-    for order in given.orders:
-        moved = frames.taken(given.delta, order)
-        _measure(
-            drawn, base, "shuffled", frames.rearranged(update, (moved * given.z).sum(dim=-1), order)
-        )
-    for key, numbers in drawn.items():
-        cells[key] = {name: number / len(given.orders) for name, number in numbers.items()}
-
-
-def _nulls(
-    u: Subspaces, given: Given, update: Update, names: Sequence[str]
-) -> Iterator[tuple[str, Update]]:
-    """Yields the updates that serve as nulls, each with its name."""
-    if "negated" in names:
-        yield "negated", frames.negated(update)
-    if "next sample" in names and given.other is not None:
-        yield "next sample", frames.update_of(given.other, given.z, u)
-    if "random" in names and given.noise is not None:
-        lengths = torch.linalg.vector_norm(given.delta, dim=-1, keepdim=True)
+def _nulls(cells: Cells, base: Base, given: Given, update: Update, setting: Setting) -> None:
+    """Adds the numbers of the nulls; only some draws of the shuffled update have the whole grid."""
+    here, u = base.at(setting.eps), base.u
+    if given.single == torch.float32:
+        update = frames.in_single(update)
+    _shuffled(cells, base, here, given, update)
+    if "negated" in setting.nulls:
+        _measure(cells, here, "negated", frames.negated(update))
+    if given.other is not None:
+        _measure(cells, here, "next sample", frames.update_of(given.other, given.z, u))
+    if given.noise is not None:
+        lengths = torch.linalg.vector_norm(given.delta, dim=-1, keepdim=True).to(given.noise)
         drawn = given.noise / torch.linalg.vector_norm(given.noise, dim=-1, keepdim=True)
-        yield "random", frames.update_of(lengths * drawn, given.z, u)
+        _measure(cells, here, "random", frames.update_of(lengths * drawn, given.z, u))
+
+
+def _shuffled(cells: Cells, base: Base, here: Base, given: Given, update: Update) -> None:
+    """Adds the numbers of the update with its tokens shuffled, averaged over draws.
+
+    base: measures the first draws. here: the same base at the main setting only, for all others.
+    """
+    drawn: Cells = {}
+    delta, z = (x.to(given.single) for x in (given.delta, given.z))
+    for draw, order in enumerate(given.orders):
+        dot = (frames.taken(delta, order) * z).sum(dim=-1).double()
+        change = frames.rearranged(update, dot, order)
+        _measure(drawn, base if draw < DRAWS_OF_GRID else here, "shuffled", change)
+    main = (here.arms[0].eps[0], here.arms[0].basis, here.arms[0].tokens)
+    for key, numbers in drawn.items():
+        count = len(given.orders) if key[2:] == main else min(len(given.orders), DRAWS_OF_GRID)
+        cells[key] = {name: number / count for name, number in numbers.items()}
 
 
 def _limits(
@@ -262,8 +294,9 @@ def _limits(
     _operators(cells, layer, given, setting, base)
     _constructions(cells, layer, given, setting)
     gathered: Any = given.gathered
+    base = base.in_dtype(given.single)
     for draw, out in enumerate(layer.maps):
-        change = frames.update_of(gathered @ out + layer.shift, given.z, layer.stored)
+        change = frames.update_of(gathered @ out + layer.shift.to(out), given.z, layer.stored)
         _measure(cells, base, f"random map {draw}", change)
 
 
@@ -279,7 +312,7 @@ def _ceiling(
     square, goal = base.side.square[:, arm.first :], base.side.goal.after(arm.first)
     alpha = alphas(goal, base.u, square.shape[1], arm.eps)
     stream, read = (
-        goal.axes(arm.gram(base.side, frame))[0].sqrt().flatten(1) for frame in ("stream", "read")
+        goal.values(arm.gram(base.side, frame)).sqrt().flatten(1) for frame in ("stream", "read")
     )
     unit = stream * frames.unit_scale(square, base.u.d_model)[:, None]
     lengths = _lengths(base.rows, update, apart, base.u, arm.first)

@@ -290,7 +290,8 @@ BESIDE: dict[str, str] = {
 
 NULLS: dict[str, Null] = {
     "shuffled": Null(
-        "the update of another token of the sample (CLS keeps its own), mean of 8 draws",
+        "the update of another token of the sample (CLS keeps its own), mean of 8 draws at the main "
+        "eps with U as stored and all tokens, of 2 in all other settings",
         "a shuffled update",
     ),
     "negated": Null("the update with the opposite sign"),
@@ -300,7 +301,8 @@ NULLS: dict[str, Null] = {
         "a random output map with the singular values of W_O, 8 draws", "random output maps",
     ),
     "random D": Null(
-        "a random dictionary with the singular values of D, 8 draws", "random dictionaries",
+        "a random dictionary with the singular values of D, 8 draws, on 32 tokens drawn anew for "
+        "each sample", "random dictionaries",
     ),
 }  # fmt: skip
 LIMITS: dict[str, str] = {

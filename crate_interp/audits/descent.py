@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crate_interp.audits import frames
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
-from crate_interp.audits.objectives import Objective
+from crate_interp.audits.objectives import TRUSTED, Objective
 
 PerEps = dict[str, Tensor]  # frame -> [batch, eps]
 
@@ -44,13 +44,13 @@ class Arm:
         """Returns the F_k C_k that this arm measures."""
         codes = side.codes if frame == "stream" else side.read
         own = side.goal.after(self.first).mixed(codes[:, :, self.first :])
-        return own if self.change is None else own @ self.change
+        return own if self.change is None else own @ self.change.to(own)
 
     def gram(self, side: Side, frame: str) -> Float[Tensor, "batch head d_head d_head"]:
         """Returns the Gram matrix of F_k C_k on this arm, in the frame "stream" or "read"."""
         if self.change is None:
             return side.grams[frame, self.tokens]
-        if self.mild:
+        if self.mild and not side.single:
             return self.change.mT @ side.grams[frame, self.tokens] @ self.change
         codes = self.seen(side, frame)
         return codes.mT @ codes
@@ -68,12 +68,16 @@ def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
     alpha = alphas(goal, u, square.shape[1], arm.eps)
     unit = frames.unit_scale(square, u.d_model).square()[:, None] * alpha
     stream, count = alpha.expand_as(unit), len(arm.eps)
+    trusted = TRUSTED[side.codes.dtype]
     both = goal.rate(
         arm.gram(side, "stream"),
         torch.cat([stream, unit], dim=1),
+        trusted,
         lambda rows: arm.seen(side, "stream")[rows],
     )
-    read = goal.rate(arm.gram(side, "read"), stream, lambda rows: arm.seen(side, "read")[rows])
+    read = goal.rate(
+        arm.gram(side, "read"), stream, trusted, lambda rows: arm.seen(side, "read")[rows]
+    )
     return {"stream": both[:, :count], "read": read, "unit": both[:, count:]}
 
 
@@ -95,6 +99,7 @@ class Spectrum:
 
     def projections(self, cross: Float[Tensor, "batch head d_head d_head"]) -> Tensor:
         """Returns <v_i, X v_i> for each eigenvector v_i and X = `cross`, heads concatenated."""
+        cross = cross.double()
         return (self.vectors * (cross @ self.vectors)).sum(dim=-2).flatten(1)
 
 
@@ -130,6 +135,11 @@ class Descent:
         heads = self.coefficients[:, way].unflatten(1, bases.shape[1:3])
         codes = self.spectrum.codes @ ((bases * heads[..., None, :]) @ bases.mT)
         return -(codes.transpose(1, 2).flatten(2) @ u.wide.T)
+
+    def in_single(self) -> "Descent":
+        """Returns the gradients with the codes of their tokens in float32."""
+        spectrum = replace(self.spectrum, codes=self.spectrum.codes.float())
+        return replace(self, spectrum=spectrum)
 
     def at(self, places: Sequence[int]) -> "Descent":
         """Returns the gradients at some of the eps, given by their indices."""

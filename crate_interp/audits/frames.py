@@ -5,8 +5,9 @@ from these codes and from products of rows. This works because LayerNorm is line
 mean and the scale of each token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -94,6 +95,11 @@ class Subspaces:
         return self.gained - self.gained.mean(dim=0)
 
     @cached_property
+    def narrow(self) -> tuple[Tensor, Tensor]:
+        """Returns `wide` and `reading` in float32."""
+        return self.wide.float(), self.reading.float()
+
+    @cached_property
     def kernels(self) -> tuple[Tensor, Tensor]:
         """Returns the inner products of the columns of `wide`, and of the columns of `reading`."""
         return self.wide.T @ self.wide, self.reading.T @ self.reading
@@ -131,9 +137,10 @@ def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head 
 
 @dataclass(frozen=True)
 class Rows:
-    """Tokens as codes, with the squared length and the mean of each token.
+    """Tokens as codes, with the squared length and the mean of each token, both in float64.
 
-    codes: the codes by `Subspaces.wide`; read: the codes by `Subspaces.reading`.
+    codes: the codes by `Subspaces.wide`; read: the codes by `Subspaces.reading`. Codes in float32
+    are enough for nulls, of which no difference is taken that cancels more than a few digits.
     """
 
     codes: Float[Tensor, "batch head pos d_head"]
@@ -149,10 +156,21 @@ class Update(Rows):
     dot: Float[Tensor, "batch pos"]
 
 
+Coded = TypeVar("Coded", Rows, Update)
+
+
+def in_single(rows: Coded) -> Coded:
+    """Returns rows with their codes in float32."""
+    codes = rows.codes.float()
+    return replace(rows, codes=codes, read=codes if rows.read is rows.codes else rows.read.float())
+
+
 def rows_of(z: Float[Tensor, "batch pos d_model"], u: Subspaces) -> Rows:
-    """Returns tokens as rows; their codes are stored head by head."""
-    codes = u.spread(z @ u.wide).contiguous()
-    read = codes if u.reading is u.wide else u.spread(z @ u.reading).contiguous()
+    """Returns tokens as rows; their codes are in the dtype of the tokens, stored head by head."""
+    wide, reading = u.narrow if z.dtype == torch.float32 else (u.wide, u.reading)
+    codes = u.spread(z @ wide).contiguous()
+    read = codes if u.reading is u.wide else u.spread(z @ reading).contiguous()
+    z = z.double()
     return Rows(codes, read, z.square().sum(dim=-1), z.mean(dim=-1))
 
 
@@ -213,6 +231,15 @@ class Side:
     square: Float[Tensor, "batch pos"]
     goal: Objective
 
+    @property
+    def single(self) -> bool:
+        """Tells whether the codes are in float32."""
+        return self.codes.dtype == torch.float32
+
+    def in_single(self) -> "Side":
+        """Returns the side with its codes in float32."""
+        return replace(self, codes=self.codes.float(), read=self.read.float())
+
     @cached_property
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
         """Returns the Gram matrices of F_k C_k by frame ("stream", "read") and "all" or "patches".
@@ -242,9 +269,9 @@ def side_of(rows: Rows, update: Update | None, u: Subspaces, goal: Objective) ->
         read = codes if rows.read is rows.codes else read + update.read
     scale = _inverse_scale(square, mean, u)
     if u.norm.there:
-        read = read * scale[:, None, :, None]
+        read = read * scale[:, None, :, None].to(read)
     if bool(u.bias.any()):
-        read = read + u.spread(u.bias[None])
+        read = read + u.spread(u.bias[None]).to(read)
     return Side(codes, read, square, goal)
 
 

@@ -28,7 +28,7 @@ _PLACES = 2**20  # this many samples, or layers, get seeds that differ
 _STREAMS = 1009  # generators reserved for each sample or layer
 # the index of the first generator of each null; "random" uses one index per layer, counting down
 # from the first, so that no two nulls share a generator
-_FIRST = {"shuffled": 0, "random D": 100, "random map": 200, "random": _STREAMS - 1}
+_FIRST = {"shuffled": 0, "random D": 100, "random map": 200, "tokens": 300, "random": _STREAMS - 1}
 
 
 @dataclass(frozen=True)
@@ -100,39 +100,39 @@ def of_layer(
 
     start: the index of the first sample in the data. acts may hold one more sample; its update is
     the null "next sample" of the last sample. Limits are computed for all samples of a slice or for
-    none of them.
+    none of them, and so are nulls and the grid.
     """
     pos, width = acts[POINTS[0]].shape[1:]
-    most = min(max(setting.limited - start, 0), count)
     found: list[tuple[int, Cells]] = []
-    for first, stop in _slices(count, most, pos * width):
-        cells: Cells = {}
+    for first, stop in _slices(count, start, setting, pos * width):
+        own, cells = setting.at(start + first), Cells()
         if layer.attention is not None:
-            given = _given(layer, acts, first, stop, start, setting)
-            cells |= attention.of_attention(layer.attention, given, setting, first < most)
+            given = _given(layer, acts, first, stop, start, own)
+            cells |= attention.of_attention(layer.attention, given, own)
         if layer.norm is not None and isinstance(layer.lasso, Lasso):
             y, code = (acts[point][first:stop] for point in POINTS[2:4])
-            cells |= sparse.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
+            cells |= sparse.of_rates(layer.lasso.d, layer.norm, y, code, own.grid)
         found.append((start + first, cells))
-    return found + _sparse(layer, acts, start, count, most, setting)
+    return found + _sparse(layer, acts, start, count, setting)
 
 
-def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
-    """Yields slices (start, stop) of `count` samples; no slice extends across index `most`.
+def _slices(count: int, start: int, setting: Setting, numbers: int) -> Iterator[tuple[int, int]]:
+    """Yields slices (first, stop) of `count` samples, in each of which the settings are the same.
 
-    numbers: how many numbers a sample holds.
+    start: the index of the first sample in the data. numbers: how many numbers a sample holds.
     """
     step, first = max(1, _AT_ONCE // numbers), 0
     while first < count:
-        stop = min(first + step, most if first < most else count)
+        ends = (end - start for end in setting.ends if end > start + first)
+        stop = min(first + step, count, *ends)
         yield first, stop
         first = stop
 
 
 def _sparse(
-    layer: Audited, acts: dict[str, Tensor], start: int, count: int, most: int, setting: Setting
+    layer: Audited, acts: dict[str, Tensor], start: int, count: int, setting: Setting
 ) -> list[tuple[int, Cells]]:
-    """Returns the numbers of the sparse step, and its limits for the first `most` samples.
+    """Returns the numbers of the sparse step, with nulls and limits for the first samples.
 
     What costs only a step is measured on all tokens; what needs the lasso's solution, on some.
     """
@@ -140,13 +140,17 @@ def _sparse(
     if not isinstance(lasso, Lasso):
         return found
     pos, atoms = acts[POINTS[0]].shape[1], lasso.d.shape[1]
-    for first, stop in _slices(count, most, pos * atoms):
+    for first, stop in _slices(count, start, setting, pos * atoms):
         mid, y, code = (acts[point][first:stop] for point in POINTS[1:4])
-        found.append((start + first, sparse.of_sparse_step(lasso, mid, y, code, layer.random)))
-    for first, stop in _slices(count, most, len(sparse.SCALES) * setting.tokens * atoms):
+        cells = sparse.of_sparse_step(lasso, mid, y, code)
+        if "random D" in setting.at(start + first).nulls:
+            places = _drawn_tokens(range(start + first, start + stop), pos, setting.seed)
+            cells |= sparse.of_random(lasso, y, layer.random, places)
+        found.append((start + first, cells))
+    for first, stop in _slices(count, start, setting, len(sparse.SCALES) * setting.tokens * atoms):
         y, code = (acts[point][first:stop] for point in POINTS[2:4])
         cells = sparse.of_solution(lasso, y, code, setting.tokens)
-        if first < most:
+        if setting.at(start + first).limited:
             more, scales = sparse.limits(lasso, y, setting.tokens)
             cells |= more
             if layer.norm is not None:
@@ -160,15 +164,17 @@ def _given(
     layer: Audited, acts: dict[str, Tensor], first: int, stop: int, start: int, setting: Setting
 ) -> Given:
     before, after = acts[POINTS[0]], acts[POINTS[1]]
+    single = torch.promote_types(before.dtype, torch.float32)
     z = before[first:stop].double()
     delta, other, noise = after[first:stop].double() - z, None, None
     if "next sample" in setting.nulls and len(before) > stop:
         ahead = slice(first + 1, stop + 1)
-        other = after[ahead].double() - before[ahead].double()
+        other = (after[ahead].double() - before[ahead].double()).to(single)
     samples = range(start + first, start + stop)
     if "random" in setting.nulls:
         seeds = [_generator(setting.seed, "random", sample, -layer.index) for sample in samples]
-        noise = torch.stack([torch.randn(z.shape[1:], generator=seed) for seed in seeds]).to(z)
+        drawn = torch.stack([torch.randn(z.shape[1:], generator=seed) for seed in seeds])
+        noise = drawn.to(z.device, single)
     orders = ()
     if "shuffled" in setting.nulls:
         orders = tuple(
@@ -177,11 +183,23 @@ def _given(
             )
             for draw in range(setting.draws)
         )
-    gathered = acts[POINTS[4]][first:stop].flatten(2).double() if setting.limited else None
+    gathered = acts[POINTS[4]][first:stop].flatten(2).to(single) if setting.limited else None
     assert layer.attention is not None
     seen = {point: acts[point][first:stop] for point in POINTS[5:] if point in acts}
     goal = layer.attention.kind.seen(layer.attention.attn, seen)
-    return Given(z, delta, other, orders, noise, gathered, goal)
+    return Given(z, delta, other, orders, noise, gathered, goal, single)
+
+
+def _drawn_tokens(samples: range, pos: int, seed: int) -> Int[Tensor, "batch tokens"] | None:
+    """Returns tokens drawn for each sample on which random dictionaries are measured.
+
+    None if that is all tokens. Every layer has the same tokens, each sample its own.
+    """
+    if pos <= sparse.TOKENS:
+        return None
+    generators = (_generator(seed, "tokens", sample, 0) for sample in samples)
+    drawn = [torch.randperm(pos, generator=each)[: sparse.TOKENS] for each in generators]
+    return torch.stack(drawn).sort(dim=1).values
 
 
 def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:

@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_DOUBTFUL = 1e9  # Cholesky is trusted if largest diagonal entry / (smallest pivot)^2 is below this
+# Cholesky is trusted if largest diagonal entry / (smallest pivot)^2 is below this, by the dtype of
+# the codes whose Gram matrix is factorised
+TRUSTED = {torch.float32: 1e4, torch.float64: 1e9}
 
 
 class Objective:
@@ -53,10 +55,15 @@ class Objective:
         self,
         gram: Float[Tensor, "batch head n n"],
         alpha: Float[Tensor, "batch eps"],
+        trusted: float,
         again: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "batch eps"]:
-        """Returns the objective for Gram matrices of F_k C_k; again: as in `rates_of_grams`."""
-        return rates_of_grams(gram, alpha, again)
+        """Returns the objective for Gram matrices of F_k C_k; others: as in `rates_of_grams`."""
+        return rates_of_grams(gram, alpha, trusted, again)
+
+    def values(self, gram: Float[Tensor, "batch head n n"]) -> Float[Tensor, "batch head n"]:
+        """Returns the numbers whose log1p the objective sums."""
+        return torch.linalg.eigvalsh(gram).clamp_min(0)
 
     def axes(
         self, gram: Float[Tensor, "batch head n n"]
@@ -92,7 +99,7 @@ class VariationalBound(Objective):
 
     def mixed(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
         """Returns the codes times the roots of the weights."""
-        return codes * self._squares.sqrt()[..., None]
+        return codes * self._squares.sqrt()[..., None].to(codes)
 
     def returned(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
         """Returns the codes times the weights."""
@@ -112,18 +119,23 @@ class VariationalBound(Objective):
         self,
         gram: Float[Tensor, "batch head n n"],
         alpha: Float[Tensor, "batch eps"],
+        trusted: float,
         again: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "batch eps"]:
         """Returns the bound from the diagonals."""
-        moments = gram.diagonal(dim1=-2, dim2=-1)[:, None]
+        moments = gram.double().diagonal(dim1=-2, dim2=-1)[:, None]
         terms = torch.log1p(alpha[..., None, None] * moments).sum(dim=-1)  # [batch, eps, head]
         return 0.5 * (self.weights[:, None] * terms).sum(dim=-1)
+
+    def values(self, gram: Float[Tensor, "batch head n n"]) -> Float[Tensor, "batch head n"]:
+        """Returns the diagonals."""
+        return gram.diagonal(dim1=-2, dim2=-1)
 
     def axes(
         self, gram: Float[Tensor, "batch head n n"]
     ) -> tuple[Float[Tensor, "batch head n"], Float[Tensor, "batch head n n"]]:
         """Returns the diagonals, and the axes of the codes themselves."""
-        return gram.diagonal(dim1=-2, dim2=-1), torch.eye(gram.shape[-1]).to(gram).expand_as(gram)
+        return self.values(gram), torch.eye(gram.shape[-1]).to(gram).expand_as(gram)
 
 
 @dataclass(frozen=True)
@@ -147,7 +159,7 @@ class RepresentativesRate(Objective):
 
     def mixed(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
         """Returns the codes of the representatives."""
-        return self.contraction @ codes
+        return self.contraction.to(codes) @ codes
 
     def returned(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
         """Returns the codes of the representatives, broadcast back to the tokens."""
@@ -166,20 +178,22 @@ def rates_of_codes(
 ) -> Float[Tensor, "batch eps"]:
     """Returns the sum over heads of 1/2 logdet(I + alpha C^T C), from the smaller Gram matrix."""
     gram = codes.mT @ codes if codes.shape[-2] >= codes.shape[-1] else codes @ codes.mT
-    return rates_of_grams(gram, alpha, lambda rows: codes[rows])
+    return rates_of_grams(gram, alpha, TRUSTED[codes.dtype], lambda rows: codes[rows])
 
 
 def rates_of_grams(
     gram: Float[Tensor, "batch head n n"],
     alpha: Float[Tensor, "batch eps"],
+    trusted: float,
     again: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, "batch eps"]:
-    """Returns the sum over heads of 1/2 logdet(I + alpha G) for Gram matrices G.
+    """Returns the sum over heads of 1/2 logdet(I + alpha G) for Gram matrices G, in float64.
 
-    again: a function that returns the codes of some samples. Samples whose factorisation cannot be
-    trusted are recomputed from the singular values of these codes.
+    trusted: that of the dtype of the codes. again: a function that returns the codes of some
+    samples. Samples whose factorisation cannot be trusted are computed again: from these codes in
+    float64 if they are in float32, and from the singular values of the codes otherwise.
     """
-    matrix = gram[:, None] * alpha[..., None, None, None]  # [batch, eps, head, n, n]
+    matrix = gram[:, None].double() * alpha[..., None, None, None]  # [batch, eps, head, n, n]
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     diagonal += 1
     largest = diagonal.amax(dim=-1)
@@ -187,9 +201,13 @@ def rates_of_grams(
     pivots = factor.diagonal(dim1=-2, dim2=-1)
     rate = pivots.log().sum(dim=(-2, -1))
     ratio = largest / pivots.amin(dim=-1).square()
-    doubtful = ~((ratio < _DOUBTFUL) & (failed == 0)).all(dim=-1).all(dim=-1)
+    doubtful = ~((ratio < trusted) & (failed == 0)).all(dim=-1).all(dim=-1)
     if bool(doubtful.any()):
-        values = torch.linalg.svdvals(again(doubtful)).square()[:, None]
-        exact = torch.log1p(alpha[doubtful][..., None, None] * values)
-        rate[doubtful] = 0.5 * exact.sum(dim=(-2, -1))
+        codes = again(doubtful)
+        if codes.dtype == torch.float32:
+            rate[doubtful] = rates_of_codes(codes.double(), alpha[doubtful])
+        else:
+            values = torch.linalg.svdvals(codes).square()[:, None]
+            exact = torch.log1p(alpha[doubtful][..., None, None] * values)
+            rate[doubtful] = 0.5 * exact.sum(dim=(-2, -1))
     return rate

@@ -28,7 +28,7 @@ from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model,
 from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
-from crate_interp.sweeps.runs.untrained_twins import first_samples, stacked
+from crate_interp.sweeps.runs.untrained_twins import SAMPLES, first_samples, stacked
 
 LIMITED = 8  # how many samples, from the first on, have ceilings, operators and constructions
 DRAWS = 8  # how often the update is shuffled
@@ -61,9 +61,10 @@ def audit(
     eps: the main eps, as in the paper. lasso_tokens: on how many evenly spaced tokens of each
     sample the lasso is solved. Only "share" and "converged", which need its solution, are measured
     on these tokens alone; all other numbers are measured on all tokens. untrained: how many
-    untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. grid: False measures the
-    claims at the main eps only, in all frames, without nulls and ceilings. seed: the seed of the
-    nulls. data, run: as in `ci.sweep`. In a masked autoencoder, the audit measures the encoder,
+    untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. On the same samples, the
+    nulls and the grid are measured, and on the first 8 of them the limits; all other samples only
+    add to the values at the main eps. grid: False measures the claims at the main eps only, in all
+    frames, without nulls and ceilings. seed: the seed of the nulls. data, run: as in `ci.sweep`. In a masked autoencoder, the audit measures the encoder,
     which sees every patch.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
@@ -128,6 +129,7 @@ def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Sett
         grid=tuple(sorted({*GRID, asked})) if checks.flag("grid", grid) else (asked,),
         nulls=tuple(NULLS) if grid else (),
         draws=DRAWS,
+        part=SAMPLES if grid else 0,
         limited=LIMITED if grid else 0,
         has_cls=model.has_cls,
         causal=model.unit == "windows",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.audits.attention import Cells
@@ -20,6 +20,7 @@ from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import FRAMES
 
 DRAWS = 8  # number of random dictionaries
+TOKENS = 32  # on how many tokens of each sample, drawn anew, random dictionaries are measured
 SCALES = tuple(2.0**power for power in range(-2, 3))  # scales of D that the construction tries
 # step sizes that `best_steps` tries, in units of eta, by the number of steps
 SIZES = {
@@ -35,21 +36,30 @@ def of_sparse_step(
     mid: Float[Tensor, "batch pos d_model"],
     y: Float[Tensor, "batch pos d_model"],
     code: Float[Tensor, "batch pos d_mlp"],
-    random: Sequence[Tensor] = (),
 ) -> Cells:
-    """Returns the sparse step's numbers on all tokens, with its own and with random D.
+    """Returns the sparse step's numbers on all tokens.
 
     What needs the lasso's solution is left to `of_solution`.
     """
     own, x = _single(lasso, y)
-    cells: Cells = {("layer", *_ALL): measured(own, x, code.to(x)) | _zeros(lasso, mid, y, code)}
-    if random:
-        # one dictionary at a time, so that memory holds the codes of one
-        draws = [_with_dictionary(own, x, d.to(x)) for d in random]
-        cells |= {(f"random D {draw}", *_ALL): found for draw, found in enumerate(draws)}
-        null = {name: torch.stack([draw[name] for draw in draws]).mean(dim=0) for name in draws[0]}
-        cells["random D", *_ALL] = null
-    return cells
+    return {("layer", *_ALL): measured(own, x, code.to(x)) | _zeros(lasso, mid, y, code)}
+
+
+def of_random(
+    lasso: Lasso,
+    y: Float[Tensor, "batch pos d_model"],
+    random: Sequence[Tensor],
+    places: Int[Tensor, "batch tokens"] | None,
+) -> Cells:
+    """Returns the numbers of random dictionaries, on the tokens at `places`; None: on all."""
+    own, x = _single(lasso, y)
+    if places is not None:
+        x = torch.take_along_dim(x, places[..., None].to(x.device), dim=1)
+    # one dictionary at a time, so that memory holds the codes of one
+    draws = [_with_dictionary(own, x, d.to(x)) for d in random]
+    null = {name: torch.stack([draw[name] for draw in draws]).mean(dim=0) for name in draws[0]}
+    cells: Cells = {(f"random D {draw}", *_ALL): found for draw, found in enumerate(draws)}
+    return cells | {("random D", *_ALL): null}
 
 
 def of_solution(
@@ -254,10 +264,11 @@ def of_rates(
 
     In the frame "read", Z and D Z pass through the LayerNorm that y has already passed.
     """
-    wide, after = y.double(), code.double()
-    decoded = after @ d.double().T
+    dtype = torch.promote_types(y.dtype, torch.float32)
+    after = code.to(dtype)
+    decoded = after @ d.to(dtype).T
     found = {name: _rates(z, norm, eps) for name, z in (("z", after), ("dz", decoded))}
-    found["y"] = _rates(wide, None, eps)
+    found["y"] = _rates(y.to(dtype), None, eps)
     cells: Cells = {}
     for frame in FRAMES:
         read, kept, back = (found[name][frame] for name in ("y", "z", "dz"))
@@ -292,15 +303,15 @@ def _rates(
 ) -> dict[str, Tensor]:
     """Returns R `[batch, eps]` in each frame; without a norm, "read" equals "stream"."""
     pos, width = z.shape[1:]
-    alpha = width / (pos * torch.tensor(eps, dtype=z.dtype, device=z.device).square())
-    square = z.square().sum(dim=(1, 2))
+    alpha = width / (pos * torch.tensor(eps, dtype=torch.float64, device=z.device).square())
+    square = z.square().sum(dim=(1, 2)).double()
     scale = pos * width / square.where(square > 0, 1.0)
     both = torch.cat([alpha.expand(len(z), -1), alpha * scale[:, None]], dim=1)
     stream = rates_of_codes(z[:, None], both)
     found = {"stream": stream[:, : len(eps)], "unit": stream[:, len(eps) :]}
     if norm is None:
         return found | {"read": found["stream"]}
-    return found | {"read": rates_of_codes(norm.applied(z)[:, None], alpha.expand(len(z), -1))}
+    return found | {"read": rates_of_codes(norm.applied(z).to(z)[:, None], alpha.expand(len(z), -1))}
 
 
 def evenly(count: int, wanted: int, device: Any) -> Tensor:
