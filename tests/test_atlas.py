@@ -14,10 +14,10 @@ import crate_interp as ci
 from atlases import LOOK, MODELS, ready
 from browser import driven, looked_over, opened  # noqa: F401
 from conftest import LAYERS, make_lm
-from crate_interp.circuits.atlases.excerpts import TILE, _tile, _webp
 from crate_interp.data import open_data, part
+from crate_interp.models.preprocess import displayable
 from crate_interp.sweeps.atom_statistics import layer_sums
-from crate_interp.viz.pages.atlas_page import BLOCK, write_sheets
+from crate_interp.viz.pages.atlas_page import SHOWN
 from selection import few
 
 
@@ -86,53 +86,57 @@ def test_half_precision_overflows_nowhere(dtype):
     ).squares == pytest.approx(2 * 300.0**2, rel=1e-2)
 
 
-def test_tiles_are_the_patch_its_neighbours_and_a_box():
-    picture = np.random.default_rng(0).integers(0, 256, (6, 20, 3), dtype=np.uint8)
-    assert np.array_equal(
-        np.asarray(_tile(picture, 0, (2, 5))),
-        np.asarray(Image.fromarray(picture).resize((TILE, TILE), Image.Resampling.BILINEAR)),
-    )
-    # row 1, column 2: rows 2 and 3, columns 10 to 14
-    tile = np.asarray(_tile(picture, 1 + 1 * 4 + 2, (2, 5)))
-    around = np.asarray(
-        Image.fromarray(picture[0:6, 5:20]).resize((TILE, TILE), Image.Resampling.NEAREST)
-    )
-    inside = np.s_[TILE // 3 + 1 : TILE - TILE // 3 - 1, TILE // 3 + 1 : TILE - TILE // 3 - 1]
-    assert np.array_equal(tile[inside], around[inside]) and np.array_equal(
-        tile[: TILE // 4], around[: TILE // 4]
-    )
-    assert tuple(tile[TILE // 3 - 1, TILE // 2]) == (255, 120, 0)
-    corner = np.asarray(_tile(picture, 1, (2, 5)))
-    assert (corner[0] == 128).all()  # beyond the edge
-
-
 def carried(page, name):
     """The JSON that a page carries in a script of this id."""
     return json.loads(re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def atoms_of(folder, layer):
+    """All atoms of a layer: those in its page, and those in the file beside it."""
+    data = carried((folder / f"layer-{layer}.html").read_text(), "data")
+    script = (folder / "layers" / f"layer-{layer}.js").read_text()
+    rest = json.loads(script.removeprefix("more(").removesuffix(");"))
+    assert len(data["atoms"]) == min(SHOWN, data["count"])
+    assert len(data["atoms"]) + len(rest) == data["count"]
+    return data["atoms"] + rest
+
+
+def test_the_images_of_an_atlas_are_those_of_the_data():
+    model, data = ready("crate")
+    images = ci.atlas(model, data, top=3, progress=False).table("images")
+    assert images["sample"].tolist() == list(range(5))
+    assert (images[["rows", "columns"]] == [3, 4]).all(axis=None)
+    for sample, picture in zip(images["sample"], images["picture"], strict=True):
+        stored = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
+        wanted = (displayable(data[sample], model.cfg) * 255).round()
+        assert np.array_equal(stored, wanted.astype(np.uint8))
 
 
 def test_pages_of_images(tmp_path):
     model, data = ready("crate")
     found = ci.atlas(model, data, top=3, progress=False)
     index = ci.viz.atlas_pages(found, tmp_path / "out")
-    names = {"index.html", "atoms.csv", "patches", "images"}
+    names = {"index.html", "atoms.csv", "images", "layers"}
     names |= {f"layer-{n}.html" for n in range(LAYERS)}
     names |= {"meta.json", *(f"{name}.parquet" for name in found.tables)}
     assert {path.name for path in index.parent.iterdir()} == names
-    pages = {path.name: path.read_text() for path in index.parent.glob("*.html")}
-    for name, content in pages.items():
-        assert "http" not in content and "<kind" not in content, name
-        for target, anchor in re.findall(r'href="([^"#]*)#?([^"]*)"', content):
-            page = pages[target or name]
-            assert not anchor or f'id="{anchor}"' in page, (name, target, anchor)
-        for source in re.findall(r"url\((patches/[^)]+)\)", content):
-            assert (index.parent / source).is_file()
-        for sample in re.findall(r"data-s=(\d+)", content):
-            assert (index.parent / "images" / f"{sample}.webp").is_file()
-    first = pages["layer-0.html"]
-    assert first.count("<article") == model.cfg.d_mlp and "&lt;kind" in first
-    with Image.open(index.parent / "patches" / "L1-0.webp") as sheet:
-        assert sheet.size == (3 * TILE, min(model.cfg.d_mlp, BLOCK) * TILE)
+    for page in index.parent.glob("*.html"):
+        content = page.read_text()
+        assert "http" not in content and "<kind" not in content, page.name
+        for target in re.findall(r'href="([^"#]+)[^"]*"', content):
+            assert (index.parent / target).is_file(), (page.name, target)
+    for layer in range(LAYERS):
+        atoms = atoms_of(index.parent, layer)
+        assert sorted(atom["atom"] for atom in atoms) == list(range(model.cfg.d_mlp))
+        for atom in atoms:
+            top = found.top(layer, atom["atom"])
+            places = top[["sample", "token"]].to_numpy().tolist()
+            assert [token[:2] for token in atom["tokens"]] == places
+            values = [token[2] for token in atom["tokens"]]
+            assert values == pytest.approx(top["value"].tolist(), rel=6e-3)
+            for sample, _ in places:
+                assert (index.parent / "images" / f"{sample}.webp").is_file()
+        assert any("<kind" in atom["raises"] for atom in atoms)
     again = ci.atlas(model, data, top=3, progress=False)
     again.meta["seconds"] = found.meta["seconds"]
     before = {path: path.read_bytes() for path in index.parent.rglob("*.*")}
@@ -142,28 +146,11 @@ def test_pages_of_images(tmp_path):
     }  # a second time the same
 
 
-def test_a_sheet_holds_each_atoms_patches_in_its_row(tmp_path):
-    random = np.random.default_rng(0)
-    colours = {atom: random.integers(0, 256, (2, 3), dtype=np.uint8) for atom in (0, 5, 63, 64, 70)}
-    pictures = {}
-    for atom, own in colours.items():
-        tiles = [Image.fromarray(np.full((TILE, TILE, 3), colour, np.uint8)) for colour in own]
-        pictures[atom] = [_webp(tile) for tile in tiles]
-    write_sheets(pictures, 3, tmp_path, 2)
-    for atom, own in colours.items():
-        with Image.open(tmp_path / "patches" / f"L2-{atom // BLOCK}.webp") as sheet:
-            drawn = np.asarray(sheet.convert("RGB")).astype(int)
-        for rank, colour in enumerate(own):
-            middle = drawn[atom % BLOCK * TILE + TILE // 2, rank * TILE + TILE // 2]
-            assert np.abs(middle - colour).max() <= 12, (atom, rank)
-    assert drawn.shape == (7 * TILE, 3 * TILE, 3)
-
-
 def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_path):
     model, data = ready("crate")
     found = ci.atlas(model, torch.cat([data, data.flip(-1)]), top=3, progress=False)
     folder = ci.viz.atlas_pages(found, tmp_path).parent
-    rows = carried((folder / "index.html").read_text(), "atoms")["atoms"]
+    rows = carried((folder / "index.html").read_text(), "data")["atoms"]
     table = found.table().set_index(["layer", "atom"])
     assert len(rows) == len(table)
     exact = [row for row in rows if row[6]]
@@ -177,13 +164,39 @@ def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_p
             assert row[3:6] == pytest.approx(wanted, rel=6e-3)
     for row in rows[:20]:
         top = found.top(row[0], row[1])
-        assert row[10] == [int(token == 0) for token in top["token"]]
-    layer = (folder / "layer-1.html").read_text()
-    for atom in range(model.cfg.d_mlp):
-        article = layer.split(f'<article id="a{atom}">')[1].split("</article>")[0]
-        on_cls = int((found.top(1, atom)["token"] == 0).sum())
-        assert article.count("class=cls") == on_cls
-        assert ("top tokens" in article) == (on_cls > 0)
+        assert row[10] == top[["sample", "token"]].to_numpy().tolist()
+
+
+@pytest.mark.slow
+def test_a_patch_is_cut_from_its_image_and_cls_is_said(driven, tmp_path):  # noqa: F811
+    model, data = ready("crate")
+    # a colour for each patch, so that a drawn patch tells where it was cut
+    colours = torch.linspace(0, 1, 12).view(1, 3, 4).repeat(3, 1, 1) * 0.8 + 0.1
+    image = colours.repeat_interleave(2, dim=1).repeat_interleave(5, dim=2)
+    found = ci.atlas(model, torch.stack([(image - 0.5) / 0.25] * 2), top=3, progress=False)
+    folder = ci.viz.atlas_pages(found, tmp_path).parent
+    with opened(driven, folder / "layer-1.html") as shown:
+        page, seen = shown.page, set()
+        page.locator("#more").click() if page.locator("#more").is_visible() else None
+        page.wait_for_function(f"document.querySelectorAll('article').length == {model.cfg.d_mlp}")
+        for atom in range(0, model.cfg.d_mlp, 5):
+            article, top = page.locator(f"#a{atom}"), found.top(1, atom)
+            on_cls = int((top["token"] == 0).sum())
+            assert article.locator(".cls").count() == on_cls
+            assert ("top tokens" in article.inner_text()) == (on_cls > 0)
+            patches = article.locator(".strip-of i").all()
+            for patch, token in zip(patches, top["token"], strict=True):
+                if token == 0 or token in seen:
+                    continue
+                seen.add(token)
+                pixels = np.asarray(Image.open(io.BytesIO(patch.screenshot())).convert("RGB"))
+                middle = pixels[len(pixels) // 2, pixels.shape[1] // 2].astype(float)
+                wanted = 255 * float(colours[0].flatten()[token - 1])
+                assert np.abs(middle - wanted).max() < 3, (atom, token)
+                at_edge = pixels[2, pixels.shape[1] // 2]  # the patch above, or beyond the edge
+                above = 128 if token <= 4 else 255 * float(colours[0].flatten()[token - 5])
+                assert np.abs(at_edge - above).max() < 3, (atom, token)
+        assert len(seen) >= 3
 
 
 @pytest.mark.slow
@@ -194,7 +207,7 @@ def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noq
     table = found.table()
     with opened(driven, index) as shown:
         page, names = shown.page, shown.page.locator(".card .name")
-        rows = carried(index.read_text(), "atoms")["atoms"]
+        rows = carried(index.read_text(), "data")["atoms"]
         assert names.all_inner_texts() == [f"L{row[0]}A{row[1]}" for row in rows[:60]]
         page.select_option("#order", "often")
         rates = table.sort_values("firing_rate", ascending=False, kind="stable")["firing_rate"]
@@ -213,6 +226,12 @@ def test_atoms_are_sorted_filtered_and_reached_by_keys(driven, tmp_path):  # noq
         page.keyboard.press("j")
         page.wait_for_function("location.hash !== '#a7'")
         assert page.locator("#whole img").get_attribute("src").startswith("images/")
+        page.keyboard.press("/")  # an atom that is in the other file
+        last = atoms_of(index.parent, 1)[-1]["atom"]
+        page.keyboard.type(f"L1A{last}")
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"location.hash === '#a{last}'")
+        assert page.locator("article").count() == model.cfg.d_mlp
         assert not shown.asked and not shown.wrong
 
 
@@ -223,7 +242,7 @@ def test_the_pages_of_an_atlas_fit_both_widths_and_schemes(driven, tmp_path):  #
     for page in (index, index.parent / "layer-1.html"):
         assert looked_over(driven, page) == []
     with opened(driven, index.parent / "layer-1.html") as shown:  # nothing waits to be scrolled to
-        last = shown.page.locator("main > article .strip-of i").last
+        last = shown.page.locator("#atoms > article .strip-of i").last
         blank = last.screenshot()
         assert len(np.unique(np.asarray(Image.open(io.BytesIO(blank)).convert("L")))) > 8
         assert "content-visibility: auto" not in shown.page.content()
@@ -235,23 +254,17 @@ def test_pages_of_texts_box_and_shade_the_token(tmp_path):
     texts = ["In the beginning was the Word, and the Word was with God.\n" * 20]
     found = ci.atlas(lm, texts, top=2, ablate=0, progress=False)
     folder = ci.viz.atlas_pages(found, tmp_path).parent
-    page = (folder / "layer-2.html").read_text()
-    assert page.count("<article") == lm.cfg.d_mlp and not (tmp_path / "patches").exists()
+    atoms = {atom["atom"]: atom for atom in atoms_of(folder, 2)}
+    assert len(atoms) == lm.cfg.d_mlp and not (tmp_path / "images").exists()
     tokens = lm.windows(texts)
     for atom in (0, 77):
-        article = page.split(f'<article id="a{atom}">')[1].split("</article>")[0]
-        marks = re.findall(r'<mark style="--share: ([\d.]+)">(.*?)</mark>', article)
         top = found.top(2, atom)
         said = [
             lm.to_single_str_token(int(tokens[row.sample, row.token])) for row in top.itertuples()
         ]
-        wanted = [
-            word.replace("\n", "\u21b5").replace("<", "&lt;").replace(">", "&gt;") for word in said
-        ]
-        assert [word for _, word in marks] == wanted
-        shares = (top["value"] / top["value"].max()).tolist()
-        assert [float(share) for share, _ in marks] == pytest.approx(shares, abs=0.006)
-    line = carried((folder / "index.html").read_text(), "atoms")["atoms"][0][11][0]
+        marks = [token[4] for token in atoms[atom]["tokens"]]
+        assert marks == [word.replace("\n", "\u21b5") for word in said]
+    line = carried((folder / "index.html").read_text(), "data")["atoms"][0][11][0]
     assert len(line) == 3 and "\n" not in "".join(line)
 
 
@@ -268,9 +281,9 @@ def test_a_large_atlas_of_noise_is_small(tmp_path):
     ci.viz.atlas_pages(found, tmp_path)
     sizes = {path.name: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
     pages = {name: size for name, size in sizes.items() if not name.endswith((".parquet", "json"))}
-    # 0.48 bytes a pixel of noise: a tile has 48 x 48 of them
-    tiles = 12 * 384 * 9
-    assert len(found.table()) == 12 * 384 and sum(pages.values()) < 0.48 * 48 * 48 * tiles
+    # 300 bytes an atom in a file of its layer, 100 in the index, and the row of atoms.csv
+    assert len(found.table()) == 12 * 384 and sum(pages.values()) < 12 * 384 * 900
+    assert max(size for name, size in pages.items() if name.startswith("layer-")) < 400_000
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -64,8 +64,8 @@ def audit(
     untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. On the same samples, the
     nulls and the grid are measured, and on the first 8 of them the limits; all other samples only
     add to the values at the main eps. grid: False measures the claims at the main eps only, in all
-    frames, without nulls and ceilings. seed: the seed of the nulls. data, run: as in `ci.sweep`. In a masked autoencoder, the audit measures the encoder,
-    which sees every patch.
+    frames, without nulls and ceilings. seed: the seed of the nulls. data, run: as in `ci.sweep`. In
+    a masked autoencoder, the audit measures the encoder, which sees every patch.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """

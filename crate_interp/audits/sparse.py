@@ -311,7 +311,9 @@ def _rates(
     found = {"stream": stream[:, : len(eps)], "unit": stream[:, len(eps) :]}
     if norm is None:
         return found | {"read": found["stream"]}
-    return found | {"read": rates_of_codes(norm.applied(z).to(z)[:, None], alpha.expand(len(z), -1))}
+    return found | {
+        "read": rates_of_codes(norm.applied(z).to(z)[:, None], alpha.expand(len(z), -1))
+    }
 
 
 def evenly(count: int, wanted: int, device: Any) -> Tensor:

@@ -16,7 +16,7 @@ from crate_interp.circuits.atlases.atom_ablation import (
 )
 from crate_interp.circuits.atlases.atom_directions import directions
 from crate_interp.circuits.atlases.atom_effects import Loss, effect_sums, loss_on
-from crate_interp.circuits.atlases.excerpts import ENTIRE, excerpts
+from crate_interp.circuits.atlases.excerpts import excerpts
 from crate_interp.circuits.atlases.logit_effects import logit_effects, named
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
@@ -36,7 +36,8 @@ from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 _KEYS = ["layer", "atom"]
-_FEW = ("logits", "ablations", "directions", "tiles", "contexts")  # tables of the last stage
+_LEAST = 8  # samples of which half may be used for exact effects
+_FEW = ("logits", "ablations", "directions", "images", "contexts")  # tables of the last stage
 _SHOWN = ["layer", "atom", "firing_rate", "first_order", "ablation", "raises", "lowers", "nearest"]
 
 
@@ -74,16 +75,16 @@ class Atlas(AtomResult):
       and crate-lm each step re-codes the stream, so there is no direct path. There the effect is
       the first-order effect on the logit over the samples of `ablate`, with half the width of its
       95 % interval; effects whose interval contains 0 are left out. Each logit takes its own
-      backward. So if there are more than 16 classes or tokens, only the 16 that the model answers
+      backward. So if there are more than 16 classes or tokens, only the 8 that the model answers
       most often are measured;
     - nearest, nearest_cosine: the atoms of other layers whose columns of D have the largest cosine
       with the atom's column, and the largest of these cosines.
 
     An effect above 0 means that the loss grows without the atom. Each interval is for one atom by
     itself: of 100 atoms without any effect, about 5 have an interval that excludes 0.
-    `table("agreement")` has the rank correlation of both effects in each layer. `table("tiles")`
-    (images) or `table("contexts")` (text) shows what surrounds the tokens of `table("top")`; a tile
-    with token -1 is the whole image. meta["loss"] names the loss.
+    `table("agreement")` has the rank correlation of both effects in each layer. `table("images")`
+    has the images of `table("top")`, and `table("contexts")` the text around its tokens.
+    meta["loss"] names the loss.
 
     In a merged atlas, each effect is the mean over the samples on which either atlas measured it.
     """
@@ -97,7 +98,7 @@ class Atlas(AtomResult):
         "logits": sums(*_KEYS, "logit", "name"),
         "ablations": by("sample", *_KEYS),
         "directions": first,
-        "tiles": by("sample", "token"),
+        "images": by("sample"),
         "contexts": by("sample", "token"),
     }
     DERIVED = {
@@ -119,11 +120,10 @@ class Atlas(AtomResult):
         """
         merged = super().merge(other)
         places = merged.stored["top"][["sample", "token"]].drop_duplicates()
-        entire = places[["sample"]].drop_duplicates().assign(token=ENTIRE)
-        places = pd.concat([places, entire], ignore_index=True)
+        keys = {"images": ["sample"], "contexts": ["sample", "token"]}
         shown = {
-            name: merged.stored[name].merge(places, on=["sample", "token"])
-            for name in ("tiles", "contexts")
+            name: merged.stored[name].merge(places[key].drop_duplicates(), on=key)
+            for name, key in keys.items()
         }
         return Atlas({**merged.stored, **shown}, merged.meta)
 
@@ -208,16 +208,17 @@ def atlas(
     - to first order, for every atom j on all samples: `sum_t (0 - z_tj) d loss / d z_tj`, with z_tj
       the atom's code at token t. One forward and one backward of a batch give the effects of all
       atoms of all layers;
-    - exactly, for 20 atoms of each layer, by running the layers above without the atom, on `ablate`
-      samples spread evenly over the data (at most half of the samples). The 20 atoms are those with
-      the largest first-order effects on the other samples, by their root mean square.
+    - exactly, for 6 atoms of each layer, by running the layers above without the atom, on `ablate`
+      samples spread evenly over the data (at most a quarter of the samples, or half of fewer than
+      32). The 6 atoms are those with the largest first-order effects on the other samples, by their
+      root mean square.
 
     `table("agreement")` has the rank correlation of both effects in each layer. Look at it before
     you trust first-order effects: if a code far from 0 is removed, the change of the loss may
     differ from what the slope at the code says, even in sign.
 
-    If a forward of a sample costs 1 and a backward 2, each sample costs about 4, and each sample of
-    `ablate` a further 10 for each layer and 2 for each measured logit. With ablate=0 neither exact
+    If a forward of a sample costs 1, each sample costs about 6, and each sample of `ablate` a
+    further 3 for each layer and 1 for each measured logit. With ablate=0 neither exact
     effects nor effects on logits are measured. Memory does not grow with the number of samples.
     Intervals assume that samples are independent, which neighbouring windows of a text are not.
 
@@ -303,7 +304,8 @@ def _of_few(
     """Returns the last stage's tables: those of `ablate` samples, of weights and of excerpts."""
     model, samples = chunk.model, chunk.samples
     there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
-    count = min(ablate, len(there) // 2)
+    # a quarter of the samples costs less than all else together; 8 are needed for an interval
+    count = min(ablate, max(len(there) // 4, min(len(there) // 2, _LEAST)))
     numbers = [there[place * len(there) // count] for place in range(count)]
     inputs = None
     if numbers:

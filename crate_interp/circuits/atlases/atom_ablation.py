@@ -17,7 +17,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.sweeps.atom_statistics import CODE
 
-PER_LAYER = 20  # atoms of each layer to set to 0
+PER_LAYER = 6  # atoms of each layer to set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]
 _TOKENS = 2**15  # the most tokens in one forward, with a copy of the inputs for each atom set to 0
 _KEYS = ["layer", "atom"]
@@ -35,7 +35,7 @@ def ablations(
 
     Both effects are changes of the sample's loss, in nats, if the code of the atom is 0 at every
     token: first_order to first order, ablation exactly, by running the layers above again. The
-    chosen atoms are the 20 of each layer with the largest first-order effects, by their root mean
+    chosen atoms are the 6 of each layer with the largest first-order effects, by their root mean
     square, on the *other* samples of `effects`, so that the choice does not depend on the samples
     that judge it. (The mean is a worse guide, because effects of both signs cancel in it. In a
     CRATE-LM of 6 layers, on 64 windows, atoms chosen by the mean had no larger exact effects than

@@ -1,4 +1,4 @@
-"""The surroundings of a token: an image's patch with its neighbours, or a piece of text."""
+"""What surrounds the tokens in which atoms fire most: entire images, or pieces of text."""
 
 import io
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import UInt8
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_directions import answer_names
@@ -16,21 +16,19 @@ from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
 
-TILE = 48  # side, in pixels, of the tile that shows a patch and its surroundings
-ENTIRE = -1  # the token number of a row that holds the entire picture
-_SIDE = 112  # longer side, in pixels, of an entire picture
+_SIDE = 448  # longest side, in pixels, of a stored image
+_SMALL = 64  # images whose sides are at most this long are stored without loss
 _BEFORE, _AFTER = 12, 4  # how many tokens a context shows before and after its own token
 
 
 def excerpts(
     places: pd.DataFrame, model: HookedModel, samples: Samples, progress: bool
 ) -> dict[str, pd.DataFrame]:
-    """Returns the tables `tiles` and `contexts` for places, a table of samples and tokens.
+    """Returns the tables `images` and `contexts` for places, a table of samples and tokens.
 
-    tiles (images): sample, token, picture (the bytes of a WebP). contexts (text): sample, token,
-    before, at, after. Each place has one row, in `tiles` for an image model and in `contexts` for a
-    language model; the other table is empty. Each image has a further row with token -1, which
-    holds the entire picture. The samples are read from the data again.
+    images (image models): sample, rows, columns (of its patches), picture (the bytes of a WebP);
+    one row for each sample of the places. contexts (text): sample, token, before, at, after; one
+    row for each place. The other table is empty. The samples are read from the data again.
     """
     wanted: Any = places[["sample", "token"]].drop_duplicates()
     wanted = wanted.sort_values(["sample", "token"])
@@ -38,20 +36,20 @@ def excerpts(
     text = model.cfg.kind == "text"
     names = _readable(model) if text else []
     rows: list[tuple] = []
-    bar = tqdm(by_sample.items(), desc="contexts" if text else "patches", disable=not progress)
+    bar = tqdm(by_sample.items(), desc="contexts" if text else "images", disable=not progress)
     for sample, tokens in bar:
         inputs = samples.read(sample, sample + 1)[0]
         if text:
             ids = inputs.tolist()
             rows += [(sample, token, *_context(ids, token, names)) for token in tokens]
         else:
-            picture = _rgb(inputs, model.cfg)
-            patch = model.cfg.patch_size
-            rows.append((sample, ENTIRE, _webp(_entire(picture), lossless=False)))
-            rows += [(sample, token, _webp(_tile(picture, token, patch))) for token in tokens]
-    tiles, contexts = ["sample", "token", "picture"], ["sample", "token", "before", "at", "after"]
+            picture, patch = _rgb(inputs, model.cfg), model.cfg.patch_size
+            grid = (side // one for side, one in zip(picture.shape, patch, strict=False))
+            rows.append((sample, *grid, _webp(picture)))
+    images = ["sample", "rows", "columns", "picture"]
+    contexts = ["sample", "token", "before", "at", "after"]
     return {
-        "tiles": pd.DataFrame([] if text else rows, columns=tiles),
+        "images": pd.DataFrame([] if text else rows, columns=images),
         "contexts": pd.DataFrame(rows if text else [], columns=contexts),
     }
 
@@ -73,33 +71,8 @@ def _rgb(image: Tensor, cfg: CrateConfig) -> UInt8[np.ndarray, "height width 3"]
     return picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)
 
 
-def _tile(
-    picture: UInt8[np.ndarray, "height width 3"], token: int, patch: tuple[int, int]
-) -> Image.Image:
-    """Returns a boxed patch and the patches around it; for CLS, the entire picture."""
-    if token == 0:
-        return Image.fromarray(picture).resize((TILE, TILE), Image.Resampling.BILINEAR)
-    columns = picture.shape[1] // patch[1]
-    top, left = (token - 1) // columns * patch[0], (token - 1) % columns * patch[1]
-    edges = ((patch[0], patch[0]), (patch[1], patch[1]), (0, 0))
-    padded = np.pad(picture, edges, constant_values=128)
-    around = padded[top : top + 3 * patch[0], left : left + 3 * patch[1]]
-    small = around.shape[0] < TILE
-    enlarge = Image.Resampling.NEAREST if small else Image.Resampling.BILINEAR
-    tile = Image.fromarray(around).resize((TILE, TILE), enlarge)
-    edge = TILE // 3
-    box = (edge - 1, edge - 1, TILE - edge, TILE - edge)
-    ImageDraw.Draw(tile).rectangle(box, outline=(255, 120, 0))
-    return tile
-
-
-def _entire(picture: UInt8[np.ndarray, "height width 3"]) -> Image.Image:
-    image = Image.fromarray(picture)
+def _webp(picture: UInt8[np.ndarray, "height width 3"]) -> bytes:
+    image, buffer = Image.fromarray(picture), io.BytesIO()
     image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    return image
-
-
-def _webp(tile: Image.Image, lossless: bool = True) -> bytes:
-    buffer = io.BytesIO()
-    tile.save(buffer, "WEBP", lossless=lossless, quality=80)
+    image.save(buffer, "WEBP", lossless=max(picture.shape) <= _SMALL, quality=80)
     return buffer.getvalue()

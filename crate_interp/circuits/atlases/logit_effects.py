@@ -13,7 +13,8 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import signs
 
-MANY = 16  # the most logits to measure, since each takes its own backward
+# each logit takes its own backward: with more than MANY, the model's FEW most frequent answers
+MANY, FEW = 16, 8
 COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
 
 
@@ -24,7 +25,7 @@ def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
     z_tj the code of atom j at token t. Here `logit` is the logit less the mean of all logits; for
     text, it is averaged over tokens. A positive sum means that the atom raises the logit, to first
     order. Each logit takes its own backward. So if there are more than 16 classes or tokens, only
-    the 16 that the model answers most often on these samples are measured. The table is empty
+    the 8 that the model answers most often on these samples are measured. The table is empty
     without inputs.
     """
     if inputs is None:
@@ -84,7 +85,7 @@ def _chosen(model: Any, inputs: Tensor) -> list[int]:
     with torch.no_grad():
         for piece in inputs.split(atom_effects.at_once(model, inputs)):
             answers += model(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
-    return sorted(answers.topk(MANY).indices.tolist())
+    return sorted(answers.topk(FEW).indices.tolist())
 
 
 def _effects(model: HookedModel, inputs: Tensor, chosen: list[int]) -> Tensor:

@@ -1,42 +1,38 @@
 """The pages of an atlas: an index of all atoms, and for each layer a page of its atoms' inputs."""
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from crate_interp.circuits import Atlas
 from crate_interp.circuits.atlases.atom_effects import LOSSES
-from crate_interp.circuits.atlases.excerpts import ENTIRE, TILE
 from crate_interp.core.files import write_text
 from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import cell, visible
 from crate_interp.results.result import model_name
-from crate_interp.stats.significance import LEVEL, signs
+from crate_interp.stats.significance import LEVEL
 from crate_interp.viz.pages.page import fingerprints, render
 
-SHOWN = 60  # atoms that the index shows at once
-_OPEN = 32  # atoms of a layer that are shown without a click; all would make the page too long
-_ON_INDEX = {"images": 3, "windows": 1}  # pictures or contexts of each atom on the index
+SHOWN = 60  # atoms that a page shows at once
+_ON_INDEX = {"images": 3, "windows": 1}  # patches or contexts of each atom on the index
 _LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
 Token = tuple[int, int]  # sample, position
-BLOCK = 64  # atoms in one file of pictures; each has a row, with its largest value on the left
 
 
 def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     """Writes index.html, a layer-L.html for each layer and the atlas (Atlas.save) into a folder.
 
     atoms.csv holds the atlas's main table. Returns the path of the index, which lists all atoms
-    with their pictures and can be sorted and filtered. Atoms whose effect on the loss was measured
+    with their patches and can be sorted and filtered. Atoms whose effect on the loss was measured
     exactly come first, in order of this effect; then the other atoms, in order of their first-order
     effect. An image's patch is shown boxed, with the patches around it; CLS is shown as the entire
-    image, with a note. A token of a text is shown with the 12 tokens before it and 4 after it. Each
-    file in patches/ has the pictures of 64 atoms; images/ has the entire images. The pages can be
-    opened from the disk.
+    image, with a note. A token of a text is shown with the 12 tokens before it and 4 after it. The
+    page of a layer holds its first 60 atoms; it reads the others from layers/layer-L.js when they
+    are asked for. images/ has the images that patches are cut from. The pages can be opened from
+    the disk.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -46,33 +42,31 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
 
 
 def _write(atlas: Atlas, out: Path) -> None:
-    """Writes the pages, the sheets of patches and the table of atoms."""
+    """Writes the pages, the images and the table of atoms."""
     atoms: Any = atlas.table()
     write_text(out / "atoms.csv", atoms.map(cell).to_csv(index=False))
-    excerpts = _excerpts(atlas)
-    if not _is_text(atlas):
-        write_images(atlas, out)
-    listed = []
+    _write_images(atlas, out)
+    contexts, listed = _contexts(atlas), []
+    (out / "layers").mkdir(exist_ok=True)
     for layer, rows in atoms.groupby("layer"):
-        shown = _shown(atlas, layer, excerpts, out)
+        shown = _shown(atlas, layer, contexts)
         records = [_atom(row, shown.get(row["atom"], [])) for row in rows.to_dict("records")]
         records.sort(key=_order)
         listed += records
+        cards = [_carried(record) for record in records]
         page = render(
             "atlas-layer.html",
             title=f"{model_name(atlas.meta)}: the atoms of layer {layer}",
             layer=layer,
             meta=atlas.meta,
             is_text=_is_text(atlas),
-            block=BLOCK,
-            columns=atlas.meta["settings"]["top"],
             finding=atlas.largest(int(layer)),
             logits=_logits(atlas),
-            grid=_grid(atlas),
-            atoms=records,
-            open=_OPEN,
+            data=_data(atlas) | {"layer": layer, "atoms": cards[:SHOWN], "count": len(cards)},
         )
         write_text(out / f"layer-{int(layer)}.html", page)
+        # a page opened from the disk may not read a file of JSON, but may run a script
+        write_text(out / "layers" / f"layer-{int(layer)}.js", f"more({json.dumps(cards[SHOWN:])});")
     write_text(out / "index.html", _index(atlas, sorted(listed, key=_order)))
 
 
@@ -81,39 +75,27 @@ def _order(atom: Mapping[str, Any]) -> tuple[bool, float, int, int]:
     return not atom["exact"], -abs(atom["effect"]), atom["layer"], atom["atom"]
 
 
-def _excerpts(atlas: Atlas) -> dict[Token, dict[str, Any]]:
-    """Returns the context of each token of a text, or the tile of each patch of an image."""
-    rows = atlas.table("contexts" if _is_text(atlas) else "tiles").to_dict("records")
-    return {(row["sample"], row["token"]): row for row in rows}
+def _contexts(atlas: Atlas) -> dict[Token, list[str]]:
+    """Returns what surrounds each token of a text: the text before, at and after it."""
+    rows = atlas.table("contexts").to_dict("records")
+    parts = ("before", "at", "after")
+    return {
+        (row["sample"], row["token"]): [row[part].translate(_LINE_ENDS) for part in parts]
+        for row in rows
+    }
 
 
 def _shown(
-    atlas: Atlas, layer: int, excerpts: Mapping[Token, Any], out: Path
+    atlas: Atlas, layer: int, contexts: Mapping[Token, list[str]]
 ) -> dict[int, list[dict[str, Any]]]:
-    """Returns the tokens to show for each atom of a layer, and writes sheets of tiles as files."""
-    shown: dict[int, list[dict[str, Any]]] = {}
-    pictures: dict[int, list[bytes]] = {}
-    for atom, tokens in _places(atlas, layer):
-        most = tokens[0]["value"]
-        shown[atom] = [token | {"share": token["value"] / most} for token in tokens]
-        rows = [excerpts[token["sample"], token["token"]] for token in tokens]
-        if _is_text(atlas):
-            for token, row in zip(shown[atom], rows, strict=True):
-                parts = (row[part].translate(_LINE_ENDS) for part in ("before", "at", "after"))
-                token["text"] = list(parts)
-        else:
-            pictures[atom] = [row["picture"] for row in rows]
-    if pictures:
-        write_sheets(pictures, atlas.meta["settings"]["top"], out, layer)
-    return shown
-
-
-def _places(atlas: Atlas, layer: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields each atom of a layer with its top tokens, the one with the largest value first."""
+    """Returns the tokens to show for each atom of a layer, those with the largest values first."""
     top: Any = atlas.table("top")
     rows = top[top["layer"] == layer].sort_values(["atom", "rank"])
-    for atom, own in rows.groupby("atom"):
-        yield atom, own[["sample", "token", "value"]].to_dict("records")
+    shown: dict[int, list[dict[str, Any]]] = {}
+    for row in rows[["atom", "sample", "token", "value"]].to_dict("records"):
+        text = contexts[row["sample"], row["token"]] if _is_text(atlas) else []
+        shown.setdefault(row["atom"], []).append(row | {"text": text})
+    return shown
 
 
 def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
@@ -122,27 +104,49 @@ def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
     kind = "ablation" if exact else "first_order"
     effect, low, high = (row[f"{kind}{end}"] for end in ("", "_low", "_high"))
     return row | {
-        "name": f"L{row['layer']}A{row['atom']}",
         "exact": bool(exact),
         "effect": effect,
         "low": low,
         "high": high,
-        "clear": bool(signs(low, high)),
         "tokens": tokens,
-        "on_cls": sum(token["token"] == 0 for token in tokens),
         "neighbours": re.findall(r"L(\d+)A(\d+) (-?[\d.]+)", row["nearest"]),
     }
+
+
+def _carried(atom: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an atom as the scripts of the pages read it."""
+    numbers = {name: _short(atom[name]) for name in ("effect", "low", "high", "first_order")}
+    return numbers | {
+        "atom": atom["atom"],
+        "fires": _short(atom["firing_rate"]),
+        "state": atom["state"],
+        "ablated": atom["ablated"],
+        "raises": visible(atom["raises"]),
+        "lowers": visible(atom["lowers"]),
+        "near": [[int(layer), int(other), cosine] for layer, other, cosine in atom["neighbours"]],
+        "tokens": [
+            [token["sample"], token["token"], _short(token["value"]), *map(visible, token["text"])]
+            for token in atom["tokens"]
+        ],
+    }
+
+
+def _data(atlas: Atlas) -> dict[str, Any]:
+    """Returns what every page's script needs: the form of the data, and the grid of patches."""
+    images: Any = atlas.table("images")
+    grid = images[["rows", "columns"]].iloc[0].tolist() if len(images) else [0, 0]
+    return {"text": _is_text(atlas), "unit": atlas.meta["unit"], "grid": grid, "shown": SHOWN}
 
 
 def _index(atlas: Atlas, atoms: list[dict[str, Any]]) -> str:
     counts = {kind: atlas.clear(kind) for kind in ("first_order", "ablation")}
     table: Any = atlas.table()
+    listed = [_listed(atom, _ON_INDEX[atlas.meta["unit"]]) for atom in atoms]
     return render(
         "atlas-index.html",
         title=f"{model_name(atlas.meta)}: an atlas of its atoms",
         meta=atlas.meta,
         is_text=_is_text(atlas),
-        block=BLOCK,
         finding=_finding(atlas, counts),
         largest=atlas.largest(),
         loss=LOSSES[atlas.meta["loss"]],
@@ -150,9 +154,7 @@ def _index(atlas: Atlas, atoms: list[dict[str, Any]]) -> str:
         counts=counts,
         ablated=int(table["ablated"].max()),
         layers=_layers(atlas),
-        columns=atlas.meta["settings"]["top"],
-        atoms=[_listed(atom, _ON_INDEX[atlas.meta["unit"]]) for atom in atoms],
-        shown=SHOWN,
+        data=_data(atlas) | {"atoms": listed},
         sources=[("model", str(atlas.meta["model_digest"])), ("data", fingerprints(atlas.meta))],
     )
 
@@ -172,12 +174,12 @@ def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
 def _listed(atom: Mapping[str, Any], count: int) -> list[Any]:
     """Returns an atom as a list, the form that the script of the index reads."""
     tokens = atom["tokens"][:count]
-    texts = [[visible(part) for part in token["text"]] for token in tokens if "text" in token]
+    texts = [[visible(part) for part in token["text"]] for token in tokens if token["text"]]
     numbers = [_short(atom[name]) for name in ("firing_rate", "effect", "low", "high")]
     logits = [visible(atom[name]) for name in ("raises", "lowers")]
-    on_cls = [int(token["token"] == 0) for token in tokens]
+    places = [[token["sample"], token["token"]] for token in tokens]
     start = [atom["layer"], atom["atom"], *numbers, int(atom["exact"]), atom["state"]]
-    return [*start, *logits, on_cls, texts]
+    return [*start, *logits, places, texts]
 
 
 def _short(value: float) -> float | None:
@@ -196,15 +198,6 @@ def _layers(atlas: Atlas) -> dict[str, list]:
         for line in layers.to_numpy(dtype=object)
     ]
     return {"header": [name.replace("_", " ") for name in layers.columns], "rows": rows}
-
-
-def _grid(atlas: Atlas) -> list[int]:
-    """Returns the rows and columns of an image's patches, or zeros if they are unknown."""
-    config = atlas.meta["config"]
-    if _is_text(atlas) or config.get("interpolate_pos"):
-        return [0, 0]
-    sides = zip(config["image_size"], config["patch_size"], strict=True)
-    return [side // patch for side, patch in sides]
 
 
 def _logits(atlas: Atlas) -> str:
@@ -230,31 +223,11 @@ def _is_text(atlas: Atlas) -> bool:
     return atlas.meta["unit"] == "windows"
 
 
-def write_sheets(pictures: Mapping[int, list[bytes]], columns: int, out: Path, layer: int) -> None:
-    """Writes patches/L{layer}-{block}.webp: a row for each of 64 atoms, a column for each rank.
-
-    Atom a is in row a % 64 of block a // 64.
-    """
-    (out / "patches").mkdir(exist_ok=True)
-    for block in sorted({atom // BLOCK for atom in pictures}):
-        rows = [atom for atom in pictures if atom // BLOCK == block]
-        tall = (max(rows) % BLOCK + 1) * TILE
-        sheet = np.full((tall, columns * TILE, 3), 128, dtype=np.uint8)
-        for atom in rows:
-            top = atom % BLOCK * TILE
-            for place, data in enumerate(pictures[atom]):
-                tile = np.asarray(decoded(data, "a tile").convert("RGB").resize((TILE, TILE)))
-                sheet[top : top + TILE, place * TILE : (place + 1) * TILE] = tile
-        name = f"L{int(layer)}-{int(block)}.webp"
-        Image.fromarray(sheet).save(out / "patches" / name, "WEBP", quality=75, method=4)
-
-
-def write_images(atlas: Atlas, out: Path) -> None:
+def _write_images(atlas: Atlas, out: Path) -> None:
     """Writes images/{sample}.webp, the images whose patches are shown."""
-    tiles = atlas.table("tiles")
-    entire = tiles[tiles["token"] == ENTIRE]
-    if len(entire):
+    images: Any = atlas.table("images")
+    if len(images):
         (out / "images").mkdir(exist_ok=True)
-    for sample, picture in zip(entire["sample"], entire["picture"], strict=True):
+    for sample, picture in zip(images["sample"], images["picture"], strict=True):
         decoded(picture, "an image")
         (out / "images" / f"{int(sample)}.webp").write_bytes(picture)

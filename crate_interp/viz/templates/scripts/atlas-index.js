@@ -1,9 +1,7 @@
 // The index of an atlas: cards of atoms, sorted and filtered. `data.atoms` has a row for each atom.
-"use strict";
-const data = JSON.parse(document.getElementById("atoms").textContent);
 const atoms = data.atoms.map((row, place) => {
-  const [layer, atom, fires, effect, low, high, exact, state, raises, lowers, cls, texts] = row;
-  return {layer, atom, fires, effect, low, high, exact, state, raises, lowers, cls, texts, place,
+  const [layer, atom, fires, effect, low, high, exact, state, raises, lowers, places, texts] = row;
+  return {layer, atom, fires, effect, low, high, exact, state, raises, lowers, places, texts, place,
     name: `L${layer}A${atom}`, clear: low > 0 || high < 0};
 });
 const find = id => document.getElementById(id);
@@ -14,36 +12,15 @@ const orders = {
   place: (a, b) => a.layer - b.layer || a.atom - b.atom,
 };
 const kinds = {
-  all: () => true, clear: a => a.clear, exact: a => a.exact, cls: a => a.cls[0] === 1,
+  all: () => true, clear: a => a.clear, exact: a => a.exact,
+  cls: a => !data.text && a.places[0]?.[1] === 0,
   dead: a => a.state === "dead", dense: a => a.state === "dense",
 };
 
-function made(tag, kind, words) {
-  const element = document.createElement(tag);
-  if (kind) element.className = kind;
-  if (words !== undefined) element.textContent = words;
-  return element;
-}
-
-const signed = value => (value > 0 ? "+" : "") + Number(value.toPrecision(2));
-const share = value => `${(100 * value).toFixed(value < .0995 ? 1 : 0)} %`;
-
 function pictures(atom) {
-  const strip = made("span", "strip-of"), sheet = Math.floor(atom.atom / data.block);
-  strip.style.setProperty("--sheet", `url("patches/L${atom.layer}-${sheet}.webp")`);
-  strip.style.setProperty("--row", atom.atom % data.block);
-  atom.cls.forEach((cls, rank) => {
-    const patch = made("i", cls ? "cls" : "");
-    patch.style.setProperty("--rank", rank);
-    strip.append(patch);
-  });
+  const strip = made("span", "strip-of");
+  strip.append(...atom.places.map(([sample, token]) => patch(sample, token)));
   return strip;
-}
-
-function context([before, at, after]) {
-  const line = made("span", "line", before);
-  line.append(made("mark", "", at), after);
-  return line;
 }
 
 function card(atom) {
@@ -54,14 +31,11 @@ function card(atom) {
       `fires in ${share(atom.fires)}${atom.state ? ", " + atom.state : ""}`));
   link.append(head);
   if (data.text) atom.texts.forEach(text => link.append(context(text)));
-  else if (atom.cls.length) link.append(pictures(atom));
+  else if (atom.places.length) link.append(pictures(atom));
   if (atom.effect !== null) {
-    const low = atom.low === null ? "-\u221e" : signed(atom.low);
-    const high = atom.high === null ? "\u221e" : signed(atom.high);
-    const ends = atom.low === null && atom.high === null ? "" : ` (${low} to ${high})`;
-    const how = atom.exact ? "" : ", first order";
     link.append(made("span", atom.clear ? "effect" : "effect unclear",
-      `${signed(atom.effect)} nats${ends}${how}`));
+      `${interval(atom.effect, atom.low, atom.high).replace(/^\S+/, "$& nats")}`
+        + (atom.exact ? "" : ", first order")));
   }
   const logits = [["raises", atom.raises], ["lowers", atom.lowers]].filter(pair => pair[1]);
   for (const [word, names] of logits)
