@@ -13,9 +13,10 @@ import reference
 from conftest import make, make_lm
 from crate_interp.audits import layer as layers
 from crate_interp.audits import run, sparse
-from crate_interp.audits.attention import DRAWS_OF_GRID, Setting
+from crate_interp.audits.attention import DRAWS_OF_GRID
 from crate_interp.audits.claim_summary import tokens_of
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
+from crate_interp.audits.setting import Setting
 from crate_interp.audits.sparse import SCALES, SIZES, _codes, evenly
 from crate_interp.audits.weights import Bases
 from crate_interp.models.layers.sparse_steps import Lasso

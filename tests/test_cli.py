@@ -51,6 +51,7 @@ def test_it_reads_public_names_only():
         ("crate_interp.sweeps.engines.node_ranks", "after_rank_0"),
         ("crate_interp.sweeps.engines.node_ranks", "device_of_rank"),
         ("crate_interp.sweeps.ledgers.folder_access", "alone"),
+        ("crate_interp.sweeps.runs.forecast", "dry_run"),
         ("crate_interp.results.result", "Result"),  # for its annotation alone
     }
     assert names <= {*ci.__all__, "__version__"} and "audit" in names

@@ -100,6 +100,11 @@ class Subspaces:
         return self.wide.float(), self.reading.float()
 
     @cached_property
+    def shifted(self) -> bool:
+        """Tells whether the codes of normalised tokens have a bias."""
+        return bool(self.bias.any())
+
+    @cached_property
     def kernels(self) -> tuple[Tensor, Tensor]:
         """Returns the inner products of the columns of `wide`, and of the columns of `reading`."""
         return self.wide.T @ self.wide, self.reading.T @ self.reading
@@ -270,7 +275,7 @@ def side_of(rows: Rows, update: Update | None, u: Subspaces, goal: Objective) ->
     scale = _inverse_scale(square, mean, u)
     if u.norm.there:
         read = read * scale[:, None, :, None].to(read)
-    if bool(u.bias.any()):
+    if u.shifted:
         read = read + u.spread(u.bias[None]).to(read)
     return Side(codes, read, square, goal)
 

@@ -10,10 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.audits import attention, sparse
-from crate_interp.audits.attention import Cells, Given, Layer, Setting
+from crate_interp.audits.attention import Cells, Given, Layer
 from crate_interp.audits.claims import CLAIMS, Need
 from crate_interp.audits.frames import Norm, norm_of
 from crate_interp.audits.operators import kind_of
+from crate_interp.audits.setting import Setting
 from crate_interp.audits.weights import Bases
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces

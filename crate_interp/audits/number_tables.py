@@ -29,7 +29,7 @@ def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:
                 columns[name].append(np.full(count, value, dtype=kind))
             for name in names:
                 own = numbers.get(name)
-                columns[name].append(np.full(count, np.nan) if own is None else own.cpu().numpy())
+                columns[name].append(np.full(count, np.nan) if own is None else own.numpy())
     table = pd.DataFrame({name: np.concatenate(parts or [[]]) for name, parts in columns.items()})
     for name in KEYS:
         if name != "eps":

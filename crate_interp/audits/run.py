@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from crate_interp.audits import layer as layers
-from crate_interp.audits.attention import Cells, Setting
+from crate_interp.audits.attention import Cells
 from crate_interp.audits.claims import GRID, NULLS
-from crate_interp.audits.duration import announce
 from crate_interp.audits.number_tables import table_of, weights_of
 from crate_interp.audits.result import AuditResult
+from crate_interp.audits.setting import Setting
 from crate_interp.audits.weights import of_heads, of_weights
 from crate_interp.core import checks
+from crate_interp.core.device_waits import fetched
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite
@@ -80,10 +81,6 @@ def audit(
     meta |= {"settings": settings, "untrained": untrained, "reasons": reasons}
     stages = _stages(model, samples, setting, untrained)
     with open_job(AUDIT, meta, options, model, stages=[stage.name for stage in stages]) as job:
-        if options.progress:
-            few = partial(_of_chunk, setting=replace(setting, limited=0))
-            timed = replace(stages[0], of_chunk=few, once={})
-            announce(job.left(stages), job.prepared(timed), DRAWS)
         for stage in stages:
             job.run(stage)
         return job.result()
@@ -156,7 +153,7 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
                     f"{batch.start} to {batch.start + count - 1}. Leave out these samples."
                 )
         found = layers.of_layer(known[layer], acts, batch.start, count, setting)
-        rows.extend((layer, start, cells) for start, cells in found)
+        rows.extend((layer, start, cells) for start, cells in _on_cpu(found))
 
     for batch in chunk.batches():
         more = Batch(_with_next(chunk, batch, setting), batch.start)
@@ -165,6 +162,16 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
     tables = {"numbers": table_of(rows)}
     # weights are measured once for all chunks
     return tables if chunk.number else tables | _of_weights(blocks)
+
+
+def _on_cpu(found: list[tuple[int, Cells]]) -> list[tuple[int, Cells]]:
+    """Returns the cells of a layer's slices with their numbers moved to the CPU at once."""
+    every = [each for _, cells in found for each in cells.values()]
+    moved = iter(fetched([number for numbers in every for number in numbers.values()]))
+    return [
+        (start, {key: {name: next(moved) for name in each} for key, each in cells.items()})
+        for start, cells in found
+    ]
 
 
 def _of_weights(blocks: list[Any]) -> Tables:

@@ -14,6 +14,7 @@ from torch import Tensor
 from crate_interp.audits.attention import Cells
 from crate_interp.audits.frames import Norm, over
 from crate_interp.audits.objectives import rates_of_codes
+from crate_interp.core.device_waits import waits
 from crate_interp.measures import lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
@@ -122,7 +123,8 @@ def _at(
 
     They are `lasso_objective` and `lasso_kkt_residual`, but share the product D z.
     """
-    decoded = z @ lasso.d.mT if z.any() else torch.zeros_like(y)  # the start may be 0
+    # the start may be 0
+    decoded = z @ lasso.d.mT if waits(z) or z.any() else torch.zeros_like(y)
     error = decoded - y
     squares, sizes = error.square().sum(dim=(1, 2)), (lasso.lambd * z.abs()).sum(dim=(1, 2))
     objective = 0.5 * squares.double() + sizes.double()

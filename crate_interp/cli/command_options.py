@@ -4,9 +4,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import Option
@@ -34,6 +35,9 @@ _DEVICE = Annotated[
 ]
 _MACHINE = {"threads": (options.Threads, None), "device": (_DEVICE, None)}
 _MACHINE |= {"dtype": (options.Dtype, None)}
+_DRY = Annotated[
+    bool, Option("--dry-run", help="Say what it takes from its start to its end, and stop.")
+]
 _ADDRESS = Annotated[
     str | None, Option(help="Address of the Ray cluster, such as auto. Default: start one here.")
 ]
@@ -118,6 +122,7 @@ def on_data(
     """
     of_verb = _options_of(of)
     shared = {**of_verb, **_MACHINE, **(_OF_CHUNKS if of is Run else {})}
+    shared["dry_run"] = (_DRY, False)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())[1:]
@@ -132,6 +137,9 @@ def on_data(
             run = {name: taken.pop(name) for name in of_verb}
             if of is Run:
                 run["resume"] = not taken.pop("restart")
+            if taken.pop("dry_run"):
+                _forecast(command, Asked(run, **taken), given)
+                return
             if result:
                 getattr(ci, result).check_folder(taken["out"])
             command(Asked(run, **taken), **given)
@@ -139,6 +147,14 @@ def on_data(
         return taking(asking, [*_parameters(leading), *own, *_parameters(shared)])
 
     return decorate
+
+
+def _forecast(command: Callable[..., None], asked: Asked, given: dict[str, Any]) -> None:
+    """Runs a command until it has said what it takes; nothing is written into its folder."""
+    from crate_interp.sweeps.runs.forecast import dry_run  # imports torch
+
+    with TemporaryDirectory() as scratch, dry_run():
+        command(replace(asked, out=Path(scratch) / "out"), **given)
 
 
 def _options_of(of: type) -> dict[str, tuple[Any, Any]]:

@@ -19,6 +19,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results import sample_ranges
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes
+from crate_interp.sweeps.runs.forecast import announced
 
 Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
 Names = tuple[str, str] | None
@@ -80,6 +81,11 @@ def compare(
         if options.out is not None:
             stack.enter_context(locked(options.out))
             Comparison.check_folder(options.out)
+        if models:
+            every = [one for side in sides for one in side if isinstance(one, HookedModel)]
+            asked = {"networks": len(every), "twins": count}
+            seen = how.samples(every[0])
+            stack.enter_context(announced("comparison", every[0], seen, asked, options.progress))
         result = _measured(sides, how, count, given, names)
         if options.out is not None:
             result.save(options.out)

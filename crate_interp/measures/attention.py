@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.core.device_waits import waits
 from crate_interp.measures.checks import require_entries
 
 __all__ = [
@@ -118,10 +119,15 @@ def _entropy_of_rows(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
     least = min(torch.finfo(rows.dtype).tiny, 2**-24)
     entropy = -rows.clamp_min(least).log_().mul_(rows).sum(dim=-1)
     odd = (rows.amin(dim=-1) < 0) | (entropy.abs() < _ALMOST_NONE)
+    if waits(odd):
+        return torch.where(odd, _exact_entropy(rows), entropy)
     if odd.any():
-        own = rows[odd]
-        entropy[odd] = -(own.masked_fill(own == 0, 1).log() * own).sum(dim=-1)
+        entropy[odd] = _exact_entropy(rows[odd])
     return entropy
+
+
+def _exact_entropy(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
+    return -(rows.masked_fill(rows == 0, 1).log() * rows).sum(dim=-1)
 
 
 def _valid(

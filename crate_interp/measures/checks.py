@@ -7,6 +7,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from crate_interp.core.device_waits import waits
+
 P = ParamSpec("P")
 R = TypeVar("R")
 NO_TOKENS = "there are no tokens to measure"
@@ -67,10 +69,13 @@ def all_finite(tensor: Tensor) -> bool:
 def squares_fit(lengths: Tensor) -> bool:
     """Tells whether rows of these lengths can be squared within the range of floats.
 
-    It is False if a row is all zeros, shorter than 1e-15, longer than 1e15, or NaN.
+    It is False if a row is all zeros, shorter than 1e-15, longer than 1e15, or NaN, and also on an
+    accelerator, where asking takes longer than what it saves.
     """
     if not lengths.numel():  # an empty batch has no minimum
         return True
+    if waits(lengths):
+        return False
     least, most = lengths.aminmax()
     return bool(least > 1e-15) and bool(most < 1e15)  # both are False for NaN
 

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.core.device_waits import waits
 from crate_interp.measures.checks import largest_entry, require_entries, squares_fit
 
 __all__ = [
@@ -178,6 +179,6 @@ def _valid(
     number overflows.
     """
     finite = seen.detach().isfinite()
-    if not finite.all():
+    if waits(finite) or not finite.all():
         finite = z.isfinite().all(dim=-1)
     return value.masked_fill(~finite, torch.nan)

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crate_interp.core.device_waits import fetched
+
 _ADDED = ["n_tokens", "on", "total", "squares"]
 TOP = ["layer", "atom", "rank", "value", "sample", "token"]
 
@@ -57,16 +59,18 @@ def layer_sums(
     on = flat > 0
     values, indices = _largest(flat, min(top, len(flat)))
     pairs = on.float().T @ on.float() if together else flat.new_zeros(0)
+    sums = [
+        on.sum(dim=0),
+        flat.clamp(min=0).sum(dim=0, dtype=torch.float64),
+        flat.float().square().sum(dim=0, dtype=torch.float64),
+        flat.amax(dim=0).clamp(min=0),
+        values.clamp(min=0),
+    ]
+    moved = [part.numpy() for part in fetched([*sums, indices, pairs])]
+    often, total, squares, largest, highest, places, both = moved
+    samples, tokens = np.divmod(places.astype(np.int64), pos)
     return LayerAtoms(
-        len(flat),
-        _numpy(on.sum(dim=0)),
-        _numpy(flat.clamp(min=0).sum(dim=0, dtype=torch.float64)),
-        _numpy(flat.float().square().sum(dim=0, dtype=torch.float64)),
-        _numpy(flat.amax(dim=0).clamp(min=0)),
-        _numpy(values.clamp(min=0)),
-        _numpy(indices // pos).astype(np.int64) + first,
-        _numpy(indices % pos).astype(np.int64),
-        _numpy(pairs),
+        len(flat), often, total, squares, largest, highest, samples + first, tokens, both
     )
 
 
@@ -82,9 +86,10 @@ def _largest(
     tied = (values[1:] == values[:-1]).any(dim=0)
     tied |= (flat == least).sum(dim=0) > (values == least).sum(dim=0)
     tied &= values[0] > 0
-    if bool(tied.any()):
-        ordered = flat[:, tied].sort(dim=0, descending=True, stable=True)
-        values[:, tied], indices[:, tied] = ordered.values[:count], ordered.indices[:count]
+    atoms = tied.nonzero()[:, 0]
+    if len(atoms):
+        ordered = flat[:, atoms].sort(dim=0, descending=True, stable=True)
+        values[:, atoms], indices[:, atoms] = ordered.values[:count], ordered.indices[:count]
     return values, indices
 
 
@@ -149,7 +154,3 @@ def merged_top(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
     both["rank"] = both.groupby(["layer", "atom"]).cumcount()
     kept: Any = both[both["rank"] < meta["settings"]["top"]]
     return kept[TOP].reset_index(drop=True)
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().double().numpy()  # NumPy has no bfloat16

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crate_hooks import full_name, read
 from crate_interp.core import checks
+from crate_interp.core.device_waits import sent
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
@@ -128,7 +129,7 @@ class Chunk:
                 self._refuse(found.bad)
             self.bad.update(found.bad)
             for piece in found.runs:
-                inputs = piece.inputs.to(self.model.cfg.device)
+                inputs = sent(piece.inputs, self.model.cfg.device)
                 _check_finite(inputs, piece.start)
                 yield Batch(inputs, piece.start, piece.masks)
             self.advance(end - start)

@@ -27,8 +27,8 @@ from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
 from crate_interp.sweeps.ledgers.own_files import LISTING, RUN
 from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task, folded, merged
+from crate_interp.sweeps.runs.forecast import Watched, announce
 from crate_interp.sweeps.runs.provenance import code_of
-from crate_interp.sweeps.runs.time_estimate import Forecast
 
 if TYPE_CHECKING:
     T = TypeVar("T")
@@ -69,6 +69,10 @@ class Job:
         what: the name shown on the progress bar.
         """
         stage = self.prepared(stage)
+        streamed = isinstance(stage.samples, Stream)
+        todo = None if streamed else self._left(stage)
+        if not self.stages:
+            announce(self.kind.name, stage, todo, self.meta, self.options.progress)
         self.stages[stage.name] = stage
         if self.ledger and stage.samples.listing:
             with writable(self.ledger.out):
@@ -76,15 +80,13 @@ class Job:
         self._check_pictures(stage)
         own = self._noting(stage)
         name, unit = what or stage.name, stage.model.unit
-        streamed = isinstance(stage.samples, Stream)
-        todo = None if streamed else self.left([stage])[0]
         bar = tqdm(
             total=todo, desc=name, unit=unit.removesuffix("s"),
             disable=not self.options.progress,
         )  # fmt: skip
-        forecast = Forecast(name, unit, todo or 0, bar.update)
+        advance = Watched(bar.update) if self.options.progress else bar.update
         with bar:
-            found = self.engine(stage, own, forecast if self.options.progress else bar.update)
+            found = self.engine(stage, own, advance)
             if self.ledger is None:
                 merge = lambda one, two: stage.merged(one, two, self.meta)  # noqa: E731
                 tables = folded((tables for _, tables in _in_order(found)), merge)
@@ -101,14 +103,10 @@ class Job:
         assert rules is not None, f"{self.kind.name} has no stage {stage.name}"
         return replace(stage, rules=rules, options=self.options)
 
-    def left(self, stages: Iterable[Stage]) -> list[int]:
-        """Returns, for each of the next stages, how many samples are left for this process."""
-        chunks, found = self._chunks, []
-        for stage in stages:
-            tasks = list(stage.tasks(self.options.chunk_size))
-            found.append(sum(task.samples.n for task in self._own(stage, tasks, chunks)))
-            chunks += len(tasks)
-        return found
+    def _left(self, stage: Stage) -> int:
+        """Returns how many samples of the next stage are left for this process."""
+        tasks = list(stage.tasks(self.options.chunk_size))
+        return sum(task.samples.n for task in self._own(stage, tasks, self._chunks))
 
     def tables(self, name: str) -> Tables | None:
         """Returns the merged tables of a stage, or None if some of its chunks are missing."""
