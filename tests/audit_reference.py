@@ -1,9 +1,13 @@
 """The audit's numbers by another way: autograd, loops over heads, tokens and samples, NumPy."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
 import reference
+from crate_interp.audits import layer as layers
+from crate_interp.audits.weights import Bases
 
 
 def rate(z, u, eps):
@@ -155,3 +159,48 @@ def polar(u):
     values, vectors = np.linalg.eigh(wide.T @ wide)
     root = vectors @ np.diag(values**-0.5) @ vectors.T
     return torch.as_tensor(np.stack(np.split(wide @ root, len(u), axis=1)))
+
+
+def number(result, of, name, frame, eps, basis="stored", tokens="all", layer=1):
+    table = result.table("numbers")
+    at = (table["layer"] == layer) & (table["of"] == of) & (table["frame"] == frame)
+    at &= (table["eps"] == eps) & (table["basis"] == basis) & (table["tokens"] == tokens)
+    return table[at].sort_values("sample")[name].to_numpy()
+
+
+def same(found, wanted, what):
+    np.testing.assert_allclose(found, float(wanted), rtol=1e-9, atol=1e-11, err_msg=str(what))
+
+
+def drawn(matrix, null, draw):
+    """A draw of random weights, whose bases are those of every layer."""
+    return Bases(partial(layers._generator, 0, null, 0)).like(matrix, draw + 1)[draw]
+
+
+def sparse_numbers(y, code, d, lasso):
+    """The numbers of a code of one sample's tokens, by loops."""
+    start = np.maximum(y, 0) if lasso.warm else np.zeros_like(code)
+    lambd = float(lasso.lambd)
+    best = reference.lasso_solution(y, d, lambd)
+    values = [sum(reference.lasso_objective(z, y, d, lambd)) for z in (start, code, best)]
+    residual = [
+        sum(np.linalg.norm(z - np.maximum(z - g, 0)) for z, g in zip(zs, grads, strict=True))
+        for zs, grads in ((zs, (zs @ d.T - y) @ d + lambd) for zs in (start, code))
+    ]
+    decoded = code @ d.T
+    scale = (decoded * y).sum() / (decoded**2).sum()
+    return {
+        "descends": (values[1] - values[0]) / values[0],
+        "share": (values[0] - values[1]) / (values[0] - values[2]),
+        "kkt": residual[1] / residual[0],
+        "reconstruction": np.linalg.norm(y - decoded) / np.linalg.norm(y),
+        "best_scaled": np.linalg.norm(y - scale * decoded) / np.linalg.norm(y),
+    }
+
+
+def steps_of(lasso, y, d, sizes, lambd=None):
+    z = y if lasso.warm else np.zeros((len(y), d.shape[1]))
+    for size in sizes:
+        lambd = float(lasso.lambd) if lambd is None else lambd
+        z = np.maximum(z - size * ((z @ d.T - y) @ d) - size * lambd, 0)
+    return z

@@ -93,12 +93,14 @@ def carried(page, name):
 
 def atoms_of(folder, layer):
     """All atoms of a layer: those in its page, and those in the file beside it."""
+    names = ["atom", "fires", "effect", "low", "high", "first_order", "ablated", "state"]
+    names += ["raises", "lowers", "near", "tokens"]
     data = carried((folder / f"layer-{layer}.html").read_text(), "data")
     script = (folder / "layers" / f"layer-{layer}.js").read_text()
     rest = json.loads(script.removeprefix("more(").removesuffix(");"))
     assert len(data["atoms"]) == min(SHOWN, data["count"])
     assert len(data["atoms"]) + len(rest) == data["count"]
-    return data["atoms"] + rest
+    return [dict(zip(names, row, strict=True)) for row in data["atoms"] + rest]
 
 
 def test_the_images_of_an_atlas_are_those_of_the_data():
@@ -144,6 +146,12 @@ def test_pages_of_images(tmp_path):
     assert before == {
         path: path.read_bytes() for path in index.parent.rglob("*.*")
     }  # a second time the same
+    other = ci.atlas(model, data[:3], top=2, ablate=0, progress=False)
+    ci.viz.atlas_pages(other, tmp_path / "out")  # takes the place of the earlier pages
+    assert len(atoms_of(index.parent, 1)[0]["tokens"]) <= 2
+    assert {path.name for path in (index.parent / "images").iterdir()} <= {
+        f"{n}.webp" for n in range(3)
+    }
 
 
 def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_path):

@@ -1,24 +1,20 @@
 """The audit: its numbers by another way."""
 
-from functools import partial
-
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 import audit_reference as slow
 import crate_interp as ci
 import reference
+from audit_reference import drawn, number, same, sparse_numbers, steps_of
 from conftest import make, make_lm
 from crate_interp.audits import layer as layers
-from crate_interp.audits import run, sparse
 from crate_interp.audits.attention import DRAWS_OF_GRID
 from crate_interp.audits.claim_summary import tokens_of
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
 from crate_interp.audits.setting import Setting
 from crate_interp.audits.sparse import SCALES, SIZES, _codes, evenly
-from crate_interp.audits.weights import Bases
 from crate_interp.models.layers.sparse_steps import Lasso
 from selection import few
 
@@ -40,21 +36,10 @@ def audited(request):
     return model, {name: value for name, value in cache.items()}, result
 
 
-def number(result, of, name, frame, eps, basis="stored", tokens="all", layer=1):
-    table = result.table("numbers")
-    at = (table["layer"] == layer) & (table["of"] == of) & (table["frame"] == frame)
-    at &= (table["eps"] == eps) & (table["basis"] == basis) & (table["tokens"] == tokens)
-    return table[at].sort_values("sample")[name].to_numpy()
-
-
 def streams(model, cache, index, layer=1):
     z, mid = (cache[f"blocks.{layer}.hook_resid_{name}"][index] for name in ("pre", "mid"))
     block = model.blocks[layer]
     return z.double(), mid.double(), block.attn.U.detach().double(), block.ln1
-
-
-def same(found, wanted, what):
-    np.testing.assert_allclose(found, float(wanted), rtol=1e-9, atol=1e-11, err_msg=str(what))
 
 
 def test_attention_in_every_frame_and_at_every_eps(audited):
@@ -169,11 +154,6 @@ def test_no_two_nulls_draw_from_one_seed():
     assert len(set(seeds)) == len(seeds)
 
 
-def drawn(matrix, null, draw):
-    """A draw of random weights, whose bases are those of every layer."""
-    return Bases(partial(layers._generator, 0, null, 0)).like(matrix, draw + 1)[draw]
-
-
 def test_random_output_maps(audited):
     model, cache, result = audited
     z, mid, u, norm = streams(model, cache, 3)
@@ -191,35 +171,6 @@ def test_random_output_maps(audited):
             for name in ("compresses", "gradient", "neumann_direction"):
                 found = number(result, f"random map {draw}", name, frame, EPS)[3]
                 same(found, numbers[name], (name, frame))
-
-
-def sparse_numbers(y, code, d, lasso):
-    """The numbers of a code of one sample's tokens, by loops."""
-    start = np.maximum(y, 0) if lasso.warm else np.zeros_like(code)
-    lambd = float(lasso.lambd)
-    best = reference.lasso_solution(y, d, lambd)
-    values = [sum(reference.lasso_objective(z, y, d, lambd)) for z in (start, code, best)]
-    residual = [
-        sum(np.linalg.norm(z - np.maximum(z - g, 0)) for z, g in zip(zs, grads, strict=True))
-        for zs, grads in ((zs, (zs @ d.T - y) @ d + lambd) for zs in (start, code))
-    ]
-    decoded = code @ d.T
-    scale = (decoded * y).sum() / (decoded**2).sum()
-    return {
-        "descends": (values[1] - values[0]) / values[0],
-        "share": (values[0] - values[1]) / (values[0] - values[2]),
-        "kkt": residual[1] / residual[0],
-        "reconstruction": np.linalg.norm(y - decoded) / np.linalg.norm(y),
-        "best_scaled": np.linalg.norm(y - scale * decoded) / np.linalg.norm(y),
-    }
-
-
-def steps_of(lasso, y, d, sizes, lambd=None):
-    z = y if lasso.warm else np.zeros((len(y), d.shape[1]))
-    for size in sizes:
-        lambd = float(lasso.lambd) if lambd is None else lambd
-        z = np.maximum(z - size * ((z @ d.T - y) @ d) - size * lambd, 0)
-    return z
 
 
 def test_the_sparse_step(audited):
@@ -295,49 +246,6 @@ def test_random_dictionaries(audited):
         same(value, np.mean(found[name]), name)
 
 
-def test_random_dictionaries_are_measured_on_tokens_drawn_anew_for_each_sample(monkeypatch):
-    monkeypatch.setattr(sparse, "TOKENS", 5)
-    model = make("crate", d_head=5, n_layers=2).double()
-    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
-    result = ci.audit(model, images, untrained=0, progress=False)
-    places = layers._drawn_tokens(range(3), 13, 0)
-    assert len({tuple(each) for each in places.tolist()}) == 3
-    cache = model.run_with_cache(images)[1]
-    lasso, y = model.blocks[1].mlp.lasso(), cache["blocks.1.ln2.hook_normalized"]
-    d = drawn(lasso.d, "random D", 3).numpy()
-    for sample in range(3):
-        some = y[sample, places[sample]].numpy()
-        code = steps_of(lasso, some, d, [lasso.eta] * lasso.count)
-        wanted = sparse_numbers(some, code, d, lasso)["descends"]
-        same(number(result, "random D 3", "descends", "", 0.0, "", "all")[sample], wanted, sample)
-
-
-def test_nulls_grid_and_limits_are_measured_on_the_first_samples(monkeypatch):
-    model = make("crate", d_head=5, n_layers=2).double()
-    images = torch.randn(7, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
-    keys = ["sample", "layer", "of", "frame", "eps", "basis", "tokens"]
-
-    def table(**options):
-        result = ci.audit(model, images, untrained=0, progress=False, **options)
-        return result.table("numbers").set_index(keys)
-
-    every, plain = table(), table(grid=False)
-    monkeypatch.setattr(run, "SAMPLES", 3)
-    monkeypatch.setattr(run, "LIMITED", 2)
-    for batch_size in (2, 7):
-        some = table(batch_size=batch_size)
-        first, rest = (
-            some[(some.index.get_level_values("sample") < 3) == is_first]
-            for is_first in (True, False)
-        )
-        pd.testing.assert_frame_equal(rest, plain.loc[3:].reindex(columns=rest.columns), rtol=1e-9)
-        wanted = every.loc[first.index]
-        pd.testing.assert_frame_equal(first, wanted.reindex(columns=first.columns), rtol=1e-9)
-        limited = first.xs("construction", level="of").index.get_level_values("sample")
-        assert set(limited) == {0, 1}
-        assert set(first.xs("shuffled", level="of").index.get_level_values("sample")) == {0, 1, 2}
-
-
 @pytest.mark.slow
 def test_the_best_steps_and_the_best_scale(audited):
     model, cache, result = audited
@@ -411,20 +319,6 @@ def test_a_layer_at_a_large_scale_and_with_equal_tokens():
     z, _, u, _ = streams(model, cache, 0, layer=0)
     found = number(result, "layer", "rate_before", "stream", 0.01, layer=0)[0]
     assert found == pytest.approx(float(slow.rate(z, u, 0.01)), rel=1e-9)
-
-
-@pytest.mark.parametrize("family", few(["crate", "tost", "cbt"]))
-def test_nulls_in_float32_are_those_in_float64(family):
-    model = make(family, n_layers=2)
-    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-    keys = ["sample", "layer", "of", "frame", "eps", "basis", "tokens"]
-    single, double = (
-        ci.audit(each, x, untrained=0, progress=False).table("numbers").set_index(keys)
-        for each, x in ((model, images), (make(family, n_layers=2).double(), images.double()))
-    )
-    assert set(double.index.get_level_values("of")) >= {*NULLS} - {"random map"}
-    # the draws themselves are the same; directions are cosines, the others relative differences
-    np.testing.assert_allclose(single, double.loc[single.index], rtol=2e-3, atol=2e-4)
 
 
 def test_evenly_spaced_tokens_leave_the_ends_out():

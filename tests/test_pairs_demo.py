@@ -137,8 +137,9 @@ def test_what_is_not_there_is_said_before_any_work(monkeypatch, tmp_path):
 def test_accuracies_apart_are_said_beside_the_finding(crate, vit, words, monkeypatch):
     tests = {"crate": crate, "vit": vit}
     monkeypatch.setattr(demo, "facts_of", lambda kind, seed: {"test": tests[kind][seed]})
-    said = demo.caution((0, 1))
-    assert (words in said and "No search" in said) if words else said == ""
+    monkeypatch.setattr(demo, "untuned", lambda kind: (1.0, -1.7, 3.7))
+    said, gain = demo.caution((0, 1)), "the best adds 1.0 points to"
+    assert (words in said and gain in said) if words else said == ""
 
 
 def test_ratios_of_the_axes_are_geometric_means_over_seeds():

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
@@ -145,7 +146,7 @@ def test_a_search_gives_both_kinds_one_budget_and_must_not_end_at_the_end_of_its
         return (kind, peak), {}
 
     monkeypatch.setattr(demo, "train", train)
-    best = {"crate": 2e-3, "vit": 8e-3}
+    best = {"crate": 2e-3, "vit": 4e-3}
     monkeypatch.setattr(demo, "accuracy", lambda model, *held: float(model[1] == best[model[0]]))
     found = demo.search((), (), tmp_path)
     assert {kind: each["rate"] for kind, each in found.items()} == best
@@ -156,12 +157,27 @@ def test_a_search_gives_both_kinds_one_budget_and_must_not_end_at_the_end_of_its
     assert {steps for _, steps, _ in own} == {demo.STEPS}
 
 
-def test_the_pairs_are_tuned_only_if_a_search_chose_their_rates(tmp_path, monkeypatch):
-    assert not pairs.searched()  # none is stored
+def test_what_a_better_rate_adds_is_paired_by_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "SEARCH", tmp_path / "search.json")
-    own = {kind: pairs.facts_of(kind, 0)["lr"] for kind in pairs.KINDS}
-    for changes, tuned in (({}, True), ({"rate": 7.0}, False), ({"inside": False}, False)):
-        found = {kind: {"rate": rate, "inside": True} for kind, rate in own.items()}
-        found["vit"] |= changes
-        pairs.SEARCH.write_text(json.dumps(found))
-        assert pairs.searched() is tuned
+    own = pairs.facts_of("vit", 0)["lr"]
+    shares = {f"{own:g}": [0.5, 0.48, 0.52], "0.0005": [0.51, 0.5, 0.55]}
+    best = {"rate": 5e-4, "inside": True, "accuracies": shares}
+    pairs.SEARCH.write_text(json.dumps({"vit": best}))
+    half = stats.t.ppf(0.975, 2) * np.std([1, 2, 3], ddof=1) / 3**0.5
+    assert pairs.untuned("vit") == pytest.approx((2.0, 2.0 - half, 2.0 + half))
+    pairs.SEARCH.write_text(json.dumps({"vit": best | {"rate": own}}))
+    assert pairs.untuned("vit") == (0.0, 0.0, 0.0)
+    pairs.SEARCH.write_text(json.dumps({"vit": best | {"inside": False}}))
+    with pytest.raises(ValueError, match=r"rate of vit, 0\.0005, is an end of the grid"):
+        pairs.untuned("vit")
+
+
+def test_the_stored_search_is_of_the_grid_and_both_kinds_had_one_budget():
+    found = json.loads(pairs.SEARCH.read_text())
+    grids = [set(found[kind]["accuracies"]) for kind in pairs.KINDS]
+    assert grids == [{f"{rate:g}" for rate in demo.GRID}] * 2
+    for kind in pairs.KINDS:
+        means = {rate: sum(each) for rate, each in found[kind]["accuracies"].items()}
+        assert f"{found[kind]['rate']:g}" == max(means, key=lambda rate: means[rate])
+        assert {len(each) for each in found[kind]["accuracies"].values()} == {3}
+        assert found[kind]["steps"] == demo.STEPS and found[kind]["inside"]

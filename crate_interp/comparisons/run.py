@@ -82,14 +82,19 @@ def compare(
             stack.enter_context(locked(options.out))
             Comparison.check_folder(options.out)
         if models:
-            every = [one for side in sides for one in side if isinstance(one, HookedModel)]
-            asked = {"networks": len(every), "twins": count}
-            seen = how.samples(every[0])
-            stack.enter_context(announced("comparison", every[0], seen, asked, options.progress))
+            stack.enter_context(_announced(sides, how, count))
         result = _measured(sides, how, count, given, names)
         if options.out is not None:
             result.save(options.out)
     return result
+
+
+def _announced(sides: Sequence[list[Network]], how: Measuring, count: int) -> Any:
+    """Says what the comparison takes; its sweeps say nothing while this is open."""
+    every = [one for side in sides for one in side if isinstance(one, HookedModel)]
+    asked = {"networks": len(every), "twins": count}
+    samples = how.samples(every[0])
+    return announced("comparison", every[0], samples, asked, how.options.progress)
 
 
 def _measured(

@@ -39,7 +39,9 @@ _LONGEST_INDEX = 2**28  # bytes
 # what we write into a lock, or what filelock writes on a disk without locks
 _LOCKED = re.compile(rb"(process \d+ on [^\n]*|\d+\n[^\n]*\n([^\n]*\n)?)?")
 # Only files that this library writes. Nothing else is removed, whatever an index says.
-_SUFFIXES = (".parquet", ".json", ".html", ".png", ".webp", ".csv", ".txt", ".safetensors")
+_SUFFIXES = (
+    ".parquet", ".json", ".html", ".js", ".png", ".webp", ".csv", ".txt", ".safetensors",
+)  # fmt: skip
 
 
 @contextmanager

@@ -17,7 +17,7 @@ DEMOS = Path(__file__).parent.parent
 sys.path.append(str(DEMOS))
 
 from pair_verdicts import PROPERTIES, mean_interval, values_of, welch  # noqa: E402
-from pairs import KINDS, SEEDS, WEIGHTS, facts_of, searched  # noqa: E402
+from pairs import KINDS, SEEDS, WEIGHTS, facts_of, untuned  # noqa: E402
 
 PAGES = DEMOS / "docs" / "pages"
 
@@ -121,16 +121,17 @@ def of_pairs() -> list[Elsewhere]:
     tests = {kind: [100 * facts_of(kind, seed)["test"] for seed in SEEDS] for kind in KINDS}
     apart = welch(tests["crate"], tests["vit"])
     spans = {kind: f"{min(each):.0f} to {max(each):.0f} %" for kind, each in tests.items()}
-    tuned = (
-        "" if searched() else "; the ViT's learning rate is from no search that tells rates apart"
-    )
+    # a better rate might raise the ViT by this, and CRATE by nothing
+    gain_vit, least, most = untuned("vit")
+    assert untuned("crate") == (0.0, 0.0, 0.0)
+    tuned = f"; at its best rate the ViT would gain {gain_vit:.1f} ({least:+.1f} to {most:+.1f})"
     return [
         made("incoherent", {"": (gain.low, gain.high)}, by,
              f"{gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
              f"{before.mean():.3f} before training", len(SEEDS)),
-        made("vit", {"": (apart.low, apart.high)}, by,
+        made("vit", {"": (apart.low - max(0.0, most), apart.high - max(0.0, least))}, by,
              f"{apart.value:+.1f} points ({apart.low:+.1f} to {apart.high:+.1f}): {spans['crate']} "
-             f"of 4,000 composites{tuned}", f"{spans['vit']}, the ViT", len(SEEDS), met=searched()),
+             f"of 4,000 composites{tuned}", f"{spans['vit']}, the ViT", len(SEEDS)),
     ]  # fmt: skip
 
 

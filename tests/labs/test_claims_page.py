@@ -129,11 +129,10 @@ def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, ca
     assert "| 0.4, the ratio of the layers' operations | " in line
 
 
-def test_a_claim_beside_an_untuned_network_is_undecided(monkeypatch):
-    rows = {one.row["rule"]: one for each in elsewhere.measured().values() for one in each}
-    assert rows["embedded.vit"].row["answer"] == "undecided"
-    assert "no search" in rows["embedded.vit"].ours
-    monkeypatch.setattr(elsewhere, "searched", lambda: True)
-    rows = {one.row["rule"]: one for one in elsewhere.of_pairs()}
-    assert rows["embedded.vit"].row["answer"] == "supported"
-    assert "no search" not in rows["embedded.vit"].ours
+def test_a_network_is_granted_what_a_better_rate_may_add(monkeypatch):
+    for gain, answer in (((1.0, -1.7, 3.7), "supported"), ((9.0, 4.0, 14.0), "undecided")):
+        rates = {"vit": gain, "crate": (0.0, 0.0, 0.0)}
+        monkeypatch.setattr(elsewhere, "untuned", rates.__getitem__)
+        rows = {one.row["rule"]: one for one in elsewhere.of_pairs()}
+        assert rows["embedded.vit"].row["answer"] == answer
+        assert f"the ViT would gain {gain[0]:.1f} ({gain[1]:+.1f} to" in rows["embedded.vit"].ours

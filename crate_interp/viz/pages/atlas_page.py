@@ -44,7 +44,7 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
 def _write(atlas: Atlas, out: Path) -> None:
     """Writes the pages, the images and the table of atoms."""
     atoms: Any = atlas.table()
-    write_text(out / "atoms.csv", atoms.map(cell).to_csv(index=False))
+    write_text(out / "atoms.csv", atoms.map(cell).to_csv(index=False, float_format="%.6g"))
     _write_images(atlas, out)
     contexts, listed = _contexts(atlas), []
     (out / "layers").mkdir(exist_ok=True)
@@ -66,7 +66,8 @@ def _write(atlas: Atlas, out: Path) -> None:
         )
         write_text(out / f"layer-{int(layer)}.html", page)
         # a page opened from the disk may not read a file of JSON, but may run a script
-        write_text(out / "layers" / f"layer-{int(layer)}.js", f"more({json.dumps(cards[SHOWN:])});")
+        rest = json.dumps(cards[SHOWN:], ensure_ascii=False, separators=(",", ":"))
+        write_text(out / "layers" / f"layer-{int(layer)}.js", f"more({rest});")
     write_text(out / "index.html", _index(atlas, sorted(listed, key=_order)))
 
 
@@ -113,22 +114,17 @@ def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _carried(atom: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an atom as the scripts of the pages read it."""
-    numbers = {name: _short(atom[name]) for name in ("effect", "low", "high", "first_order")}
-    return numbers | {
-        "atom": atom["atom"],
-        "fires": _short(atom["firing_rate"]),
-        "state": atom["state"],
-        "ablated": atom["ablated"],
-        "raises": visible(atom["raises"]),
-        "lowers": visible(atom["lowers"]),
-        "near": [[int(layer), int(other), cosine] for layer, other, cosine in atom["neighbours"]],
-        "tokens": [
-            [token["sample"], token["token"], _short(token["value"]), *map(visible, token["text"])]
-            for token in atom["tokens"]
-        ],
-    }
+def _carried(atom: Mapping[str, Any]) -> list[Any]:
+    """Returns an atom as a list, the form that the script of a layer reads."""
+    names = ("firing_rate", "effect", "low", "high", "first_order")
+    near = [[int(layer), int(other), float(cosine)] for layer, other, cosine in atom["neighbours"]]
+    tokens = [
+        [token["sample"], token["token"], _short(token["value"]), *map(visible, token["text"])]
+        for token in atom["tokens"]
+    ]
+    logits = [visible(atom[name]) for name in ("raises", "lowers")]
+    numbers = [_short(atom[name]) for name in names]
+    return [atom["atom"], *numbers, atom["ablated"], atom["state"], *logits, near, tokens]
 
 
 def _data(atlas: Atlas) -> dict[str, Any]:
@@ -176,7 +172,8 @@ def _listed(atom: Mapping[str, Any], count: int) -> list[Any]:
     tokens = atom["tokens"][:count]
     texts = [[visible(part) for part in token["text"]] for token in tokens if token["text"]]
     numbers = [_short(atom[name]) for name in ("firing_rate", "effect", "low", "high")]
-    logits = [visible(atom[name]) for name in ("raises", "lowers")]
+    # the logit that it moves most, of up to three
+    logits = [visible(re.split(r", (?=')", atom[name])[0]) for name in ("raises", "lowers")]
     places = [[token["sample"], token["token"]] for token in tokens]
     start = [atom["layer"], atom["atom"], *numbers, int(atom["exact"]), atom["state"]]
     return [*start, *logits, places, texts]

@@ -39,7 +39,7 @@ function card(atom) {
   }
   const logits = [["raises", atom.raises], ["lowers", atom.lowers]].filter(pair => pair[1]);
   for (const [word, names] of logits)
-    link.append(made("span", "quiet", `${word} ${names.split(", ")[0]}`));
+    link.append(made("span", "quiet", `${word} ${names}`));
   item.append(link);
   return item;
 }

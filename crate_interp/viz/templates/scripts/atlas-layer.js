@@ -62,7 +62,11 @@ function told(atom) {
   return line;
 }
 
-function article(atom) {
+const NAMES = ["atom", "fires", "effect", "low", "high", "first_order", "ablated", "state",
+  "raises", "lowers", "near", "tokens"];
+
+function article(row) {
+  const atom = Object.fromEntries(NAMES.map((name, place) => [name, row[place]]));
   const found = made("article"), head = made("h3"), link = made("a");
   const name = `L${data.layer}A${atom.atom}`;
   found.id = `a${atom.atom}`;

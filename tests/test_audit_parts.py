@@ -1,0 +1,71 @@
+"""On which samples and tokens, and in which precision, an audit measures its nulls."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import crate_interp as ci
+from audit_reference import drawn, number, same, sparse_numbers, steps_of
+from conftest import make
+from crate_interp.audits import layer as layers
+from crate_interp.audits import run, sparse
+from crate_interp.audits.claims import NULLS
+from selection import few
+
+
+def test_random_dictionaries_are_measured_on_tokens_drawn_anew_for_each_sample(monkeypatch):
+    monkeypatch.setattr(sparse, "TOKENS", 5)
+    model = make("crate", d_head=5, n_layers=2).double()
+    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
+    result = ci.audit(model, images, untrained=0, progress=False)
+    places = layers._drawn_tokens(range(3), 13, 0)
+    assert len({tuple(each) for each in places.tolist()}) == 3
+    cache = model.run_with_cache(images)[1]
+    lasso, y = model.blocks[1].mlp.lasso(), cache["blocks.1.ln2.hook_normalized"]
+    d = drawn(lasso.d, "random D", 3).numpy()
+    for sample in range(3):
+        some = y[sample, places[sample]].numpy()
+        code = steps_of(lasso, some, d, [lasso.eta] * lasso.count)
+        wanted = sparse_numbers(some, code, d, lasso)["descends"]
+        same(number(result, "random D 3", "descends", "", 0.0, "", "all")[sample], wanted, sample)
+
+
+def test_nulls_grid_and_limits_are_measured_on_the_first_samples(monkeypatch):
+    model = make("crate", d_head=5, n_layers=2).double()
+    images = torch.randn(7, 3, 6, 20, generator=torch.Generator().manual_seed(1)).double()
+    keys = ["sample", "layer", "of", "frame", "eps", "basis", "tokens"]
+
+    def table(**options):
+        result = ci.audit(model, images, untrained=0, progress=False, **options)
+        return result.table("numbers").set_index(keys)
+
+    every, plain = table(), table(grid=False)
+    monkeypatch.setattr(run, "SAMPLES", 3)
+    monkeypatch.setattr(run, "LIMITED", 2)
+    for batch_size in (2, 7):
+        some = table(batch_size=batch_size)
+        first, rest = (
+            some[(some.index.get_level_values("sample") < 3) == is_first]
+            for is_first in (True, False)
+        )
+        pd.testing.assert_frame_equal(rest, plain.loc[3:].reindex(columns=rest.columns), rtol=1e-9)
+        wanted = every.loc[first.index]
+        pd.testing.assert_frame_equal(first, wanted.reindex(columns=first.columns), rtol=1e-9)
+        limited = first.xs("construction", level="of").index.get_level_values("sample")
+        assert set(limited) == {0, 1}
+        assert set(first.xs("shuffled", level="of").index.get_level_values("sample")) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("family", few(["crate", "tost", "cbt"]))
+def test_nulls_in_float32_are_those_in_float64(family):
+    model = make(family, n_layers=2)
+    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+    keys = ["sample", "layer", "of", "frame", "eps", "basis", "tokens"]
+    single, double = (
+        ci.audit(each, x, untrained=0, progress=False).table("numbers").set_index(keys)
+        for each, x in ((model, images), (make(family, n_layers=2).double(), images.double()))
+    )
+    assert set(double.index.get_level_values("of")) >= {*NULLS} - {"random map"}
+    # the draws themselves are the same; directions are cosines, the others relative differences
+    np.testing.assert_allclose(single, double.loc[single.index], rtol=2e-3, atol=2e-4)
