@@ -145,11 +145,13 @@ class Base:
         return replace(self, arms=(Arm((eps,)),), before=(before,), found=found)
 
 
-def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...], goal: Objective) -> Base:
-    """Returns the base for updates of the tokens `rows`."""
+def base_of(
+    rows: Rows, u: Subspaces, arms: tuple[Arm, ...], goal: Objective, dtype: torch.dtype
+) -> Base:
+    """Returns the base for updates of the tokens `rows`; dtype: as in `descents`."""
     side = frames.side_of(rows, None, u, goal)
     before = tuple(rates(side, u, arm) for arm in arms)
-    return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps))
+    return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps, dtype))
 
 
 def of_attention(layer: Layer, given: Given, setting: Setting) -> Cells:
@@ -160,7 +162,7 @@ def of_attention(layer: Layer, given: Given, setting: Setting) -> Cells:
     """
     u = layer.stored
     rows, update = frames.rows_of(given.z, u), frames.update_of(given.delta, given.z, u)
-    base = base_of(rows, u, layer.arms(setting), given.goal)
+    base = base_of(rows, u, layer.arms(setting), given.goal, given.single)
     cells = _of_update(base, update)
     if setting.nulls:
         _nulls(cells, base.in_dtype(given.single), given, update, setting)
@@ -343,7 +345,7 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # u is orthonormal
     step, goal = written(layer, given.z, u, setting.causal)
     update = frames.update_of(as_long(step, given.delta), given.z, u)
-    base = base_of(frames.rows_of(given.z, u), u, arms, goal)
+    base = base_of(frames.rows_of(given.z, u), u, arms, goal, given.single)
     one, two = (_of_update(base, way) for way in (update, frames.negated(update)))
     for key, numbers in one.items():
         cells["construction", *key[1:]] = {

@@ -13,6 +13,7 @@ from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 from crate_interp.audits.objectives import TRUSTED, Objective
 
 PerEps = dict[str, Tensor]  # frame -> [batch, eps]
+_CANCELS = 0.01  # a difference of squares below this share of them is computed in float64
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class Spectrum:
     vectors: Float[Tensor, "batch head d_head d_head"]
     codes: Float[Tensor, "batch head pos d_head"]
 
+    def in_dtype(self, dtype: torch.dtype) -> "Spectrum":
+        """Returns the spectrum in another dtype."""
+        return Spectrum(self.values.to(dtype), self.vectors.to(dtype), self.codes.to(dtype))
+
     def rotated(self, codes: Float[Tensor, "*batch head rows d_head"]) -> Tensor:
         """Returns codes in the eigenbasis, heads concatenated: `[..., rows, inner]`."""
         return (codes @ self.vectors).transpose(-3, -2).flatten(-2)
@@ -170,27 +175,29 @@ class Descent:
         }
 
 
-def descents(rows: Rows, side: Side, u: Subspaces, eps: Sequence[float]) -> dict[str, Descent]:
+def descents(
+    rows: Rows, side: Side, u: Subspaces, eps: Sequence[float], dtype: torch.dtype
+) -> dict[str, Descent]:
     """Returns the gradients in every frame.
 
-    rows, side: the tokens before the update.
+    rows, side: the tokens before the update. dtype: of the products behind the gradients' lengths.
     """
     goal, pos = side.goal, rows.square.shape[1]
     alpha, stream = alphas(goal, u, pos, eps), spectrum(side, "stream")
     scale = frames.unit_scale(rows.square, u.d_model)
     unit = replace(stream, values=stream.values * scale[:, None, None].square())
     plain = [_coefficients(found.values, alpha, goal) for found in (stream, unit)]
-    products = _products(stream, u.kernels[0])
-    steep = [_quadratic(c, products) for c in plain]
     size = pos * u.d_model  # |Z|^2 in the frame "unit"
     radial = (plain[1] * unit.values.flatten(1)[:, None]).sum(dim=-1)
-    steep[1] = steep[1] * scale[:, None].square() - radial.square() / size
+    scaled = torch.cat([plain[0], plain[1] * scale[:, None, None]], dim=1)
+    less = torch.cat([torch.zeros_like(radial), radial.square() / size], dim=1)
+    steep = _steep(stream, u.kernels[0], scaled, less, dtype).chunk(2, dim=1)
     most = goal.stretch[1].to(alpha)[:, None]
     bends = [9 * alpha / 4 * value * most for value in u.largest]
     return {
-        "stream": Descent("stream", stream, plain[0], None, _root(steep[0]), bends[0]),
-        "unit": Descent("unit", unit, plain[1], radial, _root(steep[1]), bends[0]),
-        "read": _read_descent(rows, side, u, alpha, bends[1]),
+        "stream": Descent("stream", stream, plain[0], None, steep[0], bends[0]),
+        "unit": Descent("unit", unit, plain[1], radial, steep[1], bends[0]),
+        "read": _read_descent(rows, side, u, alpha, bends[1], dtype),
     }
 
 
@@ -200,6 +207,7 @@ def _read_descent(
     u: Subspaces,
     alpha: Float[Tensor, "eps"],
     bend: Float[Tensor, "some eps"],
+    dtype: torch.dtype,
 ) -> Descent:
     """Returns the gradients with respect to the normalised tokens, before the LayerNorm's gains.
 
@@ -208,15 +216,18 @@ def _read_descent(
     """
     found = spectrum(side, "read")
     coefficients = _coefficients(found.values, alpha, side.goal)
-    steep = _quadratic(coefficients, _products(found, u.kernels[1]))  # the mean is already removed
+    kernel = u.kernels[1]  # the mean is already removed
     if not u.norm.there:
-        return Descent("read", found, coefficients, None, _root(steep), bend)
+        less = torch.zeros_like(coefficients[..., 0])
+        steep = _steep(found, kernel, coefficients, less, dtype)
+        return Descent("read", found, coefficients, None, steep, bend)
     # [batch, pos, inner], without the codes of the norm's shift
     tokens = found.rotated(side.read - u.spread(u.bias[None]))
     # [batch, pos, way]: <gradient, token>
     radial = (found.rotated(found.codes) * tokens) @ coefficients.mT
-    steep = steep - (radial.square() / _token_square(rows, u)[..., None]).sum(dim=1)
-    return Descent("read", found, coefficients, radial, _root(steep), bend)
+    less = (radial.square() / _token_square(rows, u)[..., None]).sum(dim=1)
+    steep = _steep(found, kernel, coefficients, less, dtype)
+    return Descent("read", found, coefficients, radial, steep, bend)
 
 
 def directions(
@@ -266,6 +277,30 @@ def _coefficients(
     if goal.weights is not None:
         factor = factor * goal.weights.repeat_interleave(values.shape[2], dim=1)[:, None]
     return torch.cat([factor / (1 + scaled), factor * (1 - scaled)], dim=1)
+
+
+def _steep(
+    found: Spectrum,
+    kernel: Float[Tensor, "inner inner"],
+    ways: Float[Tensor, "batch way inner"],
+    less: Float[Tensor, "batch way"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "batch way"]:
+    """Returns the lengths of gradients, given their coefficients, along a frame.
+
+    less: the squared length of what does not lie along the frame. dtype: if it is float32, gradients
+    of which this takes nearly all are computed again in float64.
+    """
+    whole = _quadratic(ways, _products(found.in_dtype(dtype), kernel.to(dtype)).double())
+    along = whole - less
+    if dtype == torch.float32:
+        cancels = along < _CANCELS * whole
+        rows = cancels.any(dim=1)
+        if bool(rows.any()):
+            few = Spectrum(found.values[rows], found.vectors[rows], found.codes[rows])
+            exact = _quadratic(ways[rows], _products(few, kernel)) - less[rows]
+            along[rows] = torch.where(cancels[rows], exact, along[rows])
+    return _root(along)
 
 
 def _products(found: Spectrum, kernel: Float[Tensor, "inner inner"]) -> Tensor:
