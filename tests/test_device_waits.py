@@ -27,7 +27,7 @@ VERBS = {
     "audit": (
         lambda model, data: ci.audit(model, data, untrained=0, grid=False, **QUIET),
         # rates as above, and the lasso's solver asks which tokens are solved
-        45,
+        50,
     ),
 }
 QUIET = {"progress": False, "batch_size": SIZE}

@@ -68,9 +68,12 @@ def test_unscaled_maps_are_the_papers():
     assert (sizes[0] != sizes[1]).any()
 
 
+QUIET: dict = {"progress": False}
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_judged_is_refused_before_work_starts():
-    """Even one forward would stop the test."""
+    """Even one forward would stop the test, so nothing is forecast either."""
     net, data = model(), dataset()
 
     def forward(tensor, hook):
@@ -92,9 +95,11 @@ def test_what_cannot_be_judged_is_refused_before_work_starts():
         "fraction=None": lambda: ci.segment(net, data, fraction=None),
         r"query=\(1, 1\)": lambda: ci.segment(net, data, query=(1, 1)),
         "batch_size=0": lambda: ci.segment(net, data, batch_size=0),
-        "3 of 4 images have an object": lambda: ci.segment(net, dataset(4, empty=(1,))),
-        "3 of 3 images have an object": lambda: ci.segment(net, data, limit=3),
-        "0 of 5 images have an object": lambda: ci.segment(net, dataset(5, empty=range(5))),
+        "3 of 4 images have an object": lambda: ci.segment(net, dataset(4, empty=(1,)), **QUIET),
+        "3 of 3 images have an object": lambda: ci.segment(net, data, limit=3, **QUIET),
+        "0 of 5 images have an object": lambda: ci.segment(
+            net, dataset(5, empty=range(5)), **QUIET
+        ),
     }.items():
         with pytest.raises(ValueError, match=words):
             call()

@@ -288,8 +288,8 @@ def _steep(
 ) -> Float[Tensor, "batch way"]:
     """Returns the lengths of gradients, given their coefficients, along a frame.
 
-    less: the squared length of what does not lie along the frame. dtype: if it is float32, gradients
-    of which this takes nearly all are computed again in float64.
+    less: the squared length of what does not lie along the frame. dtype: if it is float32, those
+    gradients of which this takes nearly all are computed again in float64.
     """
     whole = _quadratic(ways, _products(found.in_dtype(dtype), kernel.to(dtype)).double())
     along = whole - less

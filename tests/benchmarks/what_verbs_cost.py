@@ -160,12 +160,12 @@ def cell(name: str, verb: str, device: str) -> dict[str, float]:
 
 
 def main() -> bool:
+    settle()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("word", nargs="?", default="")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cell", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    settle()
     if asked.cell:
         print(json.dumps(cell(*asked.cell, asked.device)))
         return True

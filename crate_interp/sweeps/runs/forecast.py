@@ -12,6 +12,7 @@ import torch
 
 from crate_interp.core.progress import note
 from crate_interp.data import Samples
+from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.sweeps.runs.chunked_pass import Stage
 from crate_interp.sweeps.runs.untrained_twins import SAMPLES
@@ -58,7 +59,7 @@ class Work:
         """Returns how many samples all untrained twins see together."""
         return self.asked.get("untrained", 0) * self.first
 
-    def setting(self, name: str, default: Any = 0) -> Any:
+    def setting(self, name: str, default: object = 0) -> Any:
         """Returns a setting of the verb."""
         return self.asked.get("settings", {}).get(name, default)
 
@@ -78,17 +79,17 @@ class Cost:
 # kind of result -> its cost, from what `make cost` measures of CRATE-B with 197 tokens
 COSTS: dict[str, Cost] = {
     "atlas": Cost(
-        lambda w: 7 * w.n + min(w.setting("ablate"), max(w.n // 4, 8)) * (4 * w.layers + 12),
+        lambda w: 7 * w.n + min(w.setting("ablate"), max(w.n // 4, 8)) * (3 * w.layers + 8),
         lambda w: 1.2e-3 * w.layers * w.atoms + 0.02 * w.n, "limit=n or ablate=0",
     ),
     "atoms": Cost(lambda w: 2 * w.n, lambda w: 4e-4 * w.layers * w.atoms, "limit=n"),
     "audit": Cost(
-        lambda w: 7 * w.n + w.setting("grid") * 12 * w.first + 9 * w.twins,
+        lambda w: 60 + 9 * w.n + w.setting("grid") * 11 * w.first + 10 * w.twins,
         lambda w: 5e-3 * w.layers * (w.first + w.twins / 8) + 4e-4 * w.layers * w.n,
         "limit=n, untrained=0 or grid=False",
     ),
     "comparison": Cost(
-        lambda w: 2 * w.n * (w.asked["networks"] + 2 * w.asked["twins"]),
+        lambda w: 3 * w.n * (w.asked["networks"] + 2 * w.asked["twins"]),
         lambda w: (0.02 + 0.01 * w.n) * (w.asked["networks"] + 2 * w.asked["twins"]),
         "limit=n or untrained=0",
     ),
@@ -105,15 +106,16 @@ COSTS: dict[str, Cost] = {
     "linear_probe": Cost(lambda w: 2 * w.n, lambda w: 4e-3 * w.n, "limit=n"),
     "report": Cost(
         lambda w: (
-            6 * w.n + 2 * w.twins + 20
-            + w.asked["audit"] * (7 * w.n + 12 * w.first + 9 * w.twins)
+            60 + 6 * w.n + 2 * w.twins
+            + w.asked["audit"] * (60 + 9 * w.n + 11 * w.first + 10 * w.twins)
         ),
         lambda w: 2.5 + 0.01 * w.n + w.asked["audit"] * 5e-3 * w.layers * w.first,
         "limit=n, untrained=0 or no audit",
     ),
     "saes": Cost(lambda w: 6 * w.n, lambda w: 1e-3 * w.n, "limit=n"),
     "segmentation": Cost(
-        lambda w: 2 * (w.n + w.twins), lambda w: 2e-3 * (w.n + w.twins), "limit=n or untrained=0",
+        lambda w: 4 * (w.n + w.twins), lambda w: 1 + 2e-3 * (w.n + w.twins),
+        "limit=n or untrained=0",
     ),
     "store": Cost(lambda w: 1.2 * w.n, lambda w: 0.6 * w.n, "limit=n or fewer points"),
     "surgery": Cost(
@@ -162,7 +164,7 @@ def announce(
 
 @contextmanager
 def announced(
-    kind: str, model: HookedModel, samples: Any, meta: Mapping[str, Any], say: bool
+    kind: str, model: HookedModel, samples: Samples | Stream, meta: Mapping[str, Any], say: bool
 ) -> Iterator[None]:
     """Says what a verb takes that is made of others, which say nothing while this is open."""
     left = samples.n if isinstance(samples, Samples) else None
