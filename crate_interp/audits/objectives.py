@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Cholesky is trusted if largest diagonal entry / (smallest pivot)^2 is below this, by the dtype of
-# the codes whose Gram matrix is factorised
+_MANY = 4  # from so many eps on, eigenvalues cost less than Cholesky factors
+# a rate is trusted if the largest ratio of eigenvalues of I + alpha G, or of diagonal entries to
+# squared pivots, is below this, by the dtype of the codes
 TRUSTED = {torch.float32: 1e4, torch.float64: 1e9}
 
 
@@ -190,18 +191,13 @@ def rates_of_grams(
     """Returns the sum over heads of 1/2 logdet(I + alpha G) for Gram matrices G, in float64.
 
     trusted: that of the dtype of the codes. again: a function that returns the codes of some
-    samples. Samples whose factorisation cannot be trusted are computed again: from these codes in
+    samples. Eigenvalues serve every eps, and a Cholesky factor one; so they are taken for a whole
+    grid. Samples whose factorisation cannot be trusted are computed again: from these codes in
     float64 if they are in float32, and from the singular values of the codes otherwise.
     """
-    matrix = gram[:, None].double() * alpha[..., None, None, None]  # [batch, eps, head, n, n]
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    diagonal += 1
-    largest = diagonal.amax(dim=-1)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    pivots = factor.diagonal(dim1=-2, dim2=-1)
-    rate = pivots.log().sum(dim=(-2, -1))
-    ratio = largest / pivots.amin(dim=-1).square()
-    doubtful = ~((ratio < trusted) & (failed == 0)).all(dim=-1).all(dim=-1)
+    by = _by_eigenvalues if alpha.shape[1] >= _MANY else _by_cholesky
+    rate, ratio = by(gram.double(), alpha)
+    doubtful = ~(ratio < trusted)
     if bool(doubtful.any()):
         codes = again(doubtful)
         if codes.dtype == torch.float32:
@@ -211,3 +207,27 @@ def rates_of_grams(
             exact = torch.log1p(alpha[doubtful][..., None, None] * values)
             rate[doubtful] = 0.5 * exact.sum(dim=(-2, -1))
     return rate
+
+
+Rates = tuple[Float[Tensor, "batch eps"], Float[Tensor, "batch"]]  # and the largest condition
+
+
+def _by_eigenvalues(
+    gram: Float[Tensor, "batch head n n"], alpha: Float[Tensor, "batch eps"]
+) -> Rates:
+    values = torch.linalg.eigvalsh(gram).clamp_min(0)
+    scaled = alpha[..., None, None] * values[:, None]  # [batch, eps, head, n]
+    ratio = (1 + scaled[..., -1]) / (1 + scaled[..., 0])
+    return 0.5 * torch.log1p(scaled).sum(dim=(-2, -1)), ratio.amax(dim=(1, 2))
+
+
+def _by_cholesky(gram: Float[Tensor, "batch head n n"], alpha: Float[Tensor, "batch eps"]) -> Rates:
+    matrix = gram[:, None] * alpha[..., None, None, None]  # [batch, eps, head, n, n]
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    diagonal += 1
+    largest = diagonal.amax(dim=-1)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    pivots = factor.diagonal(dim1=-2, dim2=-1)
+    ratio = largest / pivots.amin(dim=-1).square()
+    ratio = ratio.masked_fill(failed > 0, torch.inf)
+    return pivots.log().sum(dim=(-2, -1)), ratio.amax(dim=(1, 2))

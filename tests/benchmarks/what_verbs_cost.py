@@ -89,7 +89,7 @@ ROWS: dict[str, dict[str, int]] = {
     },
     "CRATE-LM,256": {
         "sweep": 4, "atoms": 4, "explore": 1, "audit, no twins": 8, "audit, grid=False": 4,
-        "compare, no twins": 4, "ablate_heads": 1, "atlas": 16,
+        "compare, no twins": 4, "ablate_heads": 1, "atlas": 8,
     },
     "CRATE-B,785,2 layers": {
         "sweep": 4, "explore": 1, "audit, no twins": 8, "audit, grid=False": 4, "atlas": 8,

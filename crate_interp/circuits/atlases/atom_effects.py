@@ -27,7 +27,7 @@ LOSSES = {  # kind -> the name of the loss on pages
     "tokens": "the cross-entropy of the next token, mean over the window",
 }
 _LOGITS = 2**25  # the most logits in one forward of a piece of a batch: 128 MB
-_STREAM = 2**21  # the most numbers in the stream of images whose graph is kept: 2 GB in 12 layers
+_STREAM = 2**20  # the most numbers in the stream of images whose graph is kept: 1 GB in 12 layers
 
 
 @dataclass(frozen=True)

@@ -74,5 +74,5 @@ def _rgb(image: Tensor, cfg: CrateConfig) -> UInt8[np.ndarray, "height width 3"]
 def _webp(picture: UInt8[np.ndarray, "height width 3"]) -> bytes:
     image, buffer = Image.fromarray(picture), io.BytesIO()
     image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    image.save(buffer, "WEBP", lossless=max(picture.shape) <= _SMALL, quality=80)
+    image.save(buffer, "WEBP", lossless=max(picture.shape) <= _SMALL, quality=75)
     return buffer.getvalue()

@@ -18,6 +18,9 @@ from crate_interp.sweeps.runs.chunked_pass import Stage
 from crate_interp.sweeps.runs.untrained_twins import SAMPLES
 
 _FEW = 4  # samples of the forward that is timed
+# measures of small tensors take about as long as Python does, so a small network's verbs take more
+# of its forwards than a large one's
+_LEAST = 0.01  # seconds that a forward counts as at least
 _TRIAL = 10.0  # seconds after which a crowded machine is told of
 _dry: ContextVar[bool] = ContextVar("dry run", default=False)
 _told: ContextVar[bool] = ContextVar("told", default=False)  # a verb has told of all its parts
@@ -154,7 +157,7 @@ def announce(
     if seconds is not None:
         threads = torch.get_num_threads()
         words += f" ({_short(seconds)} a forward, {threads} thread{'s' * (threads > 1)})"
-        words += "" if left is None else f": about {_short(each * count * seconds)}"
+        words += "" if left is None else f": about {_short(each * count * max(seconds, _LEAST))}"
     if left is not None:
         words += f", {cost.size(work) * count / whole:.2g} MB"
     note(f"{words}. For less: {cost.less}.")

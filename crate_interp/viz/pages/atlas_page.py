@@ -44,7 +44,7 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
 def _write(atlas: Atlas, out: Path) -> None:
     """Writes the pages, the images and the table of atoms."""
     atoms: Any = atlas.table()
-    write_text(out / "atoms.csv", atoms.map(cell).to_csv(index=False, float_format="%.6g"))
+    write_text(out / "atoms.csv", atoms.map(cell).to_csv(index=False, float_format="%.4g"))
     _write_images(atlas, out)
     contexts, listed = _contexts(atlas), []
     (out / "layers").mkdir(exist_ok=True)
