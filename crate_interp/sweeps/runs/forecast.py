@@ -83,11 +83,16 @@ class Cost:
 COSTS: dict[str, Cost] = {
     "atlas": Cost(
         lambda w: 7 * w.n + min(w.setting("ablate"), max(w.n // 4, 8)) * (3 * w.layers + 8),
-        lambda w: 1.2e-3 * w.layers * w.atoms + 0.02 * w.n, "limit=n or ablate=0",
+        # the contexts of a text take more than the places of patches
+        lambda w: (
+            (1.7e-3 if w.asked.get("unit") == "windows" else 1.2e-3) * w.layers * w.atoms
+            + 0.02 * w.n
+        ),
+        "limit=n or ablate=0",
     ),
     "atoms": Cost(lambda w: 2 * w.n, lambda w: 4e-4 * w.layers * w.atoms, "limit=n"),
     "audit": Cost(
-        lambda w: 60 + 9 * w.n + w.setting("grid") * 11 * w.first + 10 * w.twins,
+        lambda w: 60 + 8 * w.n + w.setting("grid") * 17 * w.first + 10 * w.twins,
         lambda w: 5e-3 * w.layers * (w.first + w.twins / 8) + 4e-4 * w.layers * w.n,
         "limit=n, untrained=0 or grid=False",
     ),
@@ -104,13 +109,13 @@ COSTS: dict[str, Cost] = {
         lambda w: 1e-3 * w.n, "limit=n, fewer k, rotations or untrained=0",
     ),
     "head_ablation": Cost(
-        lambda w: w.n * (2 + 0.6 * w.layers * w.heads), lambda w: 5e-4 * w.n, "limit=n",
+        lambda w: w.n * (2 + 0.7 * w.layers * w.heads), lambda w: 12 + 5e-4 * w.n, "limit=n",
     ),
     "linear_probe": Cost(lambda w: 2 * w.n, lambda w: 4e-3 * w.n, "limit=n"),
     "report": Cost(
         lambda w: (
             60 + 6 * w.n + 2 * w.twins
-            + w.asked["audit"] * (60 + 9 * w.n + 11 * w.first + 10 * w.twins)
+            + w.asked["audit"] * (60 + 8 * w.n + 17 * w.first + 10 * w.twins)
         ),
         lambda w: 2.5 + 0.01 * w.n + w.asked["audit"] * 5e-3 * w.layers * w.first,
         "limit=n, untrained=0 or no audit",
