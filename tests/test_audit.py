@@ -258,7 +258,11 @@ def test_the_untrained_stand_beside():
     result = ci.audit(make("crate", n_layers=1), images, untrained=3, progress=False)
     table = result.table()
     known = table[table["verdict"] != "not applicable"]
-    assert known["untrained"].notna().all() and known["difference_low"].notna().all()
+    assert known["untrained"].notna().all()
+    # where every network has the same share of eigenvalues, there is no spread and no interval
+    same = (known["number"] == "neumann") & (known["difference"] == 0)
+    known = known[~same]
+    assert known["difference_low"].notna().all() and len(known) > 100
     inside = known["difference"].between(known["difference_low"], known["difference_high"])
     assert inside.all()
     twins = result.table("untrained")

@@ -133,9 +133,10 @@ class Base:
         if dtype != torch.float32:
             return self
         found = {frame: descent.in_single() for frame, descent in self.found.items()}
-        return replace(
-            self, rows=frames.in_single(self.rows), side=self.side.in_single(), found=found
-        )
+        # made like the side after an update, so that both are equal if the update is 0
+        rows = frames.in_single(self.rows)
+        side = frames.side_of(rows, None, self.u, self.side.goal)
+        return replace(self, rows=rows, side=side, found=found)
 
     def at(self, eps: float) -> "Base":
         """Returns a copy of the base that keeps only its first arm, at one eps."""

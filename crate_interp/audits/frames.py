@@ -241,10 +241,6 @@ class Side:
         """Tells whether the codes are in float32."""
         return self.codes.dtype == torch.float32
 
-    def in_single(self) -> "Side":
-        """Returns the side with its codes in float32."""
-        return replace(self, codes=self.codes.float(), read=self.read.float())
-
     @cached_property
     def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
         """Returns the Gram matrices of F_k C_k by frame ("stream", "read") and "all" or "patches".
