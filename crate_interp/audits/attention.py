@@ -97,7 +97,7 @@ def layer_of(attn: Any, norm: HookedNorm, random: Bases, maps: int) -> Layer:
         frames.subspaces_of(bases, norm, attn.b_V[:, : bases.shape[2]])
         for bases in (wide, frames.orthonormal(wide))  # narrower if heads are wider than the stream
     )
-    drawn = random.like(out.to(torch.promote_types(attn.W_O.dtype, torch.float32)), maps)
+    drawn = random.like(out.to(frames.single_of(attn.W_O.dtype)), maps)
     shift = attn.b_O.detach().double()
     return Layer(wide, stored, ideal, change, drawn, shift, kind_of(attn), attn)
 
@@ -134,7 +134,7 @@ class Base:
             return self
         found = {frame: descent.in_single() for frame, descent in self.found.items()}
         # made like the side after an update, so that both are equal if the update is 0
-        rows = frames.in_single(self.rows)
+        rows = frames.in_dtype(self.rows, dtype)
         side = frames.side_of(rows, None, self.u, self.side.goal)
         return replace(self, rows=rows, side=side, found=found)
 
@@ -218,8 +218,7 @@ def _beyond(base: Base, frame: str, eps: Sequence[float]) -> Float[Tensor, "batc
 def _nulls(cells: Cells, base: Base, given: Given, update: Update, setting: Setting) -> None:
     """Adds the numbers of the nulls; only some draws of the shuffled update have the whole grid."""
     here, u = base.at(setting.eps), base.u
-    if given.single == torch.float32:
-        update = frames.in_single(update)
+    update = frames.in_dtype(update, given.single)
     _shuffled(cells, base, here, given, update)
     if "negated" in setting.nulls:
         _measure(cells, here, "negated", frames.negated(update))

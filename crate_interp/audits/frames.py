@@ -161,13 +161,19 @@ class Update(Rows):
     dot: Float[Tensor, "batch pos"]
 
 
+def single_of(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of what needs no float64: float32, or the model's own if it is wider."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 Coded = TypeVar("Coded", Rows, Update)
 
 
-def in_single(rows: Coded) -> Coded:
-    """Returns rows with their codes in float32."""
-    codes = rows.codes.float()
-    return replace(rows, codes=codes, read=codes if rows.read is rows.codes else rows.read.float())
+def in_dtype(rows: Coded, dtype: torch.dtype) -> Coded:
+    """Returns rows with their codes in a dtype."""
+    codes = rows.codes.to(dtype)
+    read = codes if rows.read is rows.codes else rows.read.to(dtype)
+    return replace(rows, codes=codes, read=read)
 
 
 def rows_of(z: Float[Tensor, "batch pos d_model"], u: Subspaces) -> Rows:

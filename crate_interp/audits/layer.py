@@ -12,7 +12,7 @@ from torch import Tensor
 from crate_interp.audits import attention, sparse
 from crate_interp.audits.attention import Cells, Given, Layer
 from crate_interp.audits.claims import CLAIMS, Need
-from crate_interp.audits.frames import Norm, norm_of
+from crate_interp.audits.frames import Norm, norm_of, single_of
 from crate_interp.audits.operators import kind_of
 from crate_interp.audits.setting import Setting
 from crate_interp.audits.weights import Bases
@@ -165,7 +165,7 @@ def _given(
     layer: Audited, acts: dict[str, Tensor], first: int, stop: int, start: int, setting: Setting
 ) -> Given:
     before, after = acts[POINTS[0]], acts[POINTS[1]]
-    single = torch.promote_types(before.dtype, torch.float32)
+    single = single_of(before.dtype)
     z = before[first:stop].double()
     delta, other, noise = after[first:stop].double() - z, None, None
     if "next sample" in setting.nulls and len(before) > stop:

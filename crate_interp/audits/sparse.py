@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.audits.attention import Cells
-from crate_interp.audits.frames import Norm, over
+from crate_interp.audits.frames import Norm, over, single_of
 from crate_interp.audits.objectives import rates_of_codes
 from crate_interp.core.device_waits import waits
 from crate_interp.measures import lasso_objective, lasso_solution, zero_fraction
@@ -266,7 +266,7 @@ def of_rates(
 
     In the frame "read", Z and D Z pass through the LayerNorm that y has already passed.
     """
-    dtype = torch.promote_types(y.dtype, torch.float32)
+    dtype = single_of(y.dtype)
     after = code.to(dtype)
     decoded = after @ d.to(dtype).T
     found = {name: _rates(z, norm, eps) for name, z in (("z", after), ("dz", decoded))}
@@ -337,7 +337,7 @@ def _single(lasso: Lasso, y: Tensor) -> tuple[Lasso, Tensor]:
     It is enough where no solution is involved: sums of many terms are compared, and their relative
     differences are far larger than what float32 rounds.
     """
-    dtype = torch.promote_types(y.dtype, torch.float32)
+    dtype = single_of(y.dtype)
     return _as(dtype, lasso), y.to(dtype)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
+from crate_interp.core.device_waits import fetched
 from crate_interp.probes import Probe
 from crate_interp.results.result import Result
 
@@ -157,21 +157,8 @@ class Tally:
 
 
 def _columns(values: list[Tensor]) -> list[np.ndarray]:
-    """Returns each tensor as a float64 array `[batch, 1]` or `[batch, head]`.
-
-    Tensors of the same dtype and batch length are transferred together.
-    """
-    groups: dict[tuple, list[int]] = {}
-    for place, value in enumerate(values):
-        groups.setdefault((value.dtype, len(value)), []).append(place)
-    out: list[np.ndarray] = [np.empty(0)] * len(values)
-    for places in groups.values():
-        parts = [values[place].detach().reshape(len(values[place]), -1) for place in places]
-        table = torch.cat(parts, dim=1).double().cpu().numpy()
-        edges = np.cumsum([part.shape[1] for part in parts])[:-1]
-        for place, columns in zip(places, np.split(table, edges, axis=1), strict=True):
-            out[place] = columns
-    return out
+    """Returns each tensor as a float64 array `[batch, 1]` or `[batch, head]`."""
+    return [part.reshape(len(part), -1).numpy() for part in fetched(values)]
 
 
 def _same_heads(key: Key, before: tuple[int, ...], now: tuple[int, ...]) -> None:
