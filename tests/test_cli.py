@@ -119,8 +119,7 @@ def test_atlas_on_the_embedded_model(tmp_path):
     assert done.returncode == 0 and "768 atoms" in done.stdout and "index.html" in done.stdout, (
         done.stderr
     )
-    # a picture holds 64 atoms
-    assert len(list((out / "patches").iterdir())) == 12 and (out / "layer-5.html").exists()
+    assert len(list((out / "layers").iterdir())) == 6 and (out / "layer-5.html").exists()
     (tmp_path / "file").write_text("")
     fails("cannot write into", *command, "--out", tmp_path / "file" / "o")
 

@@ -199,7 +199,8 @@ class Result:
         self.check_folder(folder)
         with replacing(folder, META, self._index()) as stage:
             for name in (*self.STORED, *self.DERIVED):
-                self._table(name).to_parquet(stage / f"{name}.parquet", index=False)
+                path = stage / f"{name}.parquet"
+                self._table(name).to_parquet(path, index=False, compression="zstd")
         return Path(folder)
 
     @contextmanager

@@ -4,11 +4,13 @@ Two workers need two idle cores: their ratio is of wall time, and other work on 
 it. The noise beside it is one worker over one worker.
 """
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,15 +25,19 @@ from crate_interp.sweeps.runs.provenance import data_meta
 from crate_interp.sweeps.sweep_tables import Tally
 
 SECONDS, CHUNKS, ROUNDS = 60.0, 16, 3  # of one worker, in so many chunks, each measured so often
-
-
 FEW = 16  # images by which a worker is timed first
+# what a worker runs on its data: verb -> (layers, how it is called)
+VERBS = {
+    "sweep": (12, lambda *args, **settings: ci.sweep(*args, controls=0, **settings)),
+    "audit": (4, lambda *args, **settings: ci.audit(*args, untrained=0, **settings)),
+    "atlas": (4, ci.atlas),
+}
 
 
-def network() -> ci.HookedCrate:
+def network(n_layers: int = 12) -> ci.HookedCrate:
     torch.manual_seed(0)
     cfg = ci.CrateConfig(
-        family="crate", d_model=384, n_layers=12, n_heads=6, image_size=224, n_classes=10
+        family="crate", d_model=384, n_layers=n_layers, n_heads=6, image_size=224, n_classes=10
     )
     return ci.HookedCrate(cfg).eval()
 
@@ -49,23 +55,24 @@ def sized() -> int:
     return max(1, round(FEW * SECONDS / CHUNKS / (time.perf_counter() - start)))
 
 
-def of_torchrun(size: int, workers: int) -> float:
+def of_torchrun(size: int, workers: int, verb: str = "sweep") -> float:
     """Returns the seconds of a whole command: the start of its processes is in them."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     with tempfile.TemporaryDirectory() as out:
         start = time.perf_counter()
         subprocess.run(
-            [sys.executable, *launch, __file__, str(size), f"{out}/sweep"],
+            [sys.executable, *launch, __file__, verb, str(size), f"{out}/result"],
             check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         seconds = time.perf_counter() - start
-        assert ci.SweepResult.load(f"{out}/sweep").meta["n_samples"] == size * CHUNKS
+        meta = json.loads(Path(out, "result", "meta.json").read_text())
+        assert meta["n_samples"] == size * CHUNKS
     return seconds
 
 
-def worker(size: int, out: str) -> None:
-    data = images(size * CHUNKS)
-    ci.sweep(network(), data, out=out, chunk_size=size, controls=0, progress=False)
+def worker(verb: str, size: int, out: str) -> None:
+    layers, measure = VERBS[verb]
+    measure(network(layers), images(size * CHUNKS), out=out, chunk_size=size, progress=False)
 
 
 def of_ray(size: int, workers: int) -> float:
@@ -130,12 +137,14 @@ def main() -> bool:
     settle()
     size = sized()
     good = two_over_one("torchrun", of_torchrun, size, 0.6)
+    for verb in ("audit", "atlas"):
+        good &= two_over_one(f"torchrun, {verb}", partial(of_torchrun, verb=verb), FEW, 0.6)
     good &= two_over_one("Ray, start-up aside", of_ray, size, 0.65)
     return chunked_over_bare() and good
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        worker(int(sys.argv[1]), sys.argv[2])
+        worker(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     else:
         sys.exit(0 if main() else 1)
