@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from crate_interp.bridge import from_bridge, to_bridge
     from crate_interp.checkpoints.hub.registry import list_models
     from crate_interp.checkpoints.load import convert, load
-    from crate_interp.circuits import Atlas, HeadAblation, ablate_heads, atlas
+    from crate_interp.circuits import (
+        Atlas,
+        AttributionGraph,
+        HeadAblation,
+        ablate_heads,
+        atlas,
+        graph,
+    )
     from crate_interp.comparisons import Comparison, compare
     from crate_interp.config import CrateConfig
     from crate_interp.core.errors import CheckpointError
@@ -47,11 +54,12 @@ if TYPE_CHECKING:
     from crate_interp.training.watch_run import Watch, watch
 
 __all__ = [
-    "Atlas", "AtomResult", "AuditResult", "CheckpointError", "Comparison", "CrateConfig",
+    "Atlas", "AtomResult", "AttributionGraph", "AuditResult", "CheckpointError", "Comparison",
+    "CrateConfig",
     "HeadAblation", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE",
     "LinearProbeResult", "Past", "Probe", "SRRRegularizer", "SegmentResult", "SparseAutoencoder",
     "SurgeryResult", "SweepResult", "Watch", "WatchResult", "ablate_heads", "atlas", "atoms",
-    "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "hooks",
+    "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "graph", "hooks",
     "linear_probe", "list_models", "load", "maps", "measures", "merge", "open_store", "probe",
     "probes", "report", "saes", "segment", "store", "surgeries", "surgery", "sweep", "to_bridge",
     "verify", "viz", "watch",
@@ -63,7 +71,7 @@ _NAMES = {
     "crate_interp.bridge": "from_bridge to_bridge",
     "crate_interp.checkpoints.hub.registry": "list_models",
     "crate_interp.checkpoints.load": "convert load",
-    "crate_interp.circuits": "Atlas HeadAblation ablate_heads atlas",
+    "crate_interp.circuits": "Atlas AttributionGraph HeadAblation ablate_heads atlas graph",
     "crate_interp.comparisons": "Comparison compare",
     "crate_interp.config": "CrateConfig",
     "crate_interp.core.errors": "CheckpointError",

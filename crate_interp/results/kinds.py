@@ -48,6 +48,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "comparison": ("crate_interp.comparisons.result", "Comparison"),
     "composition": ("crate_interp.circuits.compositions", "COMPOSITION"),
     "concentration": ("crate_interp.circuits.code_swaps", "CONCENTRATION"),
+    "graph": ("crate_interp.circuits.graphs.result", "AttributionGraph"),
     "head_ablation": ("crate_interp.circuits.head_ablation", "HEAD_ABLATION"),
     "linear_probe": ("crate_interp.sweeps.linear_probes", "LINEAR_PROBE"),
     "logit_attribution": ("crate_interp.circuits.attribution", "LogitAttribution"),

@@ -1,0 +1,271 @@
+"""Derivatives between the codes of one sample: of the answer, of each node, and head by head.
+
+In a forward whose codes are leaves, the nonlinearity of every node is cut: the derivative of a
+node's pre-threshold value with respect to a code is that of all paths that pass through no other
+code.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from crate_hooks import full_name
+from crate_interp.circuits.graphs.question import Question
+from crate_interp.models.hooked import HookedModel
+
+CODE, PRE, Z = "mlp.hook_post", "mlp.hook_pre", "attn.hook_z"
+FREEZABLE = ("pattern", "norm")
+# the kind of attention -> what makes its output linear in the codes Z U_k once it is a constant
+_PATTERNS = {
+    "mssa": ("attn.hook_pattern",), "self": ("attn.hook_pattern",),
+    "tssa": ("attn.hook_pi", "attn.hook_weight"),
+    "cbsa": ("attn.hook_contract", "attn.hook_rep_pattern"),
+}  # fmt: skip
+_NORMS = ("ln1.hook_scale", "ln2.hook_scale")
+_BYTES = 2**28  # of the gradients of several nodes at once
+Hook = tuple[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of one sample, and the derivative of the target.
+
+    codes, before: the code of each layer and its pre-threshold value, `[pos, atom]`. streams: the
+    stream after each layer. embedded: the stream that the first layer reads, `[pos, d_model]`.
+    slopes, slopes_before: the derivative of the target, through all layers above, with respect to
+    codes and before; slope_embedded likewise.
+    """
+
+    target: float
+    logits: Float[Tensor, "answers"]
+    codes: list[Float[Tensor, "pos atom"]]
+    before: list[Float[Tensor, "pos atom"]]
+    streams: list[Float[Tensor, "pos d_model"]]
+    embedded: Float[Tensor, "pos d_model"]
+    slopes: list[Float[Tensor, "pos atom"]]
+    slopes_before: list[Float[Tensor, "pos atom"]]
+    slope_embedded: Float[Tensor, "pos d_model"]
+
+    def attribution(self, layer: int) -> Float[Tensor, "pos atom"]:
+        """Returns code times derivative of the target; for layer -1 those of each embedding."""
+        if layer < 0:
+            return (self.embedded.double() * self.slope_embedded.double()).sum(-1, keepdim=True)
+        return self.codes[layer].double() * self.slopes[layer].double()
+
+
+def strict(model: HookedModel) -> bool:
+    """Tells whether a code replaces the stream, so that every path passes through each layer."""
+    return not model.cfg.residual
+
+
+def directions(model: HookedModel, layer: int) -> Float[Tensor, "atom d_model"]:
+    """Returns what each atom of a layer writes into the stream."""
+    block: Any = model.blocks[layer]
+    return block.mlp.written()
+
+
+def embedding_point(model: HookedModel) -> str:
+    """Returns the point of the embeddings: in nanochat-crate later layers read them again."""
+    return "hook_embed" if hasattr(model, "x0_lambdas") else full_name("hook_resid_pre", 0)
+
+
+def frozen_points(model: HookedModel, freeze: Sequence[str]) -> list[str]:
+    """Returns the points whose values are constants for derivatives."""
+    kinds: list[str] = []
+    if "pattern" in freeze:
+        kinds += _PATTERNS[model.cfg.facts["attention"]]
+    if "norm" in freeze:
+        kinds += _NORMS
+    found = [full_name(kind, layer) for layer in range(model.cfg.n_layers) for kind in kinds]
+    return found + (["ln_final.hook_scale"] if "norm" in freeze else [])
+
+
+def _constant(value: Tensor, hook: Any) -> Tensor:
+    return value.detach()
+
+
+def detaching(model: HookedModel, freeze: Sequence[str]) -> list[Hook]:
+    """Returns hooks that make what is frozen a constant for derivatives."""
+    return [(name, _constant) for name in frozen_points(model, freeze)]
+
+
+def values(model: HookedModel, sample: Tensor, question: Question, freeze: Sequence[str]) -> Values:
+    """Returns the values of a sample and the derivatives of the target; takes two forwards."""
+    kept: dict[str, list[Tensor]] = {CODE: [], PRE: [], "hook_resid_post": []}
+    start: list[Tensor] = []
+
+    def note(value: Tensor, hook: Any, kind: str) -> None:
+        kept[kind].append(value)
+
+    def leaf(value: Tensor, hook: Any) -> Tensor:
+        start.append(value.detach().requires_grad_())
+        return start[0]
+
+    layers = range(model.cfg.n_layers)
+    hooks: list[Hook] = [(embedding_point(model), leaf), *detaching(model, freeze)]
+    hooks += [(full_name(kind, n), partial(note, kind=kind)) for kind in kept for n in layers]
+    with torch.enable_grad():
+        logits = model.run_with_hooks(sample, fwd_hooks=hooks)
+        target = question.of(logits)[0]
+        wanted = [*kept[CODE], *kept[PRE], start[0]]
+        slopes = [one[0] for one in torch.autograd.grad(target, wanted)]
+    n = len(layers)
+    plain = {kind: [one[0].detach() for one in found] for kind, found in kept.items()}
+    return Values(
+        float(target.detach()), question.at(logits)[0].detach(), plain[CODE], plain[PRE],
+        plain["hook_resid_post"], start[0][0].detach(), slopes[:n], slopes[n : 2 * n], slopes[-1],
+    )  # fmt: skip
+
+
+class CutPass:
+    """A forward of one sample whose codes are leaves: it gives the direct effects on any node."""
+
+    def __init__(
+        self, model: HookedModel, sample: Tensor, question: Question, freeze: Sequence[str]
+    ) -> None:
+        self.model, self.strict = model, strict(model)
+        self.codes: list[Tensor] = []
+        self.before: list[Tensor] = []
+        self.heads: list[Tensor] = []
+        self.embedded: Tensor
+        layers = range(model.cfg.n_layers)
+        hooks: list[Hook] = [(embedding_point(model), self._embed), *detaching(model, freeze)]
+        for kind, hook in ((PRE, self._before), (CODE, self._code), (Z, self._heads)):
+            hooks += [(full_name(kind, layer), hook) for layer in layers]
+        with torch.enable_grad():
+            self.target = question.of(model.run_with_hooks(sample, fwd_hooks=hooks))
+
+    def _embed(self, value: Tensor, hook: Any) -> Tensor:
+        self.embedded = value.detach().requires_grad_()
+        return self.embedded
+
+    def _code(self, value: Tensor, hook: Any) -> Tensor:
+        self.codes.append(value.detach().requires_grad_())
+        return self.codes[-1]
+
+    def _before(self, value: Tensor, hook: Any) -> None:
+        self.before.append(value)
+
+    def _heads(self, value: Tensor, hook: Any) -> None:
+        self.heads.append(value)
+
+    def can_start(self) -> bool:
+        """Tells whether a layer can run on the stream alone: in nanochat-crate it cannot."""
+        return not hasattr(self.model, "x0_lambdas")
+
+    def sources(self, layer: int) -> list[int]:
+        """Returns the layers whose codes a layer's nodes read; -1 stands for the embeddings.
+
+        layer: n_layers stands for the target.
+        """
+        if self.strict:
+            return [layer - 1]
+        return list(range(-1, layer))
+
+    def leaf(self, layer: int) -> Tensor:
+        """Returns the code of a layer `[1, pos, atom]`; for -1 the embeddings `[1, pos, d]`."""
+        return self.embedded if layer < 0 else self.codes[layer]
+
+    def at_once(self, layer: int) -> int:
+        """Returns how many nodes of a layer may be differentiated at once."""
+        cfg = self.model.cfg
+        pos = self.embedded.shape[1]
+        width = pos * (pos * cfg.n_heads * 2 + cfg.d_mlp * 2 + cfg.d_model * 8)
+        depth = 1 if self.strict else layer + 1
+        return max(1, _BYTES // (4 * width * depth))
+
+    def effects(
+        self, layer: int, nodes: Int[Tensor, "node"]
+    ) -> tuple[dict[int, Float[Tensor, "node pos atom"]], Float[Tensor, "node head d_head"] | None]:
+        """Returns the direct effects on nodes: value times derivative, by the layer of the source.
+
+        nodes: the numbers of the nodes in the flat code of their layer; with layer = n_layers the
+        target is the only node. The effects of an embedding are summed over its features,
+        `[node, pos, 1]`. Also returns the derivative with respect to the heads of the node's own
+        layer at its own token, or None for the target.
+        """
+        if layer == self.model.cfg.n_layers:
+            outputs, places = self.target, None
+        else:
+            outputs = self.before[layer].flatten()[nodes]
+            places = nodes // self.before[layer].shape[-1]
+        sources = self.sources(layer)
+        wanted = [self.leaf(one) for one in sources]
+        wanted += [] if places is None else [self.heads[layer]]
+        found = torch.autograd.grad(
+            outputs, wanted, torch.eye(len(outputs)).to(outputs),
+            retain_graph=True, is_grads_batched=True, allow_unused=True, materialize_grads=True,
+        )  # fmt: skip
+        effects = {}
+        for source, slope in zip(sources, found, strict=False):
+            product = self.leaf(source).detach()[0] * slope[:, 0]
+            effects[source] = product.sum(-1, keepdim=True) if source < 0 else product
+        if places is None:
+            return effects, None
+        heads = found[-1][:, 0]  # [node, pos, head, d_head]
+        return effects, heads[torch.arange(len(heads)), places]
+
+    def carried(self, layer: int, slope: Float[Tensor, "pos atom"]) -> float:
+        """Returns the sum of all direct effects on a layer, each node weighted by its slope."""
+        wanted = [self.leaf(one) for one in self.sources(layer)]
+        found = torch.autograd.grad(
+            self.before[layer], wanted, slope[None], retain_graph=True, materialize_grads=True
+        )
+        pairs = zip(wanted, found, strict=True)
+        return sum(float((leaf.detach().double() * one.double()).sum()) for leaf, one in pairs)
+
+
+def through_heads(
+    model: HookedModel,
+    values: Values,
+    freeze: Sequence[str],
+    layer: int,
+    nodes: Int[Tensor, "source 2"],
+) -> Float[Tensor, "source pos head d_head"]:
+    """Returns how the heads of a layer change with nodes of the layer below, to first order.
+
+    nodes: (token, atom) of each source in layer - 1; atom -1 with layer 0 is an embedding. The
+    change is that of hook_z if the node's value is added once more.
+    """
+    stream = values.embedded if layer == 0 else values.streams[layer - 1]
+    written = None if layer == 0 else directions(model, layer - 1)
+    found: list[Tensor] = []
+    heads: list[Tensor] = []
+
+    def note(value: Tensor, hook: Any) -> None:
+        heads[:] = [value]
+
+    hooks = [(full_name(Z, layer), note), *detaching(model, freeze)]
+    size = max(1, _BYTES // (16 * len(stream) * (len(stream) * model.cfg.n_heads * 2 + 1)))
+    for group in nodes.split(size):
+        change = stream.new_zeros(len(group), *stream.shape)
+        for place, (token, atom) in enumerate(group.tolist()):
+            if written is None:
+                change[place, token] = stream[token]
+            else:
+                change[place, token] = values.codes[layer - 1][token, atom] * written[atom]
+        copies = stream.repeat(len(group), 1, 1).requires_grad_()
+        with torch.enable_grad():
+            model.run_with_hooks(
+                copies, start_at_layer=layer, stop_at_layer=layer + 1, fwd_hooks=hooks
+            )
+            found.append(pushed(heads[0], [copies], [change]))
+    return torch.cat(found)
+
+
+def pushed(output: Tensor, inputs: Sequence[Tensor], changes: Sequence[Tensor]) -> Tensor:
+    """Returns how an output changes with its inputs, to first order: the derivative times changes.
+
+    The derivative of a backward pass with respect to its seed. torch's forward mode would do it in
+    one pass, but first compiles decompositions with torch.jit, which takes seconds and is
+    deprecated.
+    """
+    seed = torch.zeros_like(output, requires_grad=True)
+    slopes = torch.autograd.grad(output, inputs, seed, create_graph=True)
+    total = sum((one * change).sum() for one, change in zip(slopes, changes, strict=True))
+    return torch.autograd.grad(total, seed)[0]  # pyright: ignore

@@ -1,0 +1,180 @@
+"""Real forwards of one sample in which codes are edited: nodes removed, kept alone, or set."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from crate_hooks import full_name
+from crate_interp.circuits.graphs.derivatives import CODE, Hook, Values, directions, frozen_points
+from crate_interp.circuits.graphs.question import Question
+from crate_interp.models.hooked import HookedModel
+
+_THRESHOLDS = (
+    ("mlp.hook_pre", "mlp.hook_post"),
+    ("mlp.hook_pre_init", "mlp.hook_post_init"),
+)
+_NUMBERS = 2**26  # of the largest activation of a batch of edited copies
+Edit = Callable[[Tensor], Tensor]  # the codes of the copies `[copy, pos, atom]` -> edited codes
+
+
+def copies_at_once(model: HookedModel, values: Values) -> int:
+    """Returns how many copies of the sample one forward may take."""
+    pos, cfg = len(values.embedded), model.cfg
+    answers = len(values.logits) * (pos if cfg.kind == "text" else 1)
+    return max(1, _NUMBERS // max(pos * max(pos * cfg.n_heads, cfg.d_mlp * 2), answers))
+
+
+@torch.no_grad()
+def without(
+    model: HookedModel,
+    sample: Tensor,
+    question: Question,
+    values: Values,
+    layer: int,
+    nodes: Int[Tensor, "node 2"],
+) -> Float[Tensor, "node"]:
+    """Returns the target without each node (token, atom) of a layer, one at a time.
+
+    A code of 0 takes its place; layer -1 stands for embeddings, which become 0. The layers below
+    do not run again, except in nanochat-crate.
+    """
+    found = []
+    for group in nodes.to(values.embedded.device).split(copies_at_once(model, values)):
+        places = torch.arange(len(group), device=group.device), group[:, 0]
+        if hasattr(model, "x0_lambdas"):
+
+            def edit(code: Tensor, hook: Any, group: Tensor = group) -> Tensor:
+                code = code.clone()
+                code[torch.arange(len(group)), group[:, 0], group[:, 1]] = 0
+                return code
+
+            point, cut = ("hook_embed", _clear) if layer < 0 else (full_name(CODE, layer), edit)
+            many = sample.expand(len(group), *sample.shape[1:])
+            cut = partial(_clear, tokens=group[:, 0]) if layer < 0 else cut
+            logits = model.run_with_hooks(many, fwd_hooks=[(point, cut)])
+        else:
+            stream = values.embedded if layer < 0 else values.streams[layer]
+            copies = stream.repeat(len(group), 1, 1)
+            if layer < 0:
+                copies[places] = 0
+            else:
+                lost = values.codes[layer][group[:, 0], group[:, 1], None]
+                copies[places] -= lost * directions(model, layer)[group[:, 1]]
+            logits = model(copies, start_at_layer=layer + 1)
+        found.append(question.of(logits).double().cpu())
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
+
+def _clear(value: Tensor, hook: Any, tokens: Tensor) -> Tensor:
+    value = value.clone()
+    value[torch.arange(len(tokens)), tokens] = 0
+    return value
+
+
+@torch.no_grad()
+def logits_with(
+    model: HookedModel,
+    sample: Tensor,
+    question: Question,
+    edits: Mapping[int, Edit],
+    copies: int,
+    extra: tuple[Hook, ...] = (),
+) -> Float[Tensor, "copy answers"]:
+    """Returns the logits of copies of the sample whose codes are edited, layer by layer."""
+
+    def hook(code: Tensor, hook: Any, edit: Edit) -> Tensor:
+        return edit(code)
+
+    hooks = [(full_name(CODE, layer), partial(hook, edit=edit)) for layer, edit in edits.items()]
+    many = sample.expand(copies, *sample.shape[1:])
+    return question.at(model.run_with_hooks(many, fwd_hooks=[*hooks, *extra]))
+
+
+def keeping(
+    model: HookedModel,
+    sample: Tensor,
+    question: Question,
+    masks: list[Bool[Tensor, "copy pos atom"]],
+    axes: list[Float[Tensor, "atom axis"]] | None = None,
+) -> Float[Tensor, "copy"]:
+    """Returns the target if only some nodes of each layer stay and the others are 0.
+
+    axes: an orthonormal basis of the codes of each layer, one axis a column, in which the nodes
+    are coordinates.
+    """
+
+    def edit(code: Tensor, layer: int) -> Tensor:
+        mask = masks[layer].to(code)
+        if axes is None:
+            return code * mask
+        return ((code @ axes[layer].to(code)) * mask) @ axes[layer].to(code).T
+
+    edits = {layer: partial(edit, layer=layer) for layer in range(len(masks))}
+    logits = logits_with(model, sample, question, edits, len(masks[0]))
+    return question_of(question, logits).double().cpu()
+
+
+def question_of(question: Question, here: Float[Tensor, "copy answers"]) -> Float[Tensor, "copy"]:
+    """Returns the target of logits that were already read at the question's position."""
+    return Question(question.answer, question.versus, None).of(here)
+
+
+@torch.no_grad()
+def baselines(
+    model: HookedModel, sample: Tensor, question: Question, values: Values, freeze: tuple[str, ...]
+) -> list[float]:
+    """Returns the target without all nodes of a layer, for each layer, with what is frozen held.
+
+    Which codes are on in the layers above stays as it is, as do patterns and norms that `freeze`
+    names. If both are frozen, the network is affine in the codes, and the target is the sum of the
+    layer's attributions and of this baseline.
+    """
+    layers = range(model.cfg.n_layers)
+    pairs = [pair for pair in _THRESHOLDS if full_name(pair[0], 0) in model.hook_dict.keys()]
+    pairs = pairs if _has_thresholds(model) else []
+    points = frozen_points(model, freeze)
+    masked = [(full_name(pre, n), full_name(post, n)) for pre, post in pairs for n in layers]
+    names = [*points, *(pre for pre, _ in masked)]
+    cache = model.run_with_cache(sample, names_filter=names)[1] if names else {}
+    found = []
+    for layer in layers:
+        held: list[Hook] = [(name, partial(_held, value=cache[name])) for name in points]
+        for pre, post in masked:
+            before: list[Tensor] = []
+            held += [(pre, partial(_note, into=before))]
+            held += [(post, partial(_masked, before=before, mask=cache[pre] > 0))]
+        if hasattr(model, "x0_lambdas"):
+            held.append((full_name(CODE, layer), lambda code, hook: torch.zeros_like(code)))
+            logits = model.run_with_hooks(sample, fwd_hooks=held)
+        else:
+            written = values.codes[layer] @ directions(model, layer)
+            stream = (values.streams[layer] - written)[None]
+            after = [hook for hook in held if _is_above(hook[0], layer)]
+            logits = model.run_with_hooks(stream, fwd_hooks=after, start_at_layer=layer + 1)
+        found.append(float(question.of(logits)[0]))
+    return found
+
+
+def _has_thresholds(model: HookedModel) -> bool:
+    """Tells whether a node's value is its pre-threshold value or 0: a ReLU, not a GELU."""
+    return "gelu" not in model.cfg.sparse_step
+
+
+def _is_above(name: str, layer: int) -> bool:
+    return not name.startswith("blocks.") or int(name.split(".")[1]) > layer
+
+
+def _held(current: Tensor, hook: Any, value: Tensor) -> Tensor:
+    return value.expand_as(current)
+
+
+def _note(value: Tensor, hook: Any, into: list[Tensor]) -> None:
+    into[:] = [value]
+
+
+def _masked(value: Tensor, hook: Any, before: list[Tensor], mask: Tensor) -> Tensor:
+    return before[0] * mask

@@ -1,0 +1,127 @@
+"""The question that a graph answers: one sample, and the answer that is asked about."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.models.hook_points import check_atoms
+from crate_interp.models.hooked import HookedModel
+
+Target = int | str | tuple[int | str, int | str] | None
+
+
+@dataclass(frozen=True)
+class Question:
+    """An answer at a position: a class or token, or the difference between two.
+
+    answer: the number of the logit. versus: the number of another logit, or None; without it the
+    target is the logit minus the mean of all logits. position: the token whose logits are read;
+    None for a classifier of images, whose logits belong to the image.
+    """
+
+    answer: int
+    versus: int | None
+    position: int | None
+
+    def of(self, logits: Float[Tensor, "batch *pos answers"]) -> Float[Tensor, "batch"]:
+        """Returns the target of each sample: a centred logit, or a difference of two logits."""
+        here = self.at(logits)
+        if self.versus is not None:
+            return here[:, self.answer] - here[:, self.versus]
+        return here[:, self.answer] - here.mean(dim=-1)
+
+    def at(self, logits: Float[Tensor, "batch *pos answers"]) -> Float[Tensor, "batch answers"]:
+        """Returns the logits that the question reads."""
+        return logits if self.position is None else logits[:, self.position]
+
+
+def check_model(model: HookedModel) -> None:
+    """Raises ValueError for a model whose answers have no graph."""
+    if model.cfg.kind not in ("vision", "text") or not model.has_logits:
+        raise ValueError(
+            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "
+            "answer to explain: give a classifier of images or a language model."
+        )
+    check_atoms(model.cfg, "a graph")
+    if model.cfg.facts.get("bridged"):
+        raise ValueError(
+            "a graph runs layers one at a time, which a network behind a bridge does not do: give "
+            "a hooked model, such as ci.load(...) returns."
+        )
+
+
+def one_sample(model: HookedModel, inputs: object) -> Tensor:
+    """Returns the inputs as a batch of one sample on the model's device.
+
+    inputs: a float image, token ids, a text for a language model, or a picture. Raises ValueError
+    for several samples, and for what the model does not take.
+    """
+    net: Any = model
+    given: Any = inputs
+    text = model.cfg.kind == "text"
+    if isinstance(given, str) and text:
+        given = net.to_tokens(given)
+    elif not isinstance(given, Tensor):
+        if text or isinstance(given, (str, bytes)):
+            wanted = "token ids or a text" if text else "one picture or its tensor"
+            raise ValueError(f"inputs is {checks.shown(given)}: give {wanted}.")
+        given = net.preprocess(given if isinstance(given, list) else [given])
+    elif not text and not given.is_floating_point():
+        given = net.preprocess(given if given.ndim == 4 else given[None])
+    axes = 2 if text else 4
+    batch = given[None] if given.ndim == axes - 1 else given
+    if batch.ndim != axes or len(batch) != 1:
+        wanted = "[pos] or [1, pos]" if text else "[channels, height, width] or [1, ...]"
+        raise ValueError(
+            f"inputs has shape {tuple(given.shape)}, but a graph explains one sample: give "
+            f"{wanted}, such as inputs[i]."
+        )
+    if batch.is_floating_point() and not bool(batch.isfinite().all()):
+        raise ValueError("the sample holds NaN or Inf: repair it, or give another sample.")
+    return batch.to(model.cfg.device, model.cfg.dtype if batch.is_floating_point() else None)
+
+
+def asked(
+    model: HookedModel,
+    logits: Float[Tensor, "one *pos answers"],
+    target: Target,
+    position: int | None,
+) -> Question:
+    """Returns the question. target: None stands for the answer with the largest logit."""
+    if logits.ndim == 2:
+        if position is not None:
+            raise ValueError(
+                f"position={checks.shown(position)}: the logits of a classifier belong to the "
+                "whole image. Leave position out."
+            )
+        place = None
+    else:
+        count = logits.shape[1]
+        place = count - 1 if position is None else _place(position, count)
+    here = logits[0] if place is None else logits[0, place]
+    if not bool(here.isfinite().all()):
+        raise ValueError("the model's logits hold NaN or Inf, so there is no answer to explain.")
+    if target is None:
+        return Question(int(here.argmax()), None, place)
+    pair = target if isinstance(target, (tuple, list)) else (target,)
+    if len(pair) not in (1, 2):
+        raise ValueError(
+            f"target={checks.shown(target)}: give one answer, or a pair for their difference."
+        )
+    numbers = [int(model.answer_ids(one, "target")) for one in pair]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"target={checks.shown(target)}: the two answers are the same.")
+    return Question(numbers[0], numbers[1] if len(numbers) == 2 else None, place)
+
+
+def _place(position: object, count: int) -> int:
+    number: object = position
+    if not checks.is_int(number) or not -count <= int(number) < count:  # pyright: ignore
+        raise ValueError(
+            f"position={checks.shown(position)}: the sample has tokens 0 to {count - 1}; give a "
+            f"whole number from {-count} to {count - 1}."
+        )
+    return int(number) % count  # pyright: ignore

@@ -1,0 +1,188 @@
+"""AttributionGraph: the nodes and edges that carry one answer, and how far they may be trusted."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.circuits.graphs.question import Question, one_sample
+from crate_interp.circuits.graphs.steering import Steering, changes, steered, steering_hooks
+from crate_interp.core.safe_text import plain
+from crate_interp.models.hooked import HookedModel
+from crate_interp.results.result import Result, first
+
+FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answer, and predicts
+EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
+MODEL, UNTRAINED = "model", "untrained"
+
+
+def node_name(layer: int, pos: int, atom: int) -> str:
+    """Returns the id of a node: "L3A12@5", "E@5", "B3" for the biases of a layer, or "logit"."""
+    if atom >= 0:
+        return f"L{layer}A{atom}@{pos}"
+    return {EMBEDDING: f"E@{pos}", BIAS: f"B{layer}", TARGET: "logit"}[atom]
+
+
+class AttributionGraph(Result):
+    """Why a model gave one answer: its nodes, the effects between them, and how far to trust them.
+
+    The target is the logit of an answer less the mean of all logits, or the difference of two. A
+    node is a code that is not 0, at a token; an embedding ("E@5"); the biases of a layer ("B3"); or
+    the target ("logit").
+
+    nodes: node, layer, pos, atom, value, attribution, influence, effect, label. attribution: value
+    times the derivative of the target through all layers above. effect: the target less the target
+    of a real forward in which the node is 0. influence: as in circuit-tracer (influence.py).
+    edges: source, target, weight, head: the direct effect of the source on the target's
+    pre-threshold value, its value times a derivative that passes through no other code. head -1 is
+    the skip connection; an edge over several layers, and an edge to the target, is not split.
+    layers: layer, active, attribution, bias, error: the sum of the attributions of all nodes of the
+    layer, and `bias`, the target of a forward without them in which is held what is frozen (and
+    which codes are on); error is what is missing to the target.
+    ablations: network, layer, pos, atom, attribution, effect, of nodes outside the graph.
+    agreement: network, layer, pearson, low, high, spearman, n, of these ablations.
+    sufficiency: network, k, logit, random_low, random_mean, random_high, rotated: the target if
+    only k nodes of each layer stay (trust.py). whole: network, edit, logit, random_low,
+    random_mean, random_high, nodes: the target if only the graph's nodes stay ("keep"), and without
+    them ("remove"). network: "model", or "untrained" for a network with random weights and its own
+    graph of its own answer.
+    answers: answer, name, logit (less the mean of all), probability.
+    """
+
+    KIND = "graph"
+    META = {"settings": dict, "target": dict}
+    MAIN = "nodes"
+    STORED = dict.fromkeys(
+        ("nodes", "edges", "layers", "ablations", "agreement", "sufficiency", "whole", "answers"),
+        first,
+    )
+    ALONE = "a graph explains one answer of one sample, and graphs do not merge."
+
+    def of(self, name: str, network: str = MODEL) -> pd.DataFrame:
+        """Returns the rows of a table that belong to the model, or to the untrained network."""
+        table: Any = self._table(name)
+        return table[table["network"] == network].drop(columns="network").reset_index(drop=True)
+
+    @property
+    def answer(self) -> str:
+        """Returns the name of the answer; for a difference, of both answers."""
+        target = self.meta["target"]
+        name = repr(plain(target["name"]))
+        return name if target["versus"] is None else f"{name} less {plain(target['versus_name'])!r}"
+
+    @property
+    def predicts(self) -> float:
+        """Returns how well attributions predict ablations: Pearson's r, mean over layers."""
+        table: Any = self.of("agreement")
+        return float(table["pearson"].mean())
+
+    @property
+    def kept(self) -> float:
+        """Returns the share of the target that the graph's nodes alone give."""
+        return self._alone(MODEL)
+
+    def _alone(self, network: str) -> float:
+        table: Any = self.of("whole", network)
+        if table.empty:
+            return np.nan
+        target = self.meta["target"]["logit"] if network == MODEL else self.meta["untrained"]
+        return float(table[table["edit"] == "keep"]["logit"].iloc[0]) / target
+
+    def faithful(self) -> bool:
+        """Tells whether the graph keeps half of the answer, and predicts ablations with r of .5."""
+        return self.kept >= FAITHFUL and self.predicts >= FAITHFUL
+
+    def headline(self) -> str:
+        """Returns the answer, how much of it the graph carries, and how well it predicts."""
+        target, whole = self.meta["target"], self.of("whole").set_index("edit")
+        keep, gone = whole.loc["keep"], whole.loc["remove"]
+        words = "" if self.faithful() else self._unfaithful()
+        where = "" if target["position"] is None else f" after token {target['position']}"
+        twin = self.of("agreement", UNTRAINED)["pearson"].mean()
+        beside = "" if np.isnan(twin) else f"; untrained {twin:.2f}"
+        return (
+            f"{words}{plain(self.meta['model'] or 'The model')} answers {self.answer}{where}: "
+            f"{target['logit']:.2f} above "
+            f"{'the mean of all logits' if target['versus'] is None else 'the other answer'}. "
+            f"The graph's {int(keep['nodes'])} codes alone give {keep['logit']:.2f}, as many "
+            f"random ones {keep['random_mean']:.2f}; without them {gone['logit']:.2f} is left. "
+            f"Attributions predict real ablations outside the graph with r = {self.predicts:.2f} "
+            f"(mean over layers{beside})."
+        )
+
+    def _unfaithful(self) -> str:
+        reasons = []
+        if not self.kept >= FAITHFUL:
+            reasons.append(f"its nodes alone give {self.kept:.0%} of the answer")
+        if not self.predicts >= FAITHFUL:
+            reasons.append(f"its attributions predict ablations with r = {self.predicts:.2f}")
+        return f"Do not rely on this graph: {' and '.join(reasons)}. "
+
+    def _shown(self) -> pd.DataFrame:
+        table: Any = self._table("nodes")
+        order = table["influence"].sort_values(ascending=False, kind="stable").index
+        return table.loc[order].head(20)
+
+    def legend(self) -> str:
+        """Returns the meaning of the columns of the table of nodes."""
+        return (
+            "value: the code. attribution: the code times the derivative of the target. influence: "
+            "the sum over all paths to the target of the shares along the path. effect: the target "
+            "less the target of a real forward without the node."
+        )
+
+    def _network(self, model: HookedModel | None, inputs: object) -> tuple[Any, Any, Question]:
+        """Returns the model, the sample and the question, given anew if the graph was loaded."""
+        own: Any = self.__dict__.get("_case")
+        if model is None and own is None:
+            raise ValueError(
+                "this graph was loaded, and a saved graph holds no model: give model= and inputs=."
+            )
+        target = self.meta["target"]
+        question = Question(target["answer"], target["versus"], target["position"])
+        if model is None:
+            return *own, question
+        return model, one_sample(model, inputs), question
+
+    def steer(
+        self,
+        edits: Mapping[str, float | int],
+        *,
+        how: str = "scale",
+        model: HookedModel | None = None,
+        inputs: object = None,
+    ) -> Steering:
+        """Returns what the answers become if nodes are edited, beside what was predicted.
+
+        edits: {"L2A17@5": 0} takes an atom away at token 5, {"L2A17": 2} doubles it at every token.
+        how: "scale" multiplies by the number, "set" puts it in place, "add" adds it. The
+        prediction is that of derivatives, with nothing frozen. model, inputs: needed for a graph
+        that was loaded. Raises ValueError for nodes that do not exist.
+        """
+        network, sample, question = self._network(model, inputs)
+        names = self.table("answers")["name"].tolist()
+        return steered(network, sample, question, self._changes(edits, how), names)
+
+    def hooks(self, edits: Mapping[str, float | int], *, how: str = "scale") -> list[Any]:
+        """Returns the hooks of the same edits, for `model.hooks(fwd_hooks=...)`."""
+        return steering_hooks(self._changes(edits, how))
+
+    def _changes(self, edits: Mapping[str, float | int], how: str) -> list[Any]:
+        return changes(edits, how, self.meta["settings"]["shape"])
+
+    def to_circuit_tracer(self, path: str | Path) -> Path:
+        """Writes the graph as JSON that circuit-tracer's page reads, and returns the path.
+
+        Codes are written as its "cross layer transcoder" features, since their page knows no other
+        name; there are no error nodes, and biases are left out. Edges are summed over heads.
+        """
+        from crate_interp.circuits.graphs.circuit_tracer_json import circuit_tracer_json
+
+        path = Path(path)
+        if path.suffix != ".json":
+            raise ValueError(f"{str(path)!r}: give the name of a .json file.")
+        path.write_text(json.dumps(circuit_tracer_json(self), allow_nan=False), encoding="utf-8")
+        return path

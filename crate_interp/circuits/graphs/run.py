@@ -1,0 +1,191 @@
+"""ci.graph: why a model gave one answer, in the nodes of its own codes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, values
+from crate_interp.circuits.graphs.graph_tables import (
+    answer_table,
+    edge_rows,
+    inside,
+    layer_table,
+    names_of,
+    node_table,
+)
+from crate_interp.circuits.graphs.question import (
+    Question,
+    Target,
+    asked,
+    check_model,
+    one_sample,
+)
+from crate_interp.circuits.graphs.result import MODEL, UNTRAINED, AttributionGraph
+from crate_interp.circuits.graphs.selection import Graph, edge_table, select
+from crate_interp.circuits.graphs.trust import (
+    Explained,
+    ablations,
+    agreement,
+    alone_and_gone,
+    sufficiency,
+)
+from crate_interp.core import checks
+from crate_interp.core.safe_text import visible
+from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.gradients import check_gradients
+from crate_interp.models.hooked import HookedModel
+from crate_interp.sweeps.runs.batches import check_model as check_hooked_model
+from crate_interp.sweeps.runs.provenance import model_meta
+from crate_interp.sweeps.runs.untrained_twins import twin
+
+
+@with_weights
+def graph(
+    model: HookedModel,
+    inputs: object,
+    *,
+    target: Target = None,
+    position: int | None = None,
+    freeze: Sequence[str] = (),
+    nodes: float = 0.8,
+    edges: float = 0.98,
+    most: int = 200,
+    seed: int = 0,
+) -> AttributionGraph:
+    """Returns the attribution graph of one answer: which codes made it, and through which heads.
+
+    A node is a code that is not 0, at a token; its attribution is `z d target / d z`. An edge is
+    the direct effect of a code on the pre-threshold value of another, `z d pre / d z` along all
+    paths that pass through no other code. Where the code replaces the stream (crate, crate-lm, cbt,
+    tost-ista) edges run from each layer to the next. Where the step is added they may skip layers.
+    The nodes of plain MLPs (gpt-baseline, tost) are their neurons.
+
+    inputs: one sample: an image, or token ids, or a text. target: a class or token by number or
+    name, or a pair for the difference of two logits; None stands for the largest logit. A single
+    logit is taken less the mean of all logits. position: the token of a text whose logits are read;
+    None stands for the last. freeze: what is held constant for derivatives, "pattern", "norm" or
+    both. With both, attributions add up exactly where a step has a ReLU; with nothing frozen (the
+    default) they do not, but they predict real ablations better. nodes, edges: the share of the
+    influence that the kept nodes and edges hold, as in circuit-tracer. most: how many codes are
+    looked at, an equal number in each layer. seed: draws random nodes and the untrained network.
+
+    Unlike circuit-tracer (Ameisen et al. 2025, Circuit Tracing) it has no replacement model and no
+    error nodes: every value is the model's own.
+
+    Raises ValueError, before work starts, for a model without logits or codes, for several samples,
+    and for a target, position or share that cannot be.
+    """
+    check_hooked_model(model)
+    check_model(model)
+    check_gradients("graph", model)
+    wanted = _wanted(model, freeze, nodes, edges, most)
+    sample = one_sample(model, inputs)
+    with torch.no_grad():
+        question = asked(model, model(sample), target, position)
+    case, cut, chosen = _chosen(model, sample, question, wanted)
+    links = edge_table(cut, case.values, chosen, wanted.freeze)
+    tables = {
+        "nodes": node_table(case, chosen, cut, links),
+        "edges": edge_rows(chosen, links),
+        "layers": layer_table(case, wanted.freeze),
+        "answers": answer_table(model, case.values),
+    }
+    drawn, beside = _untrained(model, sample, position, wanted, seed)
+    for name, table in _trust(case, chosen, seed).items():
+        both = [table.assign(network=MODEL), beside[name].assign(network=UNTRAINED)]
+        tables[name] = pd.concat(both, ignore_index=True)
+    meta = _meta(case, chosen, {**asdict(wanted), "seed": seed}) | {"untrained": drawn}
+    result = AttributionGraph(tables, meta)
+    object.__setattr__(result, "_case", (model, sample))
+    return result
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The settings of `graph`."""
+
+    freeze: tuple[str, ...]
+    nodes: float
+    edges: float
+    most: int
+
+
+def _wanted(
+    model: HookedModel, freeze: Sequence[str], nodes: float, edges: float, most: int
+) -> _Wanted:
+    """Returns the settings; raises ValueError for those that cannot be used."""
+    given = (freeze,) if isinstance(freeze, str) else freeze
+    if not isinstance(given, (tuple, list)) or not set(given) <= set(FREEZABLE):
+        raise ValueError(f'freeze={checks.shown(freeze)}: give "pattern", "norm", both, or ().')
+    for name, share in (("nodes", nodes), ("edges", edges)):
+        if not checks.is_number(share) or not 0 < share <= 1:
+            raise ValueError(f"{name}={checks.shown(share)}: give a share above 0 and at most 1.")
+    most = checks.count("most", most)
+    if most < model.cfg.n_layers:
+        raise ValueError(f"most={most}: give at least one node a layer, {model.cfg.n_layers}.")
+    frozen = tuple(name for name in FREEZABLE if name in given)
+    return _Wanted(frozen, float(nodes), float(edges), most)
+
+
+def _chosen(
+    model: HookedModel, sample: Tensor, question: Question, wanted: _Wanted
+) -> tuple[Explained, CutPass, Graph]:
+    """Returns a sample with its values, a forward that gives effects, and the graph."""
+    own = values(model, sample, question, wanted.freeze)
+    cut = CutPass(model, sample, question, wanted.freeze)
+    chosen = select(cut, own, wanted.nodes, wanted.edges, wanted.most)
+    return Explained(model, sample, question, own), cut, chosen
+
+
+def _untrained(
+    model: HookedModel, sample: Tensor, position: int | None, wanted: _Wanted, seed: int
+) -> tuple[float, dict[str, pd.DataFrame]]:
+    """Returns the target of an untrained network, for its own answer, and its tables of trust."""
+    other: Any = twin(model, seed)
+    with torch.no_grad():
+        question = asked(other, other(sample), None, position)
+    case, _, chosen = _chosen(other, sample, question, wanted)
+    return case.values.target, _trust(case, chosen, seed)
+
+
+def _trust(case: Explained, chosen: Graph, seed: int) -> dict[str, pd.DataFrame]:
+    """Returns the tables that say how far a graph may be trusted."""
+    masks = inside(case, chosen)
+    tests = ablations(case, masks, seed)
+    return {
+        "ablations": tests,
+        "agreement": agreement(tests),
+        "sufficiency": sufficiency(case, seed),
+        "whole": alone_and_gone(case, masks, seed),
+    }
+
+
+def _meta(case: Explained, chosen: Graph, settings: dict[str, Any]) -> dict[str, Any]:
+    model, question, own = case.model, case.question, case.values
+    names = names_of(model)
+    target = {
+        "answer": question.answer, "versus": question.versus, "position": question.position,
+        "name": names[question.answer], "logit": own.target,
+        "versus_name": "" if question.versus is None else names[question.versus],
+    }  # fmt: skip
+    words = model.to_str_tokens(case.sample[0]) if _has_text(model) else []
+    tokens = [visible(word) for word in words]
+    scores = {"completeness": chosen.kept.completeness, "replacement": chosen.kept.replacement}
+    return model_meta(model, 1) | {
+        "settings": settings | {"shape": [len(own.codes), *own.codes[0].shape]},
+        "target": target, "scores": scores, "tokens": tokens,
+    }  # fmt: skip
+
+
+def _has_text(model: HookedModel) -> bool:
+    if model.cfg.kind != "text":
+        return False
+    try:
+        model.to_single_str_token(0)
+    except ValueError:  # there is no tokenizer
+        return False
+    return True

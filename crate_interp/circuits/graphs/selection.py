@@ -1,0 +1,183 @@
+"""From the target down to the embeddings: which nodes are looked at, and the graph they make."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from crate_interp.circuits.graphs.derivatives import CutPass, Values, through_heads
+from crate_interp.circuits.graphs.influence import Kept, among, influences, prune
+
+# The effects of a node are kept for so many sources of each layer, those with the largest
+# attribution; the others count in its total. All nodes of a small network are fewer.
+_SOURCES = 2**14
+SKIP = -1  # the head that stands for the skip connection, and for layers that lie between
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes that were looked at, the effects between them, and what is kept.
+
+    nodes: (layer, token, atom) of each node, embeddings (-1, token, -1) first, from the lowest
+    layer up; the target (n_layers, -1, -1) is the last. effects: `[target, source]`. rest: what no
+    effect carries of each node's pre-threshold value: biases, and with a curved step its remainder.
+    influence: of each node. slopes: the derivative with respect to the heads of a node's own layer
+    at its own token, by the node's number.
+    """
+
+    nodes: Int[Tensor, "node 3"]
+    effects: Float[Tensor, "node node"]
+    rest: Float[Tensor, "node"]
+    influence: Float[Tensor, "node"]
+    slopes: dict[int, Float[Tensor, "head d_head"]]
+    kept: Kept
+
+
+@dataclass
+class _Rows:
+    """The effects on the nodes of one layer that were looked at, by the layer of the source."""
+
+    effects: dict[int, Float[Tensor, "node source"]]
+    totals: Float[Tensor, "node"]
+    rest: Float[Tensor, "node"]
+    slopes: Float[Tensor, "node head d_head"] | None
+
+
+def select(cut: CutPass, values: Values, nodes: float, edges: float, most: int) -> Graph:
+    """Returns the graph of one answer.
+
+    From the target down, in each layer the `most / n_layers` nodes with the largest influence are
+    looked at: the effects on them are computed, which gives the influence of nodes below. Then
+    `prune` keeps what holds the given shares of the influence. A node that was not looked at is no
+    node of the graph, but it counts in the shares of what it feeds.
+    """
+    count = len(values.codes)
+    width = {layer: values.attribution(layer).shape[1] for layer in range(-1, count)}
+    sources = {layer: _largest(values, layer) for layer in range(-1, count)}
+    shares = {layer: torch.zeros(len(own), dtype=torch.float64) for layer, own in sources.items()}
+    chosen: dict[int, Tensor] = {}
+    rows: dict[int, _Rows] = {count: _rows(cut, values, count, torch.zeros(1).long(), sources)}
+    _pass_on(rows[count], torch.ones(1, dtype=torch.float64), shares)
+    for layer in reversed(range(count)):
+        own = shares[layer]
+        best = own.topk(min(max(1, most // count), len(own)))
+        chosen[layer] = best.indices[best.values > 0].sort().values
+        if len(chosen[layer]):
+            rows[layer] = _rows(cut, values, layer, sources[layer][chosen[layer]], sources)
+            _pass_on(rows[layer], own[chosen[layer]], shares)
+    chosen[-1] = torch.arange(len(sources[-1]))
+    return _joined(chosen, rows, sources, width, nodes, edges)
+
+
+def _largest(values: Values, layer: int) -> Int[Tensor, "source"]:
+    """Returns the nodes of a layer whose effects are kept, by their numbers in the flat code."""
+    size = values.attribution(layer).abs().flatten().cpu()
+    if layer < 0:
+        return torch.arange(len(size))
+    active = values.codes[layer].flatten().cpu().nonzero()[:, 0]
+    if len(active) <= _SOURCES:
+        return active
+    return active[size[active].topk(_SOURCES).indices].sort().values
+
+
+def _rows(
+    cut: CutPass, values: Values, layer: int, nodes: Tensor, sources: dict[int, Tensor]
+) -> _Rows:
+    """Returns the effects on nodes of a layer, which are given by their numbers in its code."""
+    effects: dict[int, list[Tensor]] = {}
+    totals, sums, slopes = [], [], []
+    for group in nodes.split(cut.at_once(layer)):
+        found, heads = cut.effects(layer, group.to(values.embedded.device))
+        for source, own in found.items():
+            kept = own.flatten(1)[:, sources[source].to(own.device)]
+            effects.setdefault(source, []).append(kept.double().cpu())
+        totals.append(sum(own.double().abs().sum(dim=(1, 2)) for own in found.values()).cpu())  # pyright: ignore
+        sums.append(sum(own.double().sum(dim=(1, 2)) for own in found.values()).cpu())  # pyright: ignore
+        slopes += [] if heads is None else [heads]
+    if layer == len(values.codes):
+        whole = torch.tensor([values.target], dtype=torch.float64)
+    else:
+        whole = values.before[layer].flatten().double().cpu()[nodes]
+    joined = {source: torch.cat(parts) for source, parts in effects.items()}
+    all_slopes = torch.cat(slopes) if slopes else None
+    return _Rows(joined, torch.cat(totals), whole - torch.cat(sums), all_slopes)
+
+
+def _pass_on(rows: _Rows, influence: Tensor, shares: dict[int, Tensor]) -> None:
+    """Adds to the influence of sources what passes to them through nodes of one layer."""
+    weight = influence / rows.totals.clamp_min(1e-300)
+    for source, effects in rows.effects.items():
+        shares[source] += weight @ effects.abs()
+
+
+def _joined(
+    chosen: dict[int, Tensor],
+    rows: dict[int, _Rows],
+    sources: dict[int, Tensor],
+    width: dict[int, int],
+    nodes: float,
+    edges: float,
+) -> Graph:
+    """Returns the graph of the chosen nodes, embeddings first and the target last."""
+    layers = sorted(chosen)
+    table, starts, size = [], {}, 0
+    for layer in layers:
+        flat = sources[layer][chosen[layer]]
+        starts[layer] = size
+        size += len(flat)
+        atoms = torch.full_like(flat, -1) if layer < 0 else flat % width[layer]
+        table.append(torch.stack([torch.full_like(flat, layer), flat // width[layer], atoms], 1))
+    top = max(rows)
+    table.append(torch.tensor([[top, -1, -1]]))
+    starts[top], size = size, size + 1
+    effects = torch.zeros(size, size, dtype=torch.float64)
+    totals, rest = torch.ones(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    slopes = {}
+    for layer, own in rows.items():
+        here = slice(starts[layer], starts[layer] + len(own.totals))
+        totals[here], rest[here] = own.totals, own.rest
+        for source, found in own.effects.items():
+            there = slice(starts[source], starts[source] + len(chosen[source]))
+            effects[here, there] = found[:, chosen[source]]
+        if own.slopes is not None:
+            slopes |= dict(enumerate(own.slopes, starts[layer]))
+    joined = torch.cat(table)
+    kept = prune(effects, totals, joined[:, 0] < 0, nodes, edges)
+    start = torch.zeros(size, dtype=torch.float64)
+    start[-1] = 1.0
+    influence = influences(among(effects), start)
+    return Graph(joined, effects, rest, influence, slopes, kept)
+
+
+def edge_table(
+    cut: CutPass, values: Values, graph: Graph, freeze: tuple[str, ...]
+) -> list[tuple[int, int, float, int]]:
+    """Returns (source, target, weight, head) of every kept edge, split over heads.
+
+    The part of each head is what its output carries; the remainder is the skip connection, head -1.
+    An edge over more than one layer, and an edge to the target, has no parts.
+    """
+    found: list[tuple[int, int, float, int]] = []
+    targets, sources = (place.tolist() for place in graph.kept.edges.nonzero(as_tuple=True))
+    pairs = list(zip(sources, targets, strict=True))
+    table = graph.nodes.tolist()
+    parts: dict[tuple[int, int], Tensor] = {}
+    for layer in range(len(values.codes)) if cut.can_start() else ():
+        here = [(s, t) for s, t in pairs if table[t][0] == layer and table[s][0] == layer - 1]
+        read = sorted({s for s, _ in here})
+        if not read:
+            continue
+        change = through_heads(cut.model, values, freeze, layer, graph.nodes[read][:, 1:])
+        place = {node: number for number, node in enumerate(read)}
+        for s, t in here:
+            slope = graph.slopes[t].double()
+            own = (slope * change[place[s], table[t][1]].double()).sum(dim=-1)
+            parts[s, t] = own.cpu()
+    for s, t in pairs:
+        weight = float(graph.effects[t, s])
+        own = parts.get((s, t))
+        split = [] if own is None else own.tolist()
+        found += [(s, t, part, head) for head, part in enumerate(split) if part]
+        found.append((s, t, weight - sum(split), SKIP))
+    return found
