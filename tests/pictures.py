@@ -54,6 +54,8 @@ def views(out: Path) -> Pages:
             ["the model expects", "continues with"],
         ),
     }
+    pages["graph-image"] = (view.graph(ci.graph(model, images[0])), ["How far to trust it"])
+    pages["graph-text"] = (view.graph(ci.graph(lm, TEXT)), ["Attributions predict"])
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 
 

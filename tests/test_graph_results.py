@@ -117,12 +117,12 @@ def test_nodes_hold_their_values_and_real_effects(graph):
 
 def test_headline_says_first_that_a_graph_is_not_faithful(graph):
     words = graph.headline()
-    assert words.startswith("Do not rely on this graph") == (not graph.faithful())
+    assert words.startswith(graph.warning()) and bool(graph.warning()) != graph.faithful()
     assert f"{graph.predicts:.2f}" in words
     worse = graph.table("agreement").assign(pearson=0.3)
     bad = ci.AttributionGraph({**graph.stored, "agreement": worse}, graph.meta)
-    assert bad.headline().startswith("Do not rely on this graph: ")
-    assert "its attributions predict ablations with r = 0.30" in bad.headline()
+    assert bad.headline().startswith("Do not rely on its attributions: they predict ")
+    assert "ablations with r = 0.30" in bad.headline() and not bad.faithful()
 
 
 @pytest.mark.parametrize("how, amount", [("scale", 0.0), ("set", 0.7), ("add", -0.2)])

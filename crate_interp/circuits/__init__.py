@@ -10,6 +10,8 @@ from crate_interp.circuits.circuit_scores import CircuitScores, evaluate
 from crate_interp.circuits.code_swaps import concentration
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.compositions import Composition, composition
+from crate_interp.circuits.graphs.atom_names import AtomNames, atom_names
+from crate_interp.circuits.graphs.neuron_records import neuron_records
 from crate_interp.circuits.graphs.result import AttributionGraph
 from crate_interp.circuits.graphs.run import graph
 from crate_interp.circuits.graphs.steering import Steering
@@ -19,8 +21,9 @@ from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
 from crate_interp.circuits.path_patching import path_patch
 
 __all__ = [
-    "Atlas", "AttributionGraph", "Circuit", "CircuitScores", "Composition", "Concentration",
-    "Edge", "HeadAblation", "LogitAttribution", "LogitLens", "Steering", "ablate_heads", "atlas",
-    "attribution_patch", "composition", "concentration", "evaluate", "graph", "head_scores",
-    "logit_attribution", "logit_lens", "patching", "path_patch", "repeat_targets",
+    "Atlas", "AtomNames", "AttributionGraph", "Circuit", "CircuitScores", "Composition",
+    "Concentration", "Edge", "HeadAblation", "LogitAttribution", "LogitLens", "Steering",
+    "ablate_heads", "atlas", "atom_names", "attribution_patch", "composition", "concentration",
+    "evaluate", "graph", "head_scores", "logit_attribution", "logit_lens", "neuron_records",
+    "patching", "path_patch", "repeat_targets",
 ]  # fmt: skip

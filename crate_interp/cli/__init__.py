@@ -40,8 +40,8 @@ COMMANDS = (
     *(measure_commands.compare, measure_commands.segment, measure_commands.atoms),
     *(measure_commands.atlas, measure_commands.ablate, measure_commands.concentration),
     measure_commands.merge,
-    *(inspect_commands.explore, inspect_commands.convert, inspect_commands.verify),
-    *(inspect_commands.models, doctor_command.doctor),
+    *(inspect_commands.explore, inspect_commands.graph, inspect_commands.convert),
+    *(inspect_commands.verify, inspect_commands.models, doctor_command.doctor),
 )
 EXIT_CODES = (
     "Exit codes: 0 done; 1 verify or doctor found a failure; 2 the command cannot do what was "

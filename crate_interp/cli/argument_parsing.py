@@ -63,3 +63,12 @@ def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> t
     if isinstance(label, int) and called is not None and 0 <= label < len(called):
         label = called[label]
     return cache, inputs, f"sample {sample} of {data}" + ("" if label is None else f", {label}")
+
+
+def answers(asked: str | None) -> Any:
+    """Returns the answer, or the pair of answers, that a text names by numbers or names."""
+    if asked is None:
+        return None
+    words = [word.strip() for word in asked.split(",")] if asked.count(",") == 1 else [asked]
+    found = [int(word) if word.isascii() and word.isdigit() else word for word in words]
+    return found[0] if len(found) == 1 else tuple(found)

@@ -29,6 +29,7 @@ EXAMPLES = {
     "--out runs/concentration",
     "merge": "merge runs/sweep",
     "explore": "explore crate-tiny-fashion --data embedded:fashion --out runs/explore",
+    "graph": "graph crate-tiny-fashion --data embedded:fashion --out runs/graph",
     "convert": "convert crate-alpha-b16 --out models/alpha-b16",
     "verify": "verify runs/sweep",
     "models": "models --json",
@@ -44,9 +45,9 @@ _MORE: dict[str, Any] = {
 # options that an error message may name as Python arguments, such as limit=0
 _OPTIONS = (
     "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
-    "engine", "eps", "family", "format", "fraction", "how", "k", "limit", "mass", "metric", "out",
-    "point", "precision", "probes", "rename", "revision", "rotations", "sample", "seed", "shard",
-    "top", "untrained", "weights", "workers",
+    "engine", "eps", "family", "format", "fraction", "freeze", "how", "k", "limit", "mass",
+    "metric", "most", "out", "point", "position", "precision", "probes", "rename", "revision",
+    "rotations", "sample", "seed", "shard", "target", "top", "untrained", "weights", "workers",
 )  # fmt: skip
 _WORDS = {
     "ci.list_models()": "`crate-interp models`",

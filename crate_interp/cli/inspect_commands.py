@@ -1,4 +1,4 @@
-"""Commands that show a checkpoint or one sample: explore, convert, verify, models."""
+"""Commands that show a checkpoint or one sample: explore, graph, convert, verify, models."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,8 @@ from typer import Argument, Option
 import crate_interp as ci
 from crate_interp.cli import options
 from crate_interp.cli.command_line import spoken
+
+NAMED = 256  # samples of the data from which atoms get their names
 
 
 def explore(
@@ -42,6 +44,53 @@ def explore(
     cache, inputs, name = argument_parsing.one_sample(model, data, sample, size)
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
     options.say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
+
+
+def graph(
+    source: options.Source,
+    data: options.Data,
+    out: options.Out,
+    family: options.Family = None,
+    revision: options.Step = None,
+    config: options.Config = None,
+    rename: options.Rename = None,
+    weights: options.Weights = None,
+    sample: Annotated[int, Option(help="Which sample of the data to explain, from 0.")] = 0,
+    target: Annotated[
+        str | None,
+        Option(help="A class or token, by number or name; two with a comma for their difference."),
+    ] = None,
+    position: Annotated[
+        int | None, Option(help="The token of a text after which the answer comes.")
+    ] = None,
+    freeze: Annotated[
+        str, Option(help="What is held constant: pattern, norm, or pattern,norm.")
+    ] = "",
+    most: Annotated[int, Option(help="How many codes to look at.")] = 200,
+    seed: Annotated[int, Option(help="Draws random nodes and the untrained network.")] = 0,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Explain one answer by a graph of codes, and write it with its page.
+
+    The page is OUT/graph.html; OUT/explore.html is the explorer of the same sample, and
+    OUT/graph.json the graph as circuit-tracer's page reads it.
+    """
+    from crate_interp.cli import argument_parsing
+
+    model = options.load(source, family, revision, config, device, dtype, rename, weights)
+    cache, inputs, name = argument_parsing.one_sample(model, data, sample)
+    named = ci.circuits.atom_names(model, data, limit=NAMED, progress=False)
+    found = ci.graph(
+        model, inputs, names=named, target=argument_parsing.answers(target), position=position,
+        freeze=[word for word in freeze.split(",") if word], most=most, seed=seed,
+    )  # fmt: skip
+    with found.saved_with_pages(out) as stage:
+        ci.viz.graph(found).save(stage / "graph.html")
+        found.to_circuit_tracer(stage / "graph.json")
+        page = ci.viz.explore(cache, inputs, name=name, graph="graph.html")
+        page.save(stage / "explore.html")
+    options.say(f"{found.headline()}\nThe page: {out / 'graph.html'}")
 
 
 def convert(

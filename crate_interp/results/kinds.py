@@ -42,6 +42,7 @@ class Kind:
 # kind -> (module, name in the module) of its Kind, or of its class if not measured in chunks
 KINDS: dict[str, tuple[str, str]] = {
     "atlas": ("crate_interp.circuits.atlases.atlas_run", "ATLAS"),
+    "atom_names": ("crate_interp.circuits.graphs.atom_names", "ATOM_NAMES"),
     "atoms": ("crate_interp.sweeps.atom_statistics", "ATOMS"),
     "audit": ("crate_interp.audits.run", "AUDIT"),
     "circuit_scores": ("crate_interp.circuits.circuit_scores", "CircuitScores"),

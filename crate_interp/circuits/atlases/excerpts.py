@@ -43,9 +43,9 @@ def excerpts(
             ids = inputs.tolist()
             rows += [(sample, token, *_context(ids, token, names)) for token in tokens]
         else:
-            picture, patch = _rgb(inputs, model.cfg), model.cfg.patch_size
+            picture, patch = rgb(inputs, model.cfg), model.cfg.patch_size
             grid = (side // one for side, one in zip(picture.shape, patch, strict=False))
-            rows.append((sample, *grid, _webp(picture)))
+            rows.append((sample, *grid, as_webp(picture)))
     images = ["sample", "rows", "columns", "picture"]
     contexts = ["sample", "token", "before", "at", "after"]
     return {
@@ -66,12 +66,14 @@ def _context(ids: list[int], at: int, names: list[str]) -> tuple[str, str, str]:
     return before, names[ids[at]], after
 
 
-def _rgb(image: Tensor, cfg: CrateConfig) -> UInt8[np.ndarray, "height width 3"]:
+def rgb(image: Tensor, cfg: CrateConfig) -> UInt8[np.ndarray, "height width 3"]:
+    """Returns an image as colours that can be shown."""
     picture = (displayable(image, cfg) * 255).round().astype(np.uint8)
     return picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)
 
 
-def _webp(picture: UInt8[np.ndarray, "height width 3"]) -> bytes:
+def as_webp(picture: UInt8[np.ndarray, "height width 3"]) -> bytes:
+    """Returns a picture as a WebP file; small pictures lose nothing."""
     image, buffer = Image.fromarray(picture), io.BytesIO()
     image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     image.save(buffer, "WEBP", lossless=max(picture.shape) <= _SMALL, quality=75)

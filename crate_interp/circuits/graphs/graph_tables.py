@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_directions import answer_names
+from crate_interp.circuits.atlases.excerpts import as_webp, rgb
+from crate_interp.circuits.graphs.atom_names import AtomNames
 from crate_interp.circuits.graphs.derivatives import CutPass, Values
 from crate_interp.circuits.graphs.edited_runs import baselines, without
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, node_name
@@ -101,6 +103,15 @@ def layer_table(case: Explained, freeze: tuple[str, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["layer", "active", "attribution", "bias", "error"])
 
 
+def place_table(own: Values) -> pd.DataFrame:
+    """Returns the table "places": layer, pos, attribution, summed over all nodes of a token."""
+    parts = []
+    for layer in range(-1, len(own.codes)):
+        sums = own.attribution(layer).sum(dim=1).cpu().numpy()
+        parts.append(pd.DataFrame({"layer": layer, "pos": range(len(sums)), "attribution": sums}))
+    return pd.concat(parts, ignore_index=True)
+
+
 def answer_table(model: HookedModel, own: Values) -> pd.DataFrame:
     """Returns the table "answers": the logits of all answers, less their mean."""
     logits = own.logits.double().cpu()
@@ -112,3 +123,41 @@ def answer_table(model: HookedModel, own: Values) -> pd.DataFrame:
 def names_of(model: HookedModel) -> list[str]:
     """Returns the names of the answers; characters that could harm a page are escaped."""
     return [visible(name) for name in answer_names(model)]
+
+
+def picture_table(model: HookedModel, sample: Tensor) -> pd.DataFrame:
+    """Returns the table "picture": the file of the picture, rows and columns of its patches.
+
+    It is empty for a text.
+    """
+    if model.cfg.kind == "text":
+        return pd.DataFrame({"webp": [], "rows": [], "columns": []}).astype({"webp": object})
+    net: Any = model
+    height, width = (
+        size // patch for size, patch in zip(sample.shape[2:], net.cfg.patch_size, strict=True)
+    )
+    file = as_webp(rgb(sample[0], model.cfg))
+    return pd.DataFrame({"webp": [file], "rows": [height], "columns": [width]})
+
+
+def labelled(nodes: pd.DataFrame, names: AtomNames | None) -> pd.DataFrame:
+    """Returns the table of nodes with the name of each code's atom, or "no name"."""
+    if names is None:
+        return nodes
+    words = [
+        (names.name_of(row.layer, row.atom) or "no name") if row.atom >= 0 else ""  # pyright: ignore
+        for row in nodes.itertuples()
+    ]
+    return nodes.assign(label=words)
+
+
+def example_table(chosen: Graph, names: AtomNames | None) -> pd.DataFrame:
+    """Returns the table "examples": layer, atom, value, words, webp, of the graph's atoms."""
+    columns = ["layer", "atom", "value", "words", "webp"]
+    rows = []
+    if names is not None:
+        kept = chosen.nodes[chosen.kept.nodes].tolist()
+        for layer, atom in sorted({(layer, atom) for layer, _, atom in kept if atom >= 0}):
+            found = names.examples(layer, atom)
+            rows += [(layer, atom, one["value"], one["words"], one["webp"]) for one in found]
+    return pd.DataFrame(rows, columns=columns)

@@ -49,14 +49,29 @@ class AttributionGraph(Result):
     random_mean, random_high, nodes: the target if only the graph's nodes stay ("keep"), and without
     them ("remove"). network: "model", or "untrained" for a network with random weights and its own
     graph of its own answer.
-    answers: answer, name, logit (less the mean of all), probability.
+    answers: answer, name, logit (less the mean of all), probability. places: layer, pos,
+    attribution, summed over all nodes of a token; layer -1 is the input. picture: webp, rows,
+    columns: the picture and its patches; no row for a text. examples: layer, atom, value, words,
+    webp: where the atoms are largest on the data that named them; no row without names.
     """
 
     KIND = "graph"
     META = {"settings": dict, "target": dict}
     MAIN = "nodes"
     STORED = dict.fromkeys(
-        ("nodes", "edges", "layers", "ablations", "agreement", "sufficiency", "whole", "answers"),
+        (
+            "nodes",
+            "edges",
+            "layers",
+            "ablations",
+            "agreement",
+            "sufficiency",
+            "whole",
+            "answers",
+            "places",
+            "picture",
+            "examples",
+        ),
         first,
     )
     ALONE = "a graph explains one answer of one sample, and graphs do not merge."
@@ -93,33 +108,42 @@ class AttributionGraph(Result):
 
     def faithful(self) -> bool:
         """Tells whether the graph keeps half of the answer, and predicts ablations with r of .5."""
-        return self.kept >= FAITHFUL and self.predicts >= FAITHFUL
+        return not self.warning()
 
     def headline(self) -> str:
+        """Returns the answer, how much of it the graph carries, and how well it predicts.
+
+        A warning comes first if the graph is not faithful.
+        """
+        return f"{self.warning()} {self.finding()}".strip()
+
+    def warning(self) -> str:
+        """Returns what is wrong with a graph that is not faithful, or ""."""
+        reasons = []
+        if not self.predicts >= FAITHFUL:
+            reasons.append(
+                "Do not rely on its attributions: they predict ablations with "
+                f"r = {self.predicts:.2f}."
+            )
+        if not self.kept >= FAITHFUL:
+            reasons.append(f"A part of the story: these nodes alone give {self.kept:.0%} of it.")
+        return " ".join(reasons)
+
+    def finding(self) -> str:
         """Returns the answer, how much of it the graph carries, and how well it predicts."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
-        words = "" if self.faithful() else self._unfaithful()
         where = "" if target["position"] is None else f" after token {target['position']}"
         twin = self.of("agreement", UNTRAINED)["pearson"].mean()
-        beside = "" if np.isnan(twin) else f"; untrained {twin:.2f}"
+        beside = "" if np.isnan(twin) else f", untrained {twin:.2f}"
+        less = "the mean of all logits" if target["versus"] is None else "the other answer"
         return (
-            f"{words}{plain(self.meta['model'] or 'The model')} answers {self.answer}{where}: "
-            f"{target['logit']:.2f} above "
-            f"{'the mean of all logits' if target['versus'] is None else 'the other answer'}. "
-            f"The graph's {int(keep['nodes'])} codes alone give {keep['logit']:.2f}, as many "
-            f"random ones {keep['random_mean']:.2f}; without them {gone['logit']:.2f} is left. "
-            f"Attributions predict real ablations outside the graph with r = {self.predicts:.2f} "
-            f"(mean over layers{beside})."
+            f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where}, "
+            f"{target['logit']:.2f} above {less}. {int(keep['nodes'])} codes alone give "
+            f"{keep['logit']:.2f}, as many random ones {keep['random_mean']:.2f}; without them "
+            f"{gone['logit']:.2f} is left. Attributions predict real ablations with "
+            f"r = {self.predicts:.2f} (other nodes, mean over layers{beside})."
         )
-
-    def _unfaithful(self) -> str:
-        reasons = []
-        if not self.kept >= FAITHFUL:
-            reasons.append(f"its nodes alone give {self.kept:.0%} of the answer")
-        if not self.predicts >= FAITHFUL:
-            reasons.append(f"its attributions predict ablations with r = {self.predicts:.2f}")
-        return f"Do not rely on this graph: {' and '.join(reasons)}. "
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("nodes")

@@ -8,14 +8,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from crate_interp.circuits.graphs.atom_names import AtomNames
+from crate_interp.circuits.graphs.concepts import special_tokens
 from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, values
 from crate_interp.circuits.graphs.graph_tables import (
     answer_table,
     edge_rows,
+    example_table,
     inside,
+    labelled,
     layer_table,
     names_of,
     node_table,
+    picture_table,
+    place_table,
 )
 from crate_interp.circuits.graphs.question import (
     Question,
@@ -55,6 +61,7 @@ def graph(
     edges: float = 0.98,
     most: int = 200,
     seed: int = 0,
+    names: AtomNames | None = None,
 ) -> AttributionGraph:
     """Returns the attribution graph of one answer: which codes made it, and through which heads.
 
@@ -72,6 +79,7 @@ def graph(
     default) they do not, but they predict real ablations better. nodes, edges: the share of the
     influence that the kept nodes and edges hold, as in circuit-tracer. most: how many codes are
     looked at, an equal number in each layer. seed: draws random nodes and the untrained network.
+    names: the result of `ci.circuits.atom_names`, whose names and examples nodes then have.
 
     Unlike circuit-tracer (Ameisen et al. 2025, Circuit Tracing) it has no replacement model and no
     error nodes: every value is the model's own.
@@ -83,17 +91,12 @@ def graph(
     check_model(model)
     check_gradients("graph", model)
     wanted = _wanted(model, freeze, nodes, edges, most)
+    _check_names(model, names)
     sample = one_sample(model, inputs)
     with torch.no_grad():
         question = asked(model, model(sample), target, position)
     case, cut, chosen = _chosen(model, sample, question, wanted)
-    links = edge_table(cut, case.values, chosen, wanted.freeze)
-    tables = {
-        "nodes": node_table(case, chosen, cut, links),
-        "edges": edge_rows(chosen, links),
-        "layers": layer_table(case, wanted.freeze),
-        "answers": answer_table(model, case.values),
-    }
+    tables = _tables(case, cut, chosen, wanted.freeze, names)
     drawn, beside = _untrained(model, sample, position, wanted, seed)
     for name, table in _trust(case, chosen, seed).items():
         both = [table.assign(network=MODEL), beside[name].assign(network=UNTRAINED)]
@@ -102,6 +105,22 @@ def graph(
     result = AttributionGraph(tables, meta)
     object.__setattr__(result, "_case", (model, sample))
     return result
+
+
+def _tables(
+    case: Explained, cut: CutPass, chosen: Graph, freeze: tuple[str, ...], names: AtomNames | None
+) -> dict[str, pd.DataFrame]:
+    """Returns the tables of the graph itself."""
+    links = edge_table(cut, case.values, chosen, freeze)
+    return {
+        "nodes": labelled(node_table(case, chosen, cut, links), names),
+        "edges": edge_rows(chosen, links),
+        "layers": layer_table(case, freeze),
+        "answers": answer_table(case.model, case.values),
+        "places": place_table(case.values),
+        "picture": picture_table(case.model, case.sample),
+        "examples": example_table(chosen, names),
+    }
 
 
 @dataclass(frozen=True)
@@ -129,6 +148,15 @@ def _wanted(
         raise ValueError(f"most={most}: give at least one node a layer, {model.cfg.n_layers}.")
     frozen = tuple(name for name in FREEZABLE if name in given)
     return _Wanted(frozen, float(nodes), float(edges), most)
+
+
+def _check_names(model: HookedModel, names: AtomNames | None) -> None:
+    if names is None:
+        return
+    if not isinstance(names, AtomNames):
+        raise ValueError(f"names is {checks.shown(names)}: give ci.circuits.atom_names(...).")
+    if names.meta["model_digest"] != model_meta(model, 1)["model_digest"]:
+        raise ValueError("names are those of another model: name the atoms of this one.")
 
 
 def _chosen(
@@ -172,12 +200,14 @@ def _meta(case: Explained, chosen: Graph, settings: dict[str, Any]) -> dict[str,
         "name": names[question.answer], "logit": own.target,
         "versus_name": "" if question.versus is None else names[question.versus],
     }  # fmt: skip
-    words = model.to_str_tokens(case.sample[0]) if _has_text(model) else []
-    tokens = [visible(word) for word in words]
+    net: Any = model
+    sample = case.sample[0]
+    words = net.to_str_tokens(sample) if _has_text(net) else sample.flatten().tolist()
+    tokens = [] if model.cfg.kind != "text" else [visible(str(word)) for word in words]
     scores = {"completeness": chosen.kept.completeness, "replacement": chosen.kept.replacement}
     return model_meta(model, 1) | {
         "settings": settings | {"shape": [len(own.codes), *own.codes[0].shape]},
-        "target": target, "scores": scores, "tokens": tokens,
+        "target": target, "scores": scores, "tokens": tokens, "special": special_tokens(model),
     }  # fmt: skip
 
 

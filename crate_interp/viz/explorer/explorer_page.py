@@ -1,5 +1,6 @@
 """The explorer: a page on which you point at a patch or token and see every head."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,6 +8,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from crate_interp.circuits import Circuit
+from crate_interp.core import checks
 from crate_interp.core.safe_text import LONGEST, visible
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
@@ -36,6 +38,7 @@ def explore(
     circuit: Circuit | None = None,
     sample: int = 0,
     name: str | None = None,
+    graph: str | None = None,
 ) -> Html:
     """Returns a page on which you point at a patch or token and see what every head does with it.
 
@@ -49,7 +52,8 @@ def explore(
 
     cache: from `model.run_with_cache(x)`, for a model of images or of text. inputs: the same x.
     circuit: a circuit to draw on the page; its heads get a ring. sample: the number of the sample
-    in the cache. name: the sample's name on the page; None means "sample" and the number.
+    in the cache. name: the sample's name on the page; None means "sample" and the number. graph:
+    the name of a page of `ci.viz.graph` in the same folder, to link to.
 
     The cache must hold attn.hook_pattern of every layer. Other points each add a part to the page:
     attn.hook_q and attn.hook_k; mlp.hook_post; hook_resid_pre with the last hook_resid_post;
@@ -71,7 +75,9 @@ def explore(
     check_count(seen.model, seen.count)
     drawing = panels.circuit_data(circuit, seen.model)
     given = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
-    return _page(seen, given, drawing)
+    if graph is not None and re.fullmatch(r"[\w.-]{1,80}\.html", graph) is None:
+        raise ValueError(f"graph={checks.shown(graph)}: give the name of a page beside this one.")
+    return _page(seen, given, drawing, graph)
 
 
 def check_count(model: HookedModel, count: int) -> None:
@@ -91,7 +97,9 @@ def shown_points(model: HookedModel) -> tuple[str, ...]:
     return (kind.point, *kind.codes, *_OTHERS)
 
 
-def _page(seen: panels.Seen, given: str, circuit: dict[str, object] | None) -> Html:
+def _page(
+    seen: panels.Seen, given: str, circuit: dict[str, object] | None, graph: str | None
+) -> Html:
     attention = [_attention(seen, layer) for layer in range(len(seen.model.blocks))]
     blobs = [
         (f"{part}-{layer}", text)
@@ -102,6 +110,7 @@ def _page(seen: panels.Seen, given: str, circuit: dict[str, object] | None) -> H
     page = render(
         "explore.html",
         title=title,
+        graph=graph,
         given=given,
         answer=panels.answer(seen),
         picture=panels.picture(seen),

@@ -1,0 +1,318 @@
+"""ci.circuits.atom_names: what an atom's activation tells, on held-out samples, or "no name"."""
+
+import io
+from typing import Any, Unpack
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from PIL import Image
+from scipy.stats import rankdata
+from torch import Tensor
+
+from crate_interp.circuits.atlases.atom_directions import answer_names
+from crate_interp.circuits.atlases.excerpts import excerpts
+from crate_interp.circuits.graphs.concepts import (
+    Concepts,
+    of_patches,
+    of_samples,
+    of_tokens,
+    special_tokens,
+)
+from crate_interp.core import checks
+from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.safe_text import visible
+from crate_interp.data import Data, Samples
+from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.hook_points import check_atoms
+from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Tables
+from crate_interp.results.result import Result, counted, first
+from crate_interp.sweeps.atom_statistics import CODE
+from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
+from crate_interp.sweeps.runs.provenance import data_meta
+
+EXAMPLES = 4  # the tokens at which an atom is largest
+_TOKENS = 2**13  # tokens that are compared one by one
+_SHUFFLES = 8
+_SIDE = 48  # pixels of an example
+_FEWEST = 8  # tokens or samples of a half at which a candidate must be present, and absent
+
+
+class AtomNames(Result):
+    """What the activation of each atom tells: the candidate that it separates best, if any.
+
+    `table()` has a row per layer and atom: layer, atom, name, kind, auc, null, present, n. A
+    candidate is chosen on the samples with even numbers, as the one whose presence the activation
+    separates best. auc: on the other samples, the chance that a token (or a sample, for classes)
+    with it has a larger activation than one without it; 0.5 says nothing. null: the 95th percentile
+    of the same number, candidate chosen anew, for atoms of the layer if what is present is shifted
+    by random amounts along each sample, or dealt out anew among samples. name is "" where auc does
+    not exceed null. present, n: tokens or samples with it, and all, of the held-out half.
+
+    examples: layer, atom, rank, sample, token, value: where the atom is largest. images, contexts:
+    the pictures and the texts of these places, as in an atlas.
+    """
+
+    KIND = "atom_names"
+    META = {"settings": dict}
+    MAIN = "names"
+    STORED = dict.fromkeys(("names", "examples", "images", "contexts"), first)
+    ALONE = "names are chosen on all samples: run ci.circuits.atom_names on all samples at once."
+
+    def headline(self) -> str:
+        """Returns how many atoms have a name, by kind of candidate."""
+        table: Any = self._table("names")
+        named = table[table["name"] != ""]
+        kinds = ", ".join(f"{n:,} {kind}" for kind, n in named["kind"].value_counts().items())
+        where = counted(self.meta["n_samples"], self.meta["unit"])
+        return (
+            f"{len(named):,} of {len(table):,} atoms of {self.meta['model'] or 'the model'} have a "
+            f"name ({kinds or 'none'}), over {where}; 5 % of atoms without one would get it."
+        )
+
+    def name_of(self, layer: int, atom: int) -> str:
+        """Returns the name of an atom with its evidence, or ""."""
+        table: Any = self._table("names")
+        row = table[(table["layer"] == layer) & (table["atom"] == atom)]
+        if row.empty or not row["name"].iloc[0]:
+            return ""
+        return f"{row['name'].iloc[0]} (AUC {row['auc'].iloc[0]:.2f})"
+
+    def examples(self, layer: int, atom: int) -> list[dict[str, Any]]:
+        """Returns the places where an atom is largest: value, words, and the file of a picture.
+
+        words: the text around the token, or the sample and the patch. webp: the patch with what
+        lies around it; None for a text and for CLS.
+        """
+        table: Any = self._table("examples")
+        rows = table[(table["layer"] == layer) & (table["atom"] == atom)].sort_values("rank")
+        return [self._example(row) for row in rows.itertuples()]
+
+    def _example(self, row: Any) -> dict[str, Any]:
+        found = {"value": float(row.value), "webp": None}
+        texts, pictures = self._table("contexts"), self._table("images")
+        if len(texts):
+            here: Any = texts[(texts["sample"] == row.sample) & (texts["token"] == row.token)]
+            before, at, after = (str(here[name].iloc[0]) for name in ("before", "at", "after"))
+            return found | {"words": f"{before}[{at}]{after}"}
+        picture: Any = pictures[pictures["sample"] == row.sample].iloc[0]
+        patch = int(row.token) - int(self.meta["settings"]["special"])
+        if patch < 0:
+            return found | {"words": f"CLS of sample {row.sample}"}
+        place = divmod(patch, int(picture["columns"]))
+        grid = int(picture["rows"]), int(picture["columns"])
+        words = f"patch {place} of sample {row.sample}"
+        return found | {"words": words, "webp": cut_out(picture["picture"], place, grid)}
+
+
+def cut_out(file: bytes, place: tuple[int, int], grid: tuple[int, int]) -> bytes:
+    """Returns a patch of a picture with half a patch around it, as a WebP file."""
+    with Image.open(io.BytesIO(file)) as picture:
+        image = picture.convert("RGB")
+    high, wide = image.height / grid[0], image.width / grid[1]
+    box = [(place[1] - 0.5) * wide, (place[0] - 0.5) * high]
+    box += [(place[1] + 1.5) * wide, (place[0] + 1.5) * high]
+    cut = image.crop((round(box[0]), round(box[1]), round(box[2]), round(box[3])))
+    buffer = io.BytesIO()
+    cut.resize((_SIDE, _SIDE), Image.Resampling.NEAREST).save(buffer, "WEBP", quality=70)
+    return buffer.getvalue()
+
+
+@with_weights
+def atom_names(
+    model: HookedModel, data: Data, *, seed: int = 0, **run: Unpack[Run]
+) -> Perhaps[AtomNames]:
+    """Names each atom after what its activation tells on held-out samples, or not at all.
+
+    Candidates for images: the class of the image (by its mean activation), CLS, nine places, and
+    patches on an object if the data has masks. For texts: the 40 commonest tokens, the tokens after
+    these, sets such as digits or quotation marks, and the first tokens of a window. The score is
+    the area under the ROC curve (AUC); `AtomNames` has the rule. A name says what separates best
+    among these candidates, not what an atom is for.
+
+    data, run: as in `ci.sweep`; tokens are compared one by one on about 8,000 of them, the first.
+    seed: draws the shifts of the null. Raises ValueError as `ci.sweep` does, for a model without
+    codes, and for fewer than four samples.
+    """
+    options = run_options(atom_names, run)
+    check_model(model)
+    check_atoms(model.cfg, "atom_names")
+    if model.cfg.kind not in ("vision", "text"):
+        raise ValueError("names need one kind of sample: give a model of images or of texts.")
+    samples = samples_of(model, data, options)
+    if samples.n < 4:
+        raise ValueError(f"the data has {samples.n} samples, and names need four: give more.")
+    seed = checks.count("seed", seed, least=0)
+    meta = data_meta(model, samples, options.batch_size)
+    meta["settings"] = {"seed": seed, "special": special_tokens(model) or 0}
+
+    def named(chunk: Chunk) -> Tables:
+        return _named(chunk, samples, seed, options.progress)
+
+    with open_job(ATOM_NAMES, meta, options, model) as job:
+        job.run(Stage("names", model, samples, named, whole=True, masks=bool(samples.masks)))
+        return job.result()
+
+
+ATOM_NAMES = kind_of_one_stage(AtomNames, "names")
+
+
+def _named(chunk: Chunk, samples: Samples, seed: int, progress: bool) -> Tables:
+    """Returns the tables of all layers."""
+    layers = len(chunk.model.blocks)
+    means: list[list[Tensor]] = [[] for _ in range(layers)]
+    codes: list[list[Tensor]] = [[] for _ in range(layers)]
+    largest: list[list[Tensor]] = [[] for _ in range(layers)]
+    inputs, masks, numbers = [], [], []
+    kept = 0
+
+    def read(layer: int, acts: Any, batch: Batch) -> None:
+        code = acts[CODE].detach().float()
+        means[layer].append(code.mean(dim=1).cpu())
+        if kept < _TOKENS:
+            codes[layer].append(code.cpu())
+        largest[layer].append(_largest(code, batch.start))
+
+    for batch in chunk.batches():
+        chunk.measure(batch, [Reading([CODE], read)])
+        numbers += range(batch.start, batch.last + 1)
+        if kept < _TOKENS:
+            inputs.append(batch.inputs.cpu())
+            masks += [] if batch.masks is None else [batch.masks]
+        kept += len(batch.inputs) * codes[0][0].shape[1]
+    tokens = [torch.cat(parts) for parts in codes]
+    concepts = _concepts(chunk.model, torch.cat(inputs), masks, tokens[0].shape[1])
+    own = None if samples.labels is None else [samples.labels[n - samples.start] for n in numbers]
+    classes = of_samples(own, samples.names, len(numbers))
+    generator = torch.Generator().manual_seed(seed)
+    rows = [
+        _of_layer(layer, torch.cat(means[layer]), classes, tokens[layer], concepts, generator)
+        for layer in range(layers)
+    ]
+    places = pd.concat([_examples(layer, parts) for layer, parts in enumerate(largest)])
+    found = excerpts(places, chunk.model, samples, progress)
+    for column in ("before", "at", "after"):
+        found["contexts"][column] = [visible(word) for word in found["contexts"][column]]
+    return {"names": pd.concat(rows, ignore_index=True), "examples": places, **found}
+
+
+def _concepts(model: HookedModel, inputs: Tensor, masks: list[Tensor], pos: int) -> Concepts:
+    if model.cfg.kind == "text":
+        return of_tokens(inputs, [visible(word) for word in answer_names(model)])
+    return of_patches(model, len(inputs), pos, torch.cat(masks) if masks else None)
+
+
+def _largest(
+    code: Float[Tensor, "batch pos atom"], start: int
+) -> Float[Tensor, "place three atom"]:
+    """Returns value, sample and token of the largest codes of a batch, for each atom."""
+    flat = code.flatten(0, 1)
+    values, places = flat.topk(min(EXAMPLES, len(flat)), dim=0)
+    pos = code.shape[1]
+    return torch.stack([values.double(), start + places // pos, places % pos], dim=1).cpu()
+
+
+def _examples(layer: int, parts: list[Tensor]) -> pd.DataFrame:
+    """Returns the rows of the table "examples" of a layer."""
+    every = torch.cat(parts)  # [place, 3, atom]
+    best = every[:, 0].topk(min(EXAMPLES, len(every)), dim=0).indices  # [rank, atom]
+    value, sample, token = (every[:, part].gather(0, best) for part in range(3))
+    ranks, atoms = best.shape
+    table: Any = pd.DataFrame(
+        {
+            "layer": layer, "atom": np.tile(np.arange(atoms), ranks),
+            "rank": np.repeat(np.arange(ranks), atoms), "sample": sample.flatten().long().numpy(),
+            "token": token.flatten().long().numpy(), "value": value.flatten().numpy(),
+        }
+    )  # fmt: skip
+    return table[table["value"] > 0]
+
+
+def _of_layer(
+    layer: int,
+    means: Float[Tensor, "sample atom"],
+    classes: Concepts,
+    tokens: Float[Tensor, "sample pos atom"],
+    concepts: Concepts,
+    generator: torch.Generator,
+) -> pd.DataFrame:
+    """Returns the rows of the table "names" of a layer."""
+    parts = (
+        [_Half(tokens[half::2].flatten(0, 1), concepts.present[:, half::2]) for half in (0, 1)],
+        [_Half(means[half::2], classes.present[:, half::2]) for half in (0, 1)],
+    )
+    names, kinds = concepts.names + classes.names, concepts.kinds + classes.kinds
+    own, places = _best([[half.scores() for half in pair] for pair in parts])
+    null = torch.cat(
+        [_best([[half.scores(generator) for half in pair] for pair in parts])[0]
+         for _ in range(_SHUFFLES)]
+    )  # fmt: skip
+    level = float(null.quantile(0.95))
+    held = [pair[1] for pair in parts]
+    present = torch.cat([half.present.flatten(1).sum(dim=1) for half in held])[places]
+    sizes = torch.tensor([len(concepts.names), len(classes.names)])
+    n = torch.tensor([len(half.values) for half in held]).repeat_interleave(sizes)[places]
+    told = own > level
+    chosen = [place if good else None for place, good in zip(places.tolist(), told, strict=True)]
+    return pd.DataFrame(
+        {
+            "layer": layer, "atom": range(len(own)),
+            "name": ["" if place is None else names[place] for place in chosen],
+            "kind": ["" if place is None else kinds[place] for place in chosen],
+            "auc": own.numpy(), "null": level, "present": present.numpy(), "n": n.numpy(),
+        }
+    )  # fmt: skip
+
+
+class _Half:
+    """The activations of one half of the samples as ranks, and what is present where."""
+
+    def __init__(
+        self, values: Float[Tensor, "row atom"], present: Bool[Tensor, "concept sample *pos"]
+    ) -> None:
+        self.values, self.present = values, present
+        self.ranks = torch.from_numpy(rankdata(values.numpy(), axis=0))
+
+    def scores(self, generator: torch.Generator | None = None) -> Float[Tensor, "concept atom"]:
+        """Returns the AUC of each candidate and atom, of shifted or dealt out ones if asked.
+
+        A candidate that is present or absent in too few rows has .5.
+        """
+        present = self.present
+        if generator is not None and present.ndim == 3:
+            _, samples, pos = present.shape
+            shift = torch.randint(pos, (samples, 1), generator=generator)
+            order = (torch.arange(pos) + shift) % pos
+            present = present.gather(2, order.expand(len(present), -1, -1))
+        elif generator is not None:
+            present = present[:, torch.randperm(present.shape[1], generator=generator)]
+        return auc(self.ranks, present.flatten(1))
+
+
+def auc(
+    ranks: Float[Tensor, "row atom"], present: Bool[Tensor, "concept row"]
+) -> Float[Tensor, "concept atom"]:
+    """Returns the area under the ROC curve, from mean ranks (from 1) of the activations.
+
+    `(sum of the ranks where present - n1 (n1 + 1) / 2) / (n1 n0)`, in 0 to 1. It is .5 for a
+    candidate that is present in fewer than 8 rows, or absent in fewer.
+    """
+    ones = present.double().sum(dim=1, keepdim=True)
+    zeros = present.shape[1] - ones
+    area = (present.double() @ ranks - ones * (ones + 1) / 2) / (ones * zeros).clamp_min(1)
+    few = (ones < _FEWEST) | (zeros < _FEWEST)
+    return torch.where(few, 0.5, area)
+
+
+def _best(scores: list[list[Tensor]]) -> tuple[Float[Tensor, "atom"], Tensor]:
+    """Returns the held-out score of the candidate that is best in the other half, and its number.
+
+    scores: for tokens and for samples, those of both halves.
+    """
+    train, held = (torch.cat([pair[half] for pair in scores]) for half in (0, 1))
+    places = train.argmax(dim=0)
+    return held.gather(0, places[None])[0], places

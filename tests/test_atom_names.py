@@ -1,0 +1,163 @@
+"""Names of atoms: AUC against scikit-like counts, planted candidates, nulls, records."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import rankdata
+
+import crate_interp as ci
+from conftest import make, make_lm
+from crate_hooks import full_name
+from crate_interp.circuits.graphs.atom_names import auc, cut_out
+from crate_interp.circuits.graphs.concepts import of_patches, of_tokens
+
+IMAGES = torch.randn(34, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+@given(st.integers(0, 2**16))
+def test_auc_counts_pairs(seed):
+    """Of a present and an absent row, how often the present one is larger; ties count half."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 4, (29, 3), generator=generator).double()
+    present = torch.randint(0, 2, (2, 29), generator=generator).bool()
+    found = auc(torch.from_numpy(rankdata(values.numpy(), axis=0)), present)
+    for concept in range(2):
+        ones, zeros = values[present[concept]], values[~present[concept]]
+        if min(len(ones), len(zeros)) < 8:
+            assert (found[concept] == 0.5).all()
+            continue
+        above = (ones[:, None] > zeros).double() + 0.5 * (ones[:, None] == zeros).double()
+        torch.testing.assert_close(found[concept], above.mean(dim=(0, 1)))
+
+
+def planted(value, hook):
+    """Atom 3 of each image tells the class: samples come as 0, 1, 0, 1, ... or as they are."""
+    value = value.clone()
+    rows = torch.arange(len(value)) // 2 % 2
+    value[..., 3] = rows[:, None].to(value) + 0.01 * torch.rand(value.shape[:2])
+    value[:, :, 4] = 0
+    value[:, 0, 4] = 1  # and atom 4 tells CLS
+    return value
+
+
+def test_planted_candidates_are_found_and_noise_has_no_name():
+    model = make("crate")
+    labels = [n // 2 % 2 for n in range(32)]
+    with model.hooks(fwd_hooks=[(full_name("mlp.hook_post", 1), planted)]):
+        found = ci.circuits.atom_names(model, (IMAGES[:32], labels), batch_size=32, progress=False)
+    table = found.table().set_index(["layer", "atom"])
+    assert table.loc[(1, 3), "name"] == "class 1" and table.loc[(1, 3), "auc"] == 1
+    assert table.loc[(1, 4), "name"] == "CLS" and table.loc[(1, 4), "auc"] == 1
+    assert found.name_of(1, 3) == "class 1 (AUC 1.00)" and "atoms of" in found.headline()
+    unnamed = table[table["name"] == ""]
+    assert (unnamed["auc"] <= unnamed["null"]).all()
+    examples = found.examples(1, 4)
+    assert all("CLS of sample" in one["words"] and one["webp"] is None for one in examples)
+
+
+def test_random_labels_name_few_atoms():
+    model = make("crate")
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(34, 13, model.cfg.d_mlp, generator=generator)
+
+    def unrelated(value, hook):
+        return noise[: len(value), : value.shape[1]].to(value)
+
+    hooks = [(full_name("mlp.hook_post", n), unrelated) for n in range(model.cfg.n_layers)]
+    with model.hooks(fwd_hooks=hooks):
+        found = ci.circuits.atom_names(model, IMAGES, batch_size=34, progress=False)
+    share = (found.table()["name"] != "").mean()
+    assert share < 0.25
+
+
+def test_names_are_saved_and_shown_by_a_graph(tmp_path):
+    model = make("crate")
+    names = ci.circuits.atom_names(model, IMAGES, progress=False)
+    again = type(names).load(names.save(tmp_path / "names"))
+    pd.testing.assert_frame_equal(again.table(), names.table())
+    graph = ci.graph(model, IMAGES[0], most=40, names=names)
+    codes = graph.table("nodes").query("atom >= 0")
+    for row in codes.itertuples():
+        assert row.label == (names.name_of(row.layer, row.atom) or "no name")
+    examples = graph.table("examples")
+    assert set(zip(examples["layer"], examples["atom"], strict=True)) <= set(
+        zip(codes["layer"], codes["atom"], strict=True)
+    )
+    assert "data:image/webp" in ci.viz.graph(graph).html()
+    with pytest.raises(ValueError, match="names are those of another model"):
+        ci.graph(make("crate", seed=1), IMAGES[0], names=names)
+
+
+def test_candidates_of_patches_and_tokens():
+    model = make("crate")
+    rows, columns = model.cfg.grid
+    masks = torch.zeros(2, 6, 20, dtype=torch.uint8)
+    masks[1, :3, :10] = 1
+    found = of_patches(model, 2, 1 + rows * columns, masks)
+    assert found.names[0] == "CLS" and found.present[0].sum() == 2
+    places = found.present[1:10].sum(dim=0)
+    assert (places[:, 1:] == 1).all() and (places[:, 0] == 0).all()
+    on = found.present[found.names.index("patches on the object")]
+    assert not on[0].any() and on[1].any() and not on[1, 0]
+    words = ["'", " the", "3", "X"]
+    tokens = torch.tensor([[0, 1, 2, 3, 0]])
+    texts = of_tokens(tokens, words)
+    at = dict(zip(texts.names, texts.present[:, 0], strict=True))
+    assert at["a quotation mark"].tolist() == [True, False, False, False, True]
+    assert at["after a digit"].tolist() == [False, False, False, True, False]
+    assert at["the first token"].tolist() == [True, False, False, False, False]
+    assert at["after ' the'"].tolist() == [False, False, True, False, False]
+
+
+def test_a_cut_out_is_its_patch():
+    import io
+
+    from PIL import Image
+
+    picture = Image.new("RGB", (40, 20))
+    picture.paste((255, 0, 0), (10, 0, 20, 10))
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", lossless=True)
+    with Image.open(io.BytesIO(cut_out(buffer.getvalue(), (0, 1), (2, 4)))) as found:
+        middle = found.getpixel((24, 24))
+    assert middle[0] > 200 and middle[1] < 60
+
+
+def test_records_are_read_back_as_openais(tmp_path):
+    lm = make_lm()
+    tokens = torch.randint(47, (12, 13), generator=torch.Generator().manual_seed(1))
+    out = ci.circuits.neuron_records(
+        lm, tokens, tmp_path / "records", layer=1, atoms=[2, 5], top=3, random=2
+    )
+    assert sorted(path.name for path in (out / "1").iterdir()) == ["2.json", "5.json"]
+    _, cache = lm.run_with_cache(tokens)
+    for atom in (2, 5):
+        record = json.loads((out / "1" / f"{atom}.json").read_text())
+        assert record["neuron_id"] == {
+            "dataclass_name": "NeuronId", "layer_index": 1, "neuron_index": atom,
+        }  # fmt: skip
+        codes = cache[full_name("mlp.hook_post", 1)][..., atom].numpy()
+        assert record["mean"] == pytest.approx(float(codes.mean()), rel=1e-4)
+        assert record["variance"] == pytest.approx(float(codes.var()), rel=1e-4)
+        best = record["most_positive_activation_records"]
+        assert len(best) == 3 and len(record["random_sample"]) == 2
+        order = np.argsort(-codes.max(axis=1), kind="stable")
+        for piece, sample in zip(best, order, strict=False):
+            np.testing.assert_allclose(piece["activations"], codes[sample], rtol=1e-4, atol=1e-6)
+            assert piece["tokens"] == [str(token) for token in tokens[sample].tolist()]
+    with pytest.raises(ValueError, match="atoms 0 to"):
+        ci.circuits.neuron_records(lm, tokens, tmp_path, layer=1, atoms=[999])
+    with pytest.raises(ValueError, match="give a language model"):
+        ci.circuits.neuron_records(make("crate"), IMAGES, tmp_path, layer=0)
+
+
+def test_too_little_data_has_no_names():
+    with pytest.raises(ValueError, match="names need four"):
+        ci.circuits.atom_names(make("crate"), IMAGES[:3], progress=False)
+    with pytest.raises(ValueError, match="attention alone"):
+        ci.circuits.atom_names(make("aot"), IMAGES, progress=False)
