@@ -18,6 +18,7 @@
 # make transformerlens  TransformerLens' own tests and six of its tutorials on our models
 # make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
 # make newest     install the newest dependencies that pyproject.toml admits, run the fast tests
+# make graphs     how far attribution graphs may be trusted, on 20 inputs a model: table, picture
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
 # make pictures   open the pages in headless Chromium, wide and narrow, light and dark; runs/pictures
 # make maskcut    300 grids against the dense solver, an hour
@@ -30,7 +31,7 @@ READY := .venv/.ready
 OUT ?= runs/first
 
 .PHONY: report test test-all oracles check fuzz attacks kill bench cost gpu maskcut pictures notebooks tables pairs \
-	family labs docs transformerlens oldest newest browser clean
+	family labs docs transformerlens oldest newest browser graphs clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -109,6 +110,9 @@ transformerlens: $(READY)
 
 oldest newest:
 	bash tests/versions.sh $@ $(PYTHON) $(ARGS)
+
+graphs: $(READY)
+	$(BIN)/python demos/how_far_graphs_go.py
 
 notebooks: $(READY)
 	$(BIN)/python demos/run_notebooks.py --out runs/notebooks

@@ -103,6 +103,9 @@ def test_edges_are_finite_differences_with_other_codes_held(name):
     effects, _ = cut.effects(top, nodes)
     assert set(effects) == ({top - 1} if strict(model) else set(range(-1, top)))
 
+    first = full_name("ln1.hook_scale", 0)
+    scale = model.run_with_cache(sample, names_filter=first)[1][first]
+
     def before(layer, change):
         kept = []
 
@@ -113,8 +116,9 @@ def test_edges_are_finite_differences_with_other_codes_held(name):
             (full_name(CODE, n), lambda code, hook, own=n: held(code, hook, own))
             for n in range(LAYERS)
         ]
-        if layer < 0:
+        if layer < 0:  # the scale of the first norm is held
             hooks.append((embedding_point(model), lambda value, hook: value + change))
+            hooks.append((first, lambda value, hook: scale))
         hooks.append((full_name(PRE, top), lambda value, hook: kept.append(value[0].flatten())))
         model.run_with_hooks(sample, fwd_hooks=hooks)
         return kept[0][nodes]
@@ -255,3 +259,17 @@ def test_a_graph_of_all_nodes_is_complete():
     start[-1] = 1
     for layer in range(-1, LAYERS):
         assert float(graph.influence[graph.nodes[:, 0] == layer].sum()) == pytest.approx(1)
+
+
+def test_an_embedding_acts_through_heads():
+    """Through a norm that is free to follow, a whole token would have no effect at all."""
+    model, _, _, found, cut = explained("crate-lm")
+    graph = select(cut, found, 1.0, 1.0, 60)
+    table = graph.nodes.tolist()
+    across = [
+        (source, target, weight, head)
+        for source, target, weight, head in edge_table(cut, found, graph, ())
+        if table[source][0] < 0 and table[target][0] == 0 and table[source][1] != table[target][1]
+    ]
+    carried = max(abs(weight) for *_, weight, head in across if head >= 0)
+    assert carried > 1e-3 > 1e6 * max(abs(weight) for *_, weight, head in across if head < 0)

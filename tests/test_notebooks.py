@@ -28,6 +28,8 @@ SHOWN = {  # what their outputs must hold, and how many pictures
     "07_crate_alpha_from_the_hub": ("Answer, for a random network", 0),
     "08_do_the_job_better": ("Answer: not measurably", 1),
     "09_is_it_crate_or_any_transformer": ("Answer: training brings", 2),
+    "10_why_this_word": ("Answer: the graph of one sequence finds more", 2),
+    "11_why_this_picture": ("Answer: rollout orders the patches best", 2),
 }
 NAMES = list(SHOWN)
 CLAIMS = {  # in how many of the three networks of notebook 05 each holds, as its top says
@@ -64,7 +66,7 @@ def test_it_runs_and_shows_what_it_announces(name, tmp_path):
     assert words in text
     assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
     pages = [output["data"].get("text/html", "") for output in outputs if "data" in output]
-    assert any("Point at a" in page for page in pages) == name.startswith(("01", "05"))
+    assert any("Point at a" in page for page in pages) == name.startswith(("01", "05", "10", "11"))
     if name.startswith("05"):
         check_circuit(text)
 

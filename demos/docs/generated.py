@@ -33,6 +33,7 @@ MOVED = {
     "demos/first_look.png": "first_look.png",
     "demos/crate_against_vit.png": "crate_against_vit.png",
     "demos/whitebox_family.png": "whitebox_family.png",
+    "demos/how_far_graphs_go.png": "how_far_graphs_go.png",
 }
 REFERENCE = {
     "reference/statistics.md": "Statistics",

@@ -50,6 +50,10 @@ def explore(model: Any, data: Any, out: Path) -> None:
     ci.viz.explore(cache, data[:1]).save(out / "explore.html")
 
 
+def graph(model: Any, data: Any, out: Path) -> None:
+    ci.viz.graph(ci.graph(model, data[0])).save(out / "graph.html")
+
+
 def labelled(data: Any) -> Any:
     return (data, torch.arange(len(data))) if data.is_floating_point() else data
 
@@ -62,6 +66,7 @@ VERBS: dict[str, Callable[[Any, Any, Path], Any]] = {
     "sweep": lambda model, data, out: ci.sweep(model, data, out=out, **QUIET),
     "atoms": lambda model, data, out: ci.atoms(model, data, out=out, **QUIET),
     "explore": explore,
+    "graph": graph,
     "report, 1 twin": lambda model, data, out: ci.report(model, data, out, untrained=1, **QUIET),
     "audit, no twins": paged(ci.viz.audit_page, ci.audit, untrained=0),
     "audit, grid=False": paged(ci.viz.audit_page, ci.audit, untrained=0, grid=False),
@@ -79,17 +84,17 @@ VERBS: dict[str, Callable[[Any, Any, Path], Any]] = {
 # model -> verb -> samples
 ROWS: dict[str, dict[str, int]] = {
     "CRATE-B,197": {
-        "sweep": 16, "atoms": 16, "explore": 1, "report, 1 twin": 8, "audit, no twins": 64,
-        "audit, grid=False": 16, "compare, no twins": 8, "ablate_heads": 2, "atlas": 32,
-        "segment, no twins": 8,
+        "sweep": 16, "atoms": 16, "explore": 1, "graph": 1, "report, 1 twin": 8,
+        "audit, no twins": 64, "audit, grid=False": 16, "compare, no twins": 8, "ablate_heads": 2,
+        "atlas": 32, "segment, no twins": 8,
     },
     "CRATE-alpha-L,257,4 layers": {
-        "sweep": 4, "atoms": 4, "explore": 1, "audit, no twins": 8, "audit, grid=False": 4,
-        "compare, no twins": 4, "atlas": 16,
+        "sweep": 4, "atoms": 4, "explore": 1, "graph": 1, "audit, no twins": 8,
+        "audit, grid=False": 4, "compare, no twins": 4, "atlas": 16,
     },
     "CRATE-LM,256": {
-        "sweep": 4, "atoms": 4, "explore": 1, "audit, no twins": 8, "audit, grid=False": 4,
-        "compare, no twins": 4, "ablate_heads": 1, "atlas": 8,
+        "sweep": 4, "atoms": 4, "explore": 1, "graph": 1, "audit, no twins": 8,
+        "audit, grid=False": 4, "compare, no twins": 4, "ablate_heads": 1, "atlas": 8,
     },
     "CRATE-B,785,2 layers": {
         "sweep": 4, "explore": 1, "audit, no twins": 8, "audit, grid=False": 4, "atlas": 8,

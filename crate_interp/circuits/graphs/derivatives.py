@@ -26,6 +26,7 @@ _PATTERNS = {
     "tssa": ("attn.hook_pi", "attn.hook_weight"),
     "cbsa": ("attn.hook_contract", "attn.hook_rep_pattern"),
 }  # fmt: skip
+_FIRST_NORM = full_name("ln1.hook_scale", 0)
 _NORMS = ("ln1.hook_scale", "ln2.hook_scale")
 _BYTES = 2**28  # of the gradients of several nodes at once
 Hook = tuple[str, Callable[..., Any]]
@@ -90,8 +91,14 @@ def _constant(value: Tensor, hook: Any) -> Tensor:
 
 
 def detaching(model: HookedModel, freeze: Sequence[str]) -> list[Hook]:
-    """Returns hooks that make what is frozen a constant for derivatives."""
-    return [(name, _constant) for name in frozen_points(model, freeze)]
+    """Returns hooks that make what is frozen a constant for derivatives.
+
+    The scale of the first norm is always a constant. It only concerns embeddings, and these are
+    whole tokens: the norm of a token does not change with its length, so that without this an
+    embedding would have no effect through any head.
+    """
+    points = frozen_points(model, freeze)
+    return [(name, _constant) for name in dict.fromkeys([_FIRST_NORM, *points])]
 
 
 def values(model: HookedModel, sample: Tensor, question: Question, freeze: Sequence[str]) -> Values:

@@ -18,6 +18,10 @@ from crate_interp.circuits.graphs.trust import Explained
 from crate_interp.core.safe_text import visible
 from crate_interp.models.hooked import HookedModel
 
+# of so many nodes the effect is measured at least; of as many more as forwards of a tiny network,
+# in tokens times parameters, make half a minute
+_EFFECTS, _WORK = 24, 2**34
+
 
 def _kept(chosen: Graph) -> list[int]:
     """Returns the nodes of the graph: kept codes, embeddings with an edge, and the target."""
@@ -71,11 +75,17 @@ def node_table(
 
 
 def _with_effects(case: Explained, table: pd.DataFrame) -> pd.DataFrame:
-    """Adds what real forwards without each node say; biases and the target have no effect."""
-    groups: Any = table[(table["atom"] >= EMBEDDING) & (table["layer"] < len(case.values.codes))]
-    for layer, own in groups.groupby("layer"):
-        nodes = torch.tensor(own[["pos", "atom"]].to_numpy())
-        after = without(case.model, case.sample, case.question, case.values, int(layer), nodes)
+    """Adds what real forwards without each node say; biases and the target have no effect.
+
+    In a large network only the nodes with the largest influence have one.
+    """
+    count = len(case.values.codes)
+    nodes: Any = table[(table["atom"] >= EMBEDDING) & (table["layer"] < count)]
+    work = len(case.values.embedded) * case.model.n_params_total
+    nodes = nodes.nlargest(max(_EFFECTS, _WORK // work), "influence")
+    for layer, own in nodes.groupby("layer"):
+        places = torch.tensor(own[["pos", "atom"]].to_numpy())
+        after = without(case.model, case.sample, case.question, case.values, int(layer), places)
         table.loc[own.index, "effect"] = case.values.target - after.numpy()
     return table
 

@@ -35,7 +35,8 @@ class AttributionGraph(Result):
 
     nodes: node, layer, pos, atom, value, attribution, influence, effect, label. attribution: value
     times the derivative of the target through all layers above. effect: the target less the target
-    of a real forward in which the node is 0. influence: as in circuit-tracer (influence.py).
+    of a real forward in which the node is 0; NaN for the lesser nodes of a large network.
+    influence: as in circuit-tracer (influence.py).
     edges: source, target, weight, head: the direct effect of the source on the target's
     pre-threshold value, its value times a derivative that passes through no other code. head -1 is
     the skip connection; an edge over several layers, and an edge to the target, is not split.
@@ -126,7 +127,7 @@ class AttributionGraph(Result):
                 f"r = {self.predicts:.2f}."
             )
         if not self.kept >= FAITHFUL:
-            reasons.append(f"A part of the story: these nodes alone give {self.kept:.0%} of it.")
+            reasons.append("A part of the story: these nodes alone do not give half of the answer.")
         return " ".join(reasons)
 
     def finding(self) -> str:

@@ -40,6 +40,7 @@ from crate_interp.circuits.graphs.trust import (
     sufficiency,
 )
 from crate_interp.core import checks
+from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import visible
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
@@ -47,6 +48,8 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.sweeps.runs.batches import check_model as check_hooked_model
 from crate_interp.sweeps.runs.provenance import model_meta
 from crate_interp.sweeps.runs.untrained_twins import twin
+
+_QUIET_SECONDS = 5.0  # a graph that takes longer shows how far it is
 
 
 @with_weights
@@ -68,18 +71,19 @@ def graph(
     A node is a code that is not 0, at a token; its attribution is `z d target / d z`. An edge is
     the direct effect of a code on the pre-threshold value of another, `z d pre / d z` along all
     paths that pass through no other code. Where the code replaces the stream (crate, crate-lm, cbt,
-    tost-ista) edges run from each layer to the next. Where the step is added they may skip layers.
-    The nodes of plain MLPs (gpt-baseline, tost) are their neurons.
+    tost-ista) edges run from each layer to the next; elsewhere they may skip layers. The nodes of
+    plain MLPs (gpt-baseline, tost) are their neurons.
 
     inputs: one sample: an image, or token ids, or a text. target: a class or token by number or
     name, or a pair for the difference of two logits; None stands for the largest logit. A single
     logit is taken less the mean of all logits. position: the token of a text whose logits are read;
     None stands for the last. freeze: what is held constant for derivatives, "pattern", "norm" or
     both. With both, attributions add up exactly where a step has a ReLU; with nothing frozen (the
-    default) they do not, but they predict real ablations better. nodes, edges: the share of the
-    influence that the kept nodes and edges hold, as in circuit-tracer. most: how many codes are
-    looked at, an equal number in each layer. seed: draws random nodes and the untrained network.
-    names: the result of `ci.circuits.atom_names`, whose names and examples nodes then have.
+    default) they do not, but they predict real ablations better. The scale of the first norm is
+    always held: the norm of an embedding does not change with its length. nodes, edges: the share
+    of the influence that the kept nodes and edges hold, as in circuit-tracer. most: how many codes
+    are looked at, an equal number in each layer. seed: draws random nodes and the untrained
+    network. names: the result of `ci.circuits.atom_names`, whose names nodes then have.
 
     Unlike circuit-tracer (Ameisen et al. 2025, Circuit Tracing) it has no replacement model and no
     error nodes: every value is the model's own.
@@ -95,16 +99,25 @@ def graph(
     sample = one_sample(model, inputs)
     with torch.no_grad():
         question = asked(model, model(sample), target, position)
-    case, cut, chosen = _chosen(model, sample, question, wanted)
-    tables = _tables(case, cut, chosen, wanted.freeze, names)
-    drawn, beside = _untrained(model, sample, position, wanted, seed)
-    for name, table in _trust(case, chosen, seed).items():
-        both = [table.assign(network=MODEL), beside[name].assign(network=UNTRAINED)]
-        tables[name] = pd.concat(both, ignore_index=True)
+    with tqdm(total=4, desc="graph", delay=_QUIET_SECONDS, leave=False) as bar:
+        case, cut, chosen = _chosen(model, sample, question, wanted)
+        bar.update()
+        tables = _tables(case, cut, chosen, wanted.freeze, names)
+        bar.update()
+        own = _trust(case, chosen, seed)
+        bar.update()
+        drawn, beside = _untrained(model, sample, position, wanted, seed)
+        bar.update()
+    tables |= {name: _beside(table, beside[name]) for name, table in own.items()}
     meta = _meta(case, chosen, {**asdict(wanted), "seed": seed}) | {"untrained": drawn}
     result = AttributionGraph(tables, meta)
     object.__setattr__(result, "_case", (model, sample))
     return result
+
+
+def _beside(own: pd.DataFrame, twin: pd.DataFrame) -> pd.DataFrame:
+    both = [own.assign(network=MODEL), twin.assign(network=UNTRAINED)]
+    return pd.concat(both, ignore_index=True)
 
 
 def _tables(
