@@ -45,7 +45,7 @@ def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
     """Returns the row of a model in the table, and its curves: k, kind, share of the answer."""
     model = ci.load(name)
     found: dict[str, list[float]] = {}
-    curves = []
+    curves: list[Any] = []
     for sample in tqdm(inputs_of(name, model, count), total=count, desc=name):
         graph = ci.graph(model, sample)
         target = {"model": graph.meta["target"]["logit"], "untrained": graph.meta["untrained"]}
@@ -62,8 +62,8 @@ def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
         }
         for key, value in numbers.items():
             found.setdefault(key, []).append(float(value))
-        table = graph.table("sufficiency")
-        share = table["logit"] / table["network"].map(target)
+        table: Any = graph.table("sufficiency")
+        share = table["logit"] / [target[one] for one in table["network"]]
         curves.append(table.assign(share=share)[table["network"] == "model"].assign(kind="largest"))
         curves.append(
             table.assign(share=share)[table["network"] != "model"].assign(kind="untrained")
@@ -71,7 +71,8 @@ def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
         own = table[table["network"] == "model"]
         for kind, column in (("random", "random_mean"), ("rotated", "rotated")):
             curves.append(own.assign(share=own[column] / target["model"], kind=kind))
-    return [name, *map(spread, found.values())], pd.concat(curves)[["k", "kind", "share"]]
+    joined: Any = pd.concat(curves)[["k", "kind", "share"]]
+    return [name, *map(spread, found.values())], joined
 
 
 def spread(values: list[float]) -> str:
@@ -92,7 +93,7 @@ def draw(curves: dict[str, pd.DataFrame], out: Path) -> None:
     }  # fmt: skip
     for ax, (name, table) in zip(axes, curves.items(), strict=True):
         for kind, (colour, dashes, words) in looks.items():
-            own = table[table["kind"] == kind].groupby("k")["share"]
+            own: Any = table[table["kind"] == kind].groupby("k")["share"]
             mean, half = own.mean(), 2.09 * own.sem()
             ax.plot(mean.index, mean, color=colour, ls=dashes, label=words)
             ax.fill_between(mean.index, mean - half, mean + half, color=colour, alpha=0.15, lw=0)

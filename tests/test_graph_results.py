@@ -232,6 +232,22 @@ def test_models_and_texts_without_a_graph(unchecked):
         ci.graph(lm, 5)
 
 
+def test_it_runs_without_gradients_and_refuses_half_precision():
+    model, sample = network("crate")
+    with torch.no_grad():
+        found = ci.graph(model, sample, most=40)
+    assert found.digest() == ci.graph(model, sample, most=40).digest()
+    with torch.inference_mode(), pytest.raises(ValueError, match="needs gradients"):
+        ci.graph(model, sample)
+    with pytest.raises(ValueError, match="lost in rounding"):
+        ci.graph(model.bfloat16(), sample)
+
+
+def test_without_codes_nothing_is_claimed():
+    graph = ci.graph(make("crate", lambd=1e4), IMAGE)
+    assert graph.headline().startswith("Too few codes are on to test attributions.")
+
+
 def test_more_nodes_than_there_are_is_all_of_them():
     model, sample = make_lm(d_mlp=11).double(), TOKENS
     graph = ci.graph(model, sample, most=10**6, nodes=1.0, edges=1.0)

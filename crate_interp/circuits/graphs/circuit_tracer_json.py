@@ -61,7 +61,7 @@ def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:
 def _node(row: Any, count: int, place: int, target: Any, words: list[str]) -> dict[str, Any]:
     """Returns a node without its numbers. Their ids are LAYER_FEATURE_POSITION, "E" for layer."""
     if row.atom == -3:
-        layer, feature, pos, kind = str(count), int(target["answer"]), place, "logit"
+        layer, feature, pos, kind = str(count + 1), int(target["answer"]), place, "logit"
         words_of = f"Output {target['name']}"
     elif row.atom == -1:
         layer, feature, pos, kind = "E", int(row.pos), int(row.pos), "embedding"
@@ -69,9 +69,11 @@ def _node(row: Any, count: int, place: int, target: Any, words: list[str]) -> di
     else:
         layer, feature, pos = str(row.layer), int(row.atom), int(row.pos)
         kind, words_of = "cross layer transcoder", str(row.label)
-    name = f"{layer}_{feature}_{pos}"
+    name, paired = f"{layer}_{feature}_{pos}", feature
+    if row.atom >= 0:  # their page knows an atom by one number for layer and atom
+        paired = (row.layer + feature) * (row.layer + feature + 1) // 2 + feature
     return {
-        "node_id": name, "feature": feature, "layer": layer, "ctx_idx": pos,
+        "node_id": name, "feature": paired, "layer": layer, "ctx_idx": pos,
         "feature_type": kind, "token_prob": 0.0, "is_target_logit": kind == "logit",
         "run_idx": 0, "reverse_ctx_idx": 0, "jsNodeId": f"{layer}_{feature}-0",
         "clerp": plain(words_of),

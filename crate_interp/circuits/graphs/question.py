@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -46,6 +47,11 @@ def check_model(model: HookedModel) -> None:
             "answer to explain: give a classifier of images or a language model."
         )
     check_atoms(model.cfg, "a graph")
+    if model.cfg.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"the model is {model.cfg.dtype}, in which the effect of one code is lost in rounding: "
+            "give model.float()."
+        )
     if model.cfg.facts.get("bridged"):
         raise ValueError(
             "a graph runs layers one at a time, which a network behind a bridge does not do: give "

@@ -121,7 +121,9 @@ class AttributionGraph(Result):
     def warning(self) -> str:
         """Returns what is wrong with a graph that is not faithful, or ""."""
         reasons = []
-        if not self.predicts >= FAITHFUL:
+        if np.isnan(self.predicts):
+            reasons.append("Too few codes are on to test attributions.")
+        elif self.predicts < FAITHFUL:
             reasons.append(
                 "Do not rely on its attributions: they predict ablations with "
                 f"r = {self.predicts:.2f}."

@@ -49,7 +49,7 @@ from crate_interp.sweeps.runs.batches import check_model as check_hooked_model
 from crate_interp.sweeps.runs.provenance import model_meta
 from crate_interp.sweeps.runs.untrained_twins import twin
 
-_QUIET_SECONDS = 5.0  # a graph that takes longer shows how far it is
+_WAIT = 5.0  # a graph that takes longer shows how far it is
 
 
 @with_weights
@@ -99,7 +99,7 @@ def graph(
     sample = one_sample(model, inputs)
     with torch.no_grad():
         question = asked(model, model(sample), target, position)
-    with tqdm(total=4, desc="graph", delay=_QUIET_SECONDS, leave=False) as bar:
+    with torch.enable_grad(), tqdm(total=4, desc="graph", delay=_WAIT, leave=False) as bar:
         case, cut, chosen = _chosen(model, sample, question, wanted)
         bar.update()
         tables = _tables(case, cut, chosen, wanted.freeze, names)
