@@ -12,8 +12,8 @@ from crate_interp.results.kinds import KINDS
 from crate_interp.sweeps.runs import forecast
 from crate_interp.sweeps.runs.forecast import COSTS, Watched, Work, crowded, dry_run
 
-NOT_FORECAST = {  # made from a cache, or measured beside a training
-    "circuit_scores", "logit_attribution", "logit_lens", "watch",
+NOT_FORECAST = {  # made from one sample or a cache, or measured beside a training
+    "circuit_scores", "graph", "logit_attribution", "logit_lens", "watch",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from crate_interp.circuits.graphs.concepts import (
     special_tokens,
 )
 from crate_interp.core import checks
+from crate_interp.core.pictures import decoded
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.core.safe_text import visible
 from crate_interp.data import Data, Samples
@@ -111,8 +112,7 @@ class AtomNames(Result):
 
 def cut_out(file: bytes, place: tuple[int, int], grid: tuple[int, int]) -> bytes:
     """Returns a patch of a picture with half a patch around it, as a WebP file."""
-    with Image.open(io.BytesIO(file)) as picture:
-        image = picture.convert("RGB")
+    image = decoded(file, "an example").convert("RGB")
     high, wide = image.height / grid[0], image.width / grid[1]
     box = [(place[1] - 0.5) * wide, (place[0] - 0.5) * high]
     box += [(place[1] + 1.5) * wide, (place[0] + 1.5) * high]

@@ -90,6 +90,7 @@ COSTS: dict[str, Cost] = {
         ),
         "limit=n or ablate=0",
     ),
+    "atom_names": Cost(lambda w: 3 * w.n, lambda w: 4e-4 * w.layers * w.atoms, "limit=n"),
     "atoms": Cost(lambda w: 2 * w.n, lambda w: 4e-4 * w.layers * w.atoms, "limit=n"),
     "audit": Cost(
         lambda w: 60 + 8 * w.n + w.setting("grid") * 17 * w.first + 10 * w.twins,
