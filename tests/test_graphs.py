@@ -273,3 +273,51 @@ def test_an_embedding_acts_through_heads():
     ]
     carried = max(abs(weight) for *_, weight, head in across if head >= 0)
     assert carried > 1e-3 > 1e6 * max(abs(weight) for *_, weight, head in across if head < 0)
+
+
+def by_hand(layers):
+    """A CRATE without attention and with an empty dictionary: the step only norms and thresholds.
+
+    Then `z = relu(LN(z) - eta lambd)` in each layer, with a norm of weight 1 and bias 0.
+    """
+    model = make("crate", n_layers=layers).double()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.mlp.D.zero_()
+            block.attn.out_proj.weight.zero_()
+            block.attn.out_proj.bias.zero_()
+            block.ln2.weight.fill_(1)
+            block.ln2.bias.zero_()
+    sample = torch.randn(1, 3, 6, 20, generator=torch.Generator().manual_seed(5)).double()
+    return model, sample
+
+
+def test_a_network_of_one_layer_made_by_hand():
+    """The attribution of an atom at CLS is its code times its row of the head, centred."""
+    model, sample = by_hand(1)
+    question = asked(model, model(sample), None, None)
+    found = values(model, sample, question, BOTH)
+    code = found.codes[0][0]
+    scale = (code.var(correction=0) + model.ln_final.eps).sqrt()
+    weight = model.W_U[:, question.answer] - model.W_U.mean(dim=1)
+    read = model.ln_final.weight * weight
+    wanted = code * (read - read.mean()) / scale
+    torch.testing.assert_close(found.attribution(0)[0], wanted.detach(), rtol=1e-10, atol=1e-12)
+    assert not found.attribution(0)[1:].any()  # nothing else is read
+
+
+def test_a_network_of_two_layers_made_by_hand():
+    """An edge leads to the same token, and is `z_j (1 - 1/d) / scale` or `-z_j / (d scale)`."""
+    model, sample = by_hand(2)
+    question = asked(model, model(sample), None, None)
+    found = values(model, sample, question, BOTH)
+    cut = CutPass(model, sample, question, BOTH)
+    codes, width = found.codes[0], found.codes[0].shape[1]
+    nodes = active(found, 1)[::41]
+    effects, _ = cut.effects(1, nodes)
+    for node, row in zip(nodes.tolist(), effects[0], strict=True):
+        q, i = divmod(node, width)
+        scale = (codes[q].var(correction=0) + model.blocks[1].ln2.eps).sqrt()
+        wanted = torch.zeros_like(codes)
+        wanted[q] = codes[q] * (torch.eye(width).double()[i] - 1 / width) / scale
+        torch.testing.assert_close(row, wanted, rtol=1e-10, atol=1e-12)
