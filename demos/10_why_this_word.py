@@ -50,7 +50,7 @@ def repeated(seed):
 tokens, target = repeated(1)
 graph = ci.graph(model, tokens, target=target)
 print(graph.headline())
-figure = ci.viz.graph_figure(graph, most=30)
+ci.viz.graph_figure(graph, most=30)
 
 # %%
 ci.viz.graph(graph)

@@ -44,7 +44,7 @@ print(names.headline())
 first = int(right[0])
 graph = ci.graph(model, images[first], names=names)
 print(graph.headline())
-figure = ci.viz.graph_figure(graph, most=30)
+ci.viz.graph_figure(graph, most=30)
 
 # %%
 ci.viz.graph(graph)
