@@ -181,3 +181,34 @@ def test_the_language_model_attends():
     row = next(line for line in card.splitlines() if line.startswith("| crate-tiny-lm | 0.0"))
     said = [float(cell) for cell in row.split("|")[2:] if cell.strip()]
     assert shares == pytest.approx(said, abs=0.05)
+
+
+def test_the_repeats_are_continued_by_the_models_that_are_made_for_them():
+    """All tokens but those of the first string, and the first of the second, can be known."""
+    tokens = torch.tensor(ci.data.embedded("repeats")["input_ids"])
+    assert tokens.shape == (128, 49) and (tokens[:, 0] == 32).all()
+    periods = torch.tensor([9, 14, 19]).repeat(43)[:128]
+    for row, period in zip(tokens, periods.tolist(), strict=True):
+        assert torch.equal(row[1 + period :], row[1 : 49 - period])
+    samples = ci.data.open_text("embedded:repeats", list)
+    assert torch.equal(samples.read(0, 128), tokens)
+    for name in ("crate-tiny-induction", "gpt-tiny-induction"):
+        with torch.no_grad():
+            right = ci.load(name)(tokens)[:, :-1].argmax(-1) == tokens[:, 1:]
+        known = torch.arange(1, 49) > periods[:, None] + 1
+        assert right[known].float().mean() > 0.95
+        assert right[~known].float().mean() < 0.2
+    result = ci.sweep(
+        ci.load("crate-tiny-induction"), "embedded:repeats", limit=3, controls=0, progress=False
+    )
+    assert result.meta["n_samples"] == 3
+
+
+def test_columns_of_tokens_have_one_length():
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5, 6]]})
+    assert ci.data.open_text(rows, list).read(0, 2).tolist() == [[1, 2, 3], [4, 5, 6]]
+    ragged = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4]]})
+    with pytest.raises(ValueError, match="rows of 1 to 3 tokens: give rows of one length"):
+        ci.data.open_text(ragged, list)

@@ -169,7 +169,7 @@ def test_bad_data(preprocess, tmp_path):
     fails("is not a folder", f"imagefolder:{tmp_path}/missing")
     fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
     fails(
-        r"no embedded data is called 'fashin': give fashion, cutouts, held-out-text. "
+        r"no embedded data is called 'fashin': give fashion, cutouts, held-out-text, repeats. "
         "Did you mean fashion",
         "embedded:fashin",
     )

@@ -49,6 +49,25 @@ def test_ablations_are_forwards_with_a_code_of_zero(name):
             assert target == pytest.approx(float(case.question.of(logits.detach())[0]), abs=1e-9)
 
 
+@pytest.mark.parametrize("name", ["crate", "nanochat-crate"])
+def test_without_an_embedding_its_token_is_zero(name):
+    from crate_interp.circuits.graphs.derivatives import embedding_point
+
+    case = explained(name)
+    nodes = torch.tensor([[2, -1], [5, -1]])
+    found = without(case.model, case.sample, case.question, case.values, -1, nodes)
+    for (pos, _), target in zip(nodes.tolist(), found.tolist(), strict=True):
+
+        def gone(value, hook, pos=pos):
+            value = value.clone()
+            value[:, pos] = 0
+            return value
+
+        hooks = [(embedding_point(case.model), gone)]
+        logits = case.model.run_with_hooks(case.sample, fwd_hooks=hooks).detach()
+        assert target == pytest.approx(float(case.question.of(logits)[0]), abs=1e-9)
+
+
 @pytest.mark.parametrize("name", NETWORKS[:3])
 def test_what_stays_alone(name):
     """All nodes give the answer, all coordinates in other axes too, and none another one."""

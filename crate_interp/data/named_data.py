@@ -18,13 +18,14 @@ EMBEDDED = {  # name -> file in assets/
     "fashion": "fashion.parquet",
     "cutouts": "cutouts.parquet",
     "held-out-text": "held-out-text.parquet",
+    "repeats": "repeats.parquet",
 }
 _LEAST = 2**16  # bytes that are progress
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
 def embedded(name: str) -> "datasets.Dataset":
-    """Returns the embedded data set `name`: images with labels (and masks), or texts.
+    """Returns the embedded data set `name`: images with labels (and masks), texts, or tokens.
 
     Raises ValueError, which suggests the nearest names, if there is no data set of that name.
     """

@@ -78,6 +78,7 @@ IMAGES = (
     '{"image": ..., "label": ...}, a torch Dataset or DataLoader, a list of PIL images or paths, a '
     f"datasets.Dataset, a folder, {forms()}"
 )
+_IDS = "input_ids"
 TEXTS = (
     "token ids [n, pos], (tokens, labels), a list of texts, a torch Dataset of either, a "
     f"datasets.Dataset with a text column, a text file, {forms(text=True)}"
@@ -192,8 +193,9 @@ def open_text(
 
     data: token ids `[n, pos]` (whole numbers), (tokens, labels) or {"input_ids": ..., "label":
     ...}; a list, or a map-style torch Dataset, of token ids of one length; a list or a Dataset of
-    strings; a datasets.Dataset (its first text column); the path of a text file;
-    "embedded:held-out-text" or "hf:owner/name:split". `windows` turns texts into token ids
+    strings; a datasets.Dataset (its column input_ids, of one length, or its first text column); the
+    path of a text file; "embedded:held-out-text", "embedded:repeats" (tokens, for
+    crate-tiny-induction) or "hf:owner/name:split". `windows` turns texts into token ids
     `[n, pos]`; windows have no labels. Data that is already a Samples is only cut to the limit.
 
     Raises ValueError for anything else, for data without tokens, and for texts shorter than one
@@ -215,6 +217,12 @@ def open_text(
             labels = labels if found is None else found
     if is_array(given):
         return labelled(first(_token_samples(torch.as_tensor(given)), limit), labels)
+    if isinstance(given, str):
+        source, where = source_of(given, TEXTS, text=True)
+        assert source.table is not None
+        given = source.table(where)
+    if isinstance(given, Table) and _IDS in (given.column_names or ()):
+        return first(_token_samples(_ids_of(given)), limit)
     texts = _texts(given)
     if not len(texts):
         raise ValueError("the data is empty: there is no text in it.")
@@ -223,10 +231,6 @@ def open_text(
 
 def _texts(data: Any) -> Sequence[str]:
     """Returns the texts of data; raises ValueError for data without texts."""
-    if isinstance(data, str):
-        source, where = source_of(data, TEXTS, text=True)
-        assert source.table is not None
-        return texts_of(source.table(where))
     if streams.is_stream(data):
         raise ValueError(
             "the dataset is a stream, whose windows of tokens are made while it is read: give it "
@@ -242,6 +246,19 @@ def _texts(data: Any) -> Sequence[str]:
     for _ in checked(texts):  # reads all texts, before work starts
         pass
     return texts
+
+
+def _ids_of(table: Table) -> Tensor:
+    """Returns the token ids of a table `[n, pos]`; raises ValueError for rows of other lengths."""
+    whole: Any = table
+    rows = [list(row) for row in whole[_IDS]]
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) > 1:
+        raise ValueError(
+            f"the column {_IDS} has rows of {lengths[0]} to {lengths[-1]} tokens: give rows of one "
+            "length, since there is no padding."
+        )
+    return torch.tensor(rows)
 
 
 def _is_text(data: Any) -> bool:

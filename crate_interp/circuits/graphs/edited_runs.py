@@ -44,35 +44,39 @@ def without(
     """
     found = []
     for group in nodes.to(values.embedded.device).split(copies_at_once(model, values)):
-        places = torch.arange(len(group), device=group.device), group[:, 0]
-        if hasattr(model, "x0_lambdas"):
-
-            def edit(code: Tensor, hook: Any, group: Tensor = group) -> Tensor:
-                code = code.clone()
-                code[torch.arange(len(group)), group[:, 0], group[:, 1]] = 0
-                return code
-
-            point, cut = ("hook_embed", _clear) if layer < 0 else (full_name(CODE, layer), edit)
+        if hasattr(model, "x0_lambdas"):  # later layers read the embedding again
+            point = "hook_embed" if layer < 0 else full_name(CODE, layer)
             many = sample.expand(len(group), *sample.shape[1:])
-            cut = partial(_clear, tokens=group[:, 0]) if layer < 0 else cut
-            logits = model.run_with_hooks(many, fwd_hooks=[(point, cut)])
+            hooks = [(point, partial(_zeroed, nodes=group))]
+            logits = model.run_with_hooks(many, fwd_hooks=hooks)
         else:
-            stream = values.embedded if layer < 0 else values.streams[layer]
-            copies = stream.repeat(len(group), 1, 1)
-            if layer < 0:
-                copies[places] = 0
-            else:
-                lost = values.codes[layer][group[:, 0], group[:, 1], None]
-                copies[places] -= lost * directions(model, layer)[group[:, 1]]
+            copies = _without_in_stream(model, values, layer, group)
             logits = model(copies, start_at_layer=layer + 1)
         found.append(question.of(logits).double().cpu())
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
 
-def _clear(value: Tensor, hook: Any, tokens: Tensor) -> Tensor:
+def _zeroed(value: Tensor, hook: Any, nodes: Int[Tensor, "copy 2"]) -> Tensor:
+    """Returns copies in each of which a node is 0; atom -1 stands for the whole token."""
     value = value.clone()
-    value[torch.arange(len(tokens)), tokens] = 0
+    for copy, (pos, atom) in enumerate(nodes.tolist()):
+        value[copy, pos, slice(None) if atom < 0 else atom] = 0
     return value
+
+
+def _without_in_stream(
+    model: HookedModel, values: Values, layer: int, nodes: Int[Tensor, "copy 2"]
+) -> Float[Tensor, "copy pos d_model"]:
+    """Returns copies of the stream after a layer, in each of which a node is missing."""
+    places = torch.arange(len(nodes), device=nodes.device), nodes[:, 0]
+    if layer < 0:
+        copies = values.embedded.repeat(len(nodes), 1, 1)
+        copies[places] = 0
+        return copies
+    copies = values.streams[layer].repeat(len(nodes), 1, 1)
+    lost = values.codes[layer][nodes[:, 0], nodes[:, 1], None]
+    copies[places] -= lost * directions(model, layer)[nodes[:, 1]]
+    return copies
 
 
 @torch.no_grad()
