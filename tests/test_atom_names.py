@@ -112,6 +112,7 @@ def test_candidates_of_patches_and_tokens():
     assert at["after a digit"].tolist() == [False, False, False, True, False]
     assert at["the first token"].tolist() == [True, False, False, False, False]
     assert at["after ' the'"].tolist() == [False, False, True, False, False]
+    assert "token set" not in of_tokens(tokens, ["0", "1", "2", "3"]).kinds
 
 
 def test_a_cut_out_is_its_patch():

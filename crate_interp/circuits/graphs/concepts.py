@@ -95,7 +95,9 @@ def of_tokens(tokens: Int[Tensor, "sample pos"], words: Sequence[str]) -> Concep
         names += [words_of.format(repr(words[token])) for token in common]
         kinds += [kind] * len(common)
         present += [found == token for token in common]
-    for name, test in _SETS.items():
+    # without a tokenizer words are numbers, whose digits say nothing
+    sets = {} if all(word.isdigit() for word in words) else _SETS
+    for name, test in sets.items():
         known = torch.tensor([bool(test(word)) for word in words])
         for words_of, found in (("{}", tokens), ("after {}", before)):
             names.append(words_of.format(name))
