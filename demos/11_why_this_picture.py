@@ -50,9 +50,8 @@ ci.viz.graph_figure(graph, most=30)
 ci.viz.graph(graph)
 
 # %%
-nodes = graph.table("nodes")
-shown = nodes[nodes["atom"] >= 0].nlargest(8, "effect")
-print(shown[["node", "value", "attribution", "effect", "label"]].to_string(index=False))
+shown = graph.table("nodes").query("atom >= 0").nlargest(8, "effect")
+shown.filter(items=["node", "value", "attribution", "effect", "label"])
 
 # %% [markdown]
 # ## Taken away and put back
