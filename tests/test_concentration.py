@@ -11,7 +11,7 @@ import crate_interp as ci
 from command import fails, run
 from conftest import leftover_hooks, make, make_lm
 from crate_interp.circuits import code_swaps
-from crate_interp.circuits.code_swaps import _rotation, swaps, with_donors
+from crate_interp.circuits.code_swaps import rotation, swaps, with_donors
 
 N, LAYERS, QUIET = 5, 2, dict(batch_size=3, progress=False)
 FEW = dict(k=[2, 5], rotations=2, untrained=0, **QUIET)
@@ -77,7 +77,7 @@ def slow(model, inputs, name, layer, basis, k):
 
 def agrees(model, inputs, point, found):
     width = int(found.table("points")["width"].iloc[0])
-    for name, basis in (("native", torch.eye(width)), ("rotated-1", _rotation(width, 1))):
+    for name, basis in (("native", torch.eye(width)), ("rotated-1", rotation(width, 1))):
         full = f"blocks.1.{'hook_resid_post' if point == 'stream' else 'mlp.hook_post'}"
         moved, whole = slow(model, inputs, full, 1, basis.double(), 5)
         rows = found.table("swaps").query(f"layer == 1 and basis == {name!r} and k == 5")
@@ -124,7 +124,7 @@ def test_a_known_basis_concentrates_and_a_rotated_one_does_not():
         down[:, token, atom] = (donor - own)[:, token, atom].sign()
     whole = (down * (donor - own)).sum(dim=(1, 2))
     moved = {}
-    for name, axes in (("native", None), ("rotated", _rotation(23, 0))):
+    for name, axes in (("native", None), ("rotated", rotation(23, 0))):
         first, three = swaps(own, donor, down, axes, [1, 3])
         moved[name] = (down * (three - own)).sum(dim=(1, 2)) / whole
         assert ((first != own).sum() == len(own)) == (axes is None)
@@ -147,7 +147,7 @@ def test_a_linear_read_out_has_a_closed_form():
     weights = (read[:, answers] - read[:, others]).T
     centred = cache["blocks.1.hook_resid_post"].detach().flatten(0, 1)
     principal = torch.linalg.svd(centred - centred.mean(dim=0), full_matrices=False)[2].T
-    drawn = [_rotation(z.shape[1], seed) for seed in range(2)]
+    drawn = [rotation(z.shape[1], seed) for seed in range(2)]
     whole, shares = (weights * change).sum(), found.table().query("layer == 1")
     bases = {"native": [torch.eye(31).double()], "pca": [principal], "rotated": drawn}
     for (name, axes), k in itertools.product(bases.items(), (2, 5)):

@@ -243,7 +243,7 @@ def _bases(chunk: Chunk, given: Swapping) -> tuple[list[Bases], pd.DataFrame]:
         axes = torch.linalg.eigh(products / n - torch.outer(mean, mean))[1]
         if width not in drawn:
             drawn[width] = {
-                f"{ROTATED}-{seed}": _rotation(width, seed).to(cfg.device, cfg.dtype)
+                f"{ROTATED}-{seed}": rotation(width, seed).to(cfg.device, cfg.dtype)
                 for seed in range(given.rotations)
             }
         bases.append({NATIVE: None, PCA: axes.to(cfg.dtype), **drawn[width]})
@@ -251,7 +251,7 @@ def _bases(chunk: Chunk, given: Swapping) -> tuple[list[Bases], pd.DataFrame]:
     return bases, pd.DataFrame(rows, columns=["layer", "tokens", "width", "pca_tokens"])
 
 
-def _rotation(width: int, seed: int) -> Float[Tensor, "d d"]:
+def rotation(width: int, seed: int) -> Float[Tensor, "d d"]:
     """Returns random orthonormal columns."""
     generator = torch.Generator().manual_seed(seed)
     return qr(torch.randn(width, width, generator=generator, dtype=torch.float64))[0]

@@ -161,10 +161,6 @@ class CutPass:
     def _heads(self, value: Tensor, hook: Any) -> None:
         self.heads.append(value)
 
-    def can_start(self) -> bool:
-        """Tells whether a layer can run on the stream alone: in nanochat-crate it cannot."""
-        return not hasattr(self.model, "x0_lambdas")
-
     def sources(self, layer: int) -> list[int]:
         """Returns the layers whose codes a layer's nodes read; -1 stands for the embeddings.
 

@@ -1,6 +1,5 @@
 """Real forwards of one sample in which codes are edited: nodes removed, kept alone, or set."""
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from crate_hooks import full_name
 from crate_interp.circuits.graphs.derivatives import CODE, Hook, Values, directions, frozen_points
 from crate_interp.circuits.graphs.question import Question
+from crate_interp.circuits.head_ablation import may_share
 from crate_interp.models.hooked import HookedModel
 
 _THRESHOLDS = (
@@ -18,7 +18,6 @@ _THRESHOLDS = (
     ("mlp.hook_pre_init", "mlp.hook_post_init"),
 )
 _NUMBERS = 2**26  # of the largest activation of a batch of edited copies
-Edit = Callable[[Tensor], Tensor]  # the codes of the copies `[copy, pos, atom]` -> edited codes
 
 
 def copies_at_once(model: HookedModel, values: Values) -> int:
@@ -44,7 +43,7 @@ def without(
     """
     found = []
     for group in nodes.to(values.embedded.device).split(copies_at_once(model, values)):
-        if hasattr(model, "x0_lambdas"):  # later layers read the embedding again
+        if not may_share(model):  # later layers read the embedding again
             point = "hook_embed" if layer < 0 else full_name(CODE, layer)
             many = sample.expand(len(group), *sample.shape[1:])
             hooks = [(point, partial(_zeroed, nodes=group))]
@@ -80,24 +79,6 @@ def _without_in_stream(
 
 
 @torch.no_grad()
-def logits_with(
-    model: HookedModel,
-    sample: Tensor,
-    question: Question,
-    edits: Mapping[int, Edit],
-    copies: int,
-    extra: tuple[Hook, ...] = (),
-) -> Float[Tensor, "copy answers"]:
-    """Returns the logits of copies of the sample whose codes are edited, layer by layer."""
-
-    def hook(code: Tensor, hook: Any, edit: Edit) -> Tensor:
-        return edit(code)
-
-    hooks = [(full_name(CODE, layer), partial(hook, edit=edit)) for layer, edit in edits.items()]
-    many = sample.expand(copies, *sample.shape[1:])
-    return question.at(model.run_with_hooks(many, fwd_hooks=[*hooks, *extra]))
-
-
 def keeping(
     model: HookedModel,
     sample: Tensor,
@@ -111,20 +92,16 @@ def keeping(
     are coordinates.
     """
 
-    def edit(code: Tensor, layer: int) -> Tensor:
+    def edit(code: Tensor, hook: Any, layer: int) -> Tensor:
         mask = masks[layer].to(code)
         if axes is None:
             return code * mask
         return ((code @ axes[layer].to(code)) * mask) @ axes[layer].to(code).T
 
-    edits = {layer: partial(edit, layer=layer) for layer in range(len(masks))}
-    logits = logits_with(model, sample, question, edits, len(masks[0]))
-    return question_of(question, logits).double().cpu()
-
-
-def question_of(question: Question, here: Float[Tensor, "copy answers"]) -> Float[Tensor, "copy"]:
-    """Returns the target of logits that were already read at the question's position."""
-    return Question(question.answer, question.versus, None).of(here)
+    layers = range(len(masks))
+    hooks = [(full_name(CODE, layer), partial(edit, layer=layer)) for layer in layers]
+    many = sample.expand(len(masks[0]), *sample.shape[1:])
+    return question.of(model.run_with_hooks(many, fwd_hooks=hooks)).double().cpu()
 
 
 @torch.no_grad()
@@ -151,7 +128,7 @@ def baselines(
             before: list[Tensor] = []
             held += [(pre, partial(_note, into=before))]
             held += [(post, partial(_masked, before=before, mask=cache[pre] > 0))]
-        if hasattr(model, "x0_lambdas"):
+        if not may_share(model):
             held.append((full_name(CODE, layer), lambda code, hook: torch.zeros_like(code)))
             logits = model.run_with_hooks(sample, fwd_hooks=held)
         else:

@@ -46,9 +46,7 @@ def inside(case: Explained, chosen: Graph) -> list[Tensor]:
     return masks
 
 
-def node_table(
-    case: Explained, chosen: Graph, cut: CutPass, links: list[tuple[int, int, float, int]]
-) -> pd.DataFrame:
+def node_table(case: Explained, chosen: Graph, cut: CutPass) -> pd.DataFrame:
     """Returns the table "nodes": embeddings, codes, biases of each layer, and the target."""
     own, names, count = case.values, _names(chosen), len(case.values.codes)
     rows = []

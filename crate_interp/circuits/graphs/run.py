@@ -126,7 +126,7 @@ def _tables(
     """Returns the tables of the graph itself."""
     links = edge_table(cut, case.values, chosen, freeze)
     return {
-        "nodes": labelled(node_table(case, chosen, cut, links), names),
+        "nodes": labelled(node_table(case, chosen, cut), names),
         "edges": edge_rows(chosen, links),
         "layers": layer_table(case, freeze),
         "answers": answer_table(case.model, case.values),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from crate_interp.circuits.graphs.derivatives import CutPass, Values, through_heads
 from crate_interp.circuits.graphs.influence import Kept, among, influences, prune
+from crate_interp.circuits.head_ablation import may_share
 
 # The effects of a node are kept for so many sources of each layer, those with the largest
 # attribution; the others count in its total. All nodes of a small network are fewer.
@@ -163,7 +164,7 @@ def edge_table(
     pairs = list(zip(sources, targets, strict=True))
     table = graph.nodes.tolist()
     parts: dict[tuple[int, int], Tensor] = {}
-    for layer in range(len(values.codes)) if cut.can_start() else ():
+    for layer in range(len(values.codes)) if may_share(cut.model) else ():
         here = [(s, t) for s, t in pairs if table[t][0] == layer and table[s][0] == layer - 1]
         read = sorted({s for s, _ in here})
         if not read:

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from crate_interp.circuits.code_swaps import rotation
 from crate_interp.circuits.graphs.derivatives import Values
 from crate_interp.circuits.graphs.edited_runs import copies_at_once, keeping, without
 from crate_interp.circuits.graphs.question import Question
-from crate_interp.measures.checks import qr
 from crate_interp.models.hooked import HookedModel
 
 KEPT = (1, 3, 10, 30, 100, 300, 1000)  # nodes of each layer that are kept alone
@@ -96,7 +96,7 @@ def sufficiency(case: Explained, seed: int) -> pd.DataFrame:
     """
     codes = case.values.codes
     active = [int((code != 0).sum()) for code in codes]
-    axes = [_rotation(code, seed) for code in codes]
+    axes = [rotation(code.shape[1], seed).to(code) for code in codes]
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for k in [k for k in KEPT if k < max(active)]:
@@ -167,10 +167,3 @@ def _random(
     for mask in masks:
         mask[places[torch.randperm(len(places), generator=generator)[:k].to(places.device)]] = True
     return masks.view(DRAWS, *code.shape)
-
-
-def _rotation(code: Float[Tensor, "pos atom"], seed: int) -> Float[Tensor, "atom axis"]:
-    """Returns random orthonormal axes, the same for every layer of one width."""
-    generator = torch.Generator().manual_seed(seed)
-    width = code.shape[1]
-    return qr(torch.randn(width, width, generator=generator, dtype=torch.float64))[0].to(code)
