@@ -19,6 +19,7 @@ import crate_interp as ci
 from browser import SCHEMES, WIDTHS, launched, low_contrast, opened, overflow, scrolled
 from chromium import found
 
+ROOT = Path(__file__).parent.parent
 TEXT = "In the beginning was the Word, and the Word was with God"
 Pages = dict[str, tuple[Path, list[str]]]  # name -> the page, and words that must be in it
 
@@ -66,7 +67,7 @@ def results(out: Path) -> Pages:
     atlas = ci.viz.atlas_pages(ci.atlas(model, data, ablate=8, **few), out / "atlas")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
-    start = ci.load("demos/weights/crate-tiny-cutouts", revision="step-200")
+    start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-cutouts", revision="step-200")
     compared = ci.compare(model, start, data, untrained=2, names=("end", "step 200"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {

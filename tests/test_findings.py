@@ -85,14 +85,19 @@ def test_a_stream_without_a_rate_does_not_change(result):
 
 
 def test_the_finding_says_the_numbers_of_the_tables(result, twins):
-    official, along = finding(result, twins)
+    said = finding(result, twins)
+    official, along = said.split(" With lengths")
     rates = table(result, "official")
     untrained = np.mean([table(twin, "official") for twin in twins], axis=0)
-    for value in (rates.iloc[0], rates.iloc[-1], untrained[0], untrained[-1]):
+    for value in (rates.iloc[0], rates.iloc[-1]):
         assert f" {value:.4g}" in official
-    assert ("falls from" in official.split(";")[0]) == (rates.iloc[-1] < rates.iloc[0])
+    ends = f"{untrained[0]:.4g} to {untrained[-1]:.4g}"
+    assert official.endswith(f"(in untrained copies it falls from {ends}).")
+    steady = planted(result, official=np.tile([80.0, 81.0, 79.0], (6, 1)))
+    assert "(untrained copies stay near 80)." in finding(result, [steady])
+    assert ("falls from" in official) == (rates.iloc[-1] < rates.iloc[0])
     change = 100 * at_attention(result).change
-    assert f"({change.min():+.1f} to {change.max():+.1f}\u00a0% by layer)" in along
+    assert f"by {change.min():+.1f} to {change.max():+.1f}\u00a0% (untrained " in along
     header, rows = numbers(result, twins)
     (row,) = [row for row in rows if row[0] == statistic(result.meta, NAMES["official"]).title]
     assert row[2] == f"{rates.iloc[0]:.4g} ({untrained[0]:.4g})" and header[2] == "layer 0"
@@ -105,12 +110,12 @@ def test_planted_changes_are_found_and_told_apart(result):
     after = before + np.stack([-2 + 0.1 * noise, 3 + 0.1 * noise, noise], axis=1)
     official = np.stack([20 + noise, 19.6 + noise, 30 + noise], axis=1)
     one = planted(result, before=before, after=after, official=official)
-    first, second = finding(one, [])
+    first, second = finding(one, []).split(" With lengths")
     assert "rises from 20 nats per token in layer 0 to 30 in layer 2." in first
-    words = "raises the coding rate R^c of the stream in 1 of 3 layers and lowers it in 1"
+    words = "attention raises R^c of the stream in 1 of 3 layers and lowers it in 1"
     assert words in second and "untrained" not in first + second
     change = 100 * (after / before - 1).mean(axis=0)
-    assert f"({change[0]:+.1f} to {change[1]:+.1f}\u00a0% by layer)" in second
+    assert f"by {change[0]:+.1f} to {change[1]:+.1f}\u00a0%." in second
     rows = {row.title: "".join(sign.mark for sign in row.signs) for row in strip(one, [])}
     assert rows == {
         "R^c of the stream falls at attention": "+\N{MINUS SIGN}?",
@@ -123,22 +128,21 @@ def test_a_rate_that_turns_back_is_not_said_to_rise(result):
     values = [(22.0, 12.0, 23.0), (22.0, 29.0, 21.0)]
     for (first, inner, last), word in zip(values, ("lowest", "highest"), strict=True):
         official = np.tile([first, inner, last], (6, 1)) + np.arange(6)[:, None] * 1e-6
-        words = finding(planted(result, official=official), [])[0]
+        words = finding(planted(result, official=official), [])
         assert f"goes from {first:g} nats per token in layer 0 to {last:g} in layer 2" in words
         assert f"with its {word}, {inner:g}, in layer 1." in words and "rises" not in words
         assert f"its {word}, {inner:g}, in layer 1" in planted(result, official=official).headline()
 
 
-@pytest.mark.parametrize(
-    "rising, beginning", [(True, "But attention raises"), (False, "Attention")]
-)
-def test_rates_that_contradict_each_other_are_said_to(result, rising, beginning):
+@pytest.mark.parametrize("rising, word", [(True, "raises"), (False, "lowers")])
+def test_both_rates_are_told_apart_by_the_lengths_of_tokens(result, rising, word):
     noise = np.arange(6)[:, None] * 0.01
     before = np.full((6, LAYERS), 10.0)
     falling = np.array([30.0, 20.0, 10.0]) + noise
     after = before + (1 if rising else -1) + noise
     words = finding(planted(result, before=before, after=after, official=falling), [])
-    assert words[1].startswith(beginning) and f"{LAYERS} of {LAYERS} layers" in words[1]
+    assert words.startswith("With every code at length one, as the authors count, R^c falls")
+    assert f"With lengths as they are, attention {word} R^c of the stream in {LAYERS}" in words
 
 
 def test_a_ring_says_that_every_untrained_network_does_the_same(result):
@@ -182,15 +186,15 @@ def test_one_sample_shows_nothing(data):
     one = ci.sweep(make(), data[:1], progress=False, controls=0)
     assert set(at_attention(one).signs) == {0}
     assert {sign.mark for row in strip(one, [one]) for sign in row.signs[1:]} == {"?"}
-    assert "in 0 of 3 layers" in finding(one, [])[1]
+    assert "attention is shown to change R^c of the stream in no layer" in finding(one, [])
 
 
 def test_other_probes_have_a_finding_and_panels_too(data):
     one = ci.sweep(make(), data, probes="sparsity", progress=False, controls=0)
-    (words,) = finding(one, [])
+    words = finding(one, [])
     mean = one.layers().query("statistic == 'zero_fraction'")["mean"]
     assert words.startswith(f"Zeros in the code: {mean.iloc[0]:.4g} in layer 0, ")
-    assert [item.name for item in hero(one, [])] == ["sparsity.zero_fraction"]
+    assert [item.name for item in hero(one, [], [])] == ["sparsity.zero_fraction"]
     assert strip(one, []) == []
 
 
@@ -198,19 +202,20 @@ def test_without_a_cls_token_the_entropy_stands_for_it():
     lm = make_lm()
     tokens = torch.randint(0, 47, (4, 13), generator=torch.Generator().manual_seed(1))
     one = ci.sweep(lm, tokens, progress=False, controls=0)
-    assert hero(one, [])[-1].name == "attention.entropy"
+    assert hero(one, [], [])[-1].name == "attention.entropy"
     assert strip(one, [one])[-1].title == "Heads look at fewer tokens than untrained"
 
 
 def test_the_panels_are_of_the_statistics(result, twins):
-    items = hero(result, twins)
+    items = hero(result, twins, twins[:1])
     assert len(items) == 5 and len({item.title for item in items}) == 5
-    item = panel(result, twins, "attention.support_cls")
+    item = panel(result, twins, twins[:1], "attention.support_cls")
+    assert item.svg.count('<polyline class="shuffled"') == 1
     assert item.svg.count('<polyline class="head"') == HEADS and "Thin lines" in item.how
     tokens = float(re.findall(r'<text class="chance"[^>]*>([^<]+)<', item.svg)[0])
     uniform = result.layers().query("statistic == 'entropy_uniform'")["mean"].iloc[-1]
     assert tokens == pytest.approx(np.exp(uniform), rel=1e-2) and tokens > 1
-    assert panel(result, [], "sparsity.hoyer").svg.count("untrained") == 0
+    assert panel(result, [], [], "sparsity.hoyer").svg.count("untrained") == 0
 
 
 # ---- the chart

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from crate_interp.audits import claim_summary
-from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim
+from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim, Number
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.results.result import Result
 from crate_interp.results.verdict_strip import MINUS, Row, Sign, low_to_high
@@ -14,6 +16,11 @@ _COUNTED = {
     claim_summary.BY_CONSTRUCTION: "by construction: an ideal layer misses the bound too",
     claim_summary.DEPENDS: "depend on the setting",
     UNDECIDED: "undecided",
+}
+# change -> its arrow, and its meaning
+CHANGES = {
+    1: ("\N{BLACK UP-POINTING TRIANGLE}", "nearer to the claim than with random weights"),
+    -1: ("\N{BLACK DOWN-POINTING TRIANGLE}", "farther from it than with random weights"),
 }
 _MEANINGS = {
     claim_summary.DEPENDS: "depends on the setting",
@@ -25,9 +32,9 @@ _MEANINGS = {
 class Card:
     """The verdict on a claim in a layer, and its reasons.
 
-    same: whether the means of the untrained networks lie on the same side of every bound as this
-    network's values; None without untrained networks. numbers: the cells of each number at the main
-    eps, as tables, if the claim applies.
+    change: 1 if the claim's first number is shown to be nearer to the claim than with random
+    weights, -1 if it is shown to be farther, 0 if neither is shown, None if that is unknown.
+    numbers: the cells of each number at the main eps, as tables, if the claim applies.
     """
 
     id: str
@@ -36,22 +43,21 @@ class Card:
     verdict: str
     mark: str
     words: str
-    same: bool | None
+    change: int | None
     numbers: dict[str, Any]
 
 
 def cards(result: Result) -> list[Card]:
     """Returns a card for each verdict, claim by claim and layer by layer."""
-    cells, main = result.table("cells"), claim_summary.main_rows(result, "cells")
-    judged = cells[claim_summary.is_judged(cells, result.meta["settings"]["eps"])]
-    by_place = dict(iter(judged.groupby(["claim", "layer"])))
+    main = claim_summary.main_rows(result, "cells")
     rows: Any = result.table("claims").itertuples(index=False)
-    return [_card(row, by_place[row.claim, row.layer], main) for row in rows]
+    return [_card(row, main) for row in rows]
 
 
-def _card(row: Any, judged: Any, main: Any) -> Card:
+def _card(row: Any, main: Any) -> Card:
     claim, applies = CLAIMS[row.claim], row.verdict != NOT_APPLICABLE
     main = main[main["layer"] == row.layer]
+    numbers = {name: main[main["number"] == name] for name in claim.numbers if applies}
     return Card(
         id=f"{row.claim}-{row.layer}",
         claim=claim,
@@ -59,28 +65,40 @@ def _card(row: Any, judged: Any, main: Any) -> Card:
         verdict=row.verdict,
         mark=_shown(claim_summary.MARKS[row.verdict]),
         words=". ".join(text for text in (row.on, row.reason) if text),
-        same=_same_untrained(judged) if applies else None,
-        numbers={name: main[main["number"] == name] for name in claim.numbers if applies},
+        change=change(numbers[next(iter(numbers))]) if applies else None,
+        numbers=numbers,
     )
 
 
-def _same_untrained(rows: Any) -> bool | None:
-    """Tells whether value and untrained mean are on the same side of the bounds in every row.
+def change(rows: Any) -> int | None:
+    """Returns whether a number is shown to be nearer to its bounds than with random weights.
 
-    Returns None if there is no untrained network.
+    rows: the number's cells in one layer; of several frames, "read" counts. Random weights are
+    those of untrained twins, and the network's own in random order: a difference from both must be
+    shown. 1 is nearer, -1 farther, 0 neither, None unknown.
     """
-    known = rows[rows["value"].notna() & rows["untrained"].notna()]
-    names = known["number"]
-    sides = [
-        [_inside(name, value) for name, value in zip(names, known[column], strict=True)]
-        for column in ("value", "untrained")
-    ]
-    return sides[0] == sides[1] if len(known) else None
+    read = rows[rows["frame"] == "read"]
+    row = (read if len(read) else rows).iloc[0]
+    number, value = NUMBERS[row["number"]], row["value"]
+    ways = []
+    for kind, shown in (
+        ("untrained", row["difference_low"] > 0 or row["difference_high"] < 0),
+        ("shuffled", value < row["shuffled_low"] or value > row["shuffled_high"]),
+    ):
+        if not np.isnan(row[kind]):
+            nearer = _distance(number, row[kind]) - _distance(number, value)
+            ways.append(int(shown) * int(np.sign(nearer)))
+    if not ways or np.isnan(row["difference_low"]):
+        return None
+    return ways[0] if len(set(ways)) == 1 else 0
 
 
-def _inside(name: str, value: float) -> bool:
-    low, high = NUMBERS[name].bounds
-    return low <= value <= high
+def _distance(number: Number, value: float) -> float:
+    """Returns how far a value is from its bounds; the better of one-sided bounds counts on."""
+    if number.better:
+        return -number.better * value
+    low, high = number.bounds
+    return max(low - value, value - high, 0.0)
 
 
 def _shown(mark: str) -> str:
@@ -95,11 +113,44 @@ def marks() -> list[tuple[str, str, str]]:
     ]
 
 
-def counted_verdicts(found: list[Card]) -> str:
-    """Returns how many verdicts of each kind there are, as a text.
+def against_random(found: list[Card]) -> list[str]:
+    """Returns how often claims are nearer, or farther, than with random weights; then where."""
+    known = [card for card in found if card.change is not None]
+    if not known:
+        return ["At least two untrained networks are needed to tell what random weights give."]
+    nearer, farther = (sum(card.change == way for card in known) for way in (1, -1))
+    said = [
+        f"Beside random weights, {nearer} of {len(known)} cells are shown to be nearer to their "
+        f"claim, and {farther} farther from it."
+    ]
+    where = ((how, _where(known, way)) for how, way in (("Nearer", 1), ("Farther", -1)))
+    return said + [f"{how}: {words}." for how, words in where if words]
 
-    It also says in how many of them untrained networks lie on the same side of each bound.
-    """
+
+def _where(found: list[Card], way: int) -> str:
+    """Returns the claims that have changed this way, with their layers, the most layers first."""
+    by_claim: dict[str, list[int]] = {}
+    for card in found:
+        if card.change == way:
+            by_claim.setdefault(card.claim.short, []).append(card.layer)
+    ordered = sorted(by_claim.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{claim}: {layer_words(layers)}" for claim, layers in ordered)
+
+
+def layer_words(layers: list[int]) -> str:
+    """Returns layers in words, such as "layer 1" or "layers 0 to 3, 5"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(parts)}"
+
+
+def counted_verdicts(found: list[Card]) -> str:
+    """Returns how many verdicts of each kind there are, as a text."""
     words = [card.verdict for card in found if card.verdict != NOT_APPLICABLE]
     if not words:
         return "No claim applies."
@@ -109,33 +160,31 @@ def counted_verdicts(found: list[Card]) -> str:
     text += "".join(
         f"; {words.count(word)} {what}" for word, what in _COUNTED.items() if word in words
     )
-    known = [card.same for card in found if card.same is not None]
-    return f"{text}." + (
-        f" Untrained networks lie on the same side of each bound in {sum(known)} of them."
-        if known
-        else ""
-    )
+    return f"{text}."
 
 
-def strip(result: Result, found: list[Card]) -> list[Row]:
+def strip(result: Result, found: list[Card]) -> tuple[list[Row], list[Row]]:
     """Returns the map of signs: a row per claim, a sign per layer; clicking a sign opens its card.
 
-    Further columns give the bound of the claim's first number, and the number's lowest and highest
-    value for this network and for the untrained networks.
+    The second list has the claims that an ideal layer misses too, in every layer. Further columns
+    give the bound of the claim's first number, and the number's lowest and highest value for this
+    network and for networks with random weights.
     """
     main = claim_summary.main_rows(result, "cells")
-    rows = []
+    rows: tuple[list[Row], list[Row]] = ([], [])
     for claim in CLAIMS.values():
         first = next(iter(claim.numbers))
         own = main[(main["number"] == first) & (main["verdict"] != NOT_APPLICABLE)]
-        signs = [_sign(card) for card in found if card.claim is claim]
+        mine = [card for card in found if card.claim is claim]
         words = [claim_summary.bounds_of(NUMBERS[first], short=True)]
-        words += [low_to_high(own[column]) for column in ("value", "untrained")]
-        rows += [Row(claim.title, signs, words)] if signs else []
+        words += [low_to_high(own[column]) for column in ("value", "untrained", "shuffled")]
+        if mine:
+            ideal = all(card.verdict == claim_summary.BY_CONSTRUCTION for card in mine)
+            rows[ideal].append(Row(claim.title, [_sign(card) for card in mine], words))
     return rows
 
 
 def _sign(card: Card) -> Sign:
-    same = ", untrained the same" if card.same else ""
-    words = f"{card.claim.title}, layer {card.layer}: {card.verdict}{same}"
-    return Sign(card.mark, words, _KINDS.get(card.verdict, ""), bool(card.same), card.id)
+    change = CHANGES.get(card.change or 0, ("", ""))
+    words = f"{card.claim.title}, layer {card.layer}: {card.verdict}{change[1] and ', '}{change[1]}"
+    return Sign(card.mark, words, _KINDS.get(card.verdict, ""), opens=card.id, arrow=change[0])

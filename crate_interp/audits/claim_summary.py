@@ -204,14 +204,19 @@ def bounds_of(number: Number, short: bool = False) -> str:
 
 
 def headline(result: Result) -> str:
-    """Returns the finding in one sentence: how far attention lowers R^c, then what depends.
+    """Returns the findings, a sentence each: how far attention lowers R^c, then what depends."""
+    return " ".join(findings(result))
 
-    It begins with R^c as the layer reads the tokens, through LayerNorm. Then come the other frames
-    and eps, the lasso, and MSSA's direction.
+
+def findings(result: Result) -> list[str]:
+    """Returns the sentences of the headline.
+
+    The first is about R^c as the layer reads the tokens, through LayerNorm. Then come the other
+    frames and eps, the lasso, and MSSA's direction.
     """
     claims: Any = result.table("claims")
-    samples = counted(result.meta["n_samples"], result.meta["unit"])
-    where = f"{result.meta['model'] or 'a model'} on {samples}"
+    where = f"{result.meta['model'] or 'a model'} on "
+    where += counted(result.meta["n_samples"], result.meta["unit"])
     layers = result.meta["n_layers"]
     words = {
         name: rows["verdict"].value_counts().to_dict() for name, rows in claims.groupby("claim")
@@ -219,26 +224,32 @@ def headline(result: Result) -> str:
     said: list[str] = []
     if words["compresses"].get(NOT_APPLICABLE, 0) < layers:
         kept, some = (words["compresses"].get(word, 0) for word in (KEPT, DEPENDS))
-        settings = result.meta["settings"]
-        where_eps = "at every eps" if settings["grid"] else f"at eps {settings['eps']:g}"
+        every = "normalisation and eps" if result.meta["settings"]["grid"] else "normalisation"
         said += [
             _as_read(result),
-            f"R^c is shown to fall in every frame and {where_eps} in {kept} of {layers} layers, "
-            f"and only in some frames or at some eps in {some}",
+            f"in {_of(kept, layers)} does R^c fall under every {every}; in {some} it depends on "
+            "which",
         ]
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
         rows = main_rows(result, "cells")
         rows = rows[rows["number"] == "descends"]
         more = ((rows["verdict"] == KEPT) & (rows["excess"] < 0)).sum()
-        said.append(f"on average the lasso falls in {(rows['value'] < 0).sum()} of {layers} layers")
-        said[-1] += f", shown to fall more than with random dictionaries in {more}"
-    if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
         said.append(
-            f"MSSA is a gradient step in {words['gradient'].get(KEPT, 0)} of {layers} layers"
+            f"the lasso falls in {_of((rows['value'] < 0).sum(), layers)}, and in "
+            f"{_of(more, layers)} more than with random dictionaries"
         )
+    if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
+        steps = words["gradient"].get(KEPT, 0)
+        said.append(f"MSSA is a gradient step in {_of(steps, layers)}")
     if not said:
-        return f"No claim of the papers applies to the layers of {where}."
-    return f"In {where}, {in_its_terms(result, '; '.join(said))}."
+        return [f"No claim of the papers applies to the layers of {where}."]
+    said = [f"in {where}, {said[0]}", *said[1:]]
+    return [f"{words[0].upper()}{words[1:]}." for words in (in_its_terms(result, s) for s in said)]
+
+
+def _of(count: int, layers: int) -> str:
+    """Returns a number of layers in words, such as "no layer" or "4 of 6 layers"."""
+    return f"{count} of {layers} layers" if count else "no layer"
 
 
 def in_its_terms(result: Result, text: str) -> str:
@@ -253,14 +264,14 @@ def _as_read(result: Result) -> str:
     rows = main_rows(result, "cells")
     rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
     layers, eps = result.meta["n_layers"], result.meta["settings"]["eps"]
-    start = f"as read through LayerNorm at eps {eps:g}, attention"
+    start = f"read through LayerNorm at eps {eps:g}, attention"
     beyond = "beyond shuffled updates and random output maps"
     lower: Any = rows["verdict"] == KEPT
     if not rows["gain"].notna().any():
         beyond, lower = "(compared with no null)", rows["high"] < 0
     if not lower.any():
         span = low_to_high(100 * rows["value"], "{:+.2g} %".format)
-        return f"{start} is shown to lower R^c in none of {layers} layers {beyond}: {span}"
+        return f"{start} is shown to lower R^c in no layer {beyond}: {span}"
     ordered = rows[lower].sort_values("value", ascending=False)
     ends = [f"{-100 * row.value:.2g} % (layer {row.layer})" for row in ordered.itertuples()]
     size = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"

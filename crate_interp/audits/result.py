@@ -33,7 +33,9 @@ class AuditResult(Result):
     in place of the layer's; the gain's interval is over draws (Student's t). Random networks also
     have an excess over shuffled updates, because averages are smooth, but they have no gain.
     untrained, difference: the mean of the untrained twins, and the value of this network minus that
-    of a new random network, with an interval over networks. ceiling, share: the best possible
+    of a new random network, with an interval over networks. shuffled, shuffled_low, shuffled_high: the
+    mean of networks that have this network's weights, shuffled within each tensor, and the interval
+    of one more such network (with this network's own error). ceiling, share: the best possible
     value, and the share of it that the layer reached (negative for the wrong direction).
     construction: the value of an ideal layer on these tokens; by_construction: whether that value
     misses the bounds too. verdict: "kept" if the value's interval lies within the bounds and the

@@ -26,10 +26,10 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import by, first
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
+from crate_interp.sweeps.runs.chunked_pass import Stage, shuffled_of, twins_of, with_facts
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
-from crate_interp.sweeps.runs.untrained_twins import SAMPLES, first_samples, stacked
+from crate_interp.sweeps.runs.untrained_twins import FEW, SAMPLES, first_samples, stacked
 
 LIMITED = 8  # how many samples, from the first on, have ceilings, operators and constructions
 DRAWS = 8  # how often the update is shuffled
@@ -95,23 +95,39 @@ def _stages(model: HookedModel, samples: Samples, setting: Setting, untrained: i
         return [own]
     less = partial(_of_chunk, setting=replace(setting, nulls=(), limited=0))
     of_twins = replace(own, samples=compared, of_chunk=less)
-    return [own, *twins_of(of_twins, untrained)]
+    few = replace(of_twins, samples=first_samples(samples, FEW) or compared)
+    return [own, *twins_of(of_twins, untrained), *shuffled_of(few, untrained)]
 
 
 def audit_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AuditResult:
-    """Returns the result of the stages "audit", "untrained-0", "untrained-1", ..."""
+    """Returns the result of the stages "audit", "untrained-0", ..., "shuffled-0", ..."""
     # a twin has no numbers if none of its samples could be decoded
-    others = [own for name, own in found.items() if name != "audit" and "numbers" in own]
-    own, meta = with_facts(found["audit"], meta, *others)
+    known = {name: own for name, own in found.items() if name != "audit" and "numbers" in own}
+    own, meta = with_facts(found["audit"], meta, *known.values())
     untrained = {
-        "untrained": stacked([tables["numbers"] for tables in others], "sample", "layer"),
-        "untrained_weights": stacked([tables["weights"] for tables in others], "layer"),
+        "untrained": _of_twins(known, "numbers", "sample", "layer"),
+        "untrained_weights": _of_twins(known, "weights", "layer"),
     }
     return AuditResult(own | untrained, meta)
 
 
+def _of_twins(found: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFrame:
+    """Returns a table of all twins; its column `weights` tells how theirs were made."""
+    parts = [
+        stacked([own[table] for name, own in found.items() if name.startswith(stage)], *keys)
+        for stage in WEIGHTS.values()
+    ]
+    made = zip(parts, WEIGHTS, strict=True)
+    whole = [part.assign(weights=weights) for part, weights in made if len(part)]
+    return pd.concat(whole, ignore_index=True) if whole else parts[0].assign(weights=[])
+
+
+# how the weights of untrained networks were made -> the start of the names of their stages
+WEIGHTS = {"drawn": "untrained-", "shuffled": "shuffled-"}
 _OF_A_NETWORK: Rules = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
-AUDIT = Kind(AuditResult, {"audit": _OF_A_NETWORK, "untrained": _OF_A_NETWORK}, audit_result)
+AUDIT = Kind(
+    AuditResult, dict.fromkeys(("audit", "untrained", "shuffled"), _OF_A_NETWORK), audit_result
+)
 
 
 def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:

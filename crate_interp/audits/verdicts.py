@@ -24,9 +24,9 @@ _ROUNDING = 1e-9  # tolerance for rounding; the audit's numbers are of order 1
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
     "claim", "number", *PLACE, "n", "value", "low", "high", "null", "excess", "excess_low",
-    "excess_high", "untrained", "difference", "difference_low", "difference_high", "gain",
-    "gain_low", "gain_high", "ceiling", "share", "construction", "by_construction", "p", "verdict",
-    "reason",
+    "excess_high", "untrained", "difference", "difference_low", "difference_high", "shuffled",
+    "shuffled_low", "shuffled_high", "gain", "gain_low", "gain_high", "ceiling", "share",
+    "construction", "by_construction", "p", "verdict", "reason",
 ]  # fmt: skip
 
 
@@ -52,8 +52,8 @@ class Tests:
 class Measured:
     """A measured number: the layer's values, and the tables with the values to compare with.
 
-    values: a row per cell, a column per sample. own: the numbers of this network. twins: the
-    numbers of the untrained networks.
+    values: a row per cell, a column per sample. own: the numbers of this network. twins,
+    shuffled: the numbers of the untrained networks, and of those with shuffled weights.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Measured:
     values: pd.DataFrame
     own: Parts
     twins: Parts
+    shuffled: Parts
 
     def beside(self, of: str) -> Any:
         """Returns the number's values for a null or limit in these cells; NaN if not measured."""
@@ -100,11 +101,23 @@ def by_sample(parts: Parts, of: str, name: str) -> Any:
 
 
 def _of_numbers(result: Result) -> Iterator[pd.DataFrame]:
-    own, twins = parts_of(result.table("numbers")), parts_of(result.table("untrained"))
+    own = parts_of(result.table("numbers"))
+    twins, mixed = (parts_of(made(result, "untrained", kind)) for kind in ("drawn", "shuffled"))
     for name, number in NUMBERS.items():
         values = pd.DataFrame() if number.of_weights else by_sample(own, "layer", name)
         if len(values):
-            yield _cells(Measured(name, number, values, own, twins))
+            yield _cells(Measured(name, number, values, own, twins, mixed))
+
+
+def made(result: Result, name: str, weights: str) -> Any:
+    """Returns the rows of a table of untrained networks whose weights are "drawn" or "shuffled".
+
+    Older saved results have none with shuffled weights, and no such column.
+    """
+    table: Any = result.table(name)
+    if "weights" not in table:
+        return table if weights == "drawn" else table[:0]
+    return table[table["weights"] == weights].drop(columns="weights")
 
 
 def _cells(measured: Measured) -> pd.DataFrame:
@@ -217,17 +230,26 @@ def _gain(measured: Measured) -> tuple[Columns, Tests]:
 
 
 def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Columns:
-    """Returns the mean of the untrained twins, and the difference from a new random network.
+    """Returns the means of untrained networks and of shuffled ones, and how this one differs.
 
-    The difference is this network's value minus that of the random network.
+    The difference is this network's value minus that of a new random network.
     """
-    others = by_sample(measured.twins, "layer", measured.name).reindex(measured.values.index)
-    if not len(others.columns):
-        return {}
-    by_seed = others.T.groupby(level="seed").mean().to_numpy()
-    n = measured.values.count(axis=1).to_numpy()
-    difference = against_networks(mean, error, by_seed, n)
-    return {"untrained": others.mean(axis=1).to_numpy()} | _columns("difference", difference)
+    n, columns = measured.values.count(axis=1).to_numpy(), {}
+    for kind, twins in (("untrained", measured.twins), ("shuffled", measured.shuffled)):
+        others = by_sample(twins, "layer", measured.name).reindex(measured.values.index)
+        if len(others.columns):
+            by_seed = others.T.groupby(level="seed").mean().to_numpy()
+            difference = against_networks(mean, error, by_seed, n)
+            columns |= _beside(kind, mean, difference, others.mean(axis=1).to_numpy())
+    return columns
+
+
+def _beside(kind: str, value: np.ndarray, difference: Difference, mean: np.ndarray) -> Columns:
+    """Returns the columns of untrained networks, or the interval of one more shuffled network."""
+    if kind == "untrained":
+        return {"untrained": mean} | _columns("difference", difference)
+    low, high = difference.ends
+    return {"shuffled": mean, "shuffled_low": value - high, "shuffled_high": value - low}
 
 
 def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
@@ -280,7 +302,6 @@ def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
 def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
     """Yields the cells for what is measured on weights: exact values, with twins that vary."""
     own: Any = result.table("weights")
-    twins: Any = result.table("untrained_weights")
     for name, number in NUMBERS.items():
         rows: Any = own[own["number"] == name].reset_index(drop=True)
         if not number.of_weights or not len(rows):
@@ -292,13 +313,14 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
         if not np.isnan(over).all():
             columns |= dict.fromkeys(("excess", "excess_low", "excess_high"), over)
             kept &= number.better * over > 0
-        others: Any = twins[twins["number"] == name] if len(twins) else twins
-        if len(others):
-            table: Any = others.pivot(index="seed", columns="layer", values="value")
-            table = table.reindex(columns=rows["layer"])
-            columns["untrained"] = table.mean().to_numpy()
-            against = against_networks(value, np.zeros(len(value)), table.to_numpy())
-            columns |= _columns("difference", against)
+        for kind, weights in (("untrained", "drawn"), ("shuffled", "shuffled")):
+            others = made(result, "untrained_weights", weights)
+            others = others[others["number"] == name] if len(others) else others
+            if len(others):
+                table: Any = others.pivot(index="seed", columns="layer", values="value")
+                table = table.reindex(columns=rows["layer"])
+                against = against_networks(value, np.zeros(len(value)), table.to_numpy())
+                columns |= _beside(kind, value, against, table.mean().to_numpy())
         columns["ceiling"] = np.nan if number.top is None else number.top
         columns["share"] = value if number.top == 1.0 else np.nan
         zero = np.isnan(value)

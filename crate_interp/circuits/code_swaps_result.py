@@ -219,12 +219,12 @@ class Concentration(Result):
         """Returns a sentence on the ratio to rotations beside that of untrained twins."""
         count, rows = self.meta["untrained"], self._at_middle(ROTATED)
         if count < 2:
-            return "Fewer than two untrained networks do not tell whether training brought this."
+            return "It takes two untrained networks to tell whether random weights give this too."
         shown = rows[rows["learned_p"] <= LEVEL]["learned"]
         means = [np.exp(np.log(rows[name]).mean()) for name in ("ratio", "untrained")]
         return (
             f"Their ratio to rotations, {means[0]:.2f} on average, is {means[1]:.2f} in {count} "
-            f"untrained networks; it is shown to be higher after training in "
+            f"untrained networks; it is shown to be higher than there in "
             f"{int((shown > 1).sum())} layers and lower in {int((shown < 1).sum())}."
         )
 

@@ -42,9 +42,9 @@ def sign(row: Mapping[str, Any]) -> int | None:
 def overview(result: Result) -> str:
     """Returns a table as text: each statistic's signs, and lowest and highest difference."""
     table: Any = result.table("differences")
-    beside = {"untrained": "untrained", "excess": "training adds"}
+    beside = {"untrained": "untrained", "excess": "beyond untrained"}
     if not (table["untrained"].fillna(0) != 0).any():
-        # without untrained networks that differ between sides, training adds the whole difference
+        # without untrained networks that differ between sides, the whole difference is beyond them
         beside = {}
     header = ["statistic", "layers", "a - b", *beside.values()]
     rows: list[list[str]] = []
@@ -97,7 +97,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     among = f"of {counted(count, 'differences')}"
     ending = f"at 95 %, adjusted over layers (by chance at most {LEVEL * count:.2g}"
     if not held:
-        return [f"{start}none {among} holds {ending})."]
+        return [f"{start}no evidence of a difference: none {among} holds {ending})."]
     by_name = tested.groupby(["probe", "statistic"])["holds"].any()
     words = (
         f"{start}{held} {among} hold {ending}), in {by_name.sum()} of "
@@ -107,11 +107,8 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
         changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
         # if both sides share untrained networks, these differ by 0 but show how trainings scatter
         same = not (table["untrained"].fillna(0) != 0).any()
-        words += (
-            f"; {changed} of them exceed the scatter of untrained networks"
-            if same
-            else f"; in {changed} of them training has changed the difference of untrained networks"
-        )
+        beyond = "the spread between random initialisations" if same else "that of untrained ones"
+        words += f"; {changed or 'none'} exceed{'' if changed > 1 else 's'} {beyond}"
     most = "; ".join(list_of_largest(result, named, shown))
     return [f"{words}.", f"The largest: {most}."]
 
@@ -148,7 +145,7 @@ def _said(row: dict[str, Any], named: Callable[[str], str], units: Mapping[str, 
     way, start = ("higher" if row["difference"] > 0 else "lower"), f"in {place(row)}"
     both, beside = f"{row['a']:.4g} against {row['b']:.4g}{unit}", ""
     if not np.isnan(row["untrained"]) and row["untrained"] != 0:
-        beside = f"; untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}"
+        beside = f"; untrained {signed(row['untrained'])}, beyond untrained {signed(row['excess'])}"
     ends = [abs(row[name]) for name in ("difference", "low", "high")]
     ends[1:] = sorted(ends[1:])
     if row["a"] == 0:

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -26,13 +27,13 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.runs.batches import check_model, samples_of
 from crate_interp.sweeps.runs.forecast import announced
-from crate_interp.sweeps.runs.untrained_twins import first_samples, other_start, twin
+from crate_interp.sweeps.runs.untrained_twins import first_samples, shuffled, twin
 from crate_interp.sweeps.sweep_findings import sharpest
 from crate_interp.viz.figures.attention_images import attention_on_image, map_heading
 from crate_interp.viz.pages.audit_page import audit_page
 from crate_interp.viz.pages.report_page import AttentionPictures, report_page
 
-_SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
+_SHOWN_IMAGES, _SHOWN_LAYERS = 3, 2
 _SHARP = "entropy_cls"
 
 
@@ -49,9 +50,11 @@ def report(
 ) -> Path:
     """Writes a report of a model on data into a folder, and returns the path of its report.html.
 
-    Sweeps the model over `data`, and untrained twins over the first 64 samples of `data`. A twin is
-    the same architecture with the official random initialisation, from seed 0, 1, ...; the global
-    random state does not change. untrained: the number of twins. data, probes, run: as in
+    Sweeps the model over `data`, and untrained networks over the first 64 samples of `data`. A twin
+    is the same architecture with the official random initialisation, from seed 0, 1, ...; the
+    global random state does not change. As many further networks have the model's own weights in
+    random order, tensor by tensor, in case its training began at another scale. untrained: the
+    number of each. data, probes, run: as in
     `ci.sweep`. The folder also gets the result as SweepResult.save writes it, summary.txt (means by
     layer, the meaning of its columns, the controls), layers.csv (with the twins' mean, lowest and
     highest) and figures/*.png. audit: whether to write audit/audit.html too (`ci.audit`, with the
@@ -105,21 +108,15 @@ def _write(
     result = sweep(model, samples, probes=probes, **own)
     result.save(out)  # before the twins, so that an interrupt does not lose what has been measured
     took["sweep"] = time.perf_counter() - started
-    twins = []
-    if compared is not None:
-        seeds = tqdm(
-            range(untrained), desc="untrained twins", disable=not progress or not untrained
-        )
-        twins = [
-            sweep(twin(model, seed), compared, probes=probes, controls=0, **own) for seed in seeds
-        ]
-    if twins:
-        took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
+    twins: list[SweepResult] = []
+    shuffles: list[SweepResult] = []
+    if compared is not None and untrained:
+        twins, shuffles = _random_weights(model, compared, probes, untrained, options)
+        took["untrained networks"] = time.perf_counter() - started - took["sweep"]
     if audit:
         discard(out / "audit", META)  # left by an earlier report
     attention = _attention(model, samples, result) if model.cfg.kind == "vision" else None
-    start = other_start(model) if twins else ""
-    shown: Any = {"attention": attention, "audited": audit, "data": name, "start": start}
+    shown: Any = {"attention": attention, "audited": audit, "data": name, "shuffled": shuffles}
     page = report_page(result, twins, out, **shown)
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, because it takes longest: if it fails, nothing else is lost
@@ -137,15 +134,22 @@ def _say(took: dict[str, float]) -> None:
     note(f"report: {parts}")
 
 
-def _counted_twins(count: int) -> str:
-    return f"{count} untrained {'twin' if count == 1 else 'twins'}"
+def _random_weights(
+    model: HookedModel, samples: Samples, probes: Probes, count: int, options: RunOptions
+) -> tuple[list[SweepResult], list[SweepResult]]:
+    """Sweeps untrained twins of a model, and the model with its weights in random order."""
+    own = options.of_a_pass() | {"progress": False}
+    makes = [partial(make, model, seed) for make in (twin, shuffled) for seed in range(count)]
+    bar = tqdm(makes, desc="untrained networks", disable=not options.progress)
+    found = [sweep(make(), samples, probes=probes, controls=0, **own) for make in bar]
+    return found[:count], found[count:]
 
 
 def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
     """Returns the CLS attention of each head, or its memberships, over the first images.
 
-    It does so for a few layers: the last ones and, if sharpness was measured, the layer that has
-    the head with the sharpest CLS attention.
+    It does so for a few layers: first, if sharpness was measured, the layer that has the head with
+    the sharpest CLS attention, then the last ones.
     """
     first = samples.start
     found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs
@@ -155,9 +159,9 @@ def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPi
     numbers = [piece.start + place for piece in found for place in range(len(piece.inputs))]
     count = len(model.blocks)
     sharp = sharpest(result, _SHARP)["layer"].head(1).astype(int).tolist()
-    shown = sorted([*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS])
+    shown = [*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS]
     kind = model.cfg.facts["attention"]
-    points = every_layer(model, points_of(kind, True), shown)
+    points = every_layer(model, points_of(kind, True), sorted(shown))
     with torch.no_grad():
         _, cache = model.run_with_cache(images, names_filter=points)
     figures = {layer: attention_on_image(cache, layer, images) for layer in shown}

@@ -15,7 +15,8 @@ class Sign:
     """One cell of a strip of verdicts.
 
     kind: "good", "bad" or "". ringed: whether a ring shows that untrained networks do the same.
-    opens: the id of the element that a click opens.
+    opens: the id of the element that a click opens. arrow: whether the number is nearer to a claim
+    than with random weights, or farther, as an arrow.
     """
 
     mark: str
@@ -23,6 +24,7 @@ class Sign:
     kind: str = ""
     ringed: bool = False
     opens: str = ""
+    arrow: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from crate_interp.sweeps.sweep_findings import (
     beyond_untrained,
     few_words,
     path,
-    stream,
     turns,
 )
 
@@ -31,55 +30,54 @@ _BESIDE_UNTRAINED = {
     "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
     "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
 }
+_STEADY = 0.05  # a rate stays if its range is less than this share of it
 # _INSTEAD is shown in place of _CLS if there is no CLS token
 _CLS, _INSTEAD = "attention.support_cls", "attention.entropy"
 
 
-def finding(result: SweepResult, twins: Sequence[SweepResult]) -> list[str]:
-    """Returns the first sentences of a report, one for each rate that is called R^c."""
+def finding(result: SweepResult, twins: Sequence[SweepResult]) -> str:
+    """Returns the first sentences of a report, one about each rate that is called R^c.
+
+    The two rates differ in the lengths of tokens: the authors count codes at length one, from layer
+    to layer; the other rate is of the stream as it is, before and after one attention.
+    """
     step, along = at_attention(result), along_layers(result)
     said: list[str] = []
     if along is not None:
         said.append(_official(along, [along_layers(twin) for twin in twins]))
     if step is not None:
         words = _stream(result, step, [at_attention(twin) for twin in twins])
-        fell = along is not None and along.after[-1] < along.before[0]
-        other = along is not None and "goes" not in said[0] and fell == (sum(step.signs) > 0)
-        said.append(f"But {words}" if other else words[0].upper() + words[1:])
-    return said or [_plain(result, twins)]
-
-
-def two_rates(result: SweepResult) -> str:
-    """Returns why a report has two rates called R^c, or "" if it does not have both."""
-    if at_attention(result) is None or along_layers(result) is None:
-        return ""
-    return (
-        "Two numbers are called R^c. The authors' script takes LN(Z) before each attention, and "
-        "scales every token's code to length one. That R^c compares layers, and does not depend on "
-        f"how long tokens are. The other number is R^c of {stream(result)} in one layer's "
-        "subspaces, before and after the attention of this layer."
-    )
+        said.append(
+            f"With lengths as they are, attention {words}" if said else f"Attention {words}"
+        )
+    return " ".join(said) or _plain(result, twins)
 
 
 def _official(along: Change, twins: list[Change | None]) -> str:
-    words = f"The coding rate R^c, as the authors count it, {path(along)}"
+    words = f"With every code at length one, as the authors count, R^c {path(along)}"
     known = [twin for twin in twins if twin is not None]
     if known:
-        means = [(twin.before[0], *twin.after) for twin in known]
-        words += f"; untrained it {turns(np.mean(means, axis=0).tolist(), along.layers.tolist())}"
-    return words + "."
+        means = np.mean([(twin.before[0], *twin.after) for twin in known], axis=0)
+        words += f" ({stays_or_turns(means.tolist(), along.layers.tolist())})"
+    return f"{words}."
+
+
+def stays_or_turns(values: Sequence[float], later: Sequence[int]) -> str:
+    """Returns how a rate of untrained networks goes, such as "untrained copies stay near 245"."""
+    middle = (max(values) + min(values)) / 2
+    if max(values) - min(values) < _STEADY * abs(middle):
+        return f"untrained copies stay near {middle:.3g}"
+    return f"in untrained copies it {turns(values, later)}"
 
 
 def _stream(result: SweepResult, step: Change, twins: list[Change | None]) -> str:
     """Returns in how many layers attention is shown to raise or lower R^c, and by how much."""
-    moved = _moved(step.signs, f"the coding rate R^c of {_what(result)}", "layers")
-    words = f"attention {moved}{few_words(step)}{_by(step.change)}"
-    signs = _untrained_signs(twins)
-    if signs is not None:
+    moved = _moved(step.signs, f"R^c of {_what(result)}")
+    words = f"{moved}{few_words(step)}, by {_changes(step.change)}"
+    if _untrained_signs(twins) is not None:
         changes = np.mean([twin.change for twin in twins if twin is not None], axis=0)
-        every = " with every seed" * (len(twins) > 1)
-        words += f"; untrained it {_moved(signs, 'R^c', '')}{every}{_by(changes)}"
-    return words + "."
+        words += f" (untrained {_changes(changes)})"
+    return f"{words}."
 
 
 def _what(result: SweepResult) -> str:
@@ -88,17 +86,14 @@ def _what(result: SweepResult) -> str:
     return "LN(Z)" if probe["settings"].get("norm") else "the stream"
 
 
-def _moved(signs: Sequence[int], what: str, unit: str) -> str:
+def _moved(signs: Sequence[int], what: str) -> str:
     """Returns words such as "raises R^c in 4 of 6 layers and lowers it in 1"."""
     counts = {"raises": sum(sign > 0 for sign in signs), "lowers": sum(sign < 0 for sign in signs)}
     first, second = sorted(counts, key=lambda word: -counts[word])
-    words = f"{first} {what} in {counts[first]} of {len(signs)} {unit}".rstrip()
+    if not counts[first]:
+        return f"is shown to change {what} in no layer"
+    words = f"{first} {what} in {counts[first]} of {len(signs)} layers"
     return words + (f" and {second} it in {counts[second]}" if counts[second] else "")
-
-
-def _by(change: np.ndarray) -> str:
-    """Returns the lowest and highest change over layers, such as " (+0.2 to +8.5 % by layer)"."""
-    return f" ({_changes(change)} by layer)"
 
 
 def _changes(change: np.ndarray) -> str:
@@ -140,8 +135,14 @@ def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
     return words + (f" ({unit})" if unit else "")
 
 
-def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
-    """Returns the rows of the strip: what the theory expects, and which layers agree with it."""
+def strip(
+    result: SweepResult, twins: Sequence[SweepResult], shuffled: Sequence[SweepResult] = ()
+) -> list[Row]:
+    """Returns the rows of the strip: what the theory expects, and which layers agree with it.
+
+    twins, shuffled: the two kinds of networks with random weights. A number is above or below
+    untrained networks only if it is shown to lie on that side of both kinds.
+    """
     rows: list[Row] = []
     for words, measured in (
         (f"R^c of {_what(result)} falls at attention", at_attention),
@@ -149,19 +150,24 @@ def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
     ):
         change = measured(result)
         if change is not None:
-            rows.append(_falls(words, result, change, [measured(twin) for twin in twins]))
+            kinds = [[measured(one) for one in kind] for kind in (twins, shuffled)]
+            rows.append(_falls(words, result, change, kinds))
     known = beginning(names(result)) if twins else []
-    return rows + [_beside_untrained(result, twins, name) for name in known]
+    return rows + [_beside_untrained(result, twins, shuffled, name) for name in known]
 
 
-def _falls(words: str, result: SweepResult, change: Change, twins: list[Change | None]) -> Row:
-    """Returns a row: whether a rate is shown to fall in each layer, and in untrained networks."""
+def _falls(
+    words: str, result: SweepResult, change: Change, kinds: Sequence[list[Change | None]]
+) -> Row:
+    """Returns a row: whether a rate is shown to fall in each layer, and with random weights."""
     signs = dict(zip(change.layers.tolist(), change.signs, strict=True))
-    random = _untrained_signs(twins) or [0] * len(signs)
-    untrained = dict(zip(signs, random, strict=True))
     said = {1: "rises", -1: "falls", 0: "its interval includes 0", None: "nothing to compare with"}
-    known = [twin.change for twin in twins if twin is not None]
-    numbers = [_changes(change.change), _changes(np.mean(known, axis=0)) if known else ""]
+    numbers, untrained = [_changes(change.change)], dict.fromkeys(signs, 0)
+    for twins in kinds:
+        for layer, sign in zip(signs, _untrained_signs(twins) or [0] * len(signs), strict=True):
+            untrained[layer] = sign if sign == signs[layer] else untrained[layer]
+        known = [twin.change for twin in twins if twin is not None]
+        numbers.append(_changes(np.mean(known, axis=0)) if known else "")
     return _row(words, result, signs, said, -1, numbers, untrained)
 
 
@@ -173,15 +179,20 @@ def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
     return [int(ways[0]) if len(set(ways)) == 1 else 0 for ways in np.stack(known, axis=1)]
 
 
-def _beside_untrained(result: SweepResult, twins: Sequence[SweepResult], name: str) -> Row:
-    """Returns a row: whether each layer's mean differs from that of a further untrained network."""
+def _beside_untrained(
+    result: SweepResult, twins: Sequence[SweepResult], shuffled: Sequence[SweepResult], name: str
+) -> Row:
+    """Returns a row: whether each layer's mean differs from those with random weights."""
     words, better = _BESIDE_UNTRAINED[name]
-    drawn, random = curve(result, name), baseline(twins, name)
-    assert random is not None
-    ways = beyond_untrained(result, name, random)
+    drawn = curve(result, name)
+    kinds = [baseline(twins, name), baseline(shuffled, name)]
+    known = [random for random in kinds if random is not None]
+    found = np.stack([beyond_untrained(result, name, random) for random in known])
+    ways = np.where((found == found[0]).all(axis=0), found[0], 0)
     signs = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
     said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
-    numbers = [low_to_high(each, "{:.3g}".format) for each in (drawn.mean, random.mean(axis=0))]
+    means = [drawn.mean, *(None if random is None else random.mean(axis=0) for random in kinds)]
+    numbers = ["" if mean is None else low_to_high(mean, "{:.3g}".format) for mean in means]
     return _row(words, result, signs, {**said, None: "not measured"}, better, numbers)
 
 
@@ -199,7 +210,7 @@ def _row(
     signs: layer -> 1 if its number is shown to rise or to lie above untrained networks, -1 if it
     is shown to fall or to lie below untrained networks, else 0. said: the words for each sign;
     None is the key for a layer without a sign. better: the sign that the theory expects. untrained:
-    layer -> the sign of untrained networks; a layer with the same sign gets a ring.
+    layer -> the sign with random weights; a layer with the same sign gets a ring.
     """
     cells = []
     for layer in range(result.meta["n_layers"]):

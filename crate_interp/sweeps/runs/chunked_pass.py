@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -17,7 +18,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import Merge, Result, by, sums
 from crate_interp.sweeps.runs.batches import Chunk, Forward, nobody, run_layers
-from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.sweeps.runs.untrained_twins import shuffled, twin
 
 Ahead = Callable[[int, int], Found | None]
 
@@ -37,10 +38,10 @@ class Stage:
 
     of_chunk: returns the tables of a chunk, even if the chunk has no batches. whole: whether all
     samples form one chunk, whatever the job's chunk_size; the first process that reaches this chunk
-    measures it. seed: the seed of the untrained twin to measure instead of the model, if any.
-    masks: whether batches have masks. intact(tables): tells whether the files that a chunk's tables
-    refer to exist. The job sets two fields: rules (how each table merges) and options (how samples
-    are read).
+    measures it. made: makes the network to measure of the model, such as an untrained twin; None
+    measures the model itself. masks: whether batches have masks. intact(tables): tells whether the
+    files that a chunk's tables refer to exist. The job sets two fields: rules (how each table
+    merges) and options (how samples are read).
     """
 
     name: str
@@ -51,7 +52,7 @@ class Stage:
     forward: Forward = run_layers
     once: dict[str, Any] = field(default_factory=dict)
     whole: bool = False
-    seed: int | None = None
+    made: Callable[[HookedModel], HookedModel] | None = None
     masks: bool = False
     intact: Callable[[Tables], bool] | None = None
     rules: Rules = field(default_factory=dict)
@@ -105,10 +106,10 @@ class Stage:
 
     def network(self) -> HookedModel:
         """Returns the network to measure; a twin is made when it is first needed."""
-        if self.seed is None:
+        if self.made is None:
             return self.model
         if "twin" not in self.once:
-            self.once["twin"] = twin(self.model, self.seed)
+            self.once["twin"] = self.made(self.model)
         return self.once["twin"]
 
     def merged(self, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
@@ -118,7 +119,19 @@ class Stage:
 
 def twins_of(stage: Stage, count: int) -> list[Stage]:
     """Returns stages "untrained-0", ..., which measure twins as `stage` measures the model."""
-    return [replace(stage, name=f"untrained-{seed}", seed=seed, once={}) for seed in range(count)]
+    return _made(stage, count, "untrained", twin)
+
+
+def shuffled_of(stage: Stage, count: int) -> list[Stage]:
+    """Returns stages "shuffled-0", ..., which measure the model with its weights shuffled."""
+    return _made(stage, count, "shuffled", shuffled)
+
+
+def _made(stage: Stage, count: int, name: str, make: Callable[..., HookedModel]) -> list[Stage]:
+    return [
+        replace(stage, name=f"{name}-{seed}", made=partial(make, seed=seed), once={})
+        for seed in range(count)
+    ]
 
 
 def _without(tables: Tables, samples: Samples, bad: Mapping[int, str]) -> Tables:

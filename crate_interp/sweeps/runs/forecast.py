@@ -15,7 +15,7 @@ from crate_interp.data import Samples
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.sweeps.runs.chunked_pass import Stage
-from crate_interp.sweeps.runs.untrained_twins import SAMPLES
+from crate_interp.sweeps.runs.untrained_twins import FEW, SAMPLES
 
 _FEW = 4  # samples of the forward that is timed
 # measures of small tensors take about as long as Python does, so a small network's verbs take more
@@ -62,6 +62,11 @@ class Work:
         """Returns how many samples all untrained twins see together."""
         return self.asked.get("untrained", 0) * self.first
 
+    @property
+    def shuffled(self) -> int:
+        """Returns how many samples all networks with shuffled weights of an audit see together."""
+        return self.asked.get("untrained", 0) * min(self.n, FEW)
+
     def setting(self, name: str, default: object = 0) -> Any:
         """Returns a setting of the verb."""
         return self.asked.get("settings", {}).get(name, default)
@@ -93,7 +98,7 @@ COSTS: dict[str, Cost] = {
     "atom_names": Cost(lambda w: 3 * w.n, lambda w: 4e-4 * w.layers * w.atoms, "limit=n"),
     "atoms": Cost(lambda w: 2 * w.n, lambda w: 4e-4 * w.layers * w.atoms, "limit=n"),
     "audit": Cost(
-        lambda w: 60 + 8 * w.n + w.setting("grid") * 17 * w.first + 10 * w.twins,
+        lambda w: 60 + 8 * w.n + w.setting("grid") * 17 * w.first + 10 * (w.twins + w.shuffled),
         lambda w: 5e-3 * w.layers * (w.first + w.twins / 8) + 4e-4 * w.layers * w.n,
         "limit=n, untrained=0 or grid=False",
     ),
@@ -115,8 +120,8 @@ COSTS: dict[str, Cost] = {
     "linear_probe": Cost(lambda w: 2 * w.n, lambda w: 4e-3 * w.n, "limit=n"),
     "report": Cost(
         lambda w: (
-            60 + 6 * w.n + 2 * w.twins
-            + w.asked["audit"] * (60 + 8 * w.n + 17 * w.first + 10 * w.twins)
+            60 + 6 * w.n + 4 * w.twins
+            + w.asked["audit"] * (60 + 8 * w.n + 17 * w.first + 10 * (w.twins + w.shuffled))
         ),
         lambda w: 2.5 + 0.01 * w.n + w.asked["audit"] * 5e-3 * w.layers * w.first,
         "limit=n, untrained=0 or no audit",

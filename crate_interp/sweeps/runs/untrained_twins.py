@@ -1,4 +1,4 @@
-"""Untrained twins: the same architecture with random weights, to compare with a trained model."""
+"""Untrained twins: the same architecture with random weights, to compare a model with."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 
 SAMPLES = 64  # number of samples on which twins are measured
-_SMALLER = 1 / 3  # training does not shrink official positional embeddings below this share
+FEW = 16  # number of samples on which an audit measures shuffled networks
 
 
-def first_samples(samples: Samples) -> Samples | None:
+def first_samples(samples: Samples, most: int = SAMPLES) -> Samples | None:
     """Returns the samples on which twins are measured, or None if there are no such samples.
 
     Twins are measured on the given samples that are among the first 64 of the data.
     64 samples are enough for a mean, and networks differ more than samples do.
     """
-    stop = min(SAMPLES, samples.start + samples.n)
+    stop = min(most, samples.start + samples.n)
     return part(samples, samples.start, stop) if samples.start < stop else None
 
 
@@ -38,25 +38,21 @@ def twin(model: HookedModel, seed: int) -> Any:
     return other.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
 
 
-def other_start(model: HookedModel) -> str:
-    """Returns a caution if a model's positional embeddings are far smaller than its twins'.
+def shuffled(model: HookedModel, seed: int) -> Any:
+    """Returns the network with the entries of each of its tensors in random order.
 
-    Rates depend on the length of tokens, and therefore on how the training was initialised.
-    Returns "" if there is nothing to caution about.
+    Its weights are random, but as large as the model's, tensor by tensor. So a network whose
+    weights were drawn independently, at whatever scale, differs from it only by chance.
     """
-    drawn, own = (getattr(one, "pos_embed", None) for one in (twin(model, 0), model))
-    if not isinstance(drawn, torch.Tensor) or not isinstance(own, torch.Tensor):
-        return ""
-    first, now = (float(one.detach().double().std()) for one in (drawn, own))
-    if not now < first * _SMALLER:
-        return ""
-    return (
-        "Untrained twins draw their positional embeddings with a standard deviation of "
-        f"{first:.2g}, as the authors' code does; this model's embeddings have {now:.2g}. If the "
-        "training of this model began with smaller embeddings, the model at its start has other "
-        "rates than the twins. Then compare the model with a checkpoint of its own start "
-        "(`crate-interp compare`)."
-    )
+    other = twin(model, seed)
+    generator = torch.Generator().manual_seed(seed)
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, weight in other.named_parameters():
+            flat = own[name].detach().flatten()
+            order = torch.randperm(len(flat), generator=generator).to(flat.device)
+            weight.copy_(flat[order].reshape(weight.shape))
+    return other
 
 
 def stacked(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:

@@ -6,10 +6,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.audits.audit_cards import Card, cards, counted_verdicts, marks, strip
+from crate_interp.audits.audit_cards import (
+    CHANGES,
+    Card,
+    against_random,
+    cards,
+    counted_verdicts,
+    marks,
+    strip,
+)
 from crate_interp.audits.claim_summary import (
     NOT_APPLICABLE,
     bounds_of,
+    findings,
     legend,
     main_rows,
     tokens_of,
@@ -50,20 +59,20 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
 
 
 def _page(result: AuditResult) -> str:
-    found = cards(result)
-    groups = _groups(result)
+    found, said = cards(result), findings(result)
     return render(
         "audit.html",
         title=f"{model_name(result.meta)}: does each layer do its job?",
-        finding=[counted_verdicts(found), result.headline()],
+        finding=[said[0], *against_random(found), " ".join(said[1:])],
+        counted=counted_verdicts(found),
         caution=result.caution(),
         meta=result.meta,
         layers=range(result.meta["n_layers"]),
-        strip=strip(result, found),
+        strips=strip(result, found),
+        changes=CHANGES.values(),
         cards=[(card, _numbers(card)) for card in found],
         marks=marks(),
-        groups=groups,
-        named=[(group["id"], group["heading"]) for group in groups],
+        groups=_groups(result),
         frames={name: frame.sides for name, frame in FRAMES.items()},
         few=_few(result),
         tokens=tokens_of(result),

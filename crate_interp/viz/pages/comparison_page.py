@@ -154,9 +154,8 @@ def _sign(row: dict[str, Any]) -> Sign:
     words = f"{place(row)}: a {MINUS} b is {signed(row['difference'])}{_ends(row, 'low', 'high')}"
     if not math.isnan(row["untrained"]):
         ends = _ends(row, "excess_low", "excess_high")
-        words += (
-            f", untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}{ends}"
-        )
+        words += f", untrained {signed(row['untrained'])}"
+        words += f", beyond untrained {signed(row['excess'])}{ends}"
     if not way:
         return sign_of(way, f"{words}: {'without an interval' if way is None else 'undecided'}")
     return sign_of(way, words, bool(row["excess_p"] > LEVEL))  # False for NaN
@@ -169,7 +168,7 @@ def _ends(row: dict[str, Any], low: str, high: str) -> str:
 def _table(drawn: Compared) -> tuple[list[str], list[list[str]]]:
     """Returns the header and the rows of a statistic's table, with a row for each layer."""
     header = ["layer", "a", "b", f"a {MINUS} b", "95 % interval", "p", "holds", "untrained"]
-    header += ["training adds", "95 % interval", "p"]
+    header += ["beyond untrained", "95 % interval", "p"]
     rows = []
     for at in range(len(drawn.layers)):
         row = {key: values[at] for key, values in drawn.rows.items()}

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
 from crate_interp.results.result import ENOUGH, as_text, counted, model_name
 from crate_interp.sweeps import control_tables, layer_curves
-from crate_interp.sweeps.report_findings import beginning, ends, finding, strip, two_rates
+from crate_interp.sweeps.report_findings import beginning, ends, finding, strip
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import Change, at_attention, instead_of_u
 from crate_interp.viz.figures.by_layer import PUBLISHED, is_crate_s, layers
@@ -48,32 +48,39 @@ class Panel:
     chance: str = ""
 
 
-def hero(result: SweepResult, twins: Sequence[SweepResult]) -> list[Panel]:
+def hero(
+    result: SweepResult, twins: Sequence[SweepResult], shuffled: Sequence[SweepResult]
+) -> list[Panel]:
     """Returns the panels at the top of a report, chosen among the measured statistics."""
     known = layer_curves.names(result)
-    change = _change(result, twins)
-    chosen = [panel(result, twins, name, heads=False) for name in beginning(known)]
+    change = _change(result, twins, shuffled)
+    chosen = [panel(result, twins, shuffled, name) for name in beginning(known)]
     if change is not None:
         chosen.insert(0, change)
-    return chosen or [panel(result, twins, name) for name in known[:3]]
+    return chosen or [panel(result, twins, shuffled, name) for name in known[:3]]
 
 
 def panel(
-    result: SweepResult, twins: Sequence[SweepResult], name: str, heads: bool = True
+    result: SweepResult,
+    twins: Sequence[SweepResult],
+    shuffled: Sequence[SweepResult],
+    name: str,
 ) -> Panel:
-    """Returns the panel of a statistic: mean and interval, heads, untrained networks, chance."""
-    drawn, random = layer_curves.curve(result, name), layer_curves.baseline(twins, name)
+    """Returns the panel of a statistic: mean and interval, heads, random weights, chance."""
+    drawn = layer_curves.curve(result, name)
     known = not np.isnan(drawn.low).all()
     lines: list[Line] = []
     record = statistic(result.meta, name)
     how = record.how
-    if heads and drawn.heads is not None:
+    if drawn.heads is not None:
         lines += [Line("head", head) for head in drawn.heads.T]
         how += " Thin lines are heads."
     low, high = (drawn.low, drawn.high) if known else (None, None)
-    if random is not None:
-        ends_of = (random.min(axis=0), random.max(axis=0))
-        lines.append(Line("untrained", random.mean(axis=0), *ends_of))
+    for kind, networks in (("untrained", twins), ("shuffled", shuffled)):
+        random = layer_curves.baseline(networks, name)
+        if random is not None:
+            ends_of = (random.min(axis=0), random.max(axis=0))
+            lines.append(Line(kind, random.mean(axis=0), *ends_of))
     words, level = layer_curves.chance([result], name) or ("", None)
     if level is not None:
         lines.append(Line("chance", level))
@@ -89,16 +96,19 @@ def panel(
     return Panel(name, record.title, record.direction, svg, numbers, how, words)
 
 
-def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
+def _change(
+    result: SweepResult, twins: Sequence[SweepResult], shuffled: Sequence[SweepResult]
+) -> Panel | None:
     """Returns the panel that shows by how many per cent attention changes R^c."""
     step = at_attention(result)
     if step is None:
         return None
-    others: list[Change] = [one for one in map(at_attention, twins) if one is not None]
     lines = [Line("chance", np.zeros(len(step.layers)))]
-    if others:
-        random = 100 * np.stack([one.change for one in others])
-        lines.append(Line("untrained", random.mean(axis=0), random.min(axis=0), random.max(axis=0)))
+    for kind, networks in (("untrained", twins), ("shuffled", shuffled)):
+        others: list[Change] = [one for one in map(at_attention, networks) if one is not None]
+        if others:
+            random = 100 * np.stack([one.change for one in others])
+            lines.append(Line(kind, random.mean(axis=0), random.min(axis=0), random.max(axis=0)))
     lines.append(Line("trained", 100 * step.change, 100 * step.low, 100 * step.high))
     said = "; ".join(
         f"layer {step.layers[at]}: {step.before[at]:.4g} before, {step.after[at]:.4g} after"
@@ -141,7 +151,7 @@ def report_page(
     attention: AttentionPictures | None = None,
     audited: bool = False,
     data: str = "",
-    start: str = "",
+    shuffled: Sequence[SweepResult] = (),
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
@@ -151,21 +161,21 @@ def report_page(
 
     twins: results of the same network with random weights, one result for each seed. audited:
     whether the page links to the page of an audit, audit/audit.html. data: the name of the data,
-    shown in the command that repeats the report. start: a caution about the twins, shown at the
-    top of the page.
+    shown in the command that repeats the report. shuffled: results of the network with its weights
+    in random order, a second baseline of random weights.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
     with result.saved_with_pages(out) as stage:
         table = as_text(*layer_curves.summary(result, twins))
-        caution = f"{_caution(result)} {start}".strip()
+        caution = _caution(result)
         words = f"{layer_curves.heading(result, twins, data)}\n{caution}\n{table}\n\n"
         words += layer_curves.legend(result)
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
         write_text(stage / "summary.txt", words + result.controls_text())
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
-        page = _page(result, twins, stage, attention, audited, data, caution)
+        page = _page(result, twins, shuffled, stage, attention, audited, data, caution)
         write_text(stage / "report.html", page)
     return Path(out) / "report.html"
 
@@ -173,6 +183,7 @@ def report_page(
 def _page(
     result: SweepResult,
     twins: Sequence[SweepResult],
+    shuffled: Sequence[SweepResult],
     out: Path,
     attention: AttentionPictures | None,
     audited: bool,
@@ -180,7 +191,8 @@ def _page(
     caution: str,
 ) -> str:
     """Writes the figures and returns the page."""
-    sections = _sections(result, twins, out)
+    first = hero(result, twins, shuffled)
+    sections = _sections(result, twins, shuffled, out, {one.name for one in first})
     tables = [
         (statistic(result.meta, name).title, *control_tables.controls_table(result, name))
         for name in control_tables.CONTROLLED
@@ -190,12 +202,12 @@ def _page(
         title=f"{model_name(result.meta)}: what each layer does",
         meta=result.meta,
         finding=finding(result, twins),
-        two_rates=two_rates(result),
         caution=caution,
-        hero=hero(result, twins),
-        strip=strip(result, twins),
+        hero=first,
+        strip=strip(result, twins, shuffled),
         layers=range(result.meta["n_layers"]),
         seeds=len(twins),
+        shuffled=len(shuffled),
         compared=max((twin.meta["n_samples"] for twin in twins), default=0),
         summary=layer_curves.summary(result, twins),
         numbers=layer_curves.numbers(result, twins),
@@ -209,7 +221,6 @@ def _page(
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
         sections=sections,
-        contents=_contents(sections, attention),
         command=_command(result, twins, data, audited),
         sources=_sources(result, twins),
     )
@@ -233,7 +244,7 @@ def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict
     """Writes the figures of attention and returns their part of the page."""
     heads = result.meta["config"]["n_heads"]
     pictures = []
-    for layer, figure in shown.figures.items():
+    for layer, figure in shown.figures.items():  # the first is at the top of the page
         figure.savefig(out / "figures" / f"attention-layer-{layer}.png", dpi=150)
         alt = f"{shown.heading}, {heads} heads of layer {layer} over {shown.images} images"
         pictures.append({"layer": layer, "alt": alt, "uri": figure_uri(figure)})
@@ -242,8 +253,17 @@ def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict
     return {"pictures": pictures, **words}
 
 
-def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> list[dict[str, Any]]:
-    """Writes the figure of each statistic and returns each probe's part of the page."""
+def _sections(
+    result: SweepResult,
+    twins: Sequence[SweepResult],
+    shuffled: Sequence[SweepResult],
+    out: Path,
+    above: Container[str],
+) -> list[dict[str, Any]]:
+    """Writes the figure of each statistic and returns each probe's part of the page.
+
+    above: the statistics whose panels are at the top of the page, which are not drawn again.
+    """
     sections: dict[str, dict[str, Any]] = {}
     for name in layer_curves.names(result):
         probe = name.split(".")[0]
@@ -258,21 +278,9 @@ def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> l
         }
         figure = layers(result, name, twins)
         figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150)
-        sections.setdefault(probe, new)["panels"].append(panel(result, twins, name))
+        panels = sections.setdefault(probe, new)["panels"]
+        panels += [] if name in above else [panel(result, twins, shuffled, name)]
     return list(sections.values())
-
-
-def _contents(
-    sections: list[dict[str, Any]], attention: AttentionPictures | None
-) -> list[tuple[str, str]]:
-    """Returns the id and the title of each part of the page."""
-    parts = [
-        ("short", "In short"),
-        *((one["id"], one["heading"].split(":")[0]) for one in sections),
-    ]
-    parts += [] if attention is None else [("cls", attention.heading)]
-    parts += [("controls", "Negative controls"), ("numbers", "All numbers")]
-    return [*parts, ("sources", "Sources, and how to repeat it")]
 
 
 def _caution(result: SweepResult) -> str:
