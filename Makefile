@@ -19,8 +19,9 @@
 # make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
 # make newest     install the newest dependencies that pyproject.toml admits, run the fast tests
 # make graphs     how far attribution graphs may be trusted, on 20 inputs a model: table, picture
-# make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
-# make pictures   open the pages in headless Chromium, wide and narrow, light and dark; runs/pictures
+# make notebooks  run demos/NN_*.py top to bottom, and keep the notebooks with their outputs
+# make pictures   open the pages in headless Chromium, wide and narrow, light and dark; runs/pictures, and the small
+#                 pictures of the documentation
 # make maskcut    300 grids against the dense solver, an hour
 # make browser    install Debian's Chromium for the tests of pages, if it is missing and we may install it
 # make clean      remove what make made
@@ -86,7 +87,7 @@ maskcut: $(READY)
 	$(BIN)/python tests/benchmarks/check_maskcut.py
 
 pictures: $(READY)
-	cd tests && ../$(BIN)/python pictures.py ../runs/pictures
+	cd tests && ../$(BIN)/python pictures.py ../runs/pictures --docs
 
 tables: $(READY)
 	$(BIN)/python demos/tables.py
@@ -115,7 +116,7 @@ graphs: $(READY)
 	$(BIN)/python demos/how_far_graphs_go.py
 
 notebooks: $(READY)
-	$(BIN)/python demos/run_notebooks.py --out runs/notebooks
+	$(BIN)/python demos/run_notebooks.py --out runs/notebooks --keep
 
 # Made anew when a version changes; otherwise nothing is installed and no network is needed.
 $(READY): pyproject.toml constraints.txt

@@ -51,7 +51,7 @@ print("labels: ", [data.features["label"].int2str(k) for k in data[:2]["label"]]
 # Look at what CLS attends to in every head of one layer. The training data did not say where
 # objects are.
 
-# %%
+# %% tags=["lead"]
 ci.viz.attention_on_image(cache, 3, images)
 
 # %% [markdown]
@@ -66,7 +66,7 @@ ci.viz.explore(cache, images)
 # Two more views: the code of four atoms over the image, and what each layer would answer.
 
 # %%
-ci.viz.activations(cache, range(4))
+ci.viz.activations(cache, range(4), images=images)
 
 # %%
 ci.circuits.logit_lens(cache, sample=0, count=3)

@@ -22,7 +22,7 @@
 # * *Through LayerNorm*: both through the LayerNorm that attention reads through.
 # * *At one length*: both scaled to |Z|_F = sqrt(tokens x width).
 
-# %%
+# %% tags=["lead"]
 # %matplotlib inline
 import pandas as pd
 import torch

@@ -17,6 +17,7 @@
 # %%
 # %matplotlib inline
 import torch
+from matplotlib.figure import Figure
 
 import crate_interp as ci
 
@@ -48,7 +49,7 @@ segments.layers()[[*shown, "centre", "strongest", "excess", "excess_low", "exces
 # %% [markdown]
 # Look at the image on which the fixed head does best, and at the one on which it does worst.
 
-# %%
+# %% tags=["lead"]
 ranked = segments.table("images").sort_values("score", ascending=False)
 chosen = [int(ranked["sample"].iloc[0]), int(ranked["sample"].iloc[-1])]
 images = model.preprocess(ci.data.embedded("cutouts")[chosen]["image"])
@@ -66,8 +67,14 @@ ci.viz.attention_on_image(cache, layer, images)
 # %%
 keys = cache["k", layer].flatten(2)[:, 1:]
 masks = [ci.measures.maskcut(each, grid=model.cfg.grid, n_masks=1)[0] for each in keys]
-for mask in masks:
-    print("\n".join("".join("#" if on else "." for on in row) for row in mask.tolist()), "\n")
+pictures = ci.data.embedded("cutouts")[chosen]["image"]
+figure = Figure(figsize=(4.4, 2.3), layout="constrained")
+for axis, picture, mask in zip(figure.subplots(1, 2), pictures, masks, strict=True):
+    side = picture.size[0]
+    axis.imshow(picture, extent=(0, side, side, 0))
+    axis.imshow(mask, extent=(0, side, side, 0), cmap="Blues", alpha=0.55 * mask)
+    axis.set_axis_off()
+figure
 
 # %% [markdown]
 # ## What follows

@@ -62,7 +62,7 @@ for half, (loss, right) in whole.items():
 # are too coarse to tell heads apart here. The loss moves with every image. If heads differ, both
 # halves must agree about them.
 
-# %%
+# %% tags=["lead"]
 costs = {}
 for half, part in (("choose", choose), ("judge", judge)):
     with torch.no_grad():

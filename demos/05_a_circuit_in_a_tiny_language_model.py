@@ -100,7 +100,7 @@ def parts(model, layer, head, role, places, count=1000):
 # itself and its key an earlier token, wherever they stand. The thin line is position 24, where the
 # longest first copy of the training ends.
 
-# %%
+# %% tags=["lead"]
 targets = repeat_targets(find, offsets=(0, 1, 2))
 
 

@@ -64,7 +64,7 @@ pd.concat(zeros, axis=1, keys=names).round(3)
 # LayerNorm of the layer's attention, and at one length. Lower is better. U changes in training, so
 # compare the shapes of the lines with more confidence than their heights.
 
-# %%
+# %% tags=["lead"]
 import matplotlib
 from matplotlib.figure import Figure
 

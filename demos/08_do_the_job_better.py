@@ -69,7 +69,7 @@ for result in results.values():
 # Each point is the slope in one layer, with its 95 % interval over samples. Below 0 the loss falls.
 # Grey is where 95 % of random directions lie.
 
-# %%
+# %% tags=["lead"]
 columns = [*fast[:4], "4 steps", "solution"]
 figure = Figure(figsize=(11, 5.4), layout="constrained")
 axes = figure.subplots(len(results), len(columns), sharex=True, sharey="row", squeeze=False)

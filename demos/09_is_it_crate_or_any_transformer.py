@@ -60,7 +60,7 @@ networks = comparison.networks().query("layer < 4")
 #   against the object of another picture.
 
 
-# %%
+# %% tags=["lead"]
 def one_each(side, trained, statistic):
     """One number for each network: the mean over layers."""
     probe, name = statistic.split(".")

@@ -46,7 +46,7 @@ def repeated(seed):
 # Columns are tokens, layers go upwards. An edge is the direct effect of a code on another, black if
 # a head carries most of it. The page has all nodes: what feeds each, and what removing it does.
 
-# %%
+# %% tags=["lead"]
 tokens, target = repeated(1)
 graph = ci.graph(model, tokens, target=target)
 print(graph.headline())

@@ -117,7 +117,7 @@ for number in chosen:
         removed[name].append((fall / fall[0]).numpy())
 
 
-# %%
+# %% tags=["lead"]
 def area(found):
     """Returns the mean height of the curve of each image."""
     return np.stack(found).mean(axis=1)

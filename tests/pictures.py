@@ -4,16 +4,17 @@ Each page is opened at both widths of tests/browser.py in a light and in a dark 
 and with everything that folds opened. It fails on what is wider than the window, on texts whose
 contrast with their ground is below 4.5, on a request that leaves, on a complaint of a script, on a
 page that lacks words that it must have, and without Chromium: a page that nobody has opened has
-not been tested.
+not been tested. `--docs` keeps small pictures of the pages for the documentation.
 """
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 import crate_interp as ci
 from browser import SCHEMES, WIDTHS, launched, low_contrast, opened, overflow, scrolled
@@ -24,7 +25,7 @@ TEXT = "In the beginning was the Word, and the Word was with God"
 Pages = dict[str, tuple[Path, list[str]]]  # name -> the page, and words that must be in it
 
 # circuitsvis colours these tokens by their values, in shades of its own
-SHADED = ("atoms-image", "atoms-text")
+SHADED = ("atoms-text",)
 
 OPEN_ALL = """() => {
   for (const fold of document.querySelectorAll('details')) fold.open = true;
@@ -43,9 +44,9 @@ def views(out: Path) -> Pages:
     parts = [edge.split() for edge in edges]
     drawn = ci.circuits.Circuit([ci.circuits.Edge(a, b, float(c)) for a, b, c in parts])
     pages: dict[str, tuple[Any, list[str]]] = {
-        "attention-image": (view.attention(cache, 3), [f"L3H{head}" for head in range(6)]),
+        "attention-image": (view.attention(cache, 3, images=images), ["L3H0", "L3H5"]),
         "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"]),
-        "atoms-image": (view.activations(cache, atoms), ["CLS", "Atom"]),
+        "atoms-image": (view.activations(cache, atoms, images=images), ["CLS", "atom"]),
         "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["beg", "Layer"]),
         "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["sample 0"]),
         "heads": (view.head_grid(cache, images), ["head 5"]),
@@ -63,15 +64,20 @@ def views(out: Path) -> Pages:
 def results(out: Path) -> Pages:
     """Returns the pages of results."""
     model, data = ci.load("crate-tiny-cutouts"), "embedded:cutouts"
-    few: dict[str, Any] = {"limit": 16, "progress": False}
-    atlas = ci.viz.atlas_pages(ci.atlas(model, data, ablate=8, **few), out / "atlas")
+    few: dict[str, Any] = {"limit": 64, "progress": False}
+    ablation = ci.viz.ablation_page(ci.ablate_heads(model, data, **few), out / "ablation")
+    found = ci.atlas(model, data, ablate=8, **few)
+    atlas = ci.viz.atlas_pages(found, out / "atlas")
+    atoms = ci.viz.atoms_page(ci.atoms(model, data, **few), out / "atoms", excerpts=found.tables)
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
     start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-cutouts", revision="step-200")
     compared = ci.compare(model, start, data, untrained=2, names=("end", "step 200"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {
-        "compare": (compare, ["How to read this", "Holm"]),
+        "compare": (compare, ["How to read this", "adjusted for the layers"]),
+        "ablation": (ablation, ["Every head"]),
+        "atoms": (atoms, ["L5A"]),
         "atlas": (atlas, ["layer 5"]),
         "atlas-layer": (atlas.parent / "layer-3.html", ["layer 3"]),
         "segment": (segment, ["Jaccard"]),
@@ -104,11 +110,22 @@ def _measured(page: Any, name: str) -> list[str]:
     return overflow(page) + ([] if name in SHADED else low_contrast(page))
 
 
+def kept_for_docs(out: Path, names: Iterable[str]) -> None:
+    """Writes the top of each page, light and wide, as a small picture for the documentation."""
+    folder = ROOT / "demos" / "docs" / "pages" / "assets" / "pages"
+    for name in names:
+        with Image.open(out / f"{name}-{WIDTHS[1]}-light.png") as shot:
+            top = shot.convert("RGB").crop((0, 0, shot.width, shot.width * 2 // 3))
+            top.resize((720, 480), Image.Resampling.LANCZOS).save(folder / f"{name}.webp")
+
+
 def main() -> bool:
     if found() is None:
         print("there is no Chromium: apt-get install chromium")
         return False
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/pictures")
+    keep = "--docs" in sys.argv
+    given = [word for word in sys.argv[1:] if word != "--docs"]
+    out = Path(given[0] if given else "runs/pictures")
     out.mkdir(parents=True, exist_ok=True)
     right = True
     pages = views(out) | results(out)
@@ -121,6 +138,8 @@ def main() -> bool:
             print(f"{name}: {size:.2f} MB, {seconds:.0f} s, {'ok' if not wrong else ''}")
             for text in wrong:
                 print(f"  {text}")
+    if keep:
+        kept_for_docs(out, pages)
     print(f"screenshots: {out}/NAME-WIDTH-SCHEME.png")
     return right
 

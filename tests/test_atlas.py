@@ -94,7 +94,7 @@ def carried(page, name):
 def atoms_of(folder, layer):
     """All atoms of a layer: those in its page, and those in the file beside it."""
     names = ["atom", "fires", "effect", "low", "high", "first_order", "ablated", "state"]
-    names += ["raises", "lowers", "near", "tokens"]
+    names += ["raises", "lowers", "near", "tokens", "heights"]
     data = carried((folder / f"layer-{layer}.html").read_text(), "data")
     script = (folder / "layers" / f"layer-{layer}.js").read_text()
     rest = json.loads(script.removeprefix("more(").removesuffix(");"))
@@ -161,11 +161,14 @@ def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_p
     rows = carried((folder / "index.html").read_text(), "data")["atoms"]
     table = found.table().set_index(["layer", "atom"])
     assert len(rows) == len(table)
-    exact = [row for row in rows if row[6]]
-    assert rows[: len(exact)] == exact and len(exact) == (table["ablated"] > 0).sum()
-    for group, column in ((exact, "ablation"), (rows[len(exact) :], "first_order")):
+    assert tuple(rows[0][:2]) == found.lead()
+    kinds = [(row[7] == "dense", not row[6]) for row in rows[1:]]
+    assert kinds == sorted(kinds) and len(set(kinds)) == 4
+    for dense, exact in sorted(set(kinds)):
+        group = [row for row in rows[1:] if (row[7] == "dense", not row[6]) == (dense, exact)]
+        column = "first_order" if exact else "ablation"
         sizes = [abs(table.loc[(row[0], row[1]), column]) for row in group]
-        assert sizes == sorted(sizes, reverse=True) and len(sizes) > 10
+        assert sizes == sorted(sizes, reverse=True)
         for row in group[:9]:
             wanted = table.loc[(row[0], row[1]), [column, f"{column}_low", f"{column}_high"]]
             wanted = [end if np.isfinite(end) else None for end in wanted.to_numpy(float)]

@@ -1,5 +1,7 @@
 """Dictionary statistics: against a full cache, in parts that are merged, and what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.data import open_data, part
+from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import layer_sums
 
 N = 7
@@ -151,3 +154,19 @@ def test_refusals(model, images, result):
     ):
         with pytest.raises(ValueError, match=match):
             call()
+
+
+def test_octaves_count_the_values_by_powers_of_two():
+    """Values on, below and beyond the ends; a dead atom has none."""
+    values = [0.0, -1.0, 2.0**-9, 2.0**-7, 0.25, 0.49, 0.5, 1.0, 1.99, 2.0, 31.0, 400.0]
+    code = torch.tensor([values, [0.0] * len(values)]).T[None]  # [1, token, 2]
+    found = atom_sums.layer_sums(code, 0, 3, False).octaves
+    wanted = [sum(v > 0 and min(max(math.floor(math.log2(v)), -7), 4) == k for v in values)
+              for k in atom_sums.OCTAVES]  # fmt: skip
+    assert found[:, 0].tolist() == wanted and sum(wanted) == 10 and found[:, 1].sum() == 0
+    table = atom_sums.sum_table({5: atom_sums.layer_sums(code, 0, 3, False)})
+    assert atom_sums.histograms(table) == {(5, 0): wanted, (5, 1): [0] * 12}
+    twice = atom_sums.merged_sums(table, table, {})
+    assert atom_sums.histograms(twice)[5, 0] == [2 * count for count in wanted]
+    older = table.drop(columns=[name for name in table if name.startswith("octave")])
+    assert atom_sums.histograms(atom_sums.merged_sums(table, older, {})) == {}

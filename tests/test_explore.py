@@ -266,8 +266,22 @@ def test_the_page_opens_where_a_look_is_largest_in_even_shares():
     for layer in range(LAYERS):
         cache.cache_dict[f"blocks.{layer}.attn.hook_pattern"] = torch.eye(13).repeat(1, HEADS, 1, 1)
     cache.cache_dict["blocks.1.attn.hook_pattern"] = shares
+    lens = cache.cache_dict.pop("blocks.0.hook_resid_pre")
     start = data_of(ci.viz.explore(cache, tokens))["start"]
     assert start == {"layer": 1, "head": 3, "query": 11}
+    cache.cache_dict["blocks.0.hook_resid_pre"] = lens
+    # with a logit lens: where the model's final answer gains most probability at a layer
+    shares = cache.logit_lens(positions=None, return_type="probs", top_k=5).values
+    ids = cache.logit_lens(positions=None, return_type="probs", top_k=5).readout.top_ids
+    gains = {}
+    for pos in range(1, 13):
+        final = [
+            sum(float(p) for p, one in zip(shares[at, 0, pos], ids[at, 0, pos], strict=True)
+                if one == ids[-1, 0, pos, 0]) for at in range(1, LAYERS + 1)
+        ]  # fmt: skip
+        gains |= {(at, pos): final[at] - final[at - 1] for at in range(1, LAYERS)}
+    start = data_of(ci.viz.explore(cache, tokens))["start"]
+    assert (start["layer"], start["query"]) == max(gains, key=gains.__getitem__)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -297,6 +298,10 @@ def test_the_command_writes_a_heat_map(tmp_path):
     done = run(*command, "--how", "zero", "--out", tmp_path)
     assert done.returncode == 0 and "by chance" in done.stdout, done.stderr
     assert (tmp_path / "heads.png").stat().st_size > 10_000
+    page = (tmp_path / "ablation.html").read_text()
+    links = set(re.findall(r'href="explore.html#layer=(\d)&amp;head=(\d)"', page))
+    assert links == {(str(layer), str(head)) for layer in range(6) for head in range(4)}
+    assert "parse" in (tmp_path / "explore.html").read_text()
     assert ci.HeadAblation.load(tmp_path).meta["settings"] == {"how": "zero", "metric": "loss"}
     fails("--how 'mode' is none of mean, zero", *command, "--how", "mode", "--out", tmp_path)
 
@@ -306,10 +311,10 @@ def test_the_command_prints_the_heads_that_it_names_and_those_asked_for(tmp_path
     """Of sixteen images no head is shown: the ten with the largest effects, and those asked for."""
     command = ("ablate", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 16)
     done = run(*command, "--out", tmp_path, "--quiet", "--head", "L0H0", "--head", "l4h1")
-    table, words = done.stdout.split("\n\n")[:2]
-    printed = [tuple(line.split()[:2]) for line in table.splitlines()[1:]]
-    assert ("0", "0") in printed and printed.count(("4", "1")) == 1 and len(printed) == 11
-    assert words.startswith("11 of 24 heads: the 10 with")
+    table = done.stdout.split("\n\n")[1].splitlines()
+    printed = [line.split()[0] for line in table[1:-2]]
+    assert "L0H0" in printed and printed.count("L4H1") == 1 and len(printed) == 11
+    assert table[-2].startswith("11 of 24 heads; ") and table[-1].startswith("--verbose")
     fails(
         "--head L6H0: the heads of this model are L0H0 to L5H3",
         *command,

@@ -14,7 +14,7 @@ from browser import driven, looked_over  # noqa: F401
 from browser import opened as shown_in
 from chromium import opened, require
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
-from crate_interp.viz.pages.cache_views import _tokens_of
+from crate_interp.viz.pages.cache_views import tokens_of
 
 TEXT = "In the beginning was the Word"
 
@@ -98,23 +98,43 @@ def test_the_embedding_of_a_rotary_model_is_read_too():
     tokens = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(0))
     _, cache = lm.run_with_cache(tokens)
     lm.tokenizer = object()  # without one there are no names, and nothing is looked for
-    assert _tokens_of(cache, 1) == tokens[1].tolist()
+    assert tokens_of(cache, 1) == tokens[1].tolist()
 
 
 def test_activations_are_a_grid_of_patches_or_tokens(cache):
-    props = properties(ci.viz.activations(cache, [3, 1], layers=[2]))
-    assert [token.endswith("\n") for token in props["tokens"]] == [True] + [
-        False,
-        False,
-        False,
-        True,
-    ] * 3
-    code = cache["post", 2][0][:, [3, 1]].numpy()
-    np.testing.assert_allclose(np.array(props["activations"])[:, 0], code, rtol=6e-3)
-    assert props["secondDimensionLabels"] == ["3", "1"] and props["firstDimensionLabels"] == ["2"]
+    page = ci.viz.activations(cache, [3, 1], layers=[2, 0])
+    told = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.html())[1]
+    data = json.loads(told)
+    code = torch.stack([cache["post", layer][0][:, [3, 1]].T for layer in (2, 0)]).numpy()
+    np.testing.assert_allclose(np.array(data["values"]), code, rtol=6e-3)
+    assert (data["layers"], data["atoms"], data["grid"]) == ([2, 0], [3, 1], [3, 4])
+    assert data["first"] == [int(at) for at in np.unravel_index(code.argmax(), code.shape)[:2]]
+    assert (
+        f"Atom {[3, 1][data['first'][1]]} of layer {[2, 0][data['first'][0]]} is on" in page.html()
+    )
     lm = make_lm("crate-lm")
-    _, told = lm.run_with_cache(torch.randint(47, (2, 5)))
-    assert properties(ci.viz.activations(told, 3, tokens=list("abcde")))["tokens"] == list("abcde")
+    _, texts = lm.run_with_cache(torch.randint(47, (2, 5)))
+    props = properties(ci.viz.activations(texts, [3, 5], tokens=list("abcde")))
+    assert props["tokens"] == list("abcde")
+    code = torch.stack([texts["post", layer][0][:, [3, 5]] for layer in range(LAYERS)])
+    layer, _, atom = np.unravel_index(int(code.argmax()), code.shape)
+    first = props["firstDimensionLabels"][0], props["secondDimensionLabels"][0]
+    assert first == (str(layer), str([3, 5][atom]))  # circuitsvis opens on these
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_image_lies_below_its_maps(cache, images):
+    for page in (
+        ci.viz.attention(cache, 1, images=images),
+        ci.viz.activations(cache, [0, 1], images=images),
+    ):
+        assert "url('data:image/png;base64," in page.html()
+    for wrong, words in (
+        (images[:1], "1 images were given, but the cache has 2"),
+        (images[0], "images="),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ci.viz.attention(cache, 1, images=wrong)
 
 
 def test_top_tokens():
@@ -145,7 +165,8 @@ def test_atoms_say_which_is_on_most_and_where(cache):
         f"{name} is on most strongly: {code.max():.3g} at {where}. Over all tokens {share:.3g}"
         "\u00a0% of the values are above 0."
     )
-    assert said in ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1).html()
+    page = ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1).html()
+    assert said in re.sub("</?abbr[^>]*>", "", page)
 
     lm = make_lm("crate-lm")
     _, told = lm.run_with_cache(torch.randint(47, (2, 3)))
@@ -156,7 +177,7 @@ def test_atoms_say_which_is_on_most_and_where(cache):
     assert "Atom 5 of layer 1 is on most strongly: 7.5 at the token \u201cf\u201d. Over all" in page
     held[:] = 0
     page = ci.viz.activations(told, 2, layers=[1], tokens=list("abc")).html()
-    assert "None of these atoms is above 0 in any token." in page
+    assert "are off: no value is above 0 in any token." in page
 
 
 def test_words_of_the_data_cannot_end_the_script(cache):

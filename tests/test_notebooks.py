@@ -6,6 +6,7 @@ They are the same as text and as notebook.
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -177,14 +178,41 @@ def slow_faithfulness(model, kept, cache):
 
 
 def test_text_and_notebook_are_the_same():
+    """And the outputs are those of the code: the digest of its cells tells which are stale."""
     here = runner()
     assert sorted(path.stem for path in here.sources([])) == NAMES
     for name in NAMES:
-        kept = nbformat.read(DEMOS / f"{name}.ipynb", as_version=4)
-        assert nbformat.writes(here.as_notebook(DEMOS / f"{name}.py")) == nbformat.writes(kept), (
+        path = DEMOS / f"{name}.ipynb"
+        kept = nbformat.read(path, as_version=4)
+        code = here.as_notebook(DEMOS / f"{name}.py").metadata["code_sha256"]
+        assert kept.metadata["code_sha256"] == code == here.digest(kept), f"{name}: make notebooks"
+        assert nbformat.writes(here.synced(DEMOS / f"{name}.py")) == nbformat.writes(kept), (
             f"{name}: run_notebooks.py --sync"
         )
-        assert not any(cell.get("outputs") for cell in kept.cells)
+        assert path.stat().st_size < 1_500_000
+        assert all(cell["outputs"] or "import" in cell.source or "=" in cell.source
+                   for cell in kept.cells if cell.cell_type == "code")  # fmt: skip
+        lead = kept.cells[0].get("attachments", {})
+        assert name.startswith("07") or lead["lead.png"]["image/png"]
+        text = "".join(
+            output["text"]
+            for cell in kept.cells
+            for output in cell.get("outputs", [])
+            if output.output_type == "stream"
+        )
+        assert SHOWN[name][0] in text
+
+
+def test_stale_outputs_are_not_kept(tmp_path):
+    here, name = runner(), NAMES[0]
+    for kind in ("py", "ipynb"):
+        shutil.copy(DEMOS / f"{name}.{kind}", tmp_path)
+    text = tmp_path / f"{name}.py"
+    text.write_text(text.read_text().replace("# # Meet CRATE", "# # Meet it"))
+    assert here.synced(text).cells[0].source.startswith("# Meet it")
+    text.write_text(text.read_text() + "\n# %%\n1 + 1\n")
+    with pytest.raises(SystemExit, match="its code has changed; run it with --keep"):
+        here.synced(text)
 
 
 def test_an_unknown_notebook_is_refused():

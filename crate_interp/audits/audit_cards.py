@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from crate_interp.audits import claim_summary
 from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim, Number
@@ -70,7 +71,7 @@ def _card(row: Any, main: Any) -> Card:
     )
 
 
-def change(rows: Any) -> int | None:
+def change(rows: pd.DataFrame) -> int | None:
     """Returns whether a number is shown to be nearer to its bounds than with random weights.
 
     rows: the number's cells in one layer; of several frames, "read" counts. Random weights are
@@ -78,7 +79,7 @@ def change(rows: Any) -> int | None:
     shown. 1 is nearer, -1 farther, 0 neither, None unknown.
     """
     read = rows[rows["frame"] == "read"]
-    row = (read if len(read) else rows).iloc[0]
+    row: Any = (read if len(read) else rows).iloc[0]
     number, value = NUMBERS[row["number"]], row["value"]
     ways = []
     for kind, shown in (

@@ -162,9 +162,8 @@ def legend(result: Result) -> str:
         "bounds or is worse than its null. For example, the lasso may fall, but less than with a "
         "random D. The comparison with a random D uses an interval over draws.",
         "value: lowest to highest mean over layers and frames"
-        f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. of "
-        "the best: the value divided by the most that a step of that length can reach. untrained: "
-        "the value of random networks.",
+        f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. "
+        "untrained: the value of random networks.",
         tokens_of(result),
         "",
         "Each row with its name in `claims()` and `table()`, and its numbers:",
@@ -235,8 +234,8 @@ def findings(result: Result) -> list[str]:
         rows = rows[rows["number"] == "descends"]
         more = ((rows["verdict"] == KEPT) & (rows["excess"] < 0)).sum()
         said.append(
-            f"the lasso falls in {_of((rows['value'] < 0).sum(), layers)}, and in "
-            f"{_of(more, layers)} more than with random dictionaries"
+            f"the lasso falls in {_of(int((rows['value'] < 0).sum()), layers)}, and in "
+            f"{_of(int(more), layers)} more than with random dictionaries"
         )
     if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
         steps = words["gradient"].get(KEPT, 0)

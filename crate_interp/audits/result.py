@@ -33,8 +33,8 @@ class AuditResult(Result):
     in place of the layer's; the gain's interval is over draws (Student's t). Random networks also
     have an excess over shuffled updates, because averages are smooth, but they have no gain.
     untrained, difference: the mean of the untrained twins, and the value of this network minus that
-    of a new random network, with an interval over networks. shuffled, shuffled_low, shuffled_high: the
-    mean of networks that have this network's weights, shuffled within each tensor, and the interval
+    of a new random network, with an interval over networks. shuffled, shuffled_low, shuffled_high:
+    the mean of networks with the weights of this one, shuffled within each tensor, and the interval
     of one more such network (with this network's own error). ceiling, share: the best possible
     value, and the share of it that the layer reached (negative for the wrong direction).
     construction: the value of an ideal layer on these tokens; by_construction: whether that value
@@ -89,16 +89,15 @@ class AuditResult(Result):
         return self.table("layers")
 
     def text(self) -> str:
-        """Returns a table as text: a row per claim, a mark per layer, and further columns.
+        """Returns a table as text: a row per claim, a mark per layer, and the claim's first number.
 
         + kept, - broken, ~ depends on the setting, c by construction, ? undecided. The numbers are
         at the main eps: the lowest and the highest over layers and frames.
         """
         rows: Any = self._table("overview")
-        header = ["claim", "layers", "value", "excess", "share", "untrained"]
-        shown = ["claim", "layers", "value", "excess", "of the best", "untrained"]
+        header = ["claim", "layers", "value", "excess", "untrained"]
         lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
-        return as_text(shown, lines)
+        return as_text(header, lines)
 
     def headline(self) -> str:
         """Returns the finding in one sentence: how far attention lowers R^c as read, then more."""

@@ -1,14 +1,23 @@
-"""Reads arguments of a command line: networks to compare, one sample of the data."""
+"""Reads arguments of commands, and writes their pages that show the data itself."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import crate_interp as ci
+from crate_interp.circuits import HeadAblation
+from crate_interp.circuits.atlases.excerpts import excerpts
 from crate_interp.data import open_data, open_text
+from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.result_reading import META
+from crate_interp.sweeps.atom_statistics import AtomResult
 from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.runs.batches import data_of
 from crate_interp.viz.explorer.explorer_page import check_count, shown_points
+
+if TYPE_CHECKING:
+    from crate_interp.cli.command_options import Asked
 
 # loads the network that a text names, such as NAME@step-100
 Load = Callable[[str], HookedModel]
@@ -63,6 +72,26 @@ def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> t
     if isinstance(label, int) and called is not None and 0 <= label < len(called):
         label = called[label]
     return cache, inputs, f"sample {sample} of {data}" + ("" if label is None else f", {label}")
+
+
+def ablation_pages(asked: "Asked", result: HeadAblation, out: Path) -> Path:
+    """Writes the page of an ablation, with the explorer of the first sample if it has room."""
+    try:
+        cache, inputs, name = one_sample(asked.model, asked.data or "", 0)
+    except ValueError:  # such as a text of more tokens than a page shows
+        return ci.viz.ablation_page(result, out)
+    page = ci.viz.ablation_page(result, out, explorer="explore.html")
+    ci.viz.explore(cache, inputs, name=name).save(out / "explore.html")
+    return page
+
+
+def atoms_page(asked: "Asked", result: AtomResult, out: Path) -> Path:
+    """Writes the page of atoms, with the patches or contexts in which they are largest."""
+    source = data_of(asked.model, asked.data or "")
+    if isinstance(source, Stream):  # can be read once only
+        return ci.viz.atoms_page(result, out)
+    shown = result.table("top").query("rank < 4")
+    return ci.viz.atoms_page(result, out, excerpts=excerpts(shown, asked.model, source, False))
 
 
 def answers(asked: str | None) -> Any:

@@ -35,6 +35,9 @@ _DEVICE = Annotated[
 ]
 _MACHINE = {"threads": (options.Threads, None), "device": (_DEVICE, None)}
 _MACHINE |= {"dtype": (options.Dtype, None)}
+_VERBOSE = Annotated[
+    bool, Option("--verbose", help="Print what each column means, and further tables.")
+]
 _DRY = Annotated[
     bool, Option("--dry-run", help="Say what it takes from its start to its end, and stop.")
 ]
@@ -51,7 +54,8 @@ _OF_CHUNKS = {"address": (_ADDRESS, None), "restart": (_RESTART, False), "format
 class Asked:
     """The parsed options of a command.
 
-    run: the options of the verb. format: the format of the printed table.
+    run: the options of the verb. format: the format of the printed table. verbose: whether to say
+    what its columns mean.
     """
 
     run: dict[str, Any]
@@ -66,6 +70,7 @@ class Asked:
     device: str | None = None
     dtype: str | None = None
     format: str | None = None
+    verbose: bool = False
 
     def load(self, source: str) -> Any:
         """Returns the model of this name, on the device of this process.
@@ -98,16 +103,26 @@ class Asked:
         with alone(self.out):
             return write(result, self.out)
 
-    def say_result(self, result: object, text: str, last: str) -> None:
-        """Prints the main table in the format of --format, or `text` without --format, then `last`.
+    @property
+    def tables(self) -> Any:
+        """The module that makes the printed tables; it imports pandas."""
+        from crate_interp.cli import terminal_tables
 
-        With --format, `last` goes to stderr, so that a program can read the table from stdout.
+        return terminal_tables
+
+    def say_result(self, first: str, table: str, result: object = None, more: str = "") -> None:
+        """Prints the finding and the path, then a table, and with --verbose what explains it.
+
+        first: the finding and the path. With --format, only the result's main table goes to stdout,
+        so that a program can read it, and `first` goes to stderr.
         """
-        if self.format is None:
-            options.say(f"{text}\n{last}" if text else last)
+        if self.format is not None:
+            options.say(getattr(result, f"to_{self.format}")())
+            sys.stderr.write(f"{first}\n")
             return
-        options.say(getattr(result, f"to_{self.format}")())
-        sys.stderr.write(f"{last}\n")
+        hint = "" if self.verbose or not more else "\n--verbose says what the columns mean."
+        parts = (first, f"{table}{hint}" if table else "", more.strip() if self.verbose else "")
+        options.say("\n\n".join(part for part in parts if part))
 
 
 def on_data(
@@ -122,7 +137,7 @@ def on_data(
     """
     of_verb = _options_of(of)
     shared = {**of_verb, **_MACHINE, **(_OF_CHUNKS if of is Run else {})}
-    shared["dry_run"] = (_DRY, False)
+    shared |= {"verbose": (_VERBOSE, False), "dry_run": (_DRY, False)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())[1:]

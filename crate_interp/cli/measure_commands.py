@@ -1,5 +1,6 @@
 """Commands that measure a model on data."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,6 @@ from crate_interp.cli import options
 from crate_interp.cli.command_options import MODEL, Asked, on_data
 from crate_interp.core.run_options import Pass
 
-_HEADS = 10  # heads that `ablate` prints
 _MASKED = Annotated[
     str,
     Option(
@@ -37,8 +37,11 @@ def report(
     """
     arguments: dict[str, Any] = {"probes": options.names_of(probes), "audit": audit, **asked.run}
     path = ci.report(asked.model, asked.data or "", asked.out, untrained=untrained, **arguments)
-    options.say(path.with_name("summary.txt").read_text(encoding="utf-8"))
-    options.say(f"The page: {path}")
+    summary = path.with_name("summary.txt").read_text(encoding="utf-8")
+    finding, _, more = summary.partition("\n")
+    table = asked.tables.of_report(path.parent)
+    note = "\nIn brackets: untrained networks." * bool(untrained)
+    asked.say_result(f"{finding}\nThe page: {path}", table + note, more=more)
 
 
 @on_data("AuditResult")
@@ -59,9 +62,9 @@ def audit(
         return
     page = asked.page_of(result, ci.viz.audit_page)
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
-    more = f"{page.with_name('audit.txt')} says what each row and column is."
-    last = f"{signs} {more}\n{options.finding(result)} The page: {page}"
-    asked.say_result(result, f"{result.text()}\n", last)
+    more = page.with_name("audit.txt").read_text(encoding="utf-8")
+    first = f"{options.finding(result)}\nThe page: {page}"
+    asked.say_result(first, f"{result.text()}\n{signs}", result, more)
 
 
 @on_data(
@@ -102,10 +105,10 @@ def compare(
     arguments |= {"names": (name, other), "out": asked.out, **asked.run}
     result = ci.compare(one, two, asked.data, **arguments)
     page = ci.viz.compare_page(result, asked.out)
-    first, second = (result.meta[side]["name"] for side in "ab")
-    options.say(f"a: {first}, b: {second}\n\n{result.text()}\n")
+    sides = ", ".join(f"{side}: {result.meta[side]['name']}" for side in "ab")
     signs = "+: a is higher, -: a is lower, ?: undecided, a dot: cannot be tested."
-    options.say(f"{signs} {options.finding(result)} The page: {page}")
+    first = f"{options.finding(result)}\nThe page: {page}"
+    asked.say_result(first, f"{sides}. {signs}\n{result.text()}")
 
 
 @on_data("SegmentResult", leading={**MODEL, "data": (_MASKED, MODEL["data"][1])})
@@ -133,8 +136,9 @@ def segment(
     if result is None:
         return
     page = asked.page_of(result, ci.viz.segment_page)
-    text = f"{result.text('mass')}\n\n{result.text('top')}\n\n{result.legend()}\n"
-    asked.say_result(result, text, f"{options.finding(result)} The page: {page}")
+    first = f"{options.finding(result)}\nThe page: {page}"
+    more = f"{result.text('top')}\n\n{result.legend()}"
+    asked.say_result(first, result.text("mass"), result, more)
 
 
 @on_data("Atlas")
@@ -152,7 +156,8 @@ def atlas(
     result = asked.measured(ci.atlas, top=top, ablate=ablate)
     if result is not None:
         page = asked.page_of(result, ci.viz.atlas_pages)
-        asked.say_result(result, "", f"{result.headline()} The pages: {page}")
+        first = f"{result.headline()}\nThe pages: {page}"
+        asked.say_result(first, asked.tables.of_atlas(result), result, result.legend())
 
 
 @on_data("HeadAblation")
@@ -176,36 +181,18 @@ def ablate(
 ) -> None:
     """Measure what each head does for the answers.
 
-    Ablates one head at a time. Prints a table and draws a heat map.
+    Ablates one head at a time. Prints a table and writes a page with a heat map of all heads.
     """
     named = options.heads_of(head, asked.model.cfg.n_layers, asked.model.cfg.n_heads)
     result = asked.measured(ci.ablate_heads, how=how, metric=metric)
     if result is None:
         return
-    asked.page_of(result, _heat_map)
-    every = result.heads().sort_values("drop", key=abs, ascending=False, kind="stable")
-    largest: Any = enumerate(every.itertuples())
-    kept = [i < _HEADS or row.p <= 0.05 or (row.layer, row.head) in named for i, row in largest]
-    shown: Any = every[kept]
-    table = shown.to_string(index=False, float_format="{:.4g}".format)
-    words = "\n".join([table, "", *_which(len(every), len(shown)), result.legend(), ""])
-    last = f"{options.finding(result)} The heat map: {asked.out / 'heads.png'}"
-    asked.say_result(result, words, last)
+    from crate_interp.cli import argument_parsing  # imports torch
 
-
-def _which(count: int, shown: int) -> list[str]:
-    """Returns a line that says which heads were printed, or no line if all of them were."""
-    if shown == count:
-        return []
-    return [
-        f"{shown} of {count} heads: the {_HEADS} with the largest effects, and all with p of 0.05 "
-        "or less. --head L3H1 adds head L3H1, --format csv prints all heads."
-    ]
-
-
-def _heat_map(result: Any, out: Path) -> None:
-    with result.saved_with_pages(out) as stage:
-        ci.viz.head_ablation(result).savefig(stage / "heads.png")
+    page = asked.page_of(result, partial(argument_parsing.ablation_pages, asked))
+    first = f"{options.finding(result)}\nThe page: {page}"
+    table = asked.tables.of_head_ablation(result, named)
+    asked.say_result(first, table, result, result.legend())
 
 
 @on_data()
@@ -229,8 +216,9 @@ def concentration(
     if result is None:
         return
     page = asked.page_of(result, ci.viz.concentration_page)
-    last = f"{options.finding(result)} The page: {page}"
-    asked.say_result(result, f"{result.text()}\n\n{result.legend()}\n", last)
+    first = f"{options.finding(result)}\nThe page: {page}"
+    more = f"{result.text()}\n\n{result.legend()}"
+    asked.say_result(first, asked.tables.of_concentration(result), result, more)
 
 
 @on_data("SweepResult")
@@ -257,8 +245,9 @@ def sweep(
     result = asked.measured(ci.sweep, precision=precision, **arguments)
     if result is not None:
         sharpest = result.sharpest()
-        words = (f"{sharpest}\n" if sharpest else "") + result.controls_text()
-        asked.say_result(result, words, f"{options.finding(result)} The tables: {asked.out}")
+        more = (f"{sharpest}\n" if sharpest else "") + result.controls_text()
+        first = f"{options.finding(result)}\nThe tables: {asked.out}"
+        asked.say_result(first, asked.tables.of_sweep(result), result, more)
 
 
 @on_data("AtomResult")
@@ -271,13 +260,15 @@ def atoms(
 ) -> None:
     """Measure when every dictionary atom is on.
 
-    Counts how often, how strongly and where it is on.
+    Counts how often, how strongly and where it is on, and writes a page with the strongest atoms.
     """
     result = asked.measured(ci.atoms, top=top, coactivation=coactivation)
     if result is not None:
-        table = result.layers().to_string(index=False, float_format="{:.4g}".format)
-        last = f"{result.headline()} The tables: {asked.out}"
-        asked.say_result(result, f"{table}\n\n{result.legend()}\n", last)
+        from crate_interp.cli import argument_parsing  # imports torch
+
+        page = asked.page_of(result, partial(argument_parsing.atoms_page, asked))
+        first = f"{result.headline()}\nThe page: {page}"
+        asked.say_result(first, asked.tables.of_atoms(result), result, result.legend())
 
 
 def merge(

@@ -91,7 +91,8 @@ def swept(sides: Sequence[list[Network]], how: Measuring) -> list[list[SweepResu
     """Returns the results of both sides; each model is swept, and given results are kept."""
     count = sum(isinstance(one, HookedModel) for side in sides for one in side)
     results: list[list[SweepResult]] = []
-    with tqdm(total=count, desc="networks", disable=not how.options.progress or count < 2) as bar:
+    hidden = not how.options.progress or count < 2
+    with tqdm(total=count, desc="networks", leave=False, disable=hidden) as bar:
         for name, side in zip("ab", sides, strict=True):
             results.append([])
             for number, one in enumerate(side):
@@ -119,7 +120,8 @@ def twins_of(
         if model is not None and (name == "a" or kinds[0] != kind)
         for seed in range(count)
     ]
-    bar = tqdm(todo, desc="untrained twins", disable=not how.options.progress or not todo)
+    hidden = not how.options.progress or not todo
+    bar = tqdm(todo, desc="untrained twins", leave=False, disable=hidden)
     for name, model, kind, seed in bar:
         twins[kind].append(_measured(twin(model, seed), how, f"{name}-untrained-{seed}"))
     return twins[kinds[0]], twins[kinds[1]]

@@ -140,7 +140,7 @@ def _random_weights(
     """Sweeps untrained twins of a model, and the model with its weights in random order."""
     own = options.of_a_pass() | {"progress": False}
     makes = [partial(make, model, seed) for make in (twin, shuffled) for seed in range(count)]
-    bar = tqdm(makes, desc="untrained networks", disable=not options.progress)
+    bar = tqdm(makes, desc="untrained networks", disable=not options.progress, leave=False)
     found = [sweep(make(), samples, probes=probes, controls=0, **own) for make in bar]
     return found[:count], found[count:]
 

@@ -162,6 +162,20 @@ class SegmentResult(Result):
             f"(difference {row['excess']:+.3f}, {ends})"
         )
 
+    def worth(self) -> str:
+        """Returns in how many images the chosen heads beat a blind guess, and miss the object."""
+        scores: Any = self._table("images")
+        row = self.overall()
+        columns = {"centre": "centre_mass_token", "all_foreground": "all_token"}
+        guess = max(columns, key=lambda name: row[name])
+        blind: Any = self._table("constants").set_index("sample")[columns[guess]]
+        better = int((scores["score"].to_numpy() > blind.loc[scores["sample"]].to_numpy()).sum())
+        missed = int((scores["score"] == 0).sum())
+        return (
+            f"image by image, it is above {BLIND[guess]} in {better} of {len(scores)} and misses "
+            f"the object entirely in {missed or 'none'}"
+        )
+
     def headline(self) -> str:
         """Returns whether heads find objects, the strongest mask without a network, and chance."""
         row = self.overall()
@@ -174,8 +188,8 @@ class SegmentResult(Result):
         )
         chance = [f"{words} {row[name]:.3f}" for name, words in levels if not pd.isna(row[name])]
         return (
-            f"{self.verdict()} with the layer and head that are best on the other half of the "
-            f"images; {self.against()}; chance: {', '.join(chance)}."
+            f"{self.verdict()}; {self.worth()}. Head and layer are those that are best on the "
+            f"other half of the images. Beside it: {self.against()}. Chance: {', '.join(chance)}."
         )
 
     def _repr_html_(self) -> str:

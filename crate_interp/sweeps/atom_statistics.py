@@ -71,7 +71,8 @@ class AtomResult(Result):
     energy_share (the atom's share of the layer's sum of squares), state. The state is "dead" if the
     atom is never on, "dense" if its firing rate is above `dense`, else "".
 
-    Stored tables: `sums`, `top`, `pairs` (empty without coactivation=True), `weights`.
+    Stored tables: `sums` (octave_k: at how many tokens a value is from 2^k to 2^{k+1}), `top`,
+    `pairs` (empty without coactivation=True), `weights`.
     """
 
     KIND = "atoms"

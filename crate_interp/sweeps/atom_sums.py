@@ -13,6 +13,9 @@ from torch import Tensor
 from crate_interp.core.device_waits import fetched
 
 _ADDED = ["n_tokens", "on", "total", "squares"]
+# a value lies in octave k if it is from 2^k to 2^{k+1}; the ends hold all that is beyond them
+OCTAVES = range(-7, 5)
+_BINS = [f"octave_{k}" for k in OCTAVES]
 TOP = ["layer", "atom", "rank", "value", "sample", "token"]
 
 
@@ -20,14 +23,15 @@ TOP = ["layer", "atom", "rank", "value", "sample", "token"]
 class LayerAtoms:
     """Sums over the tokens of one layer, as arrays `[atom]`.
 
-    The arrays top_* are `[rank, atom]`. together is `[atom, atom]`, or empty if pairs are not
-    counted.
+    The arrays top_* are `[rank, atom]`, octaves `[octave, atom]`: at how many tokens the atom's
+    value lies in each octave. together is `[atom, atom]`, or empty if pairs are not counted.
     """
 
     n_tokens: int
     on: np.ndarray
     total: np.ndarray
     squares: np.ndarray
+    octaves: np.ndarray
     largest: np.ndarray
     top_values: np.ndarray
     top_samples: np.ndarray
@@ -45,9 +49,13 @@ class LayerAtoms:
         values, samples, tokens = (
             np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens)
         )
-        n, on, total, squares = (getattr(self, name) + getattr(other, name) for name in _ADDED)
-        largest, together = np.maximum(self.largest, other.largest), self.together + other.together
-        return LayerAtoms(n, on, total, squares, largest, values, samples, tokens, together)
+        n, on, total, squares, octaves, together = (
+            getattr(self, name) + getattr(other, name) for name in (*_ADDED, "octaves", "together")
+        )
+        largest = np.maximum(self.largest, other.largest)
+        return LayerAtoms(
+            n, on, total, squares, octaves, largest, values, samples, tokens, together
+        )
 
 
 def layer_sums(
@@ -63,15 +71,24 @@ def layer_sums(
         on.sum(dim=0),
         flat.clamp(min=0).sum(dim=0, dtype=torch.float64),
         flat.float().square().sum(dim=0, dtype=torch.float64),
+        _octaves(flat),
         flat.amax(dim=0).clamp(min=0),
         values.clamp(min=0),
     ]
     moved = [part.numpy() for part in fetched([*sums, indices, pairs])]
-    often, total, squares, largest, highest, places, both = moved
+    often, total, squares, octaves, largest, highest, places, both = moved
     samples, tokens = np.divmod(places.astype(np.int64), pos)
     return LayerAtoms(
-        len(flat), often, total, squares, largest, highest, samples + first, tokens, both
+        len(flat), often, total, squares, octaves, largest, highest, samples + first, tokens, both
     )
+
+
+def _octaves(flat: Float[Tensor, "token atom"]) -> Int[Tensor, "octave atom"]:
+    """Returns at how many tokens each atom's value lies in each octave."""
+    power = torch.frexp(flat.float()).exponent - 1  # of 2, for the largest one that is not above
+    power = power.clamp(OCTAVES[0], OCTAVES[-1]).masked_fill(flat <= 0, OCTAVES[0] - 1)
+    power = power.to(torch.int8)
+    return torch.stack([(power == k).sum(dim=0) for k in OCTAVES])
 
 
 def _largest(
@@ -94,16 +111,25 @@ def _largest(
 
 
 def sum_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
-    """Returns a row per layer and atom: n_tokens, on, total, squares, largest."""
+    """Returns a row per layer and atom: n_tokens, on, total, squares, largest, octave_-7, ..."""
     names = [*_ADDED, "largest"]
     parts = [
         pd.DataFrame(
             {"layer": layer, "atom": np.arange(len(own.on))}
             | {name: getattr(own, name) for name in names}
+            | dict(zip(_BINS, own.octaves, strict=True))
         )
         for layer, own in sums.items()
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def histograms(sums: pd.DataFrame) -> dict[tuple[int, int], list[int]]:
+    """Returns (layer, atom) -> its counts by octave; empty if an older result has none."""
+    if not set(_BINS) <= set(sums):
+        return {}
+    counts = sums[_BINS].to_numpy(int).tolist()
+    return dict(zip(zip(sums["layer"], sums["atom"], strict=True), counts, strict=True))
 
 
 def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
@@ -134,7 +160,10 @@ def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
 
 def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
     """Returns the sums and the largest value of each atom over the tokens of both tables."""
-    added = {name: mine[name] + theirs[name] for name in _ADDED}
+    # older saved results have no octaves
+    bins = [name for name in _BINS if name in mine and name in theirs]
+    added = {name: mine[name] + theirs[name] for name in (*_ADDED, *bins)}
+    mine = mine.drop(columns=[name for name in _BINS if name in mine and name not in bins])
     return mine.assign(**added, largest=np.maximum(mine["largest"], theirs["largest"]))
 
 

@@ -141,16 +141,16 @@ def summary(
 
     Each cell is the model's mean, with the untrained mean in brackets.
     """
-    columns = _columns(result)
+    shown = columns(result)
     rows: dict[int, list[str]] = {}
-    for place, (name, _) in enumerate(columns):
+    for place, (name, _) in enumerate(shown):
         for layer, cell in _cells(result, untrained, name).items():
-            rows.setdefault(layer, [""] * len(columns))[place] = cell
-    header = ["layer", *(column for _, column in columns)]
+            rows.setdefault(layer, [""] * len(shown))[place] = cell
+    header = ["layer", *(column for _, column in shown)]
     return header, [[str(layer), *cells] for layer, cells in sorted(rows.items())]
 
 
-def _columns(result: SweepResult) -> list[tuple[str, str]]:
+def columns(result: SweepResult) -> list[tuple[str, str]]:
     """Returns the statistics of the summary, and the headings of their columns.
 
     If no statistic has a heading, these are the first six statistics, under their own names.
@@ -191,7 +191,7 @@ def heading(result: SweepResult, untrained: Sequence[SweepResult], data: str) ->
 def legend(result: SweepResult) -> str:
     """Returns a line for each column of the summary: its statistic, unit and how to read it."""
     lines = []
-    for name, column in _columns(result):
+    for name, column in columns(result):
         record = statistic(result.meta, name)
         over = " Mean over heads." if curve(result, name).heads is not None else ""
         unit = f", {record.unit}" if record.unit else ""

@@ -12,17 +12,20 @@ from crate_interp.viz.figures.compared_curves import compare
 from crate_interp.viz.figures.concentration_curves import concentration
 from crate_interp.viz.figures.graph_figure import graph_figure
 from crate_interp.viz.figures.heatmaps import head_ablation, heads, heatmap
+from crate_interp.viz.pages.ablation_page import ablation_page
+from crate_interp.viz.pages.activation_views import activations, top_tokens
 from crate_interp.viz.pages.atlas_page import atlas_pages
+from crate_interp.viz.pages.atoms_page import atoms_page
 from crate_interp.viz.pages.audit_page import audit_page
-from crate_interp.viz.pages.cache_views import activations, attention, top_tokens
+from crate_interp.viz.pages.cache_views import attention
 from crate_interp.viz.pages.comparison_page import compare_page
 from crate_interp.viz.pages.concentration_page import concentration_page
 from crate_interp.viz.pages.graph_page import graph
 from crate_interp.viz.pages.segment_page import segment_page
 
 __all__ = [
-    "activations", "atlas_pages", "attention", "attention_on_image", "audit_page", "beside",
-    "circuit", "compare", "compare_page", "concentration", "concentration_page", "explore",
-    "graph", "graph_figure", "head_ablation", "head_grid", "heads", "heatmap", "layers",
-    "segment_page", "steps", "top_tokens",
+    "ablation_page", "activations", "atlas_pages", "atoms_page", "attention",
+    "attention_on_image", "audit_page", "beside", "circuit", "compare", "compare_page",
+    "concentration", "concentration_page", "explore", "graph", "graph_figure", "head_ablation",
+    "head_grid", "heads", "heatmap", "layers", "segment_page", "steps", "top_tokens",
 ]  # fmt: skip

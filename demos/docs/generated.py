@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 from base64 import b64decode
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
+from html import escape, unescape
 from pathlib import Path
 from textwrap import fill
 from types import ModuleType
@@ -21,6 +23,7 @@ from mkdocs.structure.files import File, Files
 
 import crate_interp as ci
 from crate_interp.core.safe_text import in_markdown
+from crate_interp.viz.pages.glossary import TERMS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -35,6 +38,22 @@ MOVED = {
     "demos/whitebox_family.png": "whitebox_family.png",
     "demos/how_far_graphs_go.png": "how_far_graphs_go.png",
 }
+# shows the claims that have a word, on the page of all claims
+FILTER = """<p><label>Show claims with <input id="filter" type="search"
+ placeholder="a word, a paper or an answer"></label> <span id="left"></span></p><script>
+document.getElementById("filter").addEventListener("input", event => {
+  const words = event.target.value.toLowerCase().split(/\\s+/);
+  const tables = [...document.querySelectorAll("table")].slice(1);
+  let left = 0;
+  for (const row of tables.flatMap(table => [...table.tBodies[0].rows])) {
+    row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
+    left += !row.hidden;
+  }
+  document.getElementById("left").textContent = `${left} claims`;
+});
+</script>
+"""
+EXPLORER = "live/explorer.html"  # made when the site is built
 REFERENCE = {
     "reference/statistics.md": "Statistics",
     "reference/audit.md": "Claims of the audit",
@@ -80,7 +99,92 @@ def on_files(files: Files, config: Any) -> Files:
     for name, place in MOVED.items():
         if name.endswith(".png"):
             files.append(File.generated(config, place, abs_src_path=str(ROOT / name)))
+    files.append(File.generated(config, EXPLORER, content=explorer()))
     return files
+
+
+def explorer() -> str:
+    """Returns the page of one image on which a reader of the site points at patches."""
+    model = ci.load("crate-tiny-cutouts")
+    images = model.preprocess(ci.data.embedded("cutouts")[:1]["image"])
+    _, cache = model.run_with_cache(images)
+    return ci.viz.explore(cache, images).html()
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Typesets formulas, explains words at their first use, and lets readers point at the explorer.
+
+    In prose, R^c is R with a raised c; code keeps it. $x$ and $$x$$ are TeX, which becomes MathML.
+    """
+    own = page.file.src_uri
+    up = os.path.relpath(".", os.path.dirname(own) or ".")
+    live = re.compile(rf'<a href="([^"]*{EXPLORER})"><img alt="([^"]*)"[^>]*></a>')
+    html = live.sub(r'<iframe class="live" src="\1" title="\2" loading="lazy"></iframe>', html)
+    html = in_prose(html, typeset)
+    if own == "claims.md":
+        html = html.replace("<table>", f"{FILTER}<table>", 2).replace(FILTER, "", 1)
+    return html if own == "glossary.md" else explained(html, f"{up}/glossary.html")
+
+
+def in_prose(html: str, change: Callable[[str], str]) -> str:
+    """Returns HTML with its text changed outside of code, scripts and tags."""
+    kept = re.split(r"(<(pre|code|script|style|a|iframe)\b.*?</\2>|<[^>]*>)", html, flags=re.DOTALL)
+    # a split by a pattern with two groups gives text, markup and the second group in turn
+    return "".join(
+        part if place % 3 == 1 else change(part) for place, part in enumerate(kept) if place % 3 < 2
+    )
+
+
+def typeset(text: str) -> str:
+    """Returns a text with TeX as MathML, and indices and powers of plain formulas raised."""
+    from latex2mathml.converter import convert
+
+    text = re.sub(r"\$\$(.+?)\$\$", lambda at: convert(unescape(at[1]), display="block"), text)
+    text = re.sub(r"\$([^$\s][^$]*?)\$", lambda at: convert(unescape(at[1])), text)
+    text = re.sub(
+        r"(?<=[A-Za-z])\^(?:\{([^}]{0,40})\}|(\w))",
+        lambda at: f"<sup>{at[1] or at[2]}</sup>",
+        text,
+    )
+    return re.sub(r"(?<![\w.])([A-Z])_(\{[^}]{1,40}\}|[A-Za-z0-9](?!\w))", _lowered, text)
+
+
+def _lowered(at: re.Match[str]) -> str:
+    return f"{at[1]}<sub>{at[2].strip('{}')}</sub>"
+
+
+def explained(html: str, glossary: str) -> str:
+    """Returns HTML in which the first use of each word of the glossary leads to it."""
+    known = {form: word for word, (forms, _) in TERMS.items() for form in (word, *forms)}
+    longest = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    seen: set[str] = set()
+
+    def linked(at: re.Match[str]) -> str:
+        word = known[at[0]]
+        if word in seen:
+            return at[0]
+        seen.add(word)
+        meaning = escape(TERMS[word][1])
+        return f'<a class="word" href="{glossary}#{anchor(word)}" title="{meaning}">{at[0]}</a>'
+
+    heads = re.split(r"(<h\d.*?</h\d>)", html, flags=re.DOTALL)
+    change = partial(re.sub, rf"(?<![\w-])({longest})(?![\w-])", linked)
+    return "".join(one if place % 2 else in_prose(one, change) for place, one in enumerate(heads))
+
+
+def anchor(word: str) -> str:
+    return re.sub(r"[^a-z]+", "-", word.lower()).strip("-")
+
+
+def glossary() -> str:
+    """Returns the page of words."""
+    start = (
+        "Every page of the library shows these meanings under the pointer, where a word is first "
+        "used."
+    )
+    parts = [f"## {word} {{#{anchor(word)}}}\n\n{fill(said, 100)}" for word, (_, said) in
+             sorted(TERMS.items(), key=lambda item: item[0].lower())]  # fmt: skip
+    return "\n\n".join(["# Glossary", fill(start, 100), *parts])
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -101,7 +205,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def written() -> dict[str, str]:
     """Returns the pages that lie in the repository too, where people read them without a site."""
-    return {"reference/statistics.md": statistics(), "reference/audit.md": claims()}
+    return {
+        "reference/statistics.md": statistics(),
+        "reference/audit.md": claims(),
+        "glossary.md": glossary(),
+    }
 
 
 def bound(value: Any) -> str:
@@ -237,7 +345,7 @@ def block(shown: str, value: Any) -> str:
 
 
 def notebooks() -> list[Path]:
-    return sorted(DEMOS.glob("0*.ipynb"))
+    return sorted(DEMOS.glob("[0-9][0-9]_*.ipynb"))
 
 
 def title_of(path: Path) -> str:
@@ -246,33 +354,41 @@ def title_of(path: Path) -> str:
 
 
 def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
-    """Returns a notebook as Markdown, and its images by name.
-
-    Outputs are there if `make notebooks` has run it.
-    """
-    ran = ROOT / "runs" / "notebooks" / path.name
-    cells = json.loads((ran if ran.exists() else path).read_text())["cells"]
-    parts, images = [], {}
-    for number, cell in enumerate(cells):
-        text = "".join(cell["source"])
+    """Returns a notebook with its outputs as Markdown, and its pictures and pages by name."""
+    parts, files = [], {}
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+        text, name = "".join(cell["source"]), f"{path.stem}-{number}"
         if cell["cell_type"] == "markdown":
+            for attached, data in cell.get("attachments", {}).items():
+                files[f"{name}-{attached}"] = b64decode(data["image/png"])
+                text = text.replace(f"attachment:{attached}", f"{name}-{attached}")
             parts.append(text)
             continue
         parts.append(f"```python\n{text}\n```")
         for place, output in enumerate(cell.get("outputs", ())):
-            data = output.get("data", {})
-            if "image/png" in data:
-                name = f"{path.stem}-{number}-{place}.png"
-                images[name] = b64decode(data["image/png"])
-                parts.append(f"![output of the cell above]({name})")
-            elif "text/html" in data:
-                parts.append("*Here the notebook shows an interactive page or a table.*")
-            else:
-                said = "".join(data.get("text/plain", output.get("text", "")))
-                parts.append(f"```text\n{said.strip()}\n```" if said.strip() else "")
-    if not ran.exists():
-        parts.insert(1, "*`make notebooks` runs this notebook; its outputs are not shown here.*")
-    return "\n\n".join(part for part in parts if part), images
+            shown, found = _output(output, f"{name}-{place}")
+            parts.append(shown)
+            files |= found
+    return "\n\n".join(part for part in parts if part), files
+
+
+def _output(output: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
+    """Returns an output of a cell as Markdown, and its picture or page by name."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f"![output of the cell above]({name}.png)", {
+            f"{name}.png": b64decode(data["image/png"])
+        }
+    text = "".join(data.get("text/html", ""))
+    page = re.search(r'<iframe srcdoc="([^"]*)" title="([^"]*)"', text)
+    if page:
+        shown = f'<iframe class="live" src="{name}.html" title="{page[2]}" loading="lazy"></iframe>'
+        return shown, {f"{name}.html": unescape(page[1]).encode()}
+    if "<table" in text:
+        table = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+        return re.sub(r"\n\s*", "", table).replace('border="1"', ""), {}
+    said = "".join(data.get("text/plain", output.get("text", "")))
+    return f"```text\n{said.strip()}\n```" if said.strip() else "", {}
 
 
 if __name__ == "__main__":

@@ -30,9 +30,19 @@ DOCUMENTS = (
     elsewhere.CRATE, elsewhere.SEGMENTATION, elsewhere.SRR, elsewhere.JOMA, elsewhere.SELECTION,
     elsewhere.AOT, elsewhere.OTHERS,
 )  # fmt: skip
-HEAD = (
-    "claim", "where", "published", "ours (95 %)", "n, unit", "baseline", "rule", "answer", "by",
-)  # fmt: skip
+HEAD = ("claim, and where it is made", "answer", "ours (95 %)", "baseline", "rule, and measured by")
+MATTER = (  # questions that most readers come with -> the rules that answer them
+    ("Do tokens get compressed along the layers?", "embedded.rate_falls"),
+    ("Does attention compress them?", "embedded.stream"),
+    ("Is attention the gradient step that it was derived as?", "embedded.gradient"),
+    ("Does a head write as it reads?", "embedded.output_map"),
+    ("Does the sparse step do its job?", "embedded.lasso"),
+    ("Do codes get sparser?", "embedded.sparser"),
+    ("Do heads keep to subspaces of their own?", "embedded.incoherent"),
+    ("Do attention maps segment objects?", "embedded.segments"),
+    ("Do they so more than those of a ViT?", "embedded.segments_vit"),
+    ("Is a CRATE as accurate as a ViT?", "embedded.vit"),
+)
 NUMBERS = ("ours", "low", "high", "baseline")
 Row = Mapping[str, Any]
 
@@ -91,15 +101,34 @@ def lab_cells(row: Row) -> tuple[str, ...]:
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    text, *cells = lab_cells(row)
-    return (text, row["where"], *cells, f"[{row['lab']}](labs/{row['lab']}.md)")
+    text, published, ours, n, baseline, rule, answer = lab_cells(row)
+    said = f"{row['where']}{f': {published}' if published else ''}"
+    by = f"[{row['lab']}](labs/{row['lab']}.md)"
+    return _five(text, said, answer, ours, n, baseline, rule, by)
 
 
 def other_cells(each: elsewhere.Elsewhere) -> tuple[str, ...]:
     """Returns the cells of a claim that a command measured."""
     row, rule = each.row, rules.rules()[each.row["rule"]]
-    cells = (row["claim"], row["where"], "", each.ours, f"{rule.n}; {rule.unit}", each.baseline)
-    return (*cells, rule.words(), row["answer"], each.by)
+    n = f"{rule.n}; {rule.unit}"
+    told = (each.ours, n, each.baseline, rule.words(), each.by)
+    return _five(row["claim"], row["where"], row["answer"], *told)
+
+
+def _five(
+    text: str, where: str, answer: str, ours: str, n: str, baseline: str, rule: str, by: str
+) -> tuple[str, ...]:
+    return f"{text}<br>*{where}*", answer, f"{ours}<br>*{n}*", baseline, f"{rule}<br>*{by}*"
+
+
+def that_matter(others: Mapping[str, Sequence[elsewhere.Elsewhere]]) -> str:
+    """Returns the table of the questions that most readers come with."""
+    found = {one.row["rule"]: one for each in others.values() for one in each}
+    rows = [
+        (question, found[rule].row["answer"], found[rule].ours, found[rule].baseline)
+        for question, rule in MATTER
+    ]
+    return in_markdown(("question", "answer", "found (95 %)", "baseline"), rows)
 
 
 def section(
@@ -118,7 +147,7 @@ def section(
     if document in elsewhere.CANNOT:
         lines += [""] * bool(cells) + ["Cannot be run here or on a CRATE:", ""]
         lines += [f"* {claim}: {why}." for claim, why in elsewhere.CANNOT[document]]
-    return [*lines, ""], Counter(each[-2] for each in cells)
+    return [*lines, ""], Counter(each[1] for each in cells)
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -135,6 +164,14 @@ def page(rows: Sequence[Row]) -> str:
         f"layer or a setting, and {found['undecided']} are undecided: an interval holds both "
         "answers, there are too few units, or a baseline is not tuned.",
         "",
+        "## Ten that matter",
+        "",
+        that_matter(others),
+        "",
+    ]
+    tail = [
+        "## How the rules were made",
+        "",
         "The rule of every row was written down apart from its result, in "
         "`demos/labs/data/rules.csv`: what the paper says and where, or that it is ours; the "
         "statistic and the bar that its interval must pass, and where the bar comes from; the unit "
@@ -145,9 +182,8 @@ def page(rows: Sequence[Row]) -> str:
         "the size of a baseline's own error or an even chance; two are ours, a hundredth and a "
         "share of .99 in aot_denoising, where bars from .001 to .1 and from .5 to .999 give the "
         "same answers. A rule without such a bar was dropped.",
-        "",
     ]
-    return "\n".join([*head, *body]).rstrip() + "\n"
+    return "\n".join([*head, *body, *tail]).rstrip() + "\n"
 
 
 def with_table(text: str, rows: Sequence[Row]) -> str:

@@ -106,7 +106,10 @@ def test_the_page_is_made_of_what_is_stored():
     text = (PAGES / "claims.md").read_text()
     assert text == claims_page.page(kept) and rules.digest() in text
     counts = [int(each) for each in re.findall(r"(\d+) (?:claims|are|depend)", text[:600])]
-    assert sum(counts[1:]) == counts[0] == text.count("\n| ") - 2 * text.count("\n| --- |")
+    every = text[text.index("\n## CRATE (") : text.index("\n## How the rules")]
+    assert sum(counts[1:]) == counts[0] == every.count("\n| ") - 2 * every.count("\n| --- |")
+    ten = text[text.index("## Ten that matter") : text.index("\n## CRATE (")]
+    assert ten.count("\n| ") == 12 and all(question in ten for question, _ in claims_page.MATTER)
     for name in {row["lab"] for row in kept}:
         own = (PAGES / "labs" / f"{name}.md").read_text()
         rows = [row for row in kept if row["lab"] == name]
@@ -124,8 +127,8 @@ def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, ca
     (kept,) = claims_page.stored()
     assert kept["lab"] == "costs" and claims_page.answered(kept) == "supported"
     assert json.loads(kept["cases"])[""] == pytest.approx([row["low"], row["high"]], rel=1e-5)
-    line = claims_page.page([kept]).split("a \\| width (ratio). | ours | ")[1]
-    assert line.startswith(f" | 0.6 ({row['low']:.4g} to {row['high']:.4g}) | 3 turns")
+    line = claims_page.page([kept]).split("a \\| width (ratio).<br>*ours* | supported | ")[1]
+    assert line.startswith(f"0.6 ({row['low']:.4g} to {row['high']:.4g})<br>*3 turns")
     assert "| 0.4, the ratio of the layers' operations | " in line
 
 

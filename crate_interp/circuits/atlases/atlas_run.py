@@ -138,9 +138,19 @@ class Atlas(AtomResult):
         if not every:
             return words
         return (
-            f"{words} Of {every:,} atoms set to 0, {clear:,} have an interval that excludes 0 "
-            f"({LEVEL * every:.0f} would by chance)."
+            f"{words} Removing {clear:,} of {every:,} tested atoms measurably changes the loss; "
+            f"about {LEVEL * every:.0f} would by chance."
         )
+
+    def lead(self, layer: int | None = None) -> tuple[int, int]:
+        """Returns (layer, atom) of the atom that `largest` is about."""
+        tried, effects = (self._of_layer(name, layer) for name in ("ablations", "effects"))
+        found = strongest(tried)
+        if found is not None:
+            return int(found["layer"]), int(found["atom"])
+        place = (effects["squares"] / effects["n"]).idxmax()
+        first, second = effects.loc[place, _KEYS].astype(int)
+        return int(first), int(second)
 
     def largest(self, layer: int | None = None) -> str:
         """Returns how the loss changes without the atom that changes it most.
@@ -150,11 +160,10 @@ class Atlas(AtomResult):
         largest first-order effects, by their root mean square. layer: only atoms of this layer.
         """
         unit = self.meta["unit"]
-        tried, effects = (self._of_layer(name, layer) for name in ("ablations", "effects"))
+        tried = self._of_layer("ablations", layer)
         found = strongest(tried)
         if found is None:
-            place = (effects["squares"] / effects["n"]).idxmax()
-            found = self.row(*effects.loc[place, _KEYS].astype(int))
+            found = self.row(*self.lead(layer))
             low, high = found["first_order_low"], found["first_order_high"]
             return (
                 f"The largest first-order effects on the loss (by root mean square) are those of "

@@ -82,7 +82,7 @@ class Job:
         name, unit = what or stage.name, stage.model.unit
         bar = tqdm(
             total=todo, desc=name, unit=unit.removesuffix("s"),
-            disable=not self.options.progress,
+            disable=not self.options.progress, leave=False,
         )  # fmt: skip
         advance = Watched(bar.update) if self.options.progress else bar.update
         with bar:

@@ -165,11 +165,8 @@ def announce(
         words += f"a stream, about {each:.0f} forwards for each of its {stage.model.unit}"
     else:
         words += f"{count:,} {stage.model.unit}, about {each:.0f} forwards each"
-    if seconds is not None:
-        threads = torch.get_num_threads()
-        words += f" ({_short(seconds)} a forward, {threads} thread{'s' * (threads > 1)})"
-        words += "" if left is None else f": about {_short(each * count * max(seconds, _LEAST))}"
-    if left is not None:
+        if seconds is not None:
+            words += f" of {_short(seconds)}: {_short(each * count * max(seconds, _LEAST))}"
         words += f", {cost.size(work) * count / whole:.2g} MB"
     note(f"{words}. For less: {cost.less}.")
     if _dry.get():
@@ -256,9 +253,8 @@ def crowded(busy: float) -> str:
     if threads == 1 or ours + busy <= 1.25 * cores:
         return ""
     return (
-        f"{ours} threads of this run and a load of {busy:.0f} from other processes share {cores} "
-        "cores. Threads that wait for one another can make the run ten times slower. Set "
-        "OMP_NUM_THREADS=1 (--threads 1)."
+        f"{ours} threads and a load of {busy:.0f} share {cores} cores: OMP_NUM_THREADS=1 "
+        "(--threads 1) may be ten times faster."
     )
 
 

@@ -1,6 +1,5 @@
 """The explorer: a page on which you point at a patch or token and see every head."""
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +21,7 @@ from crate_interp.viz.explorer.packing import (
     planes,
     words_of,
 )
-from crate_interp.viz.pages.page import Html, render
+from crate_interp.viz.pages.page import Html, is_page, render
 
 # Ends of the names of the points that the page shows besides maps and codes.
 _OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_post", "hook_pooled", "hook_mask")
@@ -75,7 +74,7 @@ def explore(
     check_count(seen.model, seen.count)
     drawing = panels.circuit_data(circuit, seen.model)
     given = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
-    if graph is not None and re.fullmatch(r"[\w.-]{1,80}\.html", graph) is None:
+    if graph is not None and not is_page(graph):
         raise ValueError(f"graph={checks.shown(graph)}: give the name of a page beside this one.")
     return _page(seen, given, drawing, graph)
 
@@ -173,33 +172,39 @@ def _attention(seen: panels.Seen, layer: int) -> Attention:
 
 
 def _start(seen: panels.Seen) -> dict[str, int]:
-    """Returns where the page opens: the token, layer and head with the largest share of attention.
+    """Returns where the page opens: layer, head and token.
 
-    Shares are taken relative to the even share, since a large share among three tokens says little.
-    For an image, the attending token is CLS, or the first patch if there is no CLS. A token's
-    attention to itself or to the first token does not count. If maps are memberships, the place is
-    that of the largest.
+    In a text with a logit lens it is the token and layer at which the model's own answer gains most
+    probability. Otherwise it is the place of the largest share of attention; for an image, the
+    attending token is CLS, or the first patch if there is no CLS. Shares are taken relative to the
+    even share, since a large share among three tokens says little. A token's attention to itself or
+    to the first token does not count. If maps are memberships, the place is that of the largest.
     """
     if seen.kind.name == "membership":
         every = np.stack([seen.at(seen.kind.point, at) for at in range(len(seen.model.blocks))])
         return dict(zip(("layer", "head", "query"), _largest(every), strict=True))
-    tokens = np.arange(seen.count)
-    sees = [
-        np.minimum(tokens + 1 if seen.causal else seen.count, reach)
-        for reach in panels.reaches(seen)
-    ]
+    jump = panels.largest_gain(seen)
+    if jump is not None:
+        layer, query = jump
+        head = _largest(_relative(seen, layer)[:, query])[0]
+        return {"layer": layer, "head": head, "query": query}
     best: tuple[float, dict[str, int]] = (-1.0, {"layer": 0, "head": 0, "query": 0})
     for layer in range(len(seen.model.blocks)):
-        shares = _shares(seen, layer)
-        asked = range(shares.shape[1])
-        shares[:, :, : 1 if seen.grid is None else seen.special] = 0
-        shares[:, asked, asked] = 0
-        shares *= np.broadcast_to(sees[layer], seen.count)[asked, None]
+        shares = _relative(seen, layer)
         head, query, _ = _largest(shares)
         if float(shares.max()) > best[0]:
-            place = {"layer": layer, "head": head, "query": query}
-            best = (float(shares.max()), place)
+            best = (float(shares.max()), {"layer": layer, "head": head, "query": query})
     return best[1]
+
+
+def _relative(seen: panels.Seen, layer: int) -> Float[np.ndarray, "head query pos"]:
+    """Returns a layer's maps relative to the even share; shares that do not count are 0."""
+    shares, tokens = _shares(seen, layer), np.arange(seen.count)
+    asked = range(shares.shape[1])
+    shares[:, :, : 1 if seen.grid is None else seen.special] = 0
+    shares[:, asked, asked] = 0
+    sees = np.minimum(tokens + 1 if seen.causal else seen.count, panels.reaches(seen)[layer])
+    return shares * np.broadcast_to(sees, seen.count)[asked, None]
 
 
 def _largest(values: np.ndarray) -> list[int]:

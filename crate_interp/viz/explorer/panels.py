@@ -259,6 +259,21 @@ def lens_names(seen: Seen) -> dict[int, str] | None:
     return dict(zip(ids, _named(seen.model, ids), strict=True))
 
 
+def largest_gain(seen: Seen) -> tuple[int, int] | None:
+    """Returns (layer, token) of the largest rise of the probability of the token's final answer.
+
+    The lens holds the likeliest answers only; an answer that it lacks counts as 0. Returns None
+    without a lens, and for a single token or layer.
+    """
+    if not seen.has_lens or min(seen.lens[0].shape[:2]) < 2:
+        return None
+    places, shares = seen.lens  # [layer, pos, rank]
+    final = np.where(places == places[-1, :, :1], shares, 0).sum(axis=2)  # [layer, pos]
+    gains = np.diff(final, axis=0)[:, 1:]  # the first token sees no other
+    layer, token = np.unravel_index(int(gains.argmax()), gains.shape)
+    return int(layer) + 1, int(token) + 1
+
+
 def next_tokens(seen: Seen) -> list[int] | None:
     """Returns the next token of every token except the last; None for an image."""
     return None if seen.grid else seen.inputs[seen.sample, 1:].tolist()

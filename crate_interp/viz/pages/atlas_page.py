@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import cell, visible
 from crate_interp.results.result import model_name
 from crate_interp.stats.significance import LEVEL
+from crate_interp.sweeps.atom_sums import OCTAVES, histograms
 from crate_interp.viz.pages.page import fingerprints, render
 
 SHOWN = 60  # atoms that a page shows at once
@@ -26,13 +28,13 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     """Writes index.html, a layer-L.html for each layer and the atlas (Atlas.save) into a folder.
 
     atoms.csv holds the atlas's main table. Returns the path of the index, which lists all atoms
-    with their patches and can be sorted and filtered. Atoms whose effect on the loss was measured
-    exactly come first, in order of this effect; then the other atoms, in order of their first-order
-    effect. An image's patch is shown boxed, with the patches around it; CLS is shown as the entire
-    image, with a note. A token of a text is shown with the 12 tokens before it and 4 after it. The
-    page of a layer holds its first 60 atoms; it reads the others from layers/layer-L.js when they
-    are asked for. images/ has the images that patches are cut from. The pages can be opened from
-    the disk.
+    with their patches and can be sorted and filtered. The atom that the headline names comes first.
+    Then come atoms whose effect on the loss was measured exactly, in order of this effect, and the
+    other atoms, in order of their first-order effect; atoms that are on at most tokens come last.
+    An image's patch is shown boxed, with the patches around it; CLS is shown as the entire image,
+    with a note. A token of a text is shown with the 12 tokens before it and 4 after it. The page of
+    a layer holds its first 60 atoms; it reads the others from layers/layer-L.js when they are asked
+    for. images/ has the images that patches are cut from. The pages can be opened from the disk.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -46,14 +48,14 @@ def _write(atlas: Atlas, out: Path) -> None:
     atoms: Any = atlas.table()
     write_text(out / "atoms.csv", atoms.map(cell).to_csv(index=False, float_format="%.4g"))
     _write_images(atlas, out)
-    contexts, listed = _contexts(atlas), []
+    contexts, listed, counts = _contexts(atlas), [], histograms(atlas.table("sums"))
     (out / "layers").mkdir(exist_ok=True)
     for layer, rows in atoms.groupby("layer"):
         shown = _shown(atlas, layer, contexts)
         records = [_atom(row, shown.get(row["atom"], [])) for row in rows.to_dict("records")]
-        records.sort(key=_order)
+        records.sort(key=partial(_order, lead=atlas.lead(int(layer))))
         listed += records
-        cards = [_carried(record) for record in records]
+        cards = [_carried(record, counts.get((layer, record["atom"]), [])) for record in records]
         page = render(
             "atlas-layer.html",
             title=f"{model_name(atlas.meta)}: the atoms of layer {layer}",
@@ -68,12 +70,20 @@ def _write(atlas: Atlas, out: Path) -> None:
         # a page opened from the disk may not read a file of JSON, but may run a script
         rest = json.dumps(cards[SHOWN:], ensure_ascii=False, separators=(",", ":"))
         write_text(out / "layers" / f"layer-{int(layer)}.js", f"more({rest});")
-    write_text(out / "index.html", _index(atlas, sorted(listed, key=_order)))
+    write_text(
+        out / "index.html", _index(atlas, sorted(listed, key=partial(_order, lead=atlas.lead())))
+    )
 
 
-def _order(atom: Mapping[str, Any]) -> tuple[bool, float, int, int]:
-    """Returns an atom's sort key: exact effects first, and then the larger effect first."""
-    return not atom["exact"], -abs(atom["effect"]), atom["layer"], atom["atom"]
+def _order(
+    atom: Mapping[str, Any], lead: tuple[int, int]
+) -> tuple[bool, bool, bool, float, int, int]:
+    """Returns an atom's sort key: the lead first, dense atoms last, exact and large effects first.
+
+    An atom that is on at most tokens may have a large effect, but its tokens explain nothing.
+    """
+    place = atom["layer"], atom["atom"]
+    return place != lead, atom["state"] == "dense", not atom["exact"], -abs(atom["effect"]), *place
 
 
 def _contexts(atlas: Atlas) -> dict[Token, list[str]]:
@@ -114,8 +124,14 @@ def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _carried(atom: Mapping[str, Any]) -> list[Any]:
-    """Returns an atom as a list, the form that the script of a layer reads."""
+def _carried(atom: Mapping[str, Any], counts: list[int]) -> list[Any]:
+    """Returns an atom as a list, the form that the script of a layer reads.
+
+    counts: at how many tokens its value lies in each octave; the list has their heights, from 0 to
+    9 and in proportion to the largest, as one text.
+    """
+    most = max(counts, default=0) or 1
+    heights = "".join(str(-(-9 * count // most)) for count in counts)
     names = ("firing_rate", "effect", "low", "high", "first_order")
     near = [[int(layer), int(other), float(cosine)] for layer, other, cosine in atom["neighbours"]]
     tokens = [
@@ -124,14 +140,15 @@ def _carried(atom: Mapping[str, Any]) -> list[Any]:
     ]
     logits = [visible(atom[name]) for name in ("raises", "lowers")]
     numbers = [_short(atom[name]) for name in names]
-    return [atom["atom"], *numbers, atom["ablated"], atom["state"], *logits, near, tokens]
+    return [atom["atom"], *numbers, atom["ablated"], atom["state"], *logits, near, tokens, heights]
 
 
 def _data(atlas: Atlas) -> dict[str, Any]:
     """Returns what every page's script needs: the form of the data, and the grid of patches."""
     images: Any = atlas.table("images")
     grid = images[["rows", "columns"]].iloc[0].tolist() if len(images) else [0, 0]
-    return {"text": _is_text(atlas), "unit": atlas.meta["unit"], "grid": grid, "shown": SHOWN}
+    facts = {"text": _is_text(atlas), "unit": atlas.meta["unit"], "grid": grid}
+    return facts | {"shown": SHOWN, "octave": OCTAVES[0]}
 
 
 def _index(atlas: Atlas, atoms: list[dict[str, Any]]) -> str:
@@ -159,11 +176,11 @@ def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
     """Returns a sentence on how many atoms change the loss, and how many would by chance."""
     tried = counts["ablation"][1] > 0
     clear, every = counts["ablation" if tried else "first_order"]
-    what = "atoms that were set to 0" if tried else "atoms"
+    what = "tested atoms" if tried else "atoms"
     how = "" if tried else ", to first order"
     return (
-        f"{clear:,} of {every:,} {what} change the loss{how}: the 95 % interval of the change "
-        f"excludes 0. By chance, {LEVEL * every:,.0f} would."
+        f"Removing {clear:,} of {every:,} {what} measurably changes the loss{how}; about "
+        f"{LEVEL * every:,.0f} would by chance."
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import visible
+from crate_interp.viz.pages.glossary import explained
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,22 @@ class Html:
         return render("notebook.html", title=self.title, document=self.document)
 
 
+def is_page(name: str) -> bool:
+    """Tells whether a text is the name of a page that may lie beside another one."""
+    return re.fullmatch(r"[\w.-]{1,80}\.html", name) is not None
+
+
 def render(template: str, **values: object) -> str:
     """Returns a template of the folder `templates`, filled in.
 
-    Every value is escaped as HTML, and control characters, marks of writing direction and lone
+    The first use of a word of `glossary.TERMS` shows its meaning under the pointer. Every value is
+    escaped as HTML, and control characters, marks of writing direction and lone
     surrogates are made visible.
 
     Raises jinja2.UndefinedError if the template needs a value that is not given.
     """
-    return _templates().get_template(template).render(values)
+    text = _templates().get_template(template).render(values)
+    return explained(text) if text.startswith("<!doctype html>") else text
 
 
 @cache

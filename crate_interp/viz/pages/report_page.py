@@ -155,9 +155,9 @@ def report_page(
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
-    The folder also gets figures/*.png and two tables: summary.txt has means by layer, the meaning
-    of its columns, and the controls; layers.csv has `result.layers()` with the mean, lowest and
-    highest value of the twins. Returns the path of the page.
+    The folder also gets figures/*.png and two tables: summary.txt has the finding, means by layer,
+    the meaning of its columns, and the controls; layers.csv has `result.layers()` with the mean,
+    lowest and highest value of the twins. Returns the path of the page.
 
     twins: results of the same network with random weights, one result for each seed. audited:
     whether the page links to the page of an audit, audit/audit.html. data: the name of the data,
@@ -169,7 +169,8 @@ def report_page(
     with result.saved_with_pages(out) as stage:
         table = as_text(*layer_curves.summary(result, twins))
         caution = _caution(result)
-        words = f"{layer_curves.heading(result, twins, data)}\n{caution}\n{table}\n\n"
+        words = f"{finding(result, twins)}\n{layer_curves.heading(result, twins, data)}\n"
+        words += f"{caution}\n{table}\n\n"
         words += layer_curves.legend(result)
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
         write_text(stage / "summary.txt", words + result.controls_text())

@@ -66,8 +66,8 @@ def _finding(result: SegmentResult) -> str:
     blind = max(BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
     twins = "" if _missing(row["untrained"]) else f", untrained {row['untrained']:.3f}"
     return (
-        f"{result.verdict()}; {result.against()}; best blind guess ({BLIND[blind]}) "
-        f"{row[blind]:.3f}{twins}."
+        f"{result.verdict()}; {result.worth()}. Beside it: {result.against()}; best blind guess "
+        f"({BLIND[blind]}) {row[blind]:.3f}{twins}."
     )
 
 

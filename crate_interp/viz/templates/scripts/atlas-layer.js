@@ -63,7 +63,25 @@ function told(atom) {
 }
 
 const NAMES = ["atom", "fires", "effect", "low", "high", "first_order", "ablated", "state",
-  "raises", "lowers", "near", "tokens"];
+  "raises", "lowers", "near", "tokens", "heights"];
+
+// how often the atom's value lies in each octave, as bars; from 2^low to the largest
+function histogram(atom) {
+  const bars = [...atom.heights].map(Number), on = bars.flatMap((height, place) => height ? place : []);
+  if (!on.length) return "";
+  const [from, to] = [on[0], on.at(-1)], label = place => Number((2 ** (data.octave + place)).toPrecision(2));
+  const found = made("div", "octaves");
+  found.setAttribute("role", "img");
+  found.setAttribute("aria-label", `values from ${label(from)} to ${label(to + 1)}, by octave`);
+  found.append(made("small", "", label(from)));
+  for (const height of bars.slice(from, to + 1)) {
+    const one = made("i");
+    one.style.height = `${height / 9 * 100}%`;
+    found.append(one);
+  }
+  found.append(made("small", "", label(to + 1)));
+  return found;
+}
 
 function article(row) {
   const atom = Object.fromEntries(NAMES.map((name, place) => [name, row[place]]));
@@ -76,6 +94,7 @@ function article(row) {
   head.append(link);
   found.append(head, told(atom));
   if (atom.tokens.length) found.append(data.text ? contexts(atom) : patches(atom, name));
+  found.append(histogram(atom));
   const moves = ["raises", "lowers"].filter(way => atom[way]).map(way => `${way} ${atom[way]}`);
   if (moves.length) found.append(made("p", "", moves.join("; ")));
   const near = made("p", "quiet", "nearest: ");

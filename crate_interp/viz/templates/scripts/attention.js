@@ -41,7 +41,9 @@ function paint(target, h) {
 
 function shade(element, value) {
   const strength = Math.round(100 * Math.min(1, value));
-  element.style.background = `color-mix(in srgb, var(--accent) ${Math.round(strength * .45)}%, var(--card))`;
+  const over = element.parentElement.classList.contains("over") && element.previousElementSibling;
+  element.style.background = over ? `color-mix(in srgb, var(--accent) ${Math.round(strength * .8)}%, transparent)`
+    : `color-mix(in srgb, var(--accent) ${Math.round(strength * .45)}%, var(--card))`;
 }
 
 function show() {

@@ -105,10 +105,6 @@ function drawTiles() {
     tile.setAttribute("aria-label",
       `Layer ${state.layer} head ${head}${ringed ? ", in the circuit" : ""}: ${long}`);
   });
-  const row = byId("tiles"), tile = row.children[state.head]; // on a phone the row scrolls
-  if (tile.offsetLeft < row.scrollLeft
-      || tile.offsetLeft + tile.offsetWidth > row.scrollLeft + row.clientWidth)
-    row.scrollLeft = tile.offsetLeft - 12;
   return every;
 }
 

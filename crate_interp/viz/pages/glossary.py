@@ -1,0 +1,104 @@
+"""The words of the pages: what each means, shown where a page first uses it."""
+
+import html
+import re
+
+# word -> its other forms, and what it means; docs list the same words
+TERMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "ablation": (("ablated",), "A part of the network is taken out, by its mean or by zero, to see "
+                 "what the answers lose."),
+    "atom": (("atoms",), "One entry of a code, with its column of the dictionary D: a direction "
+             "that the layer can write."),
+    "attribution": (("attributions",), "To first order, how much an answer would change if a part "
+                    "were set to 0."),
+    "by construction": ((), "An ideal layer, built as the derivation says, misses the bound too: "
+                        "the bound asks for more than the design gives."),
+    "ceiling": (("ceilings",), "The best value that is possible on the same tokens, found by "
+                "optimisation."),
+    "CLS": ((), "A token before the patches that stands for the whole image; the classifier reads "
+            "it."),
+    "code": (("codes",), "What a layer makes of a token: U_k^T z in a head, or the sparse entries "
+             "over the atoms of D."),
+    "dictionary": (("dictionaries",), "The matrix D of the sparse step; its columns are atoms."),
+    "eps": ((), "The precision at which a coding rate is measured: noise below eps costs no nats."),
+    "excess": ((), "The number minus what its null gives on the same samples."),
+    "frame": (("frames",), "How tokens are normalised before a rate is measured: as they are "
+              "(stream), through LayerNorm (read), or at length one (unit)."),
+    "gain": ((), "The number minus what the same layer gives with a random matrix in place of its "
+             "own."),
+    "Jaccard index": ((), "Overlap over union of two masks: 1 is the same mask, 0 no overlap."),
+    "kept": ((), "The claim holds: its interval lies within its bounds, and it is better than its "
+             "nulls."),
+    "lasso": ((), "Half the squared error of D a, plus lambda times the sum of the entries of a: "
+              "what the sparse step lowers."),
+    "logit lens": ((), "What the last layer's readout would answer from an earlier layer's "
+                   "stream."),
+    "MSSA": ((), "CRATE's attention: query, key and value of a head are one code U_k^T z."),
+    "nats": ((), "Units of information, by the natural logarithm: 1 nat is 1.44 bits."),
+    "null": (("nulls",), "The same measurement where there is nothing to find, such as a shuffled "
+             "update. A number means something beyond its null."),
+    "patch": (("patches",), "A square of the image; the network sees each as one token."),
+    "R^c": ((), "The coding rate against the subspaces: how many nats the tokens cost if each head "
+            "codes its part. Lower is more compressed."),
+    "residual": (("residuals",), "What is left of a token when its code has been decoded."),
+    "shuffled": ((), "The same numbers in random order: as large, but without what was learned."),
+    "stream": (("residual stream",), "The vectors Z that layers read and write, one for each "
+               "token."),
+    "subspace": (("subspaces",), "The directions U_k that a head codes tokens in."),
+    "support": ((), "How many tokens a head looks at: 1 over the sum of its squared shares."),
+    "twin": (("twins",), "The same architecture with random weights."),
+    "undecided": ((), "The data does not tell: the interval holds both answers."),
+    "untrained": ((), "The same architecture with the weights that a training starts from, drawn "
+                  "anew."),
+    "zeros in the code": (("zeros",), "Entries of the sparse code that are exactly 0."),
+}  # fmt: skip
+_SKIPPED = re.compile(
+    r"<(script|style|svg|title|button|select|option|pre|code|summary|h1|h2|h3|a|iframe|textarea)\b"
+    r".*?</\1>",
+    re.DOTALL,
+)
+_TAG = re.compile(r"<[^>]*>")
+_RATE = re.compile(r"(<p\b[^>]*>(?:(?!</p>).)*?)(R<sup>c</sup>)", re.DOTALL)  # its name is no text
+
+
+def explained(document: str) -> str:
+    """Returns an HTML page in which the first use of each word of `TERMS` shows its meaning."""
+    start = document.find("<body")
+    known = {form: word for word, (forms, _) in TERMS.items() for form in (word, *forms)}
+    known.pop("R^c")  # `_RATE` finds it
+    longest = sorted(known, key=len, reverse=True)
+    found = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest))})(?![\w-])")
+    seen: set[str] = set()
+
+    def wrapped(match: re.Match[str]) -> str:
+        word = known[match[0]]
+        if word in seen:
+            return match[0]
+        seen.add(word)
+        return f'<abbr title="{html.escape(TERMS[word][1])}">{match[0]}</abbr>'
+
+    document = _RATE.sub(_of_rate, document, count=1)
+    parts, at = [document[:start]], start
+    for piece in _pieces(document, start):
+        text, piece_end = piece
+        parts += [found.sub(wrapped, text), document[at + len(text) : piece_end]]
+        at = piece_end
+    return "".join(parts) + document[at:]
+
+
+def _of_rate(match: re.Match[str]) -> str:
+    return f'{match[1]}<abbr title="{html.escape(TERMS["R^c"][1])}">{match[2]}</abbr>'
+
+
+def _pieces(document: str, start: int) -> list[tuple[str, int]]:
+    """Returns each text outside tags with the place at which the markup after it ends."""
+    found, at = [], start
+    while at < len(document):
+        tag = _TAG.search(document, at)
+        if tag is None:
+            break
+        skipped = _SKIPPED.match(document, tag.start())
+        end = (skipped or tag).end()
+        found.append((document[at : tag.start()], end))
+        at = end
+    return found
