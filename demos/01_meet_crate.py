@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Meet CRATE
 #
-# **What can you see inside a white-box transformer?** Load one, keep its activations, and look at
-# them.
+# **What can you see inside a white-box transformer?** Every step: what each head looks at, which
+# atoms are on, and how much a token costs. In the picture, CLS attends to parts of the garment, and
+# each head to other ones. The code does not get sparser in every layer.
 #
 # The layers of CRATE were derived from an optimisation problem. Each layer takes two steps of it.
 # *Compress* is attention in which query, key and value are one code in a learned subspace.

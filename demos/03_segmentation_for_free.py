@@ -11,8 +11,10 @@
 # %% [markdown]
 # # Segmentation for free?
 #
-# **Do attention maps of a classifier segment objects, although it never saw a mask?** Score every
-# head against masks, beside chance levels and maps that need no network.
+# **Do attention maps of a classifier segment objects, although it never saw a mask?** One head does
+# so better than every blind guess (Jaccard index .42, a centred map .31), but the contrast of colours
+# alone does better (.59). So it finds objects, and shows little that a network was needed for. The
+# picture has the image on which it does best, and the worst.
 
 # %%
 # %matplotlib inline

@@ -15,7 +15,9 @@
 # compress tokens and to make them sparse. A ViT is not, but training may make it do the same. So
 # here are five tiny CRATEs and five tiny ViTs, trained under one budget (`demos/train_pairs.py`):
 # the same pictures in the same order, as many steps, layers, heads, tokens and parameters. They are
-# measured at the same hook points, each kind beside networks with random weights.
+# measured at the same hook points, each kind beside networks with random weights. **Found: training
+# compresses and sharpens attention more in CRATE, and makes codes sparser more in the ViT**
+# (picture); the overlap of heads and the segmentation do not tell them apart.
 
 # %%
 # %matplotlib inline

@@ -63,6 +63,17 @@ def with_lead(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return notebook
 
 
+def without_widgets(notebook: nbformat.NotebookNode) -> None:
+    """Removes progress bars, which show nothing without the kernel that drew them."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell["outputs"] = [
+                output
+                for output in cell.outputs
+                if "application/vnd.jupyter.widget-view+json" not in output.get("data", {})
+            ]
+
+
 def run(path: Path, out: Path) -> tuple[nbformat.NotebookNode, float]:
     """Runs one notebook in `out`, writes it there with its pictures; also returns the seconds."""
     if (HERE / "weights").is_dir() and out.resolve() != HERE.resolve():  # 05 reads it beside itself
@@ -70,10 +81,12 @@ def run(path: Path, out: Path) -> tuple[nbformat.NotebookNode, float]:
     notebook, started = as_notebook(path), time.perf_counter()
     folder = {"metadata": {"path": str(out)}}
     client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources=folder, record_timing=False
-    )
+        notebook, timeout=300, kernel_name="python3", resources=folder, record_timing=False,
+        store_widget_state=False,
+    )  # fmt: skip
     client.execute()
     seconds = time.perf_counter() - started
+    without_widgets(notebook)
     nbformat.write(with_lead(notebook), out / path.with_suffix(".ipynb").name)
     for cell_number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):

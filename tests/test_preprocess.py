@@ -268,3 +268,17 @@ def test_what_clipa_says():
     (first, second) = [row["config"] for row in MODELS if row["family"] == "clipa"]
     assert first == second and (first["resize"], first["crop"]) == (224, 224)
     assert first["mean"] == [0.485, 0.456, 0.406]  # ImageNet's, not CLIP's
+
+
+def test_pictures_may_have_their_channels_last():
+    """One picture, and several, as arrays come from Pillow; at the model's size and at another."""
+    model = ci.load("crate-tiny-cutouts")
+    generator = np.random.default_rng(0)
+    for height, width in ((32, 32), (41, 37)):
+        few = generator.integers(0, 256, (2, height, width, 3), dtype=np.uint8)
+        wanted = model.preprocess([Image.fromarray(picture) for picture in few])
+        assert torch.equal(model.preprocess(few), wanted)
+        assert torch.equal(model.preprocess(few[0]), wanted[:1])
+        assert torch.equal(model.preprocess(few.transpose(0, 3, 1, 2).copy()), wanted)
+    with pytest.raises(ValueError, match=r"shape \(5, 7\): give \[batch, 3, height, width\], or"):
+        model.preprocess(np.zeros((5, 7), dtype=np.uint8))

@@ -226,8 +226,15 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
     shape = tuple(array.shape)
     if array.dtype != torch.uint8:
         raise ValueError(f"images are {array.dtype}: give uint8 (0 to 255) or preprocessed floats.")
+    if shape[-1] == cfg.channels and shape[-3:-2] != (cfg.channels,) and array.ndim in (3, 4):
+        # a picture as arrays of pictures come: [height, width, channels], or several of them
+        array = array.reshape(-1, *shape[-3:]).permute(0, 3, 1, 2)
+        shape = tuple(array.shape)
     if array.ndim != 4 or shape[1] != cfg.channels:
-        raise ValueError(f"images have shape {shape}: give [batch, {cfg.channels}, height, width].")
+        raise ValueError(
+            f"images have shape {shape}: give [batch, {cfg.channels}, height, width], or uint8 "
+            f"[height, width, {cfg.channels}]."
+        )
     if shape[0] == 0:
         raise ValueError("there is no image to preprocess: the array is empty.")
     if shape[2:] == cfg.image_size and cfg.resize in (None, min(cfg.image_size), cfg.image_size):

@@ -386,7 +386,7 @@ def _output(output: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
         return shown, {f"{name}.html": unescape(page[1]).encode()}
     if "<table" in text:
         table = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-        return re.sub(r"\n\s*", "", table).replace('border="1"', ""), {}
+        return re.sub(r"\n\s*", "", table).replace('border="1" class="dataframe"', ""), {}
     said = "".join(data.get("text/plain", output.get("text", "")))
     return f"```text\n{said.strip()}\n```" if said.strip() else "", {}
 

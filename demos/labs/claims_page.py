@@ -30,7 +30,7 @@ DOCUMENTS = (
     elsewhere.CRATE, elsewhere.SEGMENTATION, elsewhere.SRR, elsewhere.JOMA, elsewhere.SELECTION,
     elsewhere.AOT, elsewhere.OTHERS,
 )  # fmt: skip
-HEAD = ("claim, and where it is made", "answer", "ours (95 %)", "baseline", "rule, and measured by")
+HEAD = ("claim, and where it is made", "ours (95 %)", "baseline", "answer", "rule, and measured by")
 MATTER = (  # questions that most readers come with -> the rules that answer them
     ("Do tokens get compressed along the layers?", "embedded.rate_falls"),
     ("Does attention compress them?", "embedded.stream"),
@@ -118,17 +118,17 @@ def other_cells(each: elsewhere.Elsewhere) -> tuple[str, ...]:
 def _five(
     text: str, where: str, answer: str, ours: str, n: str, baseline: str, rule: str, by: str
 ) -> tuple[str, ...]:
-    return f"{text}<br>*{where}*", answer, f"{ours}<br>*{n}*", baseline, f"{rule}<br>*{by}*"
+    return f"{text}<br>*{where}*", f"{ours}<br>*{n}*", baseline, answer, f"{rule}<br>*{by}*"
 
 
 def that_matter(others: Mapping[str, Sequence[elsewhere.Elsewhere]]) -> str:
     """Returns the table of the questions that most readers come with."""
     found = {one.row["rule"]: one for each in others.values() for one in each}
     rows = [
-        (question, found[rule].row["answer"], found[rule].ours, found[rule].baseline)
+        (question, found[rule].ours, found[rule].baseline, found[rule].row["answer"])
         for question, rule in MATTER
     ]
-    return in_markdown(("question", "answer", "found (95 %)", "baseline"), rows)
+    return in_markdown(("question", "found (95 %)", "baseline", "answer"), rows)
 
 
 def section(
@@ -147,7 +147,7 @@ def section(
     if document in elsewhere.CANNOT:
         lines += [""] * bool(cells) + ["Cannot be run here or on a CRATE:", ""]
         lines += [f"* {claim}: {why}." for claim, why in elsewhere.CANNOT[document]]
-    return [*lines, ""], Counter(each[1] for each in cells)
+    return [*lines, ""], Counter(each[3] for each in cells)
 
 
 def page(rows: Sequence[Row]) -> str:

@@ -127,9 +127,9 @@ def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, ca
     (kept,) = claims_page.stored()
     assert kept["lab"] == "costs" and claims_page.answered(kept) == "supported"
     assert json.loads(kept["cases"])[""] == pytest.approx([row["low"], row["high"]], rel=1e-5)
-    line = claims_page.page([kept]).split("a \\| width (ratio).<br>*ours* | supported | ")[1]
+    line = claims_page.page([kept]).split("a \\| width (ratio).<br>*ours* | ")[1]
     assert line.startswith(f"0.6 ({row['low']:.4g} to {row['high']:.4g})<br>*3 turns")
-    assert "| 0.4, the ratio of the layers' operations | " in line
+    assert "| 0.4, the ratio of the layers' operations | supported | " in line
 
 
 def test_a_network_is_granted_what_a_better_rate_may_add(monkeypatch):
