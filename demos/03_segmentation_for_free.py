@@ -12,9 +12,9 @@
 # # Segmentation for free?
 #
 # **Do attention maps of a classifier segment objects, although it never saw a mask?** One head does
-# so better than every blind guess (Jaccard index .42, a centred map .31), but the contrast of colours
-# alone does better (.59). So it finds objects, and shows little that a network was needed for. The
-# picture has the image on which it does best, and the worst.
+# so better than every blind guess (Jaccard index .42, a centred map .31), but the contrast of
+# colours alone does better (.59). So it finds objects, and shows little that a network was needed
+# for. The picture has the image on which it does best, and the worst.
 
 # %%
 # %matplotlib inline

@@ -12,9 +12,9 @@
 # # Watch it learn
 #
 # **When in training do compression, sparsity and accuracy take their final values?** All three
-# settle in the same stretch, after step 640 and by step 2,560. In the last layer the objective falls
-# along the training through LayerNorm, as attention reads the stream, and rises at one length (the
-# picture). The first checkpoint, step 0, is the untrained network.
+# settle in the same stretch, after step 640 and by step 2,560. In the last layer the objective
+# falls along the training through LayerNorm, as attention reads the stream, and rises at one length
+# (the picture). The first checkpoint, step 0, is the untrained network.
 
 # %%
 # %matplotlib inline

@@ -118,8 +118,9 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     """
     own = page.file.src_uri
     up = os.path.relpath(".", os.path.dirname(own) or ".")
-    live = re.compile(rf'<a href="([^"]*{EXPLORER})"><img alt="([^"]*)"[^>]*></a>')
-    html = live.sub(r'<iframe class="live" src="\1" title="\2" loading="lazy"></iframe>', html)
+    if own == "index.md":  # its first picture is of a page that the site has
+        live = rf'<iframe class="live" src="{EXPLORER}" title="\1" loading="lazy"></iframe>'
+        html = re.sub(r'<img alt="([^"]*)"[^>]*>', live, html, count=1)
     html = in_prose(html, typeset)
     if own == "claims.md":
         html = html.replace("<table>", f"{FILTER}<table>", 2).replace(FILTER, "", 1)
