@@ -61,6 +61,7 @@ def test_the_tables_and_the_picture(table):
     cost = pd.DataFrame(2.0, index=list(demo.NAMES), columns=tokens)
     cost.loc["vit", 1025] = 9.0
     said = demo.text(table, cost)
+    assert demo.finding(table).endswith("beyond every null in CRATE (-30.0 %).")
     assert "| CRATE | 300.0 (300.0 to 300.0) | 200.0 (200.0 to 200.0) | -30.0 (-32.0 to" in said
     assert "| AoT | 50.0 (48.0 to 52.0) |  |  | 50.0" in said
     assert "| ViT | 2.0 | 2.0 | 9.0 | 4.50 |" in said

@@ -41,12 +41,13 @@ def _page(result: SegmentResult) -> str:
     return render(
         "segment.html",
         title=f"{model_name(result.meta)}: do attention maps segment?",
-        finding=_finding(result),
+        finding=f"{result.verdict()}; {result.worth()}.",
+        beside=_beside(result),
         caution=result.caution(),
         meta=result.meta,
         settings=_settings(result),
         n_images=len(result.table("images")),
-        levels=inline_svg(_levels_chart(result), _finding(result), salt="levels"),
+        levels=inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
         by_layer=_by_layer(result),
         sections=_sections(result),
         heads=_heads(result),
@@ -60,14 +61,13 @@ def _settings(result: SegmentResult) -> dict[str, Any]:
     return result.meta["probes"]["segmentation"]["settings"]
 
 
-def _finding(result: SegmentResult) -> str:
-    """Returns a sentence on whether the best head finds objects, and what else scores as high."""
+def _beside(result: SegmentResult) -> str:
+    """Returns a sentence on what else scores as high as the best head."""
     row = result.overall()
     blind = max(BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
     twins = "" if _missing(row["untrained"]) else f", untrained {row['untrained']:.3f}"
     return (
-        f"{result.verdict()}; {result.worth()}. Beside it: {result.against()}; best blind guess "
-        f"({BLIND[blind]}) {row[blind]:.3f}{twins}."
+        f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) {row[blind]:.3f}{twins}."
     )
 
 
