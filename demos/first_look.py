@@ -1,6 +1,6 @@
-"""Makes the picture of the README: what MSSA does to R^c in three frames, and CLS attention.
+"""Makes the picture of the README: what one head sees, and what MSSA does to R^c in three frames.
 
-python demos/first_look.py [OUT.png] prints the numbers that it draws. It takes about 20 seconds.
+python demos/first_look.py [OUT.png] prints the numbers that it draws. It takes about 40 seconds.
 """
 
 import io
@@ -14,7 +14,9 @@ from PIL import Image
 
 import crate_interp as ci
 
-NAME, DATA, LAYER, UNTRAINED = "crate-tiny-fashion", "embedded:fashion", 4, 3
+NAME, DATA, UNTRAINED = "crate-tiny-fashion", "embedded:fashion", 3
+SEEING, SEEN = "crate-tiny-cutouts", "cutouts"
+RANKS = (0.02, 0.25, 0.5)  # the drawn images, from the highest score (0) to the lowest (1)
 FRAMES = {  # name, colour, marker and side of its name; apart for colour-blind eyes
     "stream": ("stream as it is", "#d55e00", "o", "center"),
     "unit": ("at one length", "#009e73", "^", "bottom"),
@@ -34,35 +36,49 @@ def main(out: Path) -> None:
         f"untrained: mean of {UNTRAINED} networks on 64 images"
     )
     print(rates.round(2).to_string())
-    images = model.preprocess(ci.data.embedded("fashion")[:4]["image"])
-    with torch.no_grad():
-        _, cache = model.run_with_cache(images)
-    attention = ci.maps.attention(cache, LAYER)  # [image, head, row, column]
-    print(f"largest CLS attention of layer {LAYER}, images down, heads across:")
-    print(attention.amax(dim=(2, 3)).numpy().round(2))
-    save(draw(rates, images[:, 0], attention), out)
+    segments = ci.segment(ci.load(SEEING), f"embedded:{SEEN}", untrained=1, progress=False)
+    print(segments.headline())
+    save(draw(rates, segments), out)
     print(out)
 
 
-def draw(rates: Any, images: torch.Tensor, attention: torch.Tensor) -> Figure:
+def draw(rates: Any, segments: ci.SegmentResult) -> Figure:
     figure = Figure(figsize=(8.6, 3.7), layout="constrained")
-    halves: Any = figure.subfigures(1, 2, width_ratios=(1.16, 1))
-    left, right = halves
-    draw_rates(left.subplots(), rates)
-    heads = attention.shape[1]
-    panels = right.subplots(len(images), heads + 1, gridspec_kw={"wspace": 0.03, "hspace": 0.03})
-    right.suptitle(f"Where CLS looks in layer {LAYER}", fontsize=11)
-    height, width = images.shape[1:]
-    for row, image, maps in zip(panels, images, attention, strict=True):
-        for panel in row:
-            panel.set_axis_off()
-        row[0].imshow(image, cmap="gray")
-        for panel, own in zip(row[1:], maps, strict=True):
-            box = (-0.5, width - 0.5, height - 0.5, -0.5)
-            panel.imshow(own, cmap="magma", vmin=0, extent=box)
-    for panel, name in zip(panels[0], ["image", *(f"head {n}" for n in range(heads))], strict=True):
-        panel.set_title(name, fontsize=10)
+    halves: Any = figure.subfigures(1, 2, width_ratios=(1, 1.16))
+    draw_masks(halves[0], segments)
+    draw_rates(halves[1].subplots(), rates)
     return figure
+
+
+@torch.no_grad()
+def draw_masks(part: Any, segments: ci.SegmentResult) -> None:
+    """Draws images, what the chosen head attends to in them, and the mask that this makes."""
+    model, row = ci.load(SEEING), segments.overall()
+    ranked = segments.table("images").sort_values("score", ascending=False, ignore_index=True)
+    chosen = [ranked.loc[round(rank * (len(ranked) - 1))] for rank in RANKS]
+    data = ci.data.embedded(SEEN)
+    panels = part.subplots(len(chosen), 3, gridspec_kw={"wspace": 0.03, "hspace": 0.03})
+    for axes, one in zip(panels, chosen, strict=True):
+        sample = data[int(one["sample"])]
+        _, cache = model.run_with_cache(model.preprocess([sample["image"]]))
+        attention = ci.maps.attention(cache, int(one["layer"]))[0, int(one["head"])]
+        mask = ci.measures.mass_mask(attention.flatten(), 0.6).reshape(attention.shape)
+        side = sample["image"].size[0]
+        for axis in axes:
+            axis.set_axis_off()
+            axis.imshow(sample["image"], extent=(0, side, side, 0))
+        axes[1].imshow(attention, cmap="magma", vmin=0, extent=(0, side, side, 0))
+        dark = torch.where(mask, 0.0, 0.72)
+        axes[2].imshow(torch.zeros_like(dark), cmap="gray", alpha=dark, extent=(0, side, side, 0))
+        axes[2].text(side - 1, side - 1.5, f"{one['score']:.2f}", color="w", ha="right", fontsize=9)
+    words = ("picture", f"head {segments.named()}", "its mask")
+    for axis, name in zip(panels[0], words, strict=True):
+        axis.set_title(name, fontsize=10)
+    part.suptitle(
+        f"One head finds objects: Jaccard {row['value']:.2f}\na centred map {row['centre']:.2f}, "
+        f"colour contrast {row['border_colour']:.2f}",
+        fontsize=11,
+    )
 
 
 def draw_rates(axes: Any, rates: Any) -> None:
@@ -84,7 +100,7 @@ def draw_rates(axes: Any, rates: Any) -> None:
     axes.set(xlim=(-0.35, 8.4), ylim=(-27, 12.5), xticks=range(6), xlabel="layer")
     axes.xaxis.set_label_coords(2.85 / 8.75, -0.1)
     axes.set_ylabel("change by attention, per cent", fontsize=10)
-    axes.set_title("Does attention lower the coding rate $R^c$?\nThe frame decides", fontsize=11)
+    axes.set_title("Does attention compress ($R^c$)?\nIt depends on the normalisation", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
 
 
