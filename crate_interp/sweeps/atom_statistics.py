@@ -145,8 +145,8 @@ class AtomResult(Result):
         where = counted(self.meta["n_samples"], self.meta["unit"])
         model = self.meta["model"] or "a model"
         return (
-            f"Of {total:,} atoms of {model}, {dead:,} are never on over {where} and {dense:,} are "
-            f"on at more than {self.meta['settings']['dense']:.0%} of the tokens."
+            f"Over {where}, {dense:,} of {total:,} atoms of {model} are on at more than "
+            f"{self.meta['settings']['dense']:.0%} of the tokens, and {dead or 'none'} never."
         )
 
     def _shown(self) -> pd.DataFrame:

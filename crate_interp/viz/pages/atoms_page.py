@@ -118,6 +118,7 @@ def _token(one: Mapping[str, Any], pictures: Mapping, texts: Mapping) -> dict[st
     """Returns a token's value with what shows it: a cut of its image, its text, or its place."""
     sample, token = one["sample"], one["token"]
     found: dict[str, Any] = {"value": one["value"], "place": f"sample {sample}, token {token}"}
+    found |= {"picture": "", "text": None}
     if sample in pictures:
         found["picture"] = _cut(pictures[sample], token)
     if (sample, token) in texts:
