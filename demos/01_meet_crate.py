@@ -57,8 +57,8 @@ ci.viz.attention_on_image(cache, 3, images)
 
 # %% [markdown]
 # The explorer has every layer and head in one page. Point at a patch: each head shows what the
-# patch attends to, and the panel beside it which patches have similar codes. Arrow keys move
-# between layers. `.save(path)` writes the page as one file that needs no network.
+# patch attends to; a button shows which patches have similar codes instead. Arrow keys move between
+# layers. `.save(path)` writes the page as one file that needs no network.
 
 # %%
 ci.viz.explore(cache, images)

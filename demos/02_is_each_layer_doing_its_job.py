@@ -104,12 +104,11 @@ print(audit.text())
 # How to read it. A claim is kept (`+`) only if its value lies within its bounds in every frame, R^c
 # at every eps as well, and if it beats both its null (*excess*) and random weights (*gain*); it is
 # broken (`-`) if it misses its bounds or does worse than its null, depends (`~`) on the setting, or
-# is undecided (`?`). *Share* is how much of the best possible value the layer reached, negative
-# where it went the other way. By construction (`c`) means that a layer with exactly the weights of
-# the theory misses the bound on these tokens too, so that the miss says nothing about training.
+# is undecided (`?`). By construction (`c`) means that a layer with exactly the weights of the
+# theory misses the bound on these tokens too, so that the miss says nothing about training.
 #
 # For example, the lasso falls in every layer, but random dictionaries with the same singular values
-# lower theirs more in most of them:
+# lower theirs more in three of them:
 
 # %%
 lasso = table[table["number"] == "descends"].set_index("layer")
@@ -221,10 +220,10 @@ print(
 # **So attention compresses if length does not count, and expands if it does.** What it writes
 # makes the stream longer, and R^c grows with length. With the length taken out R^c falls in every
 # layer, and by more than with shuffled updates. It falls by more than with random output maps as
-# well: in layers 3 to 5 in both frames, in layers 1 and 2 in one of them, and in layer 0 in neither
-# (adjusted for testing six layers). This is not the step of the derivation. Most output maps lean
-# to the sign opposite to U_k^T, and only a little: a cosine of -0.28 is 8 % of the squared norm.
-# The sparse step lowers its lasso, but in four layers of six random dictionaries lower theirs more.
+# well: in layers 2 to 5 in both frames, in layers 0 and 1 in neither (adjusted for testing six
+# layers). This is not the step of the derivation. Most output maps lean to the sign opposite to
+# U_k^T, and only a little: a cosine of -0.28 is 8 % of the squared norm. The sparse step lowers its
+# lasso, but in three layers of six random dictionaries lower theirs more.
 #
 # **Where it holds.** `crate-tiny-fashion`, trained once. Intervals are over its 32 images, and
 # those of the gain over 8 random maps. No interval says anything about another training run. Excess

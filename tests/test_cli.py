@@ -45,6 +45,7 @@ def test_it_reads_public_names_only():
         }
     assert ours == {
         ("crate_interp.core", "checks"),
+        ("crate_interp.core", "progress"),
         ("crate_interp.core", "terminal"),
         ("crate_interp.core.folders", "locked"),
         *(("crate_interp.core.run_options", name) for name in ("DEFAULTS", "Pass", "Run")),
@@ -302,8 +303,9 @@ def test_further_errors_are_one_line(tmp_path):
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path):
-    fails("SOURCE, --data, --out are missing. Example: crate-interp report crate-tiny", "report")
-    fails("--data, --out are missing", "sweep", "crate-tiny-fashion")
+    fails("SOURCE, --data are missing. Example: crate-interp report crate-tiny", "report")
+    fails("--data is missing", "sweep", "crate-tiny-fashion")
+    fails("--out is missing", "convert", "crate-tiny-fashion")
     fails("FOLDER is missing. Example: crate-interp merge", "merge", "--quiet")
     for command in command_line.EXAMPLES:
         shown = " ".join(run(command, "--help").stdout.split())

@@ -195,9 +195,8 @@ def test_maps_of_heads_without_a_pattern():
             found = contract.swapaxes(1, 2) @ contract / contract.sum(1)[..., None]
             wanted = ci.maps.contracted(cache, 2)[1].numpy()
             wanted /= wanted.sum(-1, keepdims=True)
-            assert (
-                worst(found, wanted) < LIMIT and "tokens that share representatives" in page.html()
-            )
+            assert worst(found, wanted) < LIMIT
+            assert "tokens</abbr> that share representatives" in page.html()
             assert data["most"][2] == pytest.approx(wanted.max((1, 2)), rel=1e-3)
         else:
             assert parts_of(page) == [["codes", "largest", "rows"]] * LAYERS

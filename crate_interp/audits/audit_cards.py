@@ -120,9 +120,10 @@ def against_random(found: list[Card]) -> list[str]:
     if not known:
         return ["At least two untrained networks are needed to tell what random weights give."]
     nearer, farther = (sum(card.change == way for card in known) for way in (1, -1))
+    count = sum(card.verdict != NOT_APPLICABLE for card in found)
     said = [
-        f"Beside random weights, {nearer} of {len(known)} cells are shown to be nearer to their "
-        f"claim, and {farther} farther from it."
+        f"Beside random weights, {nearer} of {count} cells are shown to be nearer to their claim, "
+        f"and {farther} farther from it; the rest is not told apart."
     ]
     where = ((how, _where(known, way)) for how, way in (("Nearer", 1), ("Farther", -1)))
     return said + [f"{how}: {words}." for how, words in where if words]
@@ -133,7 +134,7 @@ def _where(found: list[Card], way: int) -> str:
     by_claim: dict[str, list[int]] = {}
     for card in found:
         if card.change == way:
-            by_claim.setdefault(card.claim.short, []).append(card.layer)
+            by_claim.setdefault(card.claim.title, []).append(card.layer)
     ordered = sorted(by_claim.items(), key=lambda item: -len(item[1]))
     return "; ".join(f"{claim}: {layer_words(layers)}" for claim, layers in ordered)
 

@@ -51,13 +51,17 @@ def judged(result: Result) -> pd.DataFrame:
 
 
 def _reasons(group: Any) -> list[str]:
-    """Returns why cells are not kept; a reason names its frames unless it holds in all frames."""
+    """Returns why cells are not kept; a reason names its frames and eps unless it holds in all."""
     given: Any = group[group["reason"] != ""]
     found = []
     for reason, rows in given.groupby("reason", sort=False):
         frames = [name for name in dict.fromkeys(rows["frame"]) if name]
         whole = set(frames) == {name for name in group["frame"] if name}
-        found.append(str(reason) if whole or not frames else f"{', '.join(frames)}: {reason}")
+        where = [] if whole or not frames else [", ".join(frames)]
+        eps = sorted(set(rows["eps"].dropna()))
+        if eps and set(eps) != set(group["eps"].dropna()):
+            where.append(f"eps {', '.join(f'{one:g}' for one in eps)}")
+        found.append(f"{' at '.join(where)}: {reason}" if where else str(reason))
     return found
 
 
@@ -234,8 +238,8 @@ def findings(result: Result) -> list[str]:
         rows = rows[rows["number"] == "descends"]
         more = ((rows["verdict"] == KEPT) & (rows["excess"] < 0)).sum()
         said.append(
-            f"the lasso falls in {_of(int((rows['value'] < 0).sum()), layers)}, and in "
-            f"{_of(int(more), layers)} more than with random dictionaries"
+            f"the lasso falls in {_of(int((rows['value'] < 0).sum()), layers)}, but in "
+            f"{_of(int(more), layers)} is it shown to fall more than with random dictionaries"
         )
     if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
         steps = words["gradient"].get(KEPT, 0)

@@ -14,7 +14,7 @@ import crate_interp as ci
 from crate_interp.cli import doctor_command, inspect_commands, measure_commands
 from crate_interp.cli.command_line import QUIET, add, spoken
 from crate_interp.cli.options import locks, place, places, say
-from crate_interp.core import terminal
+from crate_interp.core import progress, terminal
 
 __all__ = ["app", "main"]
 
@@ -58,6 +58,7 @@ def main() -> None:
     """Runs the command line. An error is one line on stderr; --debug shows the traceback."""
     places.clear()
     before = os.environ.get(QUIET)
+    progress.say_as[:] = [spoken]
     with terminal.any_terminal():
         code = terminal.code_of(_run, place, "--debug" in sys.argv, spoken)
     if before is None:

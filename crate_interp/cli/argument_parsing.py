@@ -64,6 +64,8 @@ def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> t
     if not 0 <= sample < samples.n:
         raise ValueError(f"--sample {sample}: the data has samples 0 to {samples.n - 1}.")
     inputs = samples.read(sample, sample + 1).to(model.cfg.device)
+    if text and inputs.shape[1] == model.cfg.n_ctx > 1:
+        inputs = inputs[:, :-1]  # no training has a target for the last place of a window
     points = shown_points(model)
     shown = {"names_filter": lambda name: name.endswith(points)}
     cache = model.requires_grad_(False).run_with_cache(inputs, **shown, **model.full_options)[1]

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
@@ -71,10 +72,12 @@ def _complete(command: Callable[..., None], example: str) -> Callable[..., None]
     """Returns a command that has --quiet and --debug, and names all missing options at once.
 
     Typer would name one missing option after another. So required options are optional for typer,
-    and the help text says which are required.
+    and the help text says which are required. Without --out, a command writes into
+    runs/COMMAND-MODEL, except `convert`.
     """
     own = inspect.signature(command).parameters.values()
     needed = {item.name: _written(item) for item in own if item.default is inspect.Parameter.empty}
+    folder = None if command.__name__ == "convert" else needed.pop("out", None)
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -85,9 +88,16 @@ def _complete(command: Callable[..., None], example: str) -> Callable[..., None]
         for name in _MORE:  # --debug is not used here: main() reads it
             if given.pop(name) and name == "quiet":
                 os.environ[QUIET] = "1"
+        if folder and given["out"] is None:
+            given["out"] = _folder(command, given)
         command(**given)
 
-    taken = [_optional(item) if item.name in needed else item for item in own]
+    taken = [
+        _optional(item, "[required]" if item.name in needed else "Default: runs/COMMAND-MODEL.")
+        if item.name in needed or (folder and item.name == "out")
+        else item
+        for item in own
+    ]
     taken += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
         for name, kind in _MORE.items()
@@ -111,14 +121,22 @@ def _written(item: inspect.Parameter) -> str:
     return item.name.upper() if argument else f"--{item.name.replace('_', '-')}"
 
 
-def _optional(item: inspect.Parameter) -> inspect.Parameter:
+def _folder(command: Callable[..., None], given: dict[str, Any]) -> Path:
+    """Returns the folder of a command that was given none, checked as a given one is."""
+    model = Path(str(given.get("source") or given.get("a"))).name
+    out = Path("runs") / f"{command.__name__}-{re.sub('[^A-Za-z0-9@._-]+', '-', model)}"
+    check = get_args(inspect.signature(command).parameters["out"].annotation)[1].callback
+    return out if check is None else check(out)
+
+
+def _optional(item: inspect.Parameter, words: str) -> inspect.Parameter:
     """Returns a required parameter in a form that is optional for typer.
 
-    Its help still says that it is required.
+    words: what its help says about that.
     """
     kind, info = get_args(item.annotation)
     info = copy.copy(info)
-    info.help = f"{info.help} [required]"
+    info.help = f"{info.help} {words}"
     if isinstance(info, ArgumentInfo):
         info.metavar = item.name.upper()
     check = info.callback

@@ -49,8 +49,12 @@ def of_head_ablation(result: ci.HeadAblation, named: set[tuple[int, int]]) -> st
         + [f"{row.drop:+.3g} ({_ends(row.low, row.high)})", f"{row.p:.2g}"]
         for row in every[kept].itertuples()
     ]
-    some = f"\n{len(rows)} of {len(every)} heads; --head L3H1 adds L3H1, --format csv prints all."
-    return as_text(header, rows) + some * (len(rows) < len(every))
+    table, left = as_text(header, rows), every[[not one for one in kept]]
+    if not len(left):
+        return table
+    name = f"L{left['layer'].iloc[0]}H{left['head'].iloc[0]}"
+    some = f"{len(rows)} of {len(every)} heads; --head {name} adds {name}, --format csv prints all."
+    return f"{table}\n{some}"
 
 
 def of_concentration(result: ci.circuits.Concentration) -> str:

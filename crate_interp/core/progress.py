@@ -7,6 +7,7 @@ warning that ipywidgets is missing is turned off.
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 with warnings.catch_warnings():
@@ -26,9 +27,15 @@ def quiet() -> bool:
     return bool(os.environ.get("CRATE_INTERP_QUIET"))
 
 
+# how notes name arguments: the command line puts its own options in place of Python's
+say_as: list[Callable[[str], str]] = []
+
+
 def note(text: str) -> None:
     """Writes a line about the progress of long work, above any bar."""
     if not quiet():
+        for spoken in say_as:
+            text = spoken(text)
         tqdm.write(text, file=stream())
 
 

@@ -121,10 +121,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     if own == "index.md":  # its first picture is of a page that the site has
         live = rf'<iframe class="live" src="{EXPLORER}" title="\1" loading="lazy"></iframe>'
         html = re.sub(r'<img alt="([^"]*)"[^>]*>', live, html, count=1)
+    if own != "glossary.md":
+        html = explained(html, f"{up}/glossary.html")
     html = in_prose(html, typeset)
     if own == "claims.md":
         html = html.replace("<table>", f"{FILTER}<table>", 2).replace(FILTER, "", 1)
-    return html if own == "glossary.md" else explained(html, f"{up}/glossary.html")
+    return html
 
 
 def in_prose(html: str, change: Callable[[str], str]) -> str:
@@ -165,8 +167,8 @@ def explained(html: str, glossary: str) -> str:
         if word in seen:
             return at[0]
         seen.add(word)
-        meaning = escape(TERMS[word][1])
-        return f'<a class="word" href="{glossary}#{anchor(word)}" title="{meaning}">{at[0]}</a>'
+        link = f'href="{glossary}#{anchor(word)}" title="{escape(TERMS[word][1])}"'
+        return f'<a class="word" {link}>{typeset(at[0])}</a>'
 
     heads = re.split(r"(<h\d.*?</h\d>)", html, flags=re.DOTALL)
     change = partial(re.sub, rf"(?<![\w-])({longest})(?![\w-])", linked)

@@ -111,6 +111,7 @@ def _page(
         title=title,
         graph=graph,
         given=given,
+        of=len(seen.inputs),
         answer=panels.answer(seen),
         picture=panels.picture(seen),
         data=_data(seen, attention) | {"circuit": circuit},

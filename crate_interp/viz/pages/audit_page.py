@@ -63,8 +63,7 @@ def _page(result: AuditResult) -> str:
     return render(
         "audit.html",
         title=f"{model_name(result.meta)}: does each layer do its job?",
-        finding=[said[0], *against_random(found), " ".join(said[1:])],
-        counted=counted_verdicts(found),
+        finding=[said[0], " ".join(said[1:]), counted_verdicts(found), *against_random(found)],
         caution=result.caution(),
         meta=result.meta,
         layers=range(result.meta["n_layers"]),

@@ -7,18 +7,22 @@ import re
 TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "ablation": (("ablated",), "A part of the network is taken out, by its mean or by zero, to see "
                  "what the answers lose."),
+    "AoT": ((), "Attention-only transformer: the attention of CRATE, with no sparse step."),
     "atom": (("atoms",), "One entry of a code, with its column of the dictionary D: a direction "
              "that the layer can write."),
     "attribution": (("attributions",), "To first order, how much an answer would change if a part "
                     "were set to 0."),
     "by construction": ((), "An ideal layer, built as the derivation says, misses the bound too: "
                         "the bound asks for more than the design gives."),
+    "CBT": ((), "Contract-and-broadcast transformer: heads read few representatives of tokens."),
     "ceiling": (("ceilings",), "The best value that is possible on the same tokens, found by "
                 "optimisation."),
     "CLS": ((), "A token before the patches that stands for the whole image; the classifier reads "
             "it."),
     "code": (("codes",), "What a layer makes of a token: U_k^T z in a head, or the sparse entries "
              "over the atoms of D."),
+    "coding rate": (("coding rates",), "How many nats the tokens cost if they are coded together "
+                    "at precision eps."),
     "dictionary": (("dictionaries",), "The matrix D of the sparse step; its columns are atoms."),
     "eps": ((), "The precision at which a coding rate is measured: noise below eps costs no nats."),
     "excess": ((), "The number minus what its null gives on the same samples."),
@@ -26,6 +30,12 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
               "(stream), through LayerNorm (read), or at length one (unit)."),
     "gain": ((), "The number minus what the same layer gives with a random matrix in place of its "
              "own."),
+    "head": (("heads",), "One of the parallel parts of an attention; L3H1 is head 1 of layer 3, "
+             "both counted from 0."),
+    "hook point": (("hook points",), "A named place in the network at which activations are "
+                   "read or changed."),
+    "incoherent": ((), "Subspaces of different heads that hardly overlap."),
+    "ISTA": ((), "CRATE's sparse step: one step towards a sparse code in the dictionary D."),
     "Jaccard index": ((), "Overlap over union of two masks: 1 is the same mask, 0 no overlap."),
     "kept": ((), "The claim holds: its interval lies within its bounds, and it is better than its "
              "nulls."),
@@ -35,17 +45,22 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
                    "stream."),
     "MSSA": ((), "CRATE's attention: query, key and value of a head are one code U_k^T z."),
     "nats": ((), "Units of information, by the natural logarithm: 1 nat is 1.44 bits."),
+    "Neumann form": ((), "The exact gradient step of the rate, of which MSSA is the first "
+                     "terms of a series."),
     "null": (("nulls",), "The same measurement where there is nothing to find, such as a shuffled "
              "update. A number means something beyond its null."),
     "patch": (("patches",), "A square of the image; the network sees each as one token."),
     "R^c": ((), "The coding rate against the subspaces: how many nats the tokens cost if each head "
             "codes its part. Lower is more compressed."),
     "residual": (("residuals",), "What is left of a token when its code has been decoded."),
-    "shuffled": ((), "The same numbers in random order: as large, but without what was learned."),
+    "shuffled": ((), "In random order: the tokens of an update, or the entries of a weight "
+                 "matrix. As large as before, without what was learned."),
     "stream": (("residual stream",), "The vectors Z that layers read and write, one for each "
                "token."),
     "subspace": (("subspaces",), "The directions U_k that a head codes tokens in."),
     "support": ((), "How many tokens a head looks at: 1 over the sum of its squared shares."),
+    "ToST": ((), "Token statistics transformer: attention by second moments, without a pattern."),
+    "token": (("tokens",), "One vector of the stream: a patch, CLS, or a piece of text."),
     "twin": (("twins",), "The same architecture with random weights."),
     "undecided": ((), "The data does not tell: the interval holds both answers."),
     "untrained": ((), "The same architecture with the weights that a training starts from, drawn "
@@ -53,7 +68,7 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "zeros in the code": (("zeros",), "Entries of the sparse code that are exactly 0."),
 }  # fmt: skip
 _SKIPPED = re.compile(
-    r"<(script|style|svg|title|button|select|option|pre|code|summary|h1|h2|h3|a|iframe|textarea)\b"
+    r"<(script|style|svg|title|button|label|legend|select|option|pre|code|summary|h1|h2|h3|a|iframe|textarea)\b"
     r".*?</\1>",
     re.DOTALL,
 )

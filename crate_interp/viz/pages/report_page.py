@@ -203,6 +203,8 @@ def _page(
         title=f"{model_name(result.meta)}: what each layer does",
         meta=result.meta,
         finding=finding(result, twins),
+        two_rates=at_attention(result) is not None,
+        seen_as=_seen_as(result.meta["config"]),
         caution=caution,
         hero=first,
         strip=strip(result, twins, shuffled),
@@ -225,6 +227,14 @@ def _page(
         command=_command(result, twins, data, audited),
         sources=_sources(result, twins),
     )
+
+
+def _seen_as(config: Mapping[str, Any]) -> str:
+    """Returns how a network sees pictures, such as " seen as 28 x 28 grey pixels", or ""."""
+    if not isinstance(config.get("image_size"), (list, tuple)):
+        return ""
+    height, width = config["image_size"]
+    return f" seen as {width} x {height}{' grey' if config.get('channels') == 1 else ''} pixels"
 
 
 def _layers_csv(result: SweepResult, twins: Sequence[SweepResult]) -> str:
@@ -288,7 +298,9 @@ def _caution(result: SweepResult) -> str:
     """Returns cautions: on what replaces U, on edits, and on intervals over few samples."""
     n = result.meta["n_samples"]
     few = (
-        f"Intervals over {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
+        f"Intervals over {counted(n, result.meta['unit'])} may be too narrow: {ENOUGH} are enough."
+        if n < ENOUGH
+        else ""
     )
     found = result.meta.get("edits")
     edited = f"Measured with edits: {', '.join([*found][:4])}." if found else ""
