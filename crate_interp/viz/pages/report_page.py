@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.core.files import write_text
+from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
 from crate_interp.results.result import ENOUGH, as_text, counted, model_name
@@ -152,6 +153,7 @@ def report_page(
     audited: bool = False,
     data: str = "",
     shuffled: Sequence[SweepResult] = (),
+    progress: bool = False,
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
@@ -162,7 +164,8 @@ def report_page(
     twins: results of the same network with random weights, one result for each seed. audited:
     whether the page links to the page of an audit, audit/audit.html. data: the name of the data,
     shown in the command that repeats the report. shuffled: results of the network with its weights
-    in random order, a second baseline of random weights.
+    in random order, a second baseline of random weights. progress: whether to show a bar while the
+    figures are drawn.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -176,7 +179,7 @@ def report_page(
         write_text(stage / "summary.txt", words + result.controls_text())
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
-        page = _page(result, twins, shuffled, stage, attention, audited, data, caution)
+        page = _page(result, twins, shuffled, stage, attention, audited, data, caution, progress)
         write_text(stage / "report.html", page)
     return Path(out) / "report.html"
 
@@ -190,10 +193,11 @@ def _page(
     audited: bool,
     data: str,
     caution: str,
+    progress: bool,
 ) -> str:
     """Writes the figures and returns the page."""
     first = hero(result, twins, shuffled)
-    sections = _sections(result, twins, shuffled, out, {one.name for one in first})
+    sections = _sections(result, twins, shuffled, out, {one.name for one in first}, progress)
     tables = [
         (statistic(result.meta, name).title, *control_tables.controls_table(result, name))
         for name in control_tables.CONTROLLED
@@ -270,13 +274,15 @@ def _sections(
     shuffled: Sequence[SweepResult],
     out: Path,
     above: Container[str],
+    progress: bool,
 ) -> list[dict[str, Any]]:
     """Writes the figure of each statistic and returns each probe's part of the page.
 
     above: the statistics whose panels are at the top of the page, which are not drawn again.
     """
     sections: dict[str, dict[str, Any]] = {}
-    for name in layer_curves.names(result):
+    every = layer_curves.names(result)
+    for name in tqdm(every, desc="figures", leave=False, disable=not progress):
         probe = name.split(".")[0]
         settings = result.meta["probes"][probe]["settings"]
         new = {
