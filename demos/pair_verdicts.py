@@ -186,6 +186,6 @@ def finding(rows: Sequence[Row], seeds: int) -> str:
     return (
         f"Of {len(rows)} numbers that CRATE's design wants low or high, training {seeds} seeds of "
         f"each brings what it wants {' | '.join(said)}. "
-        f"So training makes {len(own)} of {len(rows)} CRATE's rather than any transformer's; as "
-        f"trained, CRATE is ahead of the ViT in {len(ahead)} and behind it in {len(behind)}."
+        f"So training brings {len(own)} of {len(rows)} to CRATE more than to the ViT; as trained, "
+        f"CRATE is ahead of it in {len(ahead)} and behind it in {len(behind)}."
     )

@@ -69,6 +69,9 @@ def results(out: Path) -> Pages:
     found = ci.atlas(model, data, ablate=8, **few)
     atlas = ci.viz.atlas_pages(found, out / "atlas")
     atoms = ci.viz.atoms_page(ci.atoms(model, data, **few), out / "atoms", excerpts=found.tables)
+    nodes: dict[str, Any] = {"k": [4, 16], "rotations": 2, "untrained": 2, "limit": 8}
+    swapped = ci.circuits.concentration(model, data, progress=False, **nodes)
+    concentration = ci.viz.concentration_page(swapped, out / "concentration")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
     start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-cutouts", revision="step-200")
@@ -76,6 +79,7 @@ def results(out: Path) -> Pages:
     compare = ci.viz.compare_page(compared, out / "compare")
     return {
         "compare": (compare, ["How to read this", "adjusted for the layers"]),
+        "concentration": (concentration, ["native axes"]),
         "ablation": (ablation, ["Every head"]),
         "atoms": (atoms, ["L5A"]),
         "atlas": (atlas, ["layer 5"]),

@@ -27,7 +27,7 @@ def test_it_reads_public_names_only():
     """And imports nothing heavy before a command begins: --threads has to come before torch."""
     ours, names = set(), set()
     for path in Path(cli.__file__).parent.glob("*.py"):
-        if path.name in ("argument_parsing.py", "terminal_tables.py"):  # imported by commands
+        if path.stem in ("argument_parsing", "terminal_tables"):  # imported by commands
             continue
         tree = ast.parse(path.read_text())
         modules = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -162,7 +162,7 @@ def test_a_table_is_all_that_a_program_reads(tmp_path):
     printed = run(*sweep, "--out", tmp_path / "b", "--verbose").stdout
     assert first in printed and wanted.controls_text().strip() in printed
     short = run(*sweep, "--out", tmp_path / "b").stdout.splitlines()
-    assert len(short) < 16 and len(short[3].split()) == 8 and short[-1].startswith("--verbose")
+    assert len(short) < 16 and short[-1].startswith("--verbose")
 
 
 def test_convert_a_language_model(tmp_path):
@@ -303,7 +303,6 @@ def test_further_errors_are_one_line(tmp_path):
 
 def test_all_that_is_missing_is_said_at_once(tmp_path):
     fails("SOURCE, --data are missing. Example: crate-interp report crate-tiny", "report")
-    fails("--data is missing", "sweep", "crate-tiny-fashion")
     fails("--out is missing", "convert", "crate-tiny-fashion")
     fails("FOLDER is missing. Example: crate-interp merge", "merge", "--quiet")
     for command in command_line.EXAMPLES:

@@ -113,7 +113,7 @@ def test_numbers_become_rows_seed_by_seed_and_a_sentence():
     assert (
         words.count(". ") == 1 and "to both, by gains that are not told apart: compression" in words
     )
-    assert "makes 0 of 2 CRATE's" in words and "ahead of the ViT in 0" in words
+    assert "brings 0 of 2 to CRATE more" in words and "ahead of the ViT in 0" in words
 
 
 def test_the_finding_falls_the_way_the_numbers_do():
@@ -123,10 +123,10 @@ def test_the_finding_falls_the_way_the_numbers_do():
 
     mine = demo.finding([row((UP, NONE), UP, True, UP)], 5)
     theirs = demo.finding([row((NONE, UP), DOWN, True, DOWN)], 5)
-    assert "to CRATE alone: sparsity" in mine and "makes 1 of 1 CRATE's" in mine
-    assert "to the ViT alone: sparsity" in theirs and "makes 0 of 1 CRATE's" in theirs
-    assert "ahead of the ViT in 1 and behind it in 0" in mine
-    assert "ahead of the ViT in 0 and behind it in 1" in theirs
+    assert "to CRATE alone: sparsity" in mine and "brings 1 of 1 to CRATE more" in mine
+    assert "to the ViT alone: sparsity" in theirs and "brings 0 of 1 to CRATE more" in theirs
+    assert "ahead of it in 1 and behind it in 0" in mine
+    assert "ahead of it in 0 and behind it in 1" in theirs
 
 
 def test_a_missing_network_is_not_taken_for_another():

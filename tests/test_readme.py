@@ -89,12 +89,13 @@ QUICK = "crate-interp ablate"  # the row that runs with the fast tests
 )
 def test_a_command_of_the_table_prints_its_answer(command, answer, tmp_path):
     words = recipe(command)
-    if "--data" in words:
-        words += ["--out", "out", "--quiet"]
+    words += ["--quiet"] * ("--data" in words)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert answer in " ".join(done.stdout.split())
+    if "--data" in words:  # without --out a command writes into runs/COMMAND-MODEL
+        assert f"runs/{words[3]}-{words[4]}/" in done.stdout
 
 
 def test_the_table_is_beside_the_pages():

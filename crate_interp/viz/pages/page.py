@@ -120,6 +120,7 @@ def sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
         ("dtype, device", f"{meta['dtype']}, {meta['device']}"),
         ("versions", ", ".join(f"{name} {number}" for name, number in meta["versions"].items())),
     ]
+    pairs = [pair for pair in pairs if pair != ("data", "None")]  # tensors without a name
     if "seconds" in meta:
         pairs.append(("seconds", f"{meta['seconds']:g}"))
     return [*pairs, ("config", json.dumps(meta["config"]))]
