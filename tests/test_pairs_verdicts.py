@@ -113,7 +113,7 @@ def test_numbers_become_rows_seed_by_seed_and_a_sentence():
     assert (
         words.count(". ") == 1 and "to both, by gains that are not told apart: compression" in words
     )
-    assert "brings 0 of 2 to CRATE more" in words and "ahead of the ViT in 0" in words
+    assert "brings 0 of 2 to CRATE more" in words and "ahead of it in 0" in words
 
 
 def test_the_finding_falls_the_way_the_numbers_do():
