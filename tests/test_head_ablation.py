@@ -222,9 +222,9 @@ def test_the_headline_says_what_chance_would_find(result):
     assert (rows["p"] > 0.05).all()
     assert f"intervals that exclude 0: {out}, by chance 0.75)" in words
     best = rows.loc[rows["drop"].abs().idxmax()]
-    where = f"L{best['layer']:.0f}H{best['head']:.0f}: {best['drop']:+.3g} nats of loss"
+    where = f"L{best['layer']:.0f}H{best['head']:.0f} (mean ablation): {best['drop']:+.3g} nats"
     firm = f"not distinct from 0 when adjusted for all heads (p {best['p']:.2g})"
-    assert f"effect, {firm}, is that of mean ablation of {where}" in words
+    assert f"effect, {firm}, is that of {where}" in words
     assert "this result has 7 images" in result.caution() and "<table" in result._repr_html_()
 
 
@@ -239,7 +239,7 @@ def test_the_headline_counts_effects_by_p(result, monkeypatch):
         made.loc[2, "drop"] = 3.0  # the largest of all
         monkeypatch.setattr(result, "_table", lambda name, made=made: made)
         found = result.headline()
-        assert words in found and f"ablation of {largest}: " in found, found
+        assert words in found and f"is that of {largest} (mean ablation): " in found, found
         assert ("not distinct from 0 when adjusted" in found) == (largest == "L0H2")
 
 

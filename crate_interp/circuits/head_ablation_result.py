@@ -144,12 +144,12 @@ class HeadAblation(Result):
         best = among.loc[among["drop"].abs().idxmax()]
         head = head_name(int(best["layer"]), int(best["head"]))
         ends, p = interval_words(best["low"], best["high"], before="by itself "), best["p"]
-        which = "The largest of these"
+        which = "The largest of their effects"
         if np.isnan(p) or p > LEVEL:
             by = "" if np.isnan(p) else f" (p {p:.2g})"
             which = f"The largest effect, not distinct from 0 when adjusted for all heads{by},"
         return (
-            f"{which} is that of {settings['how']} ablation of {head}: {best['drop']:+.3g} {unit} "
+            f"{which} is that of {head} ({settings['how']} ablation): {best['drop']:+.3g} {unit} "
             f"({ends}), from a base of {best['base']:.3g}."
         )
 

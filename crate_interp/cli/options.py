@@ -57,8 +57,8 @@ Source = Annotated[
 Data = Annotated[
     str,
     Option(
-        help='"embedded:fashion", "embedded:held-out-text", "imagefolder:DIR" or '
-        '"hf:owner/name:split".'
+        help='"embedded:fashion", "embedded:cutouts", "embedded:held-out-text", '
+        '"embedded:repeats", a folder, "imagefolder:DIR" or "hf:owner/name:split".'
     ),
 ]
 Out = Annotated[Path, Option(help="The folder to write into.", callback=_lock)]

@@ -145,7 +145,7 @@ def typeset(text: str) -> str:
     text = re.sub(r"\$\$(.+?)\$\$", lambda at: convert(unescape(at[1]), display="block"), text)
     text = re.sub(r"\$([^$\s][^$]*?)\$", lambda at: convert(unescape(at[1])), text)
     text = re.sub(
-        r"(?<=[A-Za-z])\^(?:\{([^}]{0,40})\}|(\w))",
+        r"(?<=[A-Za-z0-9)])\^(?:\{([^}]{0,40})\}|(\w))",
         lambda at: f"<sup>{at[1] or at[2]}</sup>",
         text,
     )

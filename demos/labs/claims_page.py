@@ -157,7 +157,7 @@ def page(rows: Sequence[Row]) -> str:
         lines, answers = section(document, rows, others.get(document, ()))
         body, found = body + lines, found + answers
     head = [
-        "# What the documents claim, and what came out here",
+        "# What the papers claim, and what came out here",
         "",
         f"Of {sum(found.values())} claims {found['supported']} are supported at the size at which "
         f"they were run, {found['not supported']} are not, {found['depends']} depend on a frame, a "

@@ -127,8 +127,8 @@ def of_pairs() -> list[Elsewhere]:
     tuned = f"; at its best rate the ViT would gain {gain_vit:.1f} ({least:+.1f} to {most:+.1f})"
     return [
         made("incoherent", {"": (gain.low, gain.high)}, by,
-             f"{gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
-             f"{before.mean():.3f} before training", len(SEEDS)),
+             f"overlap of heads {gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
+             f"{before.mean():.3f} before training, to which this adds", len(SEEDS)),
         made("vit", {"": (apart.low - max(0.0, most), apart.high - max(0.0, least))}, by,
              f"{apart.value:+.1f} points ({apart.low:+.1f} to {apart.high:+.1f}): {spans['crate']} "
              f"of 4,000 composites{tuned}", f"{spans['vit']}, the ViT", len(SEEDS)),

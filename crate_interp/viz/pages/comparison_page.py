@@ -46,7 +46,7 @@ def _page(result: Comparison) -> str:
     chosen = [f"{row['probe']}.{row['statistic']}" for row in largest(result, _HERO)]
     layers = sorted({int(layer) for one in every.values() for layer in one.layers})
     twins = [len(result.meta[side]["untrained"]) for side in "ab"]
-    sections = _sections(result, every, layers)
+    sections, depth = _sections(result, every, layers), int(result.meta["a"]["n_layers"])
 
     def named(name: str) -> str:
         return statistic(result.meta, name).title
@@ -63,7 +63,7 @@ def _page(result: Comparison) -> str:
         networks=[_networks(result, side) for side in "ab"],
         hero=[_panel(name, every[name], result) for name in chosen or list(every)[:_HERO]],
         strips=[(one["heading"], one["rows"]) for one in sections],
-        layers=layers,
+        layers=["out" if layer == depth else layer for layer in layers],
         twins=min(twins),
         sections=sections,
         sources=_sources(result),
