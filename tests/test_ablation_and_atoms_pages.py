@@ -70,7 +70,7 @@ def test_texts_have_contexts_and_without_excerpts_tokens_are_named(tmp_path):
     lm, tokens = make_lm("crate-lm"), torch.randint(47, (5, 13))
     result = ci.atoms(lm, tokens, top=4, **QUIET)
     named = ci.viz.atoms_page(result, tmp_path / "a").read_text()
-    row = result.top(0, int(re.search(r"L0A(\d+)</b>", named)[1])).iloc[0]
+    row = result.top(0, int(re.search(r"L0A(\d+)</b>", named)[1])).to_dict("records")[0]
     assert f"sample {row['sample']}, token {row['token']}: {row['value']:.3g}" in named
     shown = excerpts(result.table("top"), lm, samples_of(lm, tokens), False)
     text = ci.viz.atoms_page(result, tmp_path / "b", excerpts=shown).read_text()

@@ -362,7 +362,7 @@ def test_the_size_of_a_page(name, most, parts):
     with torch.no_grad():
         _, cache = model.run_with_cache(inputs, names_filter=lambda each: each.endswith(points))
     page = ci.viz.explore(cache, inputs)
-    assert "logit lens left out: call model.eval() first" in page.html() or not text
+    assert "left out: call model.eval() first" in page.html() or not text
     assert 2_000_000 < len(page.html()) < most
     assert parts_of(page) == [parts] * 12
 

@@ -53,6 +53,11 @@ def test_attention_of_images(cache):
     assert "http" not in html and html.count("<script") == 2
 
 
+def words_of(page):
+    """A page without the marks of words that it explains."""
+    return re.sub("</?abbr[^>]*>", "", page.html())
+
+
 def test_attention_says_which_head_singles_out_most(cache):
     """Against the entropy probe, head by head."""
     entropy = ci.probe(cache, "attention").heads().query("statistic == 'entropy' and layer == 1")
@@ -67,7 +72,7 @@ def test_attention_says_which_head_singles_out_most(cache):
             f"L1H{values.argmin()} is the most selective head: a token looks at "
             f"{np.exp(values.min()):.1f} tokens on average"
         )
-        assert wanted in page.html() and "Even attention would be 13.0" in page.html()
+        assert wanted in words_of(page) and "Even attention would be 13.0" in words_of(page)
         assert matrix(page)["first"] == values.argmin()
 
 
@@ -165,19 +170,18 @@ def test_atoms_say_which_is_on_most_and_where(cache):
         f"{name} is on most strongly: {code.max():.3g} at {where}. Over all tokens {share:.3g}"
         "\u00a0% of the values are above 0."
     )
-    page = ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1).html()
-    assert said in re.sub("</?abbr[^>]*>", "", page)
+    assert said in words_of(ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1))
 
     lm = make_lm("crate-lm")
     _, told = lm.run_with_cache(torch.randint(47, (2, 3)))
     held = told["blocks.1.mlp.hook_post"]
     held[:], held[1, 2, 5] = -1, 7.5
     names = [list("abc"), list("def")]
-    page = ci.viz.top_tokens(told, [5, 2], layers=[1], tokens=names).html()
+    page = words_of(ci.viz.top_tokens(told, [5, 2], layers=[1], tokens=names))
     assert "Atom 5 of layer 1 is on most strongly: 7.5 at the token \u201cf\u201d. Over all" in page
     held[:] = 0
-    page = ci.viz.activations(told, 2, layers=[1], tokens=list("abc")).html()
-    assert "are off: no value is above 0 in any token." in page
+    page = words_of(ci.viz.activations(told, 2, layers=[1], tokens=list("abc")))
+    assert "These atoms are off: no value is above 0 in any token." in page
 
 
 def test_words_of_the_data_cannot_end_the_script(cache):

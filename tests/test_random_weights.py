@@ -12,7 +12,7 @@ from crate_interp.sweeps.report_findings import strip
 from crate_interp.sweeps.runs.untrained_twins import shuffled, twin
 
 SEEDS, SHARE = 5, 0.05
-RUN = {"limit": 32, "progress": False}
+RUN = {"limit": 16, "progress": False}
 
 
 def small_positions(model):

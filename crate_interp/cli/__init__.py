@@ -61,6 +61,7 @@ def main() -> None:
     progress.say_as[:] = [spoken]
     with terminal.any_terminal():
         code = terminal.code_of(_run, place, "--debug" in sys.argv, spoken)
+    progress.say_as.clear()
     if before is None:
         os.environ.pop(QUIET, None)
     raise SystemExit(code)

@@ -73,14 +73,14 @@ _SKIPPED = re.compile(
     re.DOTALL,
 )
 _TAG = re.compile(r"<[^>]*>")
-_RATE = re.compile(r"(<p\b[^>]*>(?:(?!</p>).)*?)(R<sup>c</sup>)", re.DOTALL)  # its name is no text
+_RATE = "R<sup>c</sup>"  # R^c on a page
 
 
 def explained(document: str) -> str:
     """Returns an HTML page in which the first use of each word of `TERMS` shows its meaning."""
     start = document.find("<body")
     known = {form: word for word, (forms, _) in TERMS.items() for form in (word, *forms)}
-    known.pop("R^c")  # `_RATE` finds it
+    known.pop("R^c")  # `_with_rate` finds it
     longest = sorted(known, key=len, reverse=True)
     found = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest))})(?![\w-])")
     seen: set[str] = set()
@@ -92,7 +92,7 @@ def explained(document: str) -> str:
         seen.add(word)
         return f'<abbr title="{html.escape(TERMS[word][1])}">{match[0]}</abbr>'
 
-    document = _RATE.sub(_of_rate, document, count=1)
+    document = _with_rate(document, start)
     parts, at = [document[:start]], start
     for piece in _pieces(document, start):
         text, piece_end = piece
@@ -101,8 +101,15 @@ def explained(document: str) -> str:
     return "".join(parts) + document[at:]
 
 
-def _of_rate(match: re.Match[str]) -> str:
-    return f'{match[1]}<abbr title="{html.escape(TERMS["R^c"][1])}">{match[2]}</abbr>'
+def _with_rate(document: str, start: int) -> str:
+    """Returns a page in which R^c is explained where a paragraph first has it."""
+    at = document.find(_RATE, start)
+    while at >= 0 and document.rfind("<p", start, at) <= document.rfind("</p>", start, at):
+        at = document.find(_RATE, at + 1)
+    if at < 0:
+        return document
+    shown = f'<abbr title="{html.escape(TERMS["R^c"][1])}">{_RATE}</abbr>'
+    return f"{document[:at]}{shown}{document[at + len(_RATE) :]}"
 
 
 def _pieces(document: str, start: int) -> list[tuple[str, int]]:
