@@ -68,7 +68,7 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "zeros in the code": (("zeros",), "Entries of the sparse code that are exactly 0."),
 }  # fmt: skip
 _SKIPPED = re.compile(
-    r"<(script|style|svg|title|button|label|legend|select|option|pre|code|summary|h1|h2|h3|a|iframe|textarea)\b"
+    r"<(script|style|svg|title|table|button|label|legend|select|option|pre|code|summary|h1|h2|h3|a|iframe|textarea)\b"
     r".*?</\1>",
     re.DOTALL,
 )
