@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 
 import crate_interp as ci
 from crate_interp.core.safe_text import in_markdown
-from crate_interp.viz.pages.glossary import TERMS
+from crate_interp.viz.pages.glossary import TERMS, finder, forms
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -158,8 +158,7 @@ def _lowered(at: re.Match[str]) -> str:
 
 def explained(html: str, glossary: str) -> str:
     """Returns HTML in which the first use of each word of the glossary leads to it."""
-    known = {form: word for word, (forms, _) in TERMS.items() for form in (word, *forms)}
-    longest = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    known = forms()
     seen: set[str] = set()
 
     def linked(at: re.Match[str]) -> str:
@@ -171,7 +170,7 @@ def explained(html: str, glossary: str) -> str:
         return f'<a class="word" {link}>{typeset(at[0])}</a>'
 
     heads = re.split(r"(<h\d.*?</h\d>)", html, flags=re.DOTALL)
-    change = partial(re.sub, rf"(?<![\w-])({longest})(?![\w-])", linked)
+    change = partial(finder(known).sub, linked)
     return "".join(one if place % 2 else in_prose(one, change) for place, one in enumerate(heads))
 
 

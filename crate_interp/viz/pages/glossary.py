@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Iterable
 
 # word -> its other forms, and what it means; docs list the same words
 TERMS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -76,13 +77,23 @@ _TAG = re.compile(r"<[^>]*>")
 _RATE = "R<sup>c</sup>"  # R^c on a page
 
 
+def forms() -> dict[str, str]:
+    """Returns each form of each word, and the word."""
+    return {form: word for word, (others, _) in TERMS.items() for form in (word, *others)}
+
+
+def finder(known: Iterable[str]) -> re.Pattern[str]:
+    """Returns a pattern that finds these words, the longest that fits at each place."""
+    longest = sorted(known, key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest))})(?![\w-])")
+
+
 def explained(document: str) -> str:
     """Returns an HTML page in which the first use of each word of `TERMS` shows its meaning."""
     start = document.find("<body")
-    known = {form: word for word, (forms, _) in TERMS.items() for form in (word, *forms)}
+    known = forms()
     known.pop("R^c")  # `_with_rate` finds it
-    longest = sorted(known, key=len, reverse=True)
-    found = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest))})(?![\w-])")
+    found = finder(known)
     seen: set[str] = set()
 
     def wrapped(match: re.Match[str]) -> str:
