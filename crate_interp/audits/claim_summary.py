@@ -230,8 +230,8 @@ def findings(result: Result) -> list[str]:
         every = "normalisation and eps" if result.meta["settings"]["grid"] else "normalisation"
         said += [
             _as_read(result),
-            f"in {_of(kept, layers)} does R^c fall under every {every}; in {some} it depends on "
-            "which",
+            f"in {_of(kept, layers)} does R^c fall under every {every}; in {some} of {layers} "
+            "it depends on which",
         ]
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
         rows = main_rows(result, "cells")

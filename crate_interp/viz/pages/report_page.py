@@ -171,7 +171,7 @@ def report_page(
     """
     with result.saved_with_pages(out) as stage:
         table = as_text(*layer_curves.summary(result, twins))
-        caution = _caution(result)
+        caution = f"{_caution(result)} {_few_seeds(len(twins))}".strip()
         words = f"{finding(result, twins)}\n{layer_curves.heading(result, twins, data)}\n"
         words += f"{caution}\n{table}\n\n"
         words += layer_curves.legend(result)
@@ -298,6 +298,16 @@ def _sections(
         panels = sections.setdefault(probe, new)["panels"]
         panels += [] if name in above else [panel(result, twins, shuffled, name)]
     return list(sections.values())
+
+
+def _few_seeds(count: int) -> str:
+    """Returns a caution if so few untrained networks leave most comparisons open, else ""."""
+    if not 0 < count < 4:
+        return ""
+    return (
+        f"With {counted(count, 'untrained networks')} of each kind most comparisons with them stay "
+        "undecided: give 5 (--untrained 5)."
+    )
 
 
 def _caution(result: SweepResult) -> str:
