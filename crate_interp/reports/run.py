@@ -116,8 +116,8 @@ def _write(
     if audit:
         discard(out / "audit", META)  # left by an earlier report
     attention = _attention(model, samples, result) if model.cfg.kind == "vision" else None
-    shown: Any = {"attention": attention, "audited": audit, "data": name, "shuffled": shuffles}
-    shown["progress"] = progress
+    shown: Any = {"attention": attention, "audited": audit, "data": name}
+    shown |= {"shuffled": shuffles, "progress": progress}
     page = report_page(result, twins, out, **shown)
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, because it takes longest: if it fails, nothing else is lost

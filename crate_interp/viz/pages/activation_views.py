@@ -58,7 +58,6 @@ def activations(
     found = [held(cache, layer, point, sample).flatten(1) for layer in chosen]  # [pos, atom]
     picked = numbers("atoms", atoms, found[0].shape[1])
     known = tokens_of(cache, sample) if tokens is None else tokens
-    names = names_of(model, known, len(found[0]), grid)
     values = torch.stack([layer[:, picked] for layer in found], dim=1)  # [pos, layer, atom]
     called = _places(model, known, len(found[0]), grid)
     title, kicker = f"{name_of(cache)}: where atoms are on", f"{point}, sample {sample}"
@@ -80,7 +79,7 @@ def activations(
     layer_order = [int(first), *(at for at in range(len(chosen)) if at != first)]
     atom_order = [int(best), *(at for at in range(len(picked)) if at != best)]
     properties = {
-        "tokens": names,
+        "tokens": names_of(model, known, len(found[0]), grid),
         "activations": _rounded(values[:, layer_order][:, :, atom_order]),
         "firstDimensionName": "Layer",
         "secondDimensionName": "Atom",
