@@ -20,7 +20,7 @@
 #
 # * *Stream as it is*: Z before attention and Z + MSSA(LN(Z)) after it.
 # * *Through LayerNorm*: both through the LayerNorm that attention reads through.
-# * *At one length*: both scaled to |Z|_F = sqrt(tokens x width).
+# * *At a fixed norm*: both scaled to |Z|_F = sqrt(tokens x width).
 
 # %% tags=["lead"]
 # %matplotlib inline
@@ -38,7 +38,7 @@ audit = ci.audit(model, "embedded:fashion", limit=32, untrained=2, progress=Fals
 FRAMES = {
     "stream": "Stream as it is",
     "read": "Through LayerNorm",
-    "unit": "At one length",
+    "unit": "At a fixed norm",
 }
 table = audit.table()
 every_eps = table[table["number"] == "compresses"]
@@ -163,7 +163,7 @@ figure
 
 # %% [markdown]
 # ## What follows
-# "Stream as it is" and "At one length" differ in nothing but the length of Z. So how much longer
+# "Stream as it is" and "At a fixed norm" differ in nothing but the length of Z. So how much longer
 # does attention make it?
 
 # %%

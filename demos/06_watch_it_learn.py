@@ -13,8 +13,8 @@
 #
 # **When in training do compression, sparsity and accuracy take their final values?** All three
 # settle in the same stretch, after step 640 and by step 2,560. In the last layer the objective
-# falls along the training through LayerNorm, as attention reads the stream, and rises at one length
-# (the picture). The first checkpoint, step 0, is the untrained network.
+# falls along the training through LayerNorm, as attention reads the stream, and rises at a fixed
+# norm (the picture). The first checkpoint, step 0, is the untrained network.
 
 # %%
 # %matplotlib inline
@@ -63,15 +63,15 @@ pd.concat(zeros, axis=1, keys=names).round(3)
 # ## The objective
 # A layer is meant to lower lambda |Z|_1 + R^c - R, with R^c against its own subspaces. All three
 # terms depend on the length of Z, so here are three frames: the stream as it is, through the
-# LayerNorm of the layer's attention, and at one length. Lower is better. U changes in training, so
-# compare the shapes of the lines with more confidence than their heights.
+# LayerNorm of the layer's attention, and at a fixed norm. Lower is better. U changes in training,
+# so compare the shapes of the lines with more confidence than their heights.
 
 # %% tags=["lead"]
 import matplotlib
 from matplotlib.figure import Figure
 
 figure = Figure(figsize=(10, 3.6), layout="constrained")
-frames = {"stream": "Stream as it is", "read": "Through LayerNorm", "unit": "At one length"}
+frames = {"stream": "Stream as it is", "read": "Through LayerNorm", "unit": "At a fixed norm"}
 for axis, (frame, title) in zip(figure.subplots(1, 3, sharey=True), frames.items(), strict=True):
     for place, (name, result) in enumerate(zip(names, swept, strict=True)):
         rows = result.layers().query(f"statistic == 'l1_{frame}'")
@@ -106,7 +106,7 @@ for frame, title in frames.items():
 # %% [markdown]
 # On the stream as it is, the objective falls from layer to layer after layer 1, more so in the
 # trained network. In the other two frames the last two layers of the trained network raise it. In
-# layer 5 training lowered it on the stream and through LayerNorm, and raised it at one length. So
+# layer 5 training lowered it on the stream and through LayerNorm, and raised it at a fixed norm. So
 # the verdict on the objective depends on the frame, as that on R^c does (notebook 02).
 
 # %% [markdown]

@@ -19,7 +19,7 @@ SEEING, SEEN = "crate-tiny-cutouts", "cutouts"
 RANKS = (0.02, 0.25, 0.5)  # the drawn images, from the highest score (0) to the lowest (1)
 FRAMES = {  # name, colour, marker and side of its name; apart for colour-blind eyes
     "stream": ("stream as it is", "#d55e00", "o", "center"),
-    "unit": ("at one length", "#009e73", "^", "bottom"),
+    "unit": ("at a fixed norm", "#009e73", "^", "bottom"),
     "read": ("through LayerNorm", "#0072b2", "s", "top"),
 }
 

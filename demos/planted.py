@@ -12,7 +12,7 @@ Every token has mean 0, because LayerNorm would remove its mean.
 The layer takes the paper's own step: it adds MSSA(LN(Z)) with W_O a small positive multiple of U^T,
 and subtracts 0.2 Z. The models have no weight on the skip connection, so a hook does that. The
 frames are the stream as it is ("stream"), what the layer's first norm makes of it ("read"), and the
-stream at one length ("unit"). R^c falls in all of them. With MSSA alone the stream grows, and R^c
+stream at a fixed norm ("unit"). R^c falls in all of them. With MSSA alone the stream grows, and R^c
 falls in the other two frames only. With MSSA subtracted it falls in the stream only.
 """
 

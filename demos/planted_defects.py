@@ -185,7 +185,7 @@ DEFECTS: dict[str, Defect] = {
         _without_skip(-1),
         _in(_NORMED, *_LAW),
         "MSSA subtracted, as in CRATE-N: what a token shares with its subspace shrinks, the noise "
-        "stays. The stream shrinks; at one length R^c rises.",
+        "stays. The stream shrinks; at a fixed norm R^c rises.",
     ),
     "shrinks": Defect(
         _shrinks,

@@ -141,7 +141,9 @@ def test_both_rates_are_told_apart_by_the_lengths_of_tokens(result, rising, word
     falling = np.array([30.0, 20.0, 10.0]) + noise
     after = before + (1 if rising else -1) + noise
     words = finding(planted(result, before=before, after=after, official=falling), [])
-    assert words.startswith("With every code at length one, as the authors count, R^c falls")
+    assert words.startswith(
+        "With every code scaled to unit length, as the authors count, R^c falls"
+    )
     assert f"With lengths as they are, attention {word} R^c of the stream in {LAYERS}" in words
 
 

@@ -92,6 +92,6 @@ def test_the_sharpest_heads_say_whether_they_are_told_apart():
     )
     assert said["near"] == (
         f"{first}; L0H1 1.200 (0.9516 to 1.448; sd 0.1). The interval of the first head overlaps "
-        "that of 1 other head, which may be sharper. demos/docs/pages/faq.md compares two heads, "
-        "sample by sample."
+        "that of 1 other head, which may be sharper: compare two heads by sample, with "
+        'per_head=["entropy"] of ci.probes.attention.'
     )

@@ -124,7 +124,7 @@ def test_tables(report, model, data):
     pd.testing.assert_frame_equal(samples, result.samples())
     lines = (report.parent / "summary.txt").read_text().splitlines()
     finding = lines.pop(0)
-    assert finding.startswith("With every code at length one, as the authors count, R^c ")
+    assert finding.startswith("With every code scaled to unit length, as the authors count, R^c ")
     assert lines[0] == (
         "mine & <yours>, 6 images: means over them; in brackets, the untrained mean of 2 seeds."
     )

@@ -3,6 +3,8 @@
 import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from os import scandir
 from os.path import expanduser, isdir
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from crate_interp.core.checks import did_you_mean
 from crate_interp.core.pictures import SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import Listing
@@ -84,7 +87,9 @@ def folder_samples(
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder.")
+        near = did_you_mean(plain(folder.name, 100), _folders_beside(folder))
+        words = f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder. {near}"
+        raise ValueError(words.rstrip())
     listing = (Listing.kept(kept, folder) if kept else None) or Listing.of(folder)
     unread = ", ".join(f"{count:,} {suffix}" for suffix, count in listing.unread.most_common())
     advice = f"Formats that are not read: {unread}. Save these files as PNG or JPEG."
@@ -111,6 +116,15 @@ def folder_samples(
         listing=listing,
         files=Files(folder, named),
     )
+
+
+def _folders_beside(path: Path) -> list[str]:
+    """Returns the names of up to a thousand folders beside a path."""
+    try:
+        with scandir(path.parent) as entries:
+            return [plain(entry.name, 100) for entry in islice(entries, 1000) if entry.is_dir()]
+    except OSError:
+        return []
 
 
 def _check_no_splits(folder: Path, labels: Sequence[str] | None) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
+from crate_interp.core.safe_text import plain
 from crate_interp.data import batch_streams, coco, cutouts, images, named_data, streams, voc
 from crate_interp.data.item_samples import (
     is_item_data,
@@ -220,7 +221,8 @@ def open_text(
     if isinstance(given, str):
         source, where = source_of(given, TEXTS, text=True)
         assert source.table is not None
-        given = source.table(where)
+        samples = open_text(source.table(where), windows, limit)
+        return replace(samples, fingerprint=f"{plain(data, 200)}:{samples.fingerprint}")
     if isinstance(given, Table) and _IDS in (given.column_names or ()):
         return first(_token_samples(_ids_of(given)), limit)
     texts = _texts(given)

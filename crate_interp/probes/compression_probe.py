@@ -99,11 +99,13 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
         _, symbol, what, where = PLACES[place]
         z = f"LN({symbol})" if norm else symbol
         what += ", normalised by the LayerNorm before attention" if norm else ""
+        # `_final` measures it
+        last = " Layer n_layers is the stream after the last layer." * (place == "pre" and not norm)
         found |= {
             f"rate_{place}": _rate(
                 f"Coding rate R of all tokens {where}", "higher is more spread out",
                 how=f"R of {z}, {what}: the cost of coding it as one Gaussian; the theory wants R "
-                "high while R^c falls.",
+                "high while R^c falls." + last,
             ),
             f"subspace_rate_{place}": _rate(
                 f"Coding rate R^c in the subspaces {where}", "lower is more compressed",

@@ -38,8 +38,8 @@ _CLS, _INSTEAD = "attention.support_cls", "attention.entropy"
 def finding(result: SweepResult, twins: Sequence[SweepResult]) -> str:
     """Returns the first sentences of a report, one about each rate that is called R^c.
 
-    The two rates differ in the lengths of tokens: the authors count codes at length one, from layer
-    to layer; the other rate is of the stream as it is, before and after one attention.
+    The two rates differ in the lengths of tokens: the authors scale codes to unit length, and go
+    from layer to layer; the other rate is of the stream as it is, before and after one attention.
     """
     step, along = at_attention(result), along_layers(result)
     said: list[str] = []
@@ -54,7 +54,7 @@ def finding(result: SweepResult, twins: Sequence[SweepResult]) -> str:
 
 
 def _official(along: Change, twins: list[Change | None]) -> str:
-    words = f"With every code at length one, as the authors count, R^c {path(along)}"
+    words = f"With every code scaled to unit length, as the authors count, R^c {path(along)}"
     known = [twin for twin in twins if twin is not None]
     if known:
         means = np.mean([(twin.before[0], *twin.after) for twin in known], axis=0)

@@ -155,7 +155,7 @@ class SweepResult(Result):
                 )
                 scale += f"; 95 % interval; sd over {self.meta['unit']}"
                 words = f"Sharpest heads by {statistic} (of {of}; {scale}): "
-                lines.append(words + _ranked(found, count))
+                lines.append(words + _ranked(found, statistic, count))
         return "\n".join(lines)
 
     def _shown(self) -> pd.DataFrame:
@@ -170,7 +170,7 @@ class SweepResult(Result):
         return self._in_notebook(wide.to_html(float_format=lambda value: f"{value:.4g}"))
 
 
-def _ranked(heads: Any, count: int) -> str:
+def _ranked(heads: Any, statistic: str, count: int) -> str:
     """Returns a text on the first `count` heads, and on how other heads compare with the first."""
     shown = []
     for row in heads.head(count).itertuples():
@@ -182,7 +182,9 @@ def _ranked(heads: Any, count: int) -> str:
     near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
     if near:
         many = "that of 1 other head" if near == 1 else f"those of {near} other heads"
-        more = "which may be sharper. demos/docs/pages/faq.md compares two heads, sample by sample."
-        return f"{words} The interval of the first head overlaps {many}, {more}"
+        return (
+            f"{words} The interval of the first head overlaps {many}, which may be sharper: "
+            f'compare two heads by sample, with per_head=["{statistic}"] of ci.probes.attention.'
+        )
     known = not heads["low"].isna().all() and len(heads) > 1
     return f"{words} No other interval overlaps that of the first head." if known else words

@@ -86,7 +86,7 @@ def headline(result: Result) -> str:
             f"{len(step.layers)} layers{few_words(step)}"
         )
     if along is not None:
-        said.append(f"the authors' R^c, of codes at length one, {path(along)}")
+        said.append(f"the authors' R^c, of codes scaled to unit length, {path(along)}")
     words = f"{count}{': ' if said else ''}{', and '.join(said)}."
     return f"{words} {instead_of_u(result)}".rstrip()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "ablation": (("ablated",), "A part of the network is taken out, by its mean or by zero, to see "
                  "what the answers lose."),
+    "audit": (("audits",), "Tests in every layer of what the papers claim of it, beside nulls."),
     "AoT": ((), "Attention-only transformer: the attention of CRATE, with no sparse step."),
     "atom": (("atoms",), "One entry of a code, with its column of the dictionary D: a direction "
              "that the layer can write."),
@@ -22,19 +23,26 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
             "it."),
     "code": (("codes",), "What a layer makes of a token: U_k^T z in a head, or the sparse entries "
              "over the atoms of D."),
+    "concentration": ((), "How few entries of a code carry an answer, beside random axes."),
     "coding rate": (("coding rates",), "How many nats the tokens cost if they are coded together "
                     "at precision eps."),
+    "control": (("controls",), "The same measurement with one part replaced by a random part of "
+                "the same singular values."),
+    "CRATE": ((), "Coding rate transformer: each layer is one step of compression and one of "
+              "sparsification."),
     "dictionary": (("dictionaries",), "The matrix D of the sparse step; its columns are atoms."),
     "eps": ((), "The precision at which a coding rate is measured: noise below eps costs no nats."),
     "excess": ((), "The number minus what its null gives on the same samples."),
     "frame": (("frames",), "How tokens are normalised before a rate is measured: as they are "
-              "(stream), through LayerNorm (read), or at length one (unit)."),
+              "(stream), through LayerNorm (read), or with |Z| at a fixed norm (unit)."),
     "gain": ((), "The number minus what the same layer gives with a random matrix in place of its "
              "own."),
     "head": (("heads",), "One of the parallel parts of an attention; L3H1 is head 1 of layer 3, "
              "both counted from 0."),
     "hook point": (("hook points",), "A named place in the network at which activations are "
                    "read or changed."),
+    "Hoyer": ((), "A sparsity between 0 (all entries alike) and 1 (one entry), from the ratio of "
+              "l1 to l2 norm."),
     "incoherent": ((), "Subspaces of different heads that hardly overlap."),
     "ISTA": ((), "CRATE's sparse step: one step towards a sparse code in the dictionary D."),
     "Jaccard index": ((), "Overlap over union of two masks: 1 is the same mask, 0 no overlap."),
@@ -45,17 +53,22 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "logit lens": ((), "What the last layer's readout would answer from an earlier layer's "
                    "stream."),
     "MSSA": ((), "CRATE's attention: query, key and value of a head are one code U_k^T z."),
+    "native axes": ((), "The axes of a code as it is stored: its neurons or atoms."),
     "nats": ((), "Units of information, by the natural logarithm: 1 nat is 1.44 bits."),
     "Neumann form": ((), "The exact gradient step of the rate, of which MSSA is the first "
                      "terms of a series."),
     "null": (("nulls",), "The same measurement where there is nothing to find, such as a shuffled "
              "update. A number means something beyond its null."),
+    "output map": (("output maps",), "W_O, the matrix by which heads write into the stream."),
     "patch": (("patches",), "A square of the image; the network sees each as one token."),
+    "principal axes": ((), "The axes along which a code varies most (PCA), in place of its own."),
+    "probe": (("probes",), "A function from activations to numbers of each layer and head."),
     "R^c": ((), "The coding rate against the subspaces: how many nats the tokens cost if each head "
             "codes its part. Lower is more compressed."),
     "residual": (("residuals",), "What is left of a token when its code has been decoded."),
     "shuffled": ((), "In random order: the tokens of an update, or the entries of a weight "
                  "matrix. As large as before, without what was learned."),
+    "sweep": (("sweeps",), "Probes over a data set, batch by batch, with no full cache in memory."),
     "stream": (("residual stream",), "The vectors Z that layers read and write, one for each "
                "token."),
     "subspace": (("subspaces",), "The directions U_k that a head codes tokens in."),
@@ -66,10 +79,11 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "undecided": ((), "The data does not tell: the interval holds both answers."),
     "untrained": ((), "The same architecture with the weights that a training starts from, drawn "
                   "anew."),
+    "white-box": ((), "Of a network: each layer comes from an objective that can be measured."),
     "zeros in the code": (("zeros",), "Entries of the sparse code that are exactly 0."),
 }  # fmt: skip
 _SKIPPED = re.compile(
-    r"<(script|style|svg|title|table|button|label|legend|select|option|pre|code|summary|h1|h2|h3|a|iframe|textarea)\b"
+    r"<(script|style|svg|title|table|button|label|legend|select|option|pre|code|summary|h1|h2|h3|a|iframe|textarea|dl)\b"
     r".*?</\1>",
     re.DOTALL,
 )
