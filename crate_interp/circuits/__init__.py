@@ -19,11 +19,12 @@ from crate_interp.circuits.head_ablation import ablate_heads
 from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
 from crate_interp.circuits.path_patching import path_patch
+from crate_interp.circuits.switching_off import switched_off
 
 __all__ = [
     "Atlas", "AtomNames", "AttributionGraph", "Circuit", "CircuitScores", "Composition",
     "Concentration", "Edge", "HeadAblation", "LogitAttribution", "LogitLens", "Steering",
     "ablate_heads", "atlas", "atom_names", "attribution_patch", "composition", "concentration",
     "evaluate", "graph", "head_scores", "logit_attribution", "logit_lens", "neuron_records",
-    "patching", "path_patch", "repeat_targets",
+    "patching", "path_patch", "repeat_targets", "switched_off",
 ]  # fmt: skip

@@ -30,6 +30,10 @@ def explore(
     circuit: Annotated[
         Path | None, Option(help="A file that Circuit.save wrote; its heads get a ring.")
     ] = None,
+    without: Annotated[
+        bool,
+        Option(help="Let the page switch off a head, an atom or a patch; the model runs for each."),
+    ] = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
@@ -42,7 +46,8 @@ def explore(
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
     model = options.load(source, family, revision, config, device, dtype, rename, weights)
     cache, inputs, name = argument_parsing.one_sample(model, data, sample, size)
-    page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
+    off = ci.circuits.switched_off(model, inputs[0]) if without else None
+    page = ci.viz.explore(cache, inputs, circuit=ring, name=name, without=off)
     options.say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
 
 

@@ -143,21 +143,24 @@ def _smooth_noise(rng: np.random.Generator) -> Image.Image:
 
 
 def paste(
-    cutout: Image.Image, background: Image.Image, rng: np.random.Generator
+    cutout: Image.Image,
+    background: Image.Image,
+    rng: np.random.Generator,
+    share: tuple[float, float] = SHARE,
 ) -> tuple[Image.Image, Image.Image]:
     """Returns an object at a random place and scale on a square background, and its mask.
 
-    cutout: mode RGBA. It is cropped to its alpha and scaled so that its longer side is 45 to
-    80 % of the background's. The mask (mode "L", 0 or 255) is alpha > 127 after scaling. The
-    same state of the generator gives the same picture. Raises ValueError for a cut-out that is
-    transparent everywhere.
+    cutout: mode RGBA. It is cropped to its alpha and scaled so that its longer side is a share of
+    the background's, drawn between the two numbers of `share`. The mask (mode "L", 0 or 255) is
+    alpha > 127 after scaling. The same state of the generator gives the same picture. Raises
+    ValueError for a cut-out that is transparent everywhere.
     """
     box = cutout.getchannel("A").getbbox()
     if box is None:
         raise ValueError("the cut-out is transparent everywhere: there is no object in it.")
     cutout = cutout.crop(box)
     size = background.width
-    scale = size * rng.uniform(*SHARE) / max(cutout.size)
+    scale = size * rng.uniform(*share) / max(cutout.size)
     width, height = (max(1, round(side * scale)) for side in cutout.size)
     small = cutout.resize((width, height), Image.Resampling.BICUBIC)
     place = (int(rng.integers(size - width + 1)), int(rng.integers(size - height + 1)))

@@ -1,8 +1,10 @@
 """The explorer: a page on which you point at a patch or token and see every head."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from crate_interp.viz.pages.page import Html, is_page, render
 
 # Ends of the names of the points that the page shows besides maps and codes.
 _OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_post", "hook_pooled", "hook_mask")
+_STEPS = 10_000  # of a probability on the page
 _MOST_SHARES = 200_000_000  # the most attention shares that a browser can hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
@@ -38,6 +41,7 @@ def explore(
     sample: int = 0,
     name: str | None = None,
     graph: str | None = None,
+    without: pd.DataFrame | None = None,
 ) -> Html:
     """Returns a page on which you point at a patch or token and see what every head does with it.
 
@@ -52,7 +56,9 @@ def explore(
     cache: from `model.run_with_cache(x)`, for a model of images or of text. inputs: the same x.
     circuit: a circuit to draw on the page; its heads get a ring. sample: the number of the sample
     in the cache. name: the sample's name on the page; None means "sample" and the number. graph:
-    the name of a page of `ci.viz.graph` in the same folder, to link to.
+    the name of a page of `ci.viz.graph` in the same folder, to link to. without:
+    the table of `ci.circuits.switched_off(model, inputs[sample])`; a click then shows the answer
+    without a head, an atom or a patch.
 
     The cache must hold attn.hook_pattern of every layer. Other points each add a part to the page:
     attn.hook_q and attn.hook_k; mlp.hook_post; hook_resid_pre with the last hook_resid_post;
@@ -64,7 +70,8 @@ def explore(
     attn.hook_u.
 
     Raises KeyError if the maps of a layer were not cached; ValueError if cache, inputs and sample
-    do not belong together, for NaN or Inf, and if the circuit has heads that the model lacks.
+    do not belong together, for NaN or Inf, if the circuit has heads that the model lacks, and for
+    a table of another input.
     """
     seen = panels.look(cache, inputs, sample)
     layers = range(len(seen.model.blocks))
@@ -76,7 +83,8 @@ def explore(
     given = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
     if graph is not None and not is_page(graph):
         raise ValueError(f"graph={checks.shown(graph)}: give the name of a page beside this one.")
-    return _page(seen, given, drawing, graph)
+    off = None if without is None else _without(seen, without)
+    return _page(seen, given, graph, {"circuit": drawing, "without": off})
 
 
 def check_count(model: HookedModel, count: int) -> None:
@@ -96,9 +104,7 @@ def shown_points(model: HookedModel) -> tuple[str, ...]:
     return (kind.point, *kind.codes, *_OTHERS)
 
 
-def _page(
-    seen: panels.Seen, given: str, circuit: dict[str, object] | None, graph: str | None
-) -> Html:
+def _page(seen: panels.Seen, given: str, graph: str | None, more: dict[str, Any]) -> Html:
     attention = [_attention(seen, layer) for layer in range(len(seen.model.blocks))]
     blobs = [
         (f"{part}-{layer}", text)
@@ -114,7 +120,7 @@ def _page(
         of=len(seen.inputs),
         answer=panels.answer(seen),
         picture=panels.picture(seen),
-        data=_data(seen, attention) | {"circuit": circuit},
+        data=_data(seen, attention) | more,
         blobs=blobs,
         notes=_notes(seen, attention),
         count=seen.count,
@@ -145,6 +151,33 @@ def _data(seen: panels.Seen, attention: list[Attention]) -> dict[str, object]:
         "answers": panels.lens_names(seen),
         "goesOn": panels.next_tokens(seen),
     }
+
+
+def _without(seen: panels.Seen, table: pd.DataFrame) -> dict[str, Any]:
+    """Returns a table of `ci.circuits.switched_off` as the page's script reads it.
+
+    Rows are [probability of the model's own answer, number of the likeliest answer, its
+    probability], probabilities in 1/10,000: `heads` by layer and head, `atoms` by layer and number,
+    `patches` in order. Raises ValueError if the table is of another input.
+    """
+    rows: dict[str, Any] = {"head": {}, "atom": {}, "patch": {}, "nothing": {}}
+    for kind, layer, number, *(own, best, share) in table.itertuples(index=False):
+        rows[kind].setdefault(int(layer), {})[int(number)] = [
+            round(_STEPS * own), int(best), round(_STEPS * share),
+        ]  # fmt: skip
+    patches = list(rows["patch"].get(-1, {}).values())
+    known, own = panels.answer(seen), rows["nothing"][-1][-1]
+    names = panels.answer_names(seen, sorted(set(table["answer"].tolist())))
+    if len(patches) not in (0, seen.count - seen.special) or (
+        known and (names[own[1]] != known[0] or abs(own[0] - _STEPS * known[1]) > 10)
+    ):
+        raise ValueError(
+            "without= is of another input or model: give "
+            "ci.circuits.switched_off(model, inputs[sample])."
+        )
+    heads = [list(layer.values()) for layer in rows["head"].values()]
+    found = {"heads": heads, "atoms": rows["atom"], "patches": patches, "own": own[:2]}
+    return found | {"names": names}
 
 
 def _what_to_cache(seen: panels.Seen, missing: list[int]) -> str:

@@ -3,7 +3,7 @@
 If the cache lacks what a panel needs, the page leaves the panel out and says why.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -246,17 +246,25 @@ def answer(seen: Seen) -> tuple[str, float] | None:
     shares = (pooled @ seen.model.W_U + seen.model.b_U).detach().float().softmax(dim=-1)
     if not shares.isfinite().all():
         raise ValueError(f"hook_pooled holds NaN or Inf for sample {seen.sample}.")
-    best, labels = int(shares.argmax()), seen.model.cfg.labels
-    name = f"class {best}" if labels is None else visible(labels[best], LONGEST)
-    return name, float(shares[best])
+    best = int(shares.argmax())
+    return answer_names(seen, [best])[best], float(shares[best])
+
+
+def answer_names(seen: Seen, numbers: Sequence[int]) -> dict[int, str]:
+    """Returns the name of each class, or the text of each token id."""
+    if seen.grid is None:
+        return dict(zip(numbers, _named(seen.model, list(numbers)), strict=True))
+    labels = seen.model.cfg.labels
+    if labels is None:
+        return {number: f"class {number}" for number in numbers}
+    return {number: visible(labels[number], LONGEST) for number in numbers}
 
 
 def lens_names(seen: Seen) -> dict[int, str] | None:
     """Returns the text of each token id that the logit lens names; None if there is no lens."""
     if not seen.has_lens:
         return None
-    ids = sorted(set(seen.lens[0].ravel().tolist()))
-    return dict(zip(ids, _named(seen.model, ids), strict=True))
+    return answer_names(seen, sorted(set(seen.lens[0].ravel().tolist())))
 
 
 def largest_gain(seen: Seen) -> tuple[int, int] | None:

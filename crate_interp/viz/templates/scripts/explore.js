@@ -5,11 +5,11 @@ const byId = id => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const isText = data.kind === "text", WORD = isText ? "token" : "patch";
 const membership = data.map === "membership"; // a map is the same for every token
-const MOST_LINES = 200;
+const MOST_LINES = 200, CHOICES = ["mode", "scale", "off"];
 
 // The page opens where the library found the largest share on another token.
 const state = {...data.start, pinned: false, key: null, seenHead: null, atom: null,
-  mode: "to", scale: "row", over: "none"};
+  mode: "to", scale: "row", over: "none", off: "none"};
 const layers = []; // promises of layers, unpacked when a layer is first shown
 let layer = null;
 
@@ -137,11 +137,13 @@ function drawChosen(every) {
 
 function drawOverlay() {
   const found = data.overlays?.[state.layer], isMask = state.over === "masks";
-  const numbers = isMask ? found?.masks : found?.components[+state.over];
+  const isAdded = state.over === "patches";
+  const numbers = isMask ? found?.masks : isAdded ? patchEffects() : found?.components[+state.over];
   const count = paintPatches(byId("overlay"), data.grid, numbers ?? [], isMask);
   const many = `${count} mask${count === 1 ? "" : "s"}`;
   byId("over-words").textContent = !numbers ? ""
     : isMask ? `MaskCut finds ${many} in the codes of layer ${state.layer}.`
+    : isAdded ? "Blue: without this patch the answer is less likely; orange: more likely."
     : `Component ${+state.over + 1} of these codes: blue is above 0, orange below.`;
 }
 
@@ -233,12 +235,13 @@ function drawNow() {
   const head = state.seenHead ?? state.head, own = membership && state.mode === "to";
   const key = state.key ?? (own ? state.query : strongest(every[head])) ?? state.query;
   byId("readout").textContent = sentence(head, key, every[head]);
+  if (data.without) drawWithout();
   byId("explorer").classList.toggle("pinned", state.pinned);
   byId("kept").textContent = state.pinned ? `${nameOf(state.query)} is kept` : "";
   for (const node of document.querySelectorAll("#circuit .node"))
     node.classList.toggle("here", [`H${state.head}`, `A${state.atom}`].some(name =>
       node.dataset.name === `L${state.layer}${name}`));
-  for (const name of ["mode", "scale"]) for (const button of document.getElementsByName(name))
+  for (const name of CHOICES) for (const button of document.getElementsByName(name))
     button.checked = button.value === state[name];
   remember();
   performance.mark("drawn");
@@ -275,7 +278,7 @@ function step(columns, rows) { // moves the token that is asked about
 }
 
 function remember() { // keeps the choice in the page's address, if the page may change its address
-  const names = ["layer", "head", "mode", "scale", "over", ...(state.pinned ? ["query"] : [])];
+  const names = ["layer", "head", ...CHOICES, "over", ...(state.pinned ? ["query"] : [])];
   const kept = `#${names.map(name => `${name}=${state[name]}`).join("&")}`;
   if (kept === location.hash) return; // browsers let an address change 200 times in 10 seconds
   try {
@@ -290,9 +293,9 @@ function recall() {
       state[name] = +value;
       if (name === "query") state.pinned = true;
     }
-    if (name === "mode" && Object.hasOwn(data.verbs, value)) state.mode = value;
-    if (name === "scale" && ["row", "head", "absolute"].includes(value)) state.scale = value;
-    if (name === "over" && ["none", "masks", "0", "1", "2"].includes(value)) state.over = value;
+    const known = name === "over" ? byId(name)?.options ?? []
+      : CHOICES.includes(name) ? document.getElementsByName(name) : [];
+    if ([...known].some(one => one.value === value)) state[name] = value;
   }
 }
 
@@ -337,7 +340,7 @@ function listen() {
   byId("layer").addEventListener("input", event => toLayer(+event.target.value));
   byId("over")?.addEventListener("change", event => choose({over: event.target.value}));
   byId("cls")?.addEventListener("click", () => click(0));
-  for (const name of ["mode", "scale"]) for (const button of document.getElementsByName(name))
+  for (const name of CHOICES) for (const button of document.getElementsByName(name))
     button.addEventListener("click", event => { // keys send clicks too, and keep the focus
       if (event.detail) button.blur(); // the arrow keys are for layers again
       choose({[name]: button.value});

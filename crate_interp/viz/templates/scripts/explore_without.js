@@ -1,0 +1,51 @@
+"use strict";
+// The answer without a head, an atom or a patch: all were computed when the page was made.
+
+const off = data.without;
+
+const answerName = number => `\u201c${shown(off.names[number])}\u201d`;
+
+// The part that is chosen: its name, and its row [own share, likeliest answer, its share], if it has one.
+function chosenPart() {
+  if (state.off === "head")
+    return [`head L${state.layer}H${state.head}`, off.heads[state.layer][state.head]];
+  if (state.off === "patch")
+    return [nameOf(state.query), off.patches[state.query - data.special]];
+  const atom = state.atom ?? layer.atoms.of(state.query)[0]?.place ?? 0;
+  return [`atom L${state.layer}A${atom}`, off.atoms[state.layer]?.[atom]];
+}
+
+function largestAtoms() {
+  const here = Object.keys(off.atoms[state.layer] ?? {});
+  return here.length ? `Of layer ${state.layer} these were: ${here.map(atom => `A${atom}`).join(", ")}.`
+    : `Atoms of these layers were: ${Object.keys(off.atoms).join(", ")}.`;
+}
+
+function drawWithout() {
+  const words = byId("without-words"), [own, best] = off.own;
+  byId("explorer").classList.toggle("headless", state.off === "head");
+  words.classList.toggle("changed", false);
+  if (state.off === "none") {
+    words.textContent = `The answer is ${answerName(best)}, ${percent(own / 1e4)}.`;
+    return;
+  }
+  const [name, row] = chosenPart();
+  if (!row) {
+    words.textContent = state.off === "patch" ? "Point at a patch to cover it with the mean colour."
+      : `${name} was not switched off: it is not among the largest. ${largestAtoms()}`;
+    return;
+  }
+  const [left, top, share] = row;
+  words.classList.toggle("changed", top !== best);
+  words.textContent = top === best
+    ? `Without ${name} the answer is still ${answerName(best)}: ${percent(left / 1e4)}, from ${percent(own / 1e4)}.`
+    : `Without ${name} the answer becomes ${answerName(top)}, ${percent(share / 1e4)}; `
+      + `${answerName(best)} falls from ${percent(own / 1e4)} to ${percent(left / 1e4)}.`;
+}
+
+// How much each patch adds to the probability of the answer, in 1/100 of the largest change.
+function patchEffects() {
+  const changes = off.patches.map(([left]) => off.own[0] - left);
+  const most = Math.max(1, ...changes.map(Math.abs));
+  return changes.map(change => Math.round(100 * change / most));
+}
