@@ -137,7 +137,9 @@ def test_nodes_hold_their_values_and_real_effects(graph):
 def test_headline_says_first_that_a_graph_is_not_faithful(graph):
     words = graph.headline()
     assert words.startswith(graph.warning()) and bool(graph.warning()) != graph.faithful()
-    assert f"{graph.predicts:.2f}" in words
+    by_layer = graph.of("agreement")["pearson"].dropna()
+    assert f"r = {by_layer.min():.2f} (layer" in words
+    assert f" to {by_layer.max():.2f} (layer" in words
     worse = graph.table("agreement").assign(pearson=0.3)
     bad = ci.AttributionGraph({**graph.stored, "agreement": worse}, graph.meta)
     assert bad.headline().startswith("Do not rely on its attributions: they predict ")

@@ -136,19 +136,7 @@ def _where(found: list[Card], way: int) -> str:
         if card.change == way:
             by_claim.setdefault(card.claim.title, []).append(card.layer)
     ordered = sorted(by_claim.items(), key=lambda item: -len(item[1]))
-    return "; ".join(f"{claim}: {layer_words(layers)}" for claim, layers in ordered)
-
-
-def layer_words(layers: list[int]) -> str:
-    """Returns layers in words, such as "layer 1" or "layers 0 to 3, 5"."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"layer{'s' * (len(layers) > 1)} {', '.join(parts)}"
+    return "; ".join(f"{claim}: {claim_summary.layer_words(layers)}" for claim, layers in ordered)
 
 
 def counted_verdicts(found: list[Card]) -> str:

@@ -159,8 +159,8 @@ def overview(result: Result) -> pd.DataFrame:
 def legend(result: Result) -> str:
     """Returns the meaning of signs, columns and rows of `AuditResult.text()`, as lines of text."""
     lines = [
-        "layers: a sign for each layer. + kept, - broken, ~ depends on the frame or on eps, c by "
-        "construction (an ideal layer misses the bound too), ? undecided, . not applicable.",
+        "layers: a sign for each layer. + kept, - broken, ~ depends on the frame or on eps, c "
+        "missed by an ideal layer too, ? undecided, . not applicable.",
         "A number is kept if its 95 % interval lies within its bounds and it is better than its "
         "null and than a random D or W_O in the layer's place. It is broken if it lies outside its "
         "bounds or is worse than its null. For example, the lasso may fall, but less than with a "
@@ -255,6 +255,18 @@ def _of(count: int, layers: int) -> str:
     return f"{count} of {layers} layers" if count else "no layer"
 
 
+def layer_words(layers: list[int]) -> str:
+    """Returns layers in words, such as "layer 1" or "layers 0 to 3, 5"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(parts)}"
+
+
 def in_its_terms(result: Result, text: str) -> str:
     """Returns a text about MSSA and R^c with the names of the model's attention and objective."""
     facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
@@ -278,4 +290,5 @@ def _as_read(result: Result) -> str:
     ordered = rows[lower].sort_values("value", ascending=False)
     ends = [f"{-100 * row.value:.2g} % (layer {row.layer})" for row in ordered.itertuples()]
     size = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
-    return f"{start} lowers R^c by {size} in {len(ends)} of {layers} layers {beyond}"
+    where = f"{layer_words(sorted(rows[lower]['layer']))} of {layers}"
+    return f"{start} lowers R^c by {size} in {where} {beyond}"

@@ -91,8 +91,8 @@ class AuditResult(Result):
     def text(self) -> str:
         """Returns a table as text: a row per claim, a mark per layer, and the claim's first number.
 
-        + kept, - broken, ~ depends on the setting, c by construction, ? undecided. The numbers are
-        at the main eps: the lowest and the highest over layers and frames.
+        + kept, - broken, ~ depends on the setting, c missed by an ideal layer too, ? undecided. The
+        numbers are at the main eps: the lowest and the highest over layers and frames.
         """
         rows: Any = self._table("overview")
         header = ["claim", "layers", "value", "excess", "untrained"]

@@ -107,8 +107,9 @@ class HeadAblation(Result):
             before += " (if few answers change, the interval may exclude 0 while the test shows no"
             before += " effect: then none is shown)"
         return (
-            f"base, ablated: the mean {metric} of n samples, with the whole model and without the "
-            f"head. drop: how much worse ablated is than base; below 0 the head harms.\n"
+            f"base, ablated: the mean {metric} of n samples (of a text, over all its tokens), with "
+            "the whole model and without the head. drop: how much worse ablated is than base; "
+            "below 0 the head harms.\n"
             f"{_HOW[self.meta['settings']['how']]}\n"
             f"low to high: the 95 % interval of the drop of each head by itself ({interval}).\n"
             "p_alone: how often a drop at least this far from 0 would come up if the head did "

@@ -86,14 +86,14 @@ def _heads(net: Any, given: Tensor, layer: int) -> Rows:
 
 def _largest_atoms(net: Any, given: Tensor) -> dict[int, list[int]]:
     """Returns the numbers of the largest atoms by layer; none where attention is the layer."""
+    if net.cfg.attn_only:
+        return {}
     _, cache = net.run_with_cache(given, names_filter=lambda name: name.endswith("mlp.hook_post"))
     shares: list[tuple[float, int, int]] = []
     for layer in range(len(net.blocks)):
-        name = f"blocks.{layer}.mlp.hook_post"
-        if name in cache.cache_dict:
-            size = cache[name][0].float().abs().sum(dim=0)
-            size = (size / size.sum().clamp(min=1e-30)).tolist()
-            shares += [(share, layer, atom) for atom, share in enumerate(size)]
+        size = cache[f"blocks.{layer}.mlp.hook_post"][0].float().abs().sum(dim=0)
+        size = (size / size.sum().clamp(min=1e-30)).tolist()
+        shares += [(share, layer, atom) for atom, share in enumerate(size)]
     found: dict[int, list[int]] = {}
     for _, layer, atom in sorted(shares, reverse=True)[:ATOMS]:
         found.setdefault(layer, []).append(atom)

@@ -61,7 +61,9 @@ def audit(
     if result is None:
         return
     page = asked.page_of(result, ci.viz.audit_page)
-    signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
+    signs = (
+        "+ kept, - broken, ~ depends on the setting, c missed by an ideal layer too, ? undecided."
+    )
     more = page.with_name("audit.txt").read_text(encoding="utf-8")
     first = f"{options.finding(result)}\nThe page: {page}"
     asked.say_result(first, f"{result.text()}\n{signs}", result, more)

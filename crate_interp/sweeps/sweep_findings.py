@@ -86,8 +86,11 @@ def headline(result: Result) -> str:
             f"{len(step.layers)} layers{few_words(step)}"
         )
     if along is not None:
-        said.append(f"the authors' R^c, of codes scaled to unit length, {path(along)}")
-    words = f"{count}{': ' if said else ''}{', and '.join(said)}."
+        said.append(
+            f"another rate, the authors' R^c of normalised tokens, {path(along)} (codes scaled to "
+            "unit length)"
+        )
+    words = f"{count}{': ' if said else ''}{'; '.join(said)}."
     return f"{words} {instead_of_u(result)}".rstrip()
 
 

@@ -138,14 +138,27 @@ class AttributionGraph(Result):
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         where = "" if target["position"] is None else f" after token {target['position']}"
         twin = self.of("agreement", UNTRAINED)["pearson"].mean()
-        beside = "" if np.isnan(twin) else f", untrained {twin:.2f}"
+        beside = "" if np.isnan(twin) else f"; untrained {twin:.2f} on average"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
         return (
             f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where}, "
             f"{target['logit']:.2f} above {less}. {int(keep['nodes'])} codes alone give "
             f"{keep['logit']:.2f}, as many random ones {keep['random_mean']:.2f}; without them "
-            f"{gone['logit']:.2f} is left. Attributions predict real ablations with "
-            f"r = {self.predicts:.2f} (other nodes, mean over layers{beside})."
+            f"{gone['logit']:.2f} is left. Attributions predict real ablations of other nodes with "
+            f"r = {self._by_layer()}{beside}."
+        )
+
+    def _by_layer(self) -> str:
+        """Returns the lowest and the highest r of a layer, such as "0.25 (layer 5) to 0.97"."""
+        table: Any = self.of("agreement").dropna(subset=["pearson"]).sort_values("pearson")
+        if table.empty:
+            return "nan"
+        low, high = table.iloc[0], table.iloc[-1]
+        first = f"{low['pearson']:.2f} (layer {int(low['layer'])})"
+        return (
+            first
+            if len(table) == 1
+            else f"{first} to {high['pearson']:.2f} (layer {int(high['layer'])})"
         )
 
     def _shown(self) -> pd.DataFrame:

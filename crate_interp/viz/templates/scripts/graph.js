@@ -123,18 +123,21 @@ function drawNodes(svg, shown, focus) {
 
 function nameOf(node) {
   if (node.kind === "target") return data.answer;
-  if (node.kind === "bias") return data.exact ? "biases" : "biases, and what slopes miss";
+  if (node.kind === "bias") return data.exact ? "biases" : "the rest: biases, and what no slope shows";
   const where = `${tokenName(node.pos)}${data.grid === null ? ` (${node.pos})` : ""}`;
   return node.kind === "embedding" ? `input at ${where}` : `L${node.layer}A${node.atom} at ${where}`;
 }
 
-function list(place, found, other) {
+// Of the answer, the list has what it really loses without each node, unless slopes add up to it.
+const measured = node => node.kind === "target" && !data.exact;
+
+function list(place, found, other, amountOf = edge => edge.weight) {
   byId(place).replaceChildren(...found.slice(0, 9).map(edge => {
     const row = document.createElement("li"), button = document.createElement("button");
     const amount = document.createElement("span"), words = document.createElement("span");
     const head = document.createElement("small"), [first] = edge.parts;
     amount.className = "amount";
-    amount.textContent = `${edge.weight > 0 ? "+" : ""}${digits(edge.weight)}`;
+    amount.textContent = `${amountOf(edge) > 0 ? "+" : ""}${digits(amountOf(edge))}`;
     words.textContent = `${nameOf(edge[other])}${edge[other].label ? `: ${edge[other].label}` : ""}`;
     const swatch = document.createElement("span");
     swatch.className = "swatch";
@@ -164,9 +167,13 @@ function describe() {
   byId("words").textContent = words.join(" ");
   byId("pin").hidden = node.kind === "target";
   byId("pin").textContent = state.pins.includes(node) ? "Unpin" : "Pin";
-  const fed = edges.filter(edge => edge.target === node).sort(bySize);
-  const biases = fed.filter(edge => edge.source.kind === "bias");
-  list("fed", [...fed.filter(edge => !biases.includes(edge)).slice(0, 8), ...biases], "source");
+  const real = measured(node), amountOf = edge => real ? edge.source.effect ?? 0 : edge.weight;
+  const fed = edges.filter(edge => edge.target === node)
+    .sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
+  const biases = real ? [] : fed.filter(edge => edge.source.kind === "bias");
+  const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
+  byId("fed-words").textContent = real ? "what it loses without each" : "";
+  list("fed", [...codes, ...biases], "source", amountOf);
   byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => {
     const row = document.createElement("li");
     if (uri) {
