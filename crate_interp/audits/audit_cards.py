@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from crate_interp.audits import claim_summary
-from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim, Number
+from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.results.result import Result
 from crate_interp.results.verdict_strip import MINUS, Row, Sign, low_to_high
@@ -66,40 +63,9 @@ def _card(row: Any, main: Any) -> Card:
         verdict=row.verdict,
         mark=_shown(claim_summary.MARKS[row.verdict]),
         words=". ".join(text for text in (row.on, row.reason) if text),
-        change=change(numbers[next(iter(numbers))]) if applies else None,
+        change=claim_summary.change(numbers[next(iter(numbers))]) if applies else None,
         numbers=numbers,
     )
-
-
-def change(rows: pd.DataFrame) -> int | None:
-    """Returns whether a number is shown to be nearer to its bounds than with random weights.
-
-    rows: the number's cells in one layer; of several frames, "read" counts. Random weights are
-    those of untrained twins, and the network's own in random order: a difference from both must be
-    shown. 1 is nearer, -1 farther, 0 neither, None unknown.
-    """
-    read = rows[rows["frame"] == "read"]
-    row: Any = (read if len(read) else rows).iloc[0]
-    number, value = NUMBERS[row["number"]], row["value"]
-    ways = []
-    for kind, shown in (
-        ("untrained", row["difference_low"] > 0 or row["difference_high"] < 0),
-        ("shuffled", value < row["shuffled_low"] or value > row["shuffled_high"]),
-    ):
-        if not np.isnan(row[kind]):
-            nearer = _distance(number, row[kind]) - _distance(number, value)
-            ways.append(int(shown) * int(np.sign(nearer)))
-    if not ways or np.isnan(row["difference_low"]):
-        return None
-    return ways[0] if len(set(ways)) == 1 else 0
-
-
-def _distance(number: Number, value: float) -> float:
-    """Returns how far a value is from its bounds; the better of one-sided bounds counts on."""
-    if number.better:
-        return -number.better * value
-    low, high = number.bounds
-    return max(low - value, value - high, 0.0)
 
 
 def _shown(mark: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim, Number
@@ -255,6 +256,37 @@ def _of(count: int, layers: int) -> str:
     return f"{count} of {layers} layers" if count else "no layer"
 
 
+def change(rows: pd.DataFrame) -> int | None:
+    """Returns whether a number is shown to be nearer to its bounds than with random weights.
+
+    rows: the number's cells in one layer; of several frames, "read" counts. Random weights are
+    those of untrained twins, and the network's own in random order: a difference from both must be
+    shown. 1 is nearer, -1 farther, 0 neither, None unknown.
+    """
+    read = rows[rows["frame"] == "read"]
+    row: Any = (read if len(read) else rows).iloc[0]
+    number, value = NUMBERS[row["number"]], row["value"]
+    ways = []
+    for kind, shown in (
+        ("untrained", row["difference_low"] > 0 or row["difference_high"] < 0),
+        ("shuffled", value < row["shuffled_low"] or value > row["shuffled_high"]),
+    ):
+        if not np.isnan(row[kind]):
+            nearer = _distance(number, row[kind]) - _distance(number, value)
+            ways.append(int(shown) * int(np.sign(nearer)))
+    if not ways or np.isnan(row["difference_low"]):
+        return None
+    return ways[0] if len(set(ways)) == 1 else 0
+
+
+def _distance(number: Number, value: float) -> float:
+    """Returns how far a value is from its bounds; the better of one-sided bounds counts on."""
+    if number.better:
+        return -number.better * value
+    low, high = number.bounds
+    return max(low - value, value - high, 0.0)
+
+
 def layer_words(layers: list[int]) -> str:
     """Returns layers in words, such as "layer 1" or "layers 0 to 3, 5"."""
     runs: list[list[int]] = []
@@ -291,4 +323,6 @@ def _as_read(result: Result) -> str:
     ends = [f"{-100 * row.value:.2g} % (layer {row.layer})" for row in ordered.itertuples()]
     size = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
     where = f"{layer_words(sorted(rows[lower]['layer']))} of {layers}"
-    return f"{start} lowers R^c by {size} in {where} {beyond}"
+    both = [layer for layer, cells in rows[lower].groupby("layer") if change(cells) == 1]
+    more = f", in {layer_words(both)} also beyond whole networks of random weights" if both else ""
+    return f"{start} lowers R^c by {size} in {where} {beyond}{more}"

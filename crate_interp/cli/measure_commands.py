@@ -64,7 +64,8 @@ def audit(
     signs = (
         "+ kept, - broken, ~ depends on the setting, c missed by an ideal layer too, ? undecided."
     )
-    more = page.with_name("audit.txt").read_text(encoding="utf-8")
+    words = page.with_name("audit.txt").read_text(encoding="utf-8")
+    more = words.removeprefix(result.text())
     first = f"{options.finding(result)}\nThe page: {page}"
     asked.say_result(first, f"{result.text()}\n{signs}", result, more)
 

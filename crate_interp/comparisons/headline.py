@@ -118,7 +118,8 @@ def list_of_largest(
 ) -> list[str]:
     """Returns the largest differences that hold as texts, with direction and interval."""
     units = {name: about[0] for name, about in result.meta["statistics"].items()}
-    return [_said(row, named, units) for row in largest(result, shown)]
+    depth = result.meta["a"]["n_layers"]
+    return [_said(row, named, units, depth) for row in largest(result, shown)]
 
 
 def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
@@ -138,11 +139,13 @@ def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
     return ordered.drop_duplicates(["probe", "statistic"]).head(shown).to_dict("records")
 
 
-def _said(row: dict[str, Any], named: Callable[[str], str], units: Mapping[str, str | None]) -> str:
+def _said(
+    row: dict[str, Any], named: Callable[[str], str], units: Mapping[str, str | None], depth: int
+) -> str:
     """Returns a difference as a share of the value of a, or in its unit if that value is 0."""
     statistic = f"{row['probe']}.{row['statistic']}"
     unit = f" {units[statistic]}" if units[statistic] else ""
-    way, start = ("higher" if row["difference"] > 0 else "lower"), f"in {place(row)}"
+    way, start = ("higher" if row["difference"] > 0 else "lower"), f"in {place(row, depth)}"
     both, beside = f"{row['a']:.4g} against {row['b']:.4g}{unit}", ""
     if not np.isnan(row["untrained"]) and row["untrained"] != 0:
         beside = f"; untrained {signed(row['untrained'])}, beyond untrained {signed(row['excess'])}"
@@ -156,7 +159,12 @@ def _said(row: dict[str, Any], named: Callable[[str], str], units: Mapping[str, 
     return f"{named(statistic)}: {way} {start} by {size} ({low} to {high}), {both}{beside}"
 
 
-def place(row: dict[str, Any]) -> str:
-    """Returns the layers of a row in words, such as "layer 3" or "layers 3 and 6"."""
+def place(row: dict[str, Any], depth: int | None = None) -> str:
+    """Returns the layers of a row in words, such as "layer 3" or "layers 3 and 6".
+
+    depth: how many layers a has; the layer of this number is the stream after the last.
+    """
     own, other = int(row["layer"]), int(row["layer_b"])
+    if own == depth:
+        return "the stream after the last layer"
     return f"layer {own}" if own == other else f"layers {own} and {other}"
