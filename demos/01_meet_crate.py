@@ -27,9 +27,9 @@ import crate_interp as ci
 
 # True: CRATE-S trained on ImageNet-1k. Download it first; ci.load says from where.
 REAL = False
-NAME = "crate-small-imagenet1k" if REAL else "crate-tiny-cutouts"
+NAME = "crate-small-imagenet1k" if REAL else "crate-tiny-pictures"
 model = ci.load(NAME)
-data = ci.data.embedded("cutouts")
+data = ci.data.embedded("pictures")
 images = model.preprocess(data[:2]["image"])
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, images {list(images.shape)}")
 print(f"{model.cfg.n_layers} layers, {model.cfg.n_heads} heads")
@@ -58,10 +58,12 @@ ci.viz.attention_on_image(cache, 3, images)
 # %% [markdown]
 # The explorer has every layer and head in one page. Point at a patch: each head shows what the
 # patch attends to; a button shows which patches have similar codes instead. Arrow keys move between
-# layers. `.save(path)` writes the page as one file that needs no network.
+# layers. Press "this head" or "this patch" to see the answer without it. `.save(path)` writes the
+# page as one file that needs no network.
 
 # %%
-ci.viz.explore(cache, images)
+off = ci.circuits.switched_off(model, images[0])
+ci.viz.explore(cache, images, without=off)
 
 # %% [markdown]
 # Two more views: the code of four atoms over the image, and what each layer would answer.

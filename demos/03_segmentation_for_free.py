@@ -29,7 +29,7 @@ REAL = False
 NAME, DATA = (
     ("crate-small-imagenet1k", "voc:VOC2012:val")
     if REAL
-    else ("crate-tiny-cutouts", "embedded:cutouts")
+    else ("crate-tiny-pictures", "embedded:pictures")
 )
 model = ci.load(NAME)
 # How many networks with random weights are scored too. One is quick; three are steadier.
@@ -55,7 +55,7 @@ segments.layers()[[*shown, "centre", "strongest", "excess", "excess_low", "exces
 # %% tags=["lead"]
 ranked = segments.table("images").sort_values("score", ascending=False)
 chosen = [int(ranked["sample"].iloc[0]), int(ranked["sample"].iloc[-1])]
-images = model.preprocess(ci.data.embedded("cutouts")[chosen]["image"])
+images = model.preprocess(ci.data.embedded("pictures")[chosen]["image"])
 layer = int(ranked["layer"].iloc[0])
 with torch.no_grad():
     _, cache = model.run_with_cache(images)
@@ -70,7 +70,7 @@ ci.viz.attention_on_image(cache, layer, images)
 # %%
 keys = cache["k", layer].flatten(2)[:, 1:]
 masks = [ci.measures.maskcut(each, grid=model.cfg.grid, n_masks=1)[0] for each in keys]
-pictures = ci.data.embedded("cutouts")[chosen]["image"]
+pictures = ci.data.embedded("pictures")[chosen]["image"]
 figure = Figure(figsize=(4.4, 2.3), layout="constrained")
 for axis, picture, mask in zip(figure.subplots(1, 2), pictures, masks, strict=True):
     side = picture.size[0]

@@ -37,7 +37,7 @@ except (ci.CheckpointError, OSError, ValueError) as error:
 
 # %%
 if model is not None:
-    images = model.preprocess(ci.data.embedded("cutouts")[:2]["image"])
+    images = model.preprocess(ci.data.embedded("pictures")[:2]["image"])
     with torch.no_grad():
         logits, cache = model.run_with_cache(images)
     best = int(logits[0].argmax())
@@ -59,7 +59,7 @@ if model is None:
             family="crate-alpha", mean=[0.5] * 3, std=[0.5] * 3, resize=64, crop=64, **size
         )
     ).eval()
-    images = small.preprocess(ci.data.embedded("cutouts")[:2]["image"])
+    images = small.preprocess(ci.data.embedded("pictures")[:2]["image"])
     with torch.no_grad():
         logits, cache = small.run_with_cache(images)
     parts = ci.circuits.logit_attribution(cache, 3)

@@ -54,7 +54,7 @@ for mix in (0.0, 0.1, 1.0):
 fast = ["gradient", "neumann", "plus", "minus", 4]
 runs = {  # the solution of the language model's lassos would take minutes
     "crate-tiny-fashion": ("embedded:fashion", 128, [*fast, "solution"]),
-    "crate-tiny-cutouts": ("embedded:cutouts", 64, [*fast, "solution"]),
+    "crate-tiny-pictures": ("embedded:pictures", 64, [*fast, "solution"]),
     "crate-tiny-lm": ("embedded:held-out-text", 32, fast),
 }
 results = {

@@ -25,8 +25,8 @@ import torch
 import crate_interp as ci
 
 BLUE, GREY, ORANGE, INK = "#1f66a3", "#808890", "#a8500f", "#1a1d20"
-model = ci.load("crate-tiny-cutouts")
-data = ci.data.embedded("cutouts")
+model = ci.load("crate-tiny-pictures")
+data = ci.data.embedded("pictures")
 images = model.preprocess(data["image"])
 with torch.no_grad():
     logits = model(images)
@@ -39,7 +39,7 @@ right = (logits.argmax(-1) == torch.tensor(data["label"])).nonzero()[:, 0]
 # held-out pictures, or "no name".
 
 # %%
-names = ci.circuits.atom_names(model, "embedded:cutouts", progress=False)
+names = ci.circuits.atom_names(model, "embedded:pictures", progress=False)
 print(names.headline())
 first = int(right[0])
 graph = ci.graph(model, images[first], names=names)
@@ -73,11 +73,11 @@ def with_patches(image, keep):
 
 
 def answers(image, answer, order):
-    """Returns the answer as patches come in, in this order; `[patch + 1]`."""
-    count = len(order)
-    kept = torch.zeros(count + 1, count, dtype=torch.bool)
-    for place, patch in enumerate(order.tolist()):
-        kept[place + 1 :, patch] = True
+    """Returns the answer as patches come in, eight at a time in this order; `[step + 1]`."""
+    counts = range(0, len(order) + 1, 8)
+    kept = torch.zeros(len(counts), len(order), dtype=torch.bool)
+    for row, count in zip(kept, counts, strict=True):
+        row[order[:count]] = True
     batch = torch.cat([with_patches(image, keep) for keep in kept])
     with torch.no_grad():
         logits = model(batch)
@@ -104,7 +104,7 @@ def orders(image, number):
     return answer, {name: values.argsort(descending=True) for name, values in found.items()}
 
 
-chosen = right[:32].tolist()
+chosen = right[:16].tolist()
 curves = {name: [] for name in ("graph", "gradient x input", "rollout", "random")}
 removed = {name: [] for name in curves}
 for number in chosen:
@@ -124,7 +124,7 @@ def area(found):
 
 
 def said(values):
-    half = 2.04 * np.std(values, ddof=1) / len(values) ** 0.5
+    half = 2.13 * np.std(values, ddof=1) / len(values) ** 0.5
     return f"{np.mean(values):.3f} ({np.mean(values) - half:.3f} to {np.mean(values) + half:.3f})"
 
 
@@ -132,8 +132,8 @@ looks = dict(zip(curves, ((BLUE, "-"), (ORANGE, "--"), (INK, "-."), (GREY, ":"))
 figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), sharey=True, layout="constrained")
 for ax, table, title in zip(axes, (removed, curves), ("taken away", "put back"), strict=True):
     for name, (colour, dashes) in looks.items():
-        share = np.linspace(0, 1, rows * columns + 1)
-        ax.plot(share, np.stack(table[name]).mean(axis=0), color=colour, ls=dashes, label=name)
+        curve = np.stack(table[name]).mean(axis=0)
+        ax.plot(np.linspace(0, 1, len(curve)), curve, color=colour, ls=dashes, label=name)
     ax.set(title=f"most important patches {title} first", xlabel="share of the patches")
 axes[0].set_ylabel("share of the answer")
 axes[0].legend(fontsize=8)
@@ -147,7 +147,7 @@ for name in curves:
 def beats(name, other, table, sign):
     """Tells whether an order is shown to be better than another, paired by picture."""
     gain = sign * (area(table[name]) - area(table[other]))
-    return gain.mean() - 2.04 * gain.std(ddof=1) / len(gain) ** 0.5 > 0
+    return gain.mean() - 2.13 * gain.std(ddof=1) / len(gain) ** 0.5 > 0
 
 
 def both(name):

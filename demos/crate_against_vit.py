@@ -31,11 +31,11 @@ from pairs import KINDS, SEEDS, facts_of, untuned
 
 import crate_interp as ci
 
-CUTOUTS = "embedded:cutouts"
+PICTURES = "embedded:pictures"
 COLOURS = {"crate": "#1f6fb4", "vit": "#c05a1a"}
 NAMES = {"crate": "CRATE", "vit": "ViT"}
 PAIRS = {  # name -> CRATE, black box, data
-    "alpha-b16": ("crate-alpha-b16", "google/vit-base-patch16-224", CUTOUTS),
+    "alpha-b16": ("crate-alpha-b16", "google/vit-base-patch16-224", PICTURES),
     "lm": ("crate-lm-12l", "openai-community/gpt2", "embedded:held-out-text"),
 }
 
@@ -166,12 +166,12 @@ def compared(sweeps: dict[Network, ci.SweepResult]) -> ci.Comparison:
 
 def seeds_against_seeds(out: Path, data: str | None, limit: int | None) -> None:
     """Measures the shipped networks, prints what was found, and writes it into a folder."""
-    if data not in (None, CUTOUTS):
+    if data not in (None, PICTURES):
         raise SystemExit(
-            f"--data {data}: the ten are measured on their own test composites, or on {CUTOUTS}, "
+            f"--data {data}: the ten are measured on their own test composites, or on {PICTURES}, "
             "whose objects are of all sizes. With --crate and --black-box give any data."
         )
-    shown = ci.data.embedded("cutouts") if data else sample()
+    shown = ci.data.embedded("pictures") if data else sample()
     shown = shown if limit is None else shown.select(range(min(limit, len(shown))))
     print(accuracies())
     print(f"{len(shown)} {data or 'test composites'}, {len(SEEDS)} seeds of each kind.\n")

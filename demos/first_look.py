@@ -1,6 +1,6 @@
-"""Makes the picture of the README: what one head sees, and what MSSA does to R^c in three frames.
+"""Makes the picture of the README: what a head sees, why an answer, what layers do to R^c.
 
-python demos/first_look.py [OUT.png] prints the numbers that it draws. It takes about 40 seconds.
+python demos/first_look.py [OUT.png] prints the numbers that it draws. It takes about two minutes.
 """
 
 import io
@@ -14,49 +14,66 @@ from PIL import Image
 
 import crate_interp as ci
 
-NAME, DATA, UNTRAINED = "crate-tiny-fashion", "embedded:fashion", 3
-SEEING, SEEN = "crate-tiny-cutouts", "cutouts"
-RANKS = (0.02, 0.25, 0.5)  # the drawn images, from the highest score (0) to the lowest (1)
-FRAMES = {  # name, colour, marker and side of its name; apart for colour-blind eyes
-    "stream": ("stream as it is", "#d55e00", "o", "center"),
-    "unit": ("at a fixed norm", "#009e73", "^", "bottom"),
-    "read": ("through LayerNorm", "#0072b2", "s", "top"),
+NAME, DATA, UNTRAINED = "crate-tiny-pictures", "pictures", 3
+RANKS = (0.02, 0.15, 0.3)  # the drawn images, from the highest score (0) to the lowest (1)
+CODES = 24  # of the graph
+FRAMES = {  # name, colour, marker; apart for colour-blind eyes
+    "stream": ("stream as it is", "#d55e00", "o"),
+    "unit": ("at a fixed norm", "#009e73", "^"),
+    "read": ("as attention reads it\n(through LayerNorm)", "#0072b2", "s"),
 }
 
 
 def main(out: Path) -> None:
     model = ci.load(NAME)
     # grid=False measures the frames at eps 0.1 alone
-    audit = ci.audit(model, DATA, untrained=UNTRAINED, grid=False, progress=False)
+    audit = ci.audit(model, f"embedded:{DATA}", untrained=UNTRAINED, grid=False, progress=False)
     table = audit.table()
     rates = table[table["number"] == "compresses"].set_index(["frame", "layer"])
     rates = 100 * rates[["value", "low", "high", "untrained"]].loc[list(FRAMES)]
     print(
-        f"change of R^c by MSSA in per cent, {audit.meta['n_samples']} images, 95 % intervals; "
-        f"untrained: mean of {UNTRAINED} networks on 64 images"
+        f"change of R^c by MSSA in per cent, {audit.meta['n_samples']} images, eps .1, 95 % "
+        f"intervals; untrained: mean of {UNTRAINED} networks on 64 images"
     )
     print(rates.round(2).to_string())
-    segments = ci.segment(ci.load(SEEING), f"embedded:{SEEN}", untrained=1, progress=False)
+    segments = ci.segment(model, f"embedded:{DATA}", untrained=1, progress=False)
     print(segments.headline())
-    save(draw(rates, segments), out)
+    chosen = drawn_rows(model, segments)
+    data = ci.data.embedded(DATA)
+    first = model.preprocess([data[int(chosen[0]["sample"])]["image"]])[0]
+    graph = ci.graph(model, first)
+    print(graph.headline())
+    save(draw(rates, segments, chosen, graph), out)
     print(out)
 
 
-def draw(rates: Any, segments: ci.SegmentResult) -> Figure:
-    figure = Figure(figsize=(8.6, 3.7), layout="constrained")
-    halves: Any = figure.subfigures(1, 2, width_ratios=(1, 1.16))
-    draw_masks(halves[0], segments)
-    draw_rates(halves[1].subplots(), rates)
+def drawn_rows(model: ci.HookedCrate, segments: ci.SegmentResult) -> list[Any]:
+    """Returns the rows of the drawn images: among those with the right answer, by their score."""
+    data = ci.data.embedded(DATA)
+    with torch.no_grad():
+        answers = model(model.preprocess(data["image"])).argmax(dim=-1)
+    right = (answers == torch.tensor(data["label"])).nonzero()[:, 0].tolist()
+    table = segments.table("images")
+    table = table[table["sample"].isin(right)]
+    ranked = table.sort_values("score", ascending=False).to_dict("records")
+    return [ranked[round(rank * (len(ranked) - 1))] for rank in RANKS]
+
+
+def draw(
+    rates: Any, segments: ci.SegmentResult, chosen: list[Any], graph: ci.AttributionGraph
+) -> Figure:
+    figure = Figure(figsize=(12.4, 4.1), layout="constrained")
+    parts: Any = figure.subfigures(1, 3, width_ratios=(1, 1.05, 1.12))
+    draw_masks(parts[0], segments, chosen)
+    draw_graph(parts[1], graph)
+    draw_rates(parts[2].subplots(), rates)
     return figure
 
 
 @torch.no_grad()
-def draw_masks(part: Any, segments: ci.SegmentResult) -> None:
+def draw_masks(part: Any, segments: ci.SegmentResult, chosen: list[Any]) -> None:
     """Draws images, what the chosen head attends to in them, and the mask that this makes."""
-    model, row = ci.load(SEEING), segments.overall()
-    ranked = segments.table("images").sort_values("score", ascending=False, ignore_index=True)
-    chosen = [ranked.loc[round(rank * (len(ranked) - 1))] for rank in RANKS]
-    data = ci.data.embedded(SEEN)
+    model, row, data = ci.load(NAME), segments.overall(), ci.data.embedded(DATA)
     panels = part.subplots(len(chosen), 3, gridspec_kw={"wspace": 0.03, "hspace": 0.03})
     for axes, one in zip(panels, chosen, strict=True):
         sample = data[int(one["sample"])]
@@ -68,46 +85,58 @@ def draw_masks(part: Any, segments: ci.SegmentResult) -> None:
             axis.set_axis_off()
             axis.imshow(sample["image"], extent=(0, side, side, 0))
         axes[1].imshow(attention, cmap="magma", vmin=0, extent=(0, side, side, 0))
-        dark = torch.where(mask, 0.0, 0.72)
+        dark = torch.where(mask, 0.0, 0.8)
         axes[2].imshow(torch.zeros_like(dark), cmap="gray", alpha=dark, extent=(0, side, side, 0))
         axes[2].text(side - 1, side - 1.5, f"{one['score']:.2f}", color="w", ha="right", fontsize=9)
     words = ("picture", f"head {segments.named()}", "its mask")
     for axis, name in zip(panels[0], words, strict=True):
         axis.set_title(name, fontsize=10)
     part.suptitle(
-        f"One head finds objects: Jaccard {row['value']:.2f}\na centred map {row['centre']:.2f}, "
-        f"colour contrast {row['border_colour']:.2f}",
+        f"What does a head look at?\nJaccard {row['value']:.2f} on {int(row['n'])} pictures, "
+        f"a blind guess {max(row['centre'], row['all_foreground']):.2f}",
+        fontsize=11,
+    )
+
+
+def draw_graph(part: Any, graph: ci.AttributionGraph) -> None:
+    """Draws the graph of the first image's answer."""
+    axes = part.subplots()
+    ci.viz.graph_figure(graph, most=CODES, ax=axes)
+    whole = graph.of("whole").set_index("edit")
+    keep, gone = whole.loc["keep"], whole.loc["remove"]
+    axes.set_title(
+        f"Why {graph.answer.strip(chr(39))}? {int(keep['nodes'])} codes alone give "
+        f"{keep['logit']:.1f}\nof {graph.meta['target']['logit']:.1f}, random ones "
+        f"{keep['random_mean']:.1f}; without them {gone['logit']:.1f}",
         fontsize=11,
     )
 
 
 def draw_rates(axes: Any, rates: Any) -> None:
-    """Draws a line for each frame, named at its end, and the untrained networks in grey."""
-    for frame, (name, colour, marker, side) in FRAMES.items():
+    """Draws a line for each frame, and the untrained networks in grey."""
+    for frame, (name, colour, marker) in FRAMES.items():
         rows = rates.loc[frame]
-        last = rows["value"].iloc[-1]
         ends = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
         look = {"color": colour, "marker": marker, "ms": 4.5, "lw": 2, "capsize": 2}
-        axes.errorbar(rows.index, rows["value"], ends, **look)
+        axes.errorbar(rows.index, rows["value"], ends, label=name, **look)
         axes.plot(rows.index, rows["untrained"], color="0.45", ls="--", lw=1.3)
-        text = f"{name}\n{last:+.1f} %".replace("-", "\N{MINUS SIGN}")
-        axes.text(rows.index[-1] + 0.2, last, text, color=colour, fontsize=10, va=side)
-    axes.text(5.2, -0.3, "untrained,\nin all three", color="0.35", fontsize=10, va="center")
-    axes.axhspan(-27, 0, color="0.95", zorder=0)
+    axes.plot([], [], color="0.45", ls="--", lw=1.3, label="untrained, in all three")
+    low = min(rates["low"].min() * 1.12, -1.0)
+    axes.axhspan(low, 0, color="0.95", zorder=0)
     axes.axhline(0, color="0.3", lw=0.8)
-    axes.text(-0.2, -26, "below 0: compressed", fontsize=10, color="0.25")
-    axes.text(-0.2, 10.2, "above 0: expanded", fontsize=10, color="0.25")
-    axes.set(xlim=(-0.35, 8.4), ylim=(-27, 12.5), xticks=range(6), xlabel="layer")
-    axes.xaxis.set_label_coords(2.85 / 8.75, -0.1)
-    axes.set_ylabel("change by attention, per cent", fontsize=10)
-    axes.set_title("Does attention compress ($R^c$)?\nIt depends on the normalisation", fontsize=11)
+    axes.set(ylim=(low, None), xticks=sorted(set(rates.index.get_level_values(1))), xlabel="layer")
+    axes.set_ylabel("change of $R^c$ by attention, per cent", fontsize=10)
+    axes.legend(fontsize=9, frameon=False, loc="best")
+    axes.set_title(
+        "Does each layer compress (below 0)?\nThat depends on how tokens are scaled", fontsize=11
+    )
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure: Figure, out: Path) -> None:
-    """Saves 1,720 pixels across in 256 colours, so that the file stays small."""
+    """Saves 2,000 pixels across in 256 colours, so that the file stays small."""
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=200, format="png")
+    figure.savefig(drawn, dpi=2000 / figure.get_size_inches()[0], format="png")
     picture = Image.open(drawn, formats=("PNG",)).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(out, optimize=True)
 

@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
+from train_tiny_cutouts import SHIPPED, composites
 
 import crate_interp as ci
 
-MODELS = ("crate-tiny-lm", "crate-tiny-induction", "crate-tiny-fashion", "crate-tiny-cutouts")
+MODELS = ("crate-tiny-lm", "crate-tiny-induction", "crate-tiny-fashion", SHIPPED.name)
 WINDOW = 48  # tokens of a text
 BLUE, GREY, ORANGE = "#1f66a3", "#808890", "#a8500f"
 
@@ -36,14 +37,14 @@ def inputs_of(name: str, model: Any, count: int) -> Iterator[torch.Tensor]:
             body = torch.randint(32, (period,), generator=generator).repeat(2)
             yield torch.cat([torch.tensor([32]), body])[None, :-3]
     else:
-        data = ci.data.embedded(name.rsplit("-", 1)[1])
+        data = composites() if name == SHIPPED.name else ci.data.embedded("fashion")
         images = model.preprocess(data[:count]["image"])
         yield from images.split(1)
 
 
 def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
     """Returns the row of a model in the table, and its curves: k, kind, share of the answer."""
-    model = ci.load(name)
+    model = ci.load(SHIPPED if name == SHIPPED.name else name)
     found: dict[str, list[float]] = {}
     curves: list[Any] = []
     for sample in tqdm(inputs_of(name, model, count), total=count, desc=name):

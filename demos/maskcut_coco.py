@@ -54,7 +54,7 @@ def embedded_annotations() -> tuple[COCO, list[int]]:
     """Returns the embedded composites as COCO annotations, and the ids of the images."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    rows: Any = ci.data.embedded("cutouts")
+    rows: Any = ci.data.embedded("pictures")
     for index, row in enumerate(rows, 1):
         mask = torch.from_numpy(np.array(row["mask"])) > 127
         encoded = coco_results(mask[None], index, [1.0])[0]["segmentation"]
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--source", default="crate-tiny-cutouts")
+    parser.add_argument("--source", default="crate-tiny-pictures")
     parser.add_argument("--config", nargs="*", default=[], help="config fields, such as n_heads=6")
     parser.add_argument("--coco", type=Path, help="annotations; default: the embedded composites")
     parser.add_argument("--images", type=Path)
@@ -139,7 +139,7 @@ def main() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(args.coco)
     else:
-        data, (truth, ids) = "embedded:cutouts", embedded_annotations()
+        data, (truth, ids) = "embedded:pictures", embedded_annotations()
     args.out.mkdir(parents=True, exist_ok=True)
     for name, other in (("trained", model), ("random weights", twin(model, 0))):
         results = results_of(other, data, ids, truth, args, name)

@@ -18,14 +18,12 @@ from typing import Any
 
 from plain_vit import PlainViT
 from safetensors.torch import load_file
-from train_tiny_cutouts import SAVED_STEPS, make_model
+from train_tiny_cutouts import SAVED_STEPS, SHIPPED, composites, make_model
 
 import crate_interp as ci
 from crate_interp.segmentation import SegmentResult
 from crate_interp.segmentation.result import CELL
 
-DATA = "embedded:cutouts"
-STEPS = Path(__file__).parent / "weights" / "crate-tiny-cutouts"
 COLUMNS = (
     "value", "low", "high", "other_image", "random", "untrained", "all_foreground", "centre",
     "border_colour",
@@ -34,8 +32,8 @@ COLUMNS = (
 
 def crates() -> list[tuple[str, ci.HookedCrate]]:
     """Returns the model at the checkpoints of its training."""
-    steps = [(f"step {step}", ci.load(STEPS, revision=f"step-{step}")) for step in SAVED_STEPS]
-    return [*steps, ("trained", ci.load("crate-tiny-cutouts"))]
+    steps = [(f"step {step}", ci.load(SHIPPED, revision=f"step-{step}")) for step in SAVED_STEPS]
+    return [*steps, ("trained", ci.load(SHIPPED))]
 
 
 def vits(folder: Path) -> list[tuple[str, PlainViT]]:
@@ -56,7 +54,10 @@ def measured(models: Sequence[tuple[str, ci.HookedCrate]]) -> list[tuple[str, Se
 
     train_tiny_cutouts starts from the first of the three.
     """
-    return [(name, ci.segment(model, DATA, untrained=5, progress=False)) for name, model in models]
+    return [
+        (name, ci.segment(model, composites(), untrained=5, progress=False))
+        for name, model in models
+    ]
 
 
 def table(title: str, results: list[tuple[str, SegmentResult]]) -> str:

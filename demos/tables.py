@@ -7,7 +7,7 @@ import crate_interp as ci
 
 MODELS = {
     "crate-tiny-fashion": "embedded:fashion",
-    "crate-tiny-cutouts": "embedded:cutouts",
+    "crate-tiny-pictures": "embedded:pictures",
     "crate-tiny-lm": "embedded:held-out-text",
 }
 SHOWN = ("compresses", "gradient", "output_map", "descends", "solves")

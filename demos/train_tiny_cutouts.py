@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import torch
 import torch.nn.functional as F
 from datasets import ClassLabel, Dataset, Features, Image
@@ -52,6 +53,7 @@ from training import (
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
 
+SHIPPED = Path(__file__).parent / "weights" / "crate-tiny-cutouts"  # with its test composites
 SAVED_STEPS = (0, 30, 200, 1500)  # log-spaced; the last step is the model itself
 SIZE, BATCH, SEED, HELD_OUT = 64, 128, 0, 2000
 TEXTURES, COLUMNS = ("brick", "grass", "gravel"), {"train": (0, 352), "t10k": (352, 512)}
@@ -83,6 +85,12 @@ to build on.
 * The weights are float16. Those after steps {saved} lie in demos/weights/{name} of the
   repository: ci.load("demos/weights/{name}", revision="step-0").
 """
+
+
+def composites() -> Dataset:
+    """Returns the 128 shipped test composites: image, mask and label."""
+    # read from the table, since Dataset.from_parquet would write a copy into the user's cache
+    return Dataset(pyarrow.parquet.read_table(SHIPPED / "cutouts.parquet"))
 
 
 def read_textures(folder: Path, split: str) -> list[Pillow.Image]:

@@ -163,14 +163,16 @@ class Test:
         rng = np.random.default_rng((SEED, 1))
         each = n // len(drawings.LABELS)
         self.pictures, self.masks, self.labels, self.drawings = [], [], [], []
+        every = [[cutout for _, some in kinds for cutout in some] for kinds in cutouts.values()]
+        orders = [rng.permutation(len(own)) for own in every]
         for turn in range(each):
-            for label, kinds in cutouts.items():
-                own = [cutout for _, some in kinds for cutout in some]
-                picture, mask = composite(own[turn % len(own)], grounds, rng)
+            for label, (own, order) in enumerate(zip(every, orders, strict=True)):
+                drawing = int(order[turn % len(own)])
+                picture, mask = composite(own[drawing], grounds, rng)
                 self.pictures.append(picture)
                 self.masks.append(mask)
                 self.labels.append(label)
-                self.drawings.append((label, turn % len(own)))
+                self.drawings.append((label, drawing))
 
     @torch.no_grad()
     def right(self, model: HookedCrate) -> np.ndarray:

@@ -34,8 +34,8 @@ OPEN_ALL = """() => {
 
 def views(out: Path) -> Pages:
     """Returns the pages of caches."""
-    model, lm = ci.load("crate-tiny-cutouts"), ci.load("crate-tiny-lm")
-    images = model.preprocess(ci.data.embedded("cutouts")[:2]["image"])
+    model, lm = ci.load("crate-tiny-pictures"), ci.load("crate-tiny-lm")
+    images = model.preprocess(ci.data.embedded("pictures")[:2]["image"])
     with torch.no_grad():
         _, cache = model.run_with_cache(images)
         _, texts = lm.run_with_cache(TEXT)
@@ -63,7 +63,7 @@ def views(out: Path) -> Pages:
 
 def results(out: Path) -> Pages:
     """Returns the pages of results."""
-    model, data = ci.load("crate-tiny-cutouts"), "embedded:cutouts"
+    model, data = ci.load("crate-tiny-pictures"), "embedded:pictures"
     few: dict[str, Any] = {"limit": 64, "progress": False}
     ablation = ci.viz.ablation_page(ci.ablate_heads(model, data, **few), out / "ablation")
     found = ci.atlas(model, data, ablate=8, **few)
@@ -74,7 +74,7 @@ def results(out: Path) -> Pages:
     concentration = ci.viz.concentration_page(swapped, out / "concentration")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
-    start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-cutouts", revision="step-200")
+    start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-200")
     compared = ci.compare(model, start, data, untrained=2, names=("end", "step 200"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {

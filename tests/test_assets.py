@@ -40,10 +40,12 @@ def test_the_table_is_true(row):
     }
     repeats = ("held out: 9, 14, 19", "untrained", "Chance is 1 in 32")
     which = repeats if "induction" in row["name"] else said[row["family"]]
-    for word in ("Data:", "seed", "Wall time:", *which):
+    for word in ("Data:", "seed", *which):
         assert word in card
-    if row["name"] == "crate-tiny-cutouts":
-        assert "no mask was seen in training" in card and "CC0" in card
+    if row["name"] == "crate-tiny-pictures":
+        assert all(word in card for word in ("no mask was seen", "CC0", "Apache-2.0", "CC BY 4.0"))
+    else:
+        assert "Wall time:" in card
 
 
 def test_the_table_of_models():
@@ -105,20 +107,20 @@ def test_labels():
 
 
 @pytest.mark.slow
-def test_the_model_of_cutouts_has_learned():
-    """128 composites whose objects and backgrounds training did not see.
+def test_the_model_of_pictures_has_learned():
+    """128 composites of a vendor that training did not see; chance is 1/7.
 
     The standard error of a share of 0.5 is 0.044.
     """
-    data = ci.data.embedded("cutouts")
+    data = ci.data.embedded("pictures")
     shares = []
-    for revision in ("step-0", "step-1500", None):
-        folder = "crate-tiny-cutouts" if revision is None else WEIGHTS / "crate-tiny-cutouts"
+    for revision in ("step-0", "step-2000", None):
+        folder = "crate-tiny-pictures" if revision is None else WEIGHTS / "crate-tiny-pictures"
         model = ci.load(folder, revision=revision)
         with torch.no_grad():
             guess = model(model.preprocess(data[:]["image"])).argmax(dim=-1)
         shares.append((guess == torch.tensor(data[:]["label"])).float().mean().item())
-    assert shares[0] < 0.25 < 0.4 < shares[1] and shares[2] > 0.5
+    assert shares[0] < 0.25 < 0.3 < shares[1] and shares[2] > 0.45
     assert model.cfg.labels == tuple(data.features["label"].names) and len(data) == 128
     masks = model.preprocess_masks(data[:]["mask"])
     assert set(masks.unique().tolist()) == {0, 255} and (masks > 0).flatten(1).any(dim=1).all()

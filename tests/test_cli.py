@@ -83,9 +83,9 @@ def test_segment_on_the_embedded_model(tmp_path):
     out = tmp_path / "out"
     done = run(
         "segment",
-        "crate-tiny-cutouts",
+        "crate-tiny-pictures",
         "--data",
-        "embedded:cutouts",
+        "embedded:pictures",
         "--out",
         out,
         "--limit",

@@ -138,7 +138,7 @@ def test_parts(preprocess):
 
 def test_masks_of_parts():
     model = make(image_size=32, patch_size=8, resize=32, crop=32, **PLAIN)
-    whole = open_data("embedded:cutouts", model.preprocess, 6, model.preprocess_masks)
+    whole = open_data("embedded:pictures", model.preprocess, 6, model.preprocess_masks)
     some = part(whole, 2, 5)
     assert torch.equal(some.masks(2, 5), whole.masks(2, 5)) and len(some.labels or "abc") == 3
 
@@ -169,7 +169,7 @@ def test_bad_data(preprocess, tmp_path):
     fails("is not a folder", f"imagefolder:{tmp_path}/missing")
     fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
     fails(
-        r"no embedded data is called 'fashin': give fashion, cutouts, held-out-text, repeats. "
+        r"no embedded data is called 'fashin': give fashion, pictures, held-out-text, repeats. "
         "Did you mean fashion",
         "embedded:fashin",
     )

@@ -90,9 +90,9 @@ VERBS = ("report", "sweep", "audit", "atoms", "atlas", "ablate", "concentration"
 
 @pytest.mark.parametrize("verb", (*VERBS, "compare"))
 def test_a_dry_run_says_it_and_writes_nothing(verb, tmp_path):
-    out, model = tmp_path / "out", "crate-tiny-cutouts"
+    out, model = tmp_path / "out", "crate-tiny-pictures"
     words = [verb, model, *([model] if verb == "compare" else [])]
-    words += ["--data", "embedded:cutouts", "--limit", "4", "--out", out, "--dry-run"]
+    words += ["--data", "embedded:pictures", "--limit", "4", "--out", out, "--dry-run"]
     done = run(*words)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "For less" in line]

@@ -199,8 +199,8 @@ def test_segmentation(kind):
 
     _, model = pair(kind)
     special = KINDS[kind][3]
-    samples = ci.data.open_data("embedded:cutouts", model.preprocess, 5, model.preprocess_masks)
-    result = ci.segment(model, "embedded:cutouts", limit=5, untrained=1, progress=False)
+    samples = ci.data.open_data("embedded:pictures", model.preprocess, 5, model.preprocess_masks)
+    result = ci.segment(model, "embedded:pictures", limit=5, untrained=1, progress=False)
     images, masks = samples.read(0, 5), samples.masks(0, 5)
     plain, _ = pair(kind)
     theirs = plain(pixel_values=images, output_attentions=True).attentions

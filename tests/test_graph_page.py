@@ -127,10 +127,21 @@ def test_only_a_graph_is_drawn(unchecked):
 
 
 def test_a_figure_has_a_mark_for_each_node(graph):
-    figure = ci.viz.graph_figure(graph, most=11)
-    axes = figure.axes[0]
+    axes = ci.viz.graph_figure(graph, most=11).axes[0]
     assert len(axes.collections) >= 12 and len(axes.lines) > 11
-    assert axes.get_yticklabels()[-1].get_text() == "answer"
+    assert axes.get_yticklabels()[-1].get_text() == "answer" and not axes.images
+
+
+def test_a_figure_of_an_image_has_a_sheet_for_each_layer():
+    model = ci.load("crate-tiny-fashion")
+    image = model.preprocess(ci.data.embedded("fashion")[:1]["image"])[0]
+    graph = ci.graph(model, image, most=60)
+    axes = ci.viz.graph_figure(graph, most=13).axes[0]
+    layers = graph.meta["settings"]["shape"][0]
+    drawn = graph.table("nodes").query("atom >= 0").groupby("layer").size().clip(upper=13 // layers)
+    assert len(axes.images) == layers + 1 and len(axes.collections) > drawn.sum()
+    words = {text.get_text().strip() for text in axes.texts}
+    assert {"input", "layer 0", f"layer {layers - 1}", "CLS", "'Ankle boot'"} <= words
 
 
 def test_the_explorer_links_to_a_graph_beside_it(tmp_path):

@@ -112,14 +112,14 @@ def test_transformers_refuses_it_as_a_classifier(headless, tmp_path, images):
 
 @pytest.mark.slow
 def test_measures_are_those_of_the_whole_model():
-    whole = ci.load("crate-tiny-cutouts")
+    whole = ci.load("crate-tiny-pictures")
     with pytest.warns(UserWarning, match="the head is left out"):
-        bare = ci.load("crate-tiny-cutouts", head=False)
+        bare = ci.load("crate-tiny-pictures", head=False)
     for measure in (
-        lambda model: ci.sweep(model, "embedded:cutouts", limit=5, progress=False),
-        lambda model: ci.segment(model, "embedded:cutouts", limit=5, progress=False),
+        lambda model: ci.sweep(model, "embedded:pictures", limit=5, progress=False),
+        lambda model: ci.segment(model, "embedded:pictures", limit=5, progress=False),
     ):
         found, wanted = measure(bare).table("samples"), measure(whole).table("samples")
         pd.testing.assert_frame_equal(found, wanted)
-    atoms = ci.atoms(bare, "embedded:cutouts", limit=5, progress=False)
+    atoms = ci.atoms(bare, "embedded:pictures", limit=5, progress=False)
     assert len(atoms.table("atoms")) == whole.cfg.n_layers * whole.cfg.d_mlp

@@ -221,8 +221,8 @@ def test_the_last_row_of_the_lens_is_the_models_answer(name):
 
 @pytest.mark.slow
 def test_results_show_themselves_in_a_notebook():
-    model = ci.load("crate-tiny-cutouts")
-    data = "embedded:cutouts"
+    model = ci.load("crate-tiny-pictures")
+    data = "embedded:pictures"
     for result, words in (
         (ci.sweep(model, data, limit=8, controls=0, progress=False), "zero_fraction"),
         (ci.segment(model, data, limit=8, untrained=0, progress=False), "mask of another image"),
@@ -289,9 +289,9 @@ def test_what_does_not_fit_is_said(cache, model, images):
 @pytest.mark.slow
 def test_a_browser_draws_the_views_and_asks_for_nothing(tmp_path):
     require()
-    model = ci.load("crate-tiny-cutouts")
+    model = ci.load("crate-tiny-pictures")
     with torch.no_grad():
-        _, cache = model.run_with_cache(model.preprocess(ci.data.embedded("cutouts")[:1]["image"]))
+        _, cache = model.run_with_cache(model.preprocess(ci.data.embedded("pictures")[:1]["image"]))
     page = ci.viz.attention(cache, 3).save(tmp_path / "page.html")
     document, asked = opened(page)
     assert (

@@ -168,10 +168,10 @@ def test_masks_that_do_not_fit(model):
     fails("sample 4 has no mask: the column holds None", [*masks[:4], None], pictures(masks))
 
 
-def test_embedded_cutouts(model, tmp_path, monkeypatch):
+def test_embedded_pictures(model, tmp_path, monkeypatch):
     monkeypatch.setattr(named_data, "_ASSETS", tmp_path)
-    with pytest.raises(ValueError, match="embedded:cutouts lacks '.*cutouts.parquet'"):
-        opened(model, "embedded:cutouts")
+    with pytest.raises(ValueError, match="embedded:pictures lacks '.*pictures.parquet'"):
+        opened(model, "embedded:pictures")
     masks = [mask_of(size, [0, 255], seed=seed) for seed, size in enumerate(SIZES)]
     features = datasets.Features(
         image=datasets.Image(),
@@ -179,11 +179,11 @@ def test_embedded_cutouts(model, tmp_path, monkeypatch):
         label=datasets.ClassLabel(names=["shoe", "bag"]),
     )
     rows = {"image": pictures(masks), "mask": masks, "label": [0, 1, 1, 0, 1]}
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "cutouts.parquet")
-    assert pyarrow.parquet.read_table(tmp_path / "cutouts.parquet").num_rows == 5
-    samples = opened(model, "embedded:cutouts")
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "pictures.parquet")
+    assert pyarrow.parquet.read_table(tmp_path / "pictures.parquet").num_rows == 5
+    samples = opened(model, "embedded:pictures")
     assert samples.labels == [0, 1, 1, 0, 1] and samples.fingerprint.startswith(
-        "embedded:cutouts:sha256:"
+        "embedded:pictures:sha256:"
     )
     assert torch.equal(samples.masks(0, 5), model.preprocess_masks(masks).clamp(max=1))
 

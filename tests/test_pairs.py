@@ -25,7 +25,8 @@ ALL += [(kind, seed) for kind in pairs.FAMILY for seed in pairs.SHIPPED]
 SHIPPED = [which for which in ALL if (pairs.WEIGHTS / pairs.name_of(*which)).is_dir()]
 EVERY = pytest.mark.parametrize(("kind", "seed"), SHIPPED)
 LIMIT = 13_300_000  # bytes, of the weights that the demos ship
-STEPS = ("crate-tiny-lm", "crate-tiny-cutouts")  # steps of embedded models, another 14 MB
+# steps of embedded models, and the model of cutouts: another 26 MB
+STEPS = ("crate-tiny-lm", "crate-tiny-pictures", "crate-tiny-cutouts")
 
 
 def folder(kind, seed):

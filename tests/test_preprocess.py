@@ -272,7 +272,7 @@ def test_what_clipa_says():
 
 def test_pictures_may_have_their_channels_last():
     """One picture, and several, as arrays come from Pillow; at the model's size and at another."""
-    model = ci.load("crate-tiny-cutouts")
+    model = ci.load("crate-tiny-pictures")
     generator = np.random.default_rng(0)
     for height, width in ((32, 32), (41, 37)):
         few = generator.integers(0, 256, (2, height, width, 3), dtype=np.uint8)

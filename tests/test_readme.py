@@ -185,7 +185,7 @@ def test_the_table_of_the_audit_is_what_its_command_prints():
 def test_the_segmentation_in_the_readme_is_what_the_command_prints():
     """The row of the trained CRATE and its chance levels; the ViT of the other row is not kept."""
     result = ci.segment(
-        ci.load("crate-tiny-cutouts"), "embedded:cutouts", untrained=5, progress=False
+        ci.load("crate-tiny-pictures"), "embedded:pictures", untrained=5, progress=False
     )
     row, section = result.overall(), page("how/segment")
     cells = [

@@ -102,10 +102,10 @@ def test_limits(model, data):
 
 @pytest.mark.slow
 def test_masks_are_kept(tmp_path):
-    cutouts, model = ci.data.embedded("cutouts").select(range(5)), ci.load("crate-tiny-cutouts")
+    rows, model = ci.data.embedded("pictures").select(range(5)), ci.load("crate-tiny-pictures")
     options = CHUNKS | dict(probes="segmentation", limit=3)
-    stream = cutouts.to_iterable_dataset()
-    same(ci.sweep(model, stream, **options), ci.sweep(model, cutouts, **options))
+    stream = rows.to_iterable_dataset()
+    same(ci.sweep(model, stream, **options), ci.sweep(model, rows, **options))
     with pytest.raises(ValueError, match=MORE):
         ci.sweep(model, stream, **options | dict(limit=None))
 

@@ -22,9 +22,9 @@ EXAMPLES = {
     "audit": "audit crate-tiny-fashion --data embedded:fashion --limit 64 --out runs/audit",
     "compare": "compare crate-tiny-fashion crate-tiny-fashion@step-640 --data embedded:fashion "
     "--out runs/compare",
-    "segment": "segment crate-tiny-cutouts --data embedded:cutouts --out runs/segment",
+    "segment": "segment crate-tiny-pictures --data embedded:pictures --out runs/segment",
     "atoms": "atoms crate-tiny-fashion --data embedded:fashion --out runs/atoms",
-    "atlas": "atlas crate-tiny-cutouts --data embedded:cutouts --limit 16 --out runs/atlas",
+    "atlas": "atlas crate-tiny-pictures --data embedded:pictures --limit 16 --out runs/atlas",
     "ablate": "ablate crate-tiny-fashion --data embedded:fashion --out runs/ablate",
     "concentration": "concentration crate-tiny-fashion --data embedded:fashion --limit 64 "
     "--out runs/concentration",

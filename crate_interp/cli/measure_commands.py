@@ -14,7 +14,7 @@ from crate_interp.core.run_options import Pass
 _MASKED = Annotated[
     str,
     Option(
-        help='Images with masks: "embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
+        help='Images with masks: "embedded:pictures", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
         '"hf:owner/name:split".'
     ),
 ]

@@ -57,7 +57,7 @@ Source = Annotated[
 Data = Annotated[
     str,
     Option(
-        help='"embedded:fashion", "embedded:cutouts", "embedded:held-out-text", '
+        help='"embedded:fashion", "embedded:pictures", "embedded:held-out-text", '
         '"embedded:repeats", a folder, "imagefolder:DIR" or "hf:owner/name:split".'
     ),
 ]

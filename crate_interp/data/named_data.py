@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the import takes a second, so it waits until a data set is 
 
 EMBEDDED = {  # name -> file in assets/
     "fashion": "fashion.parquet",
-    "cutouts": "cutouts.parquet",
+    "pictures": "pictures.parquet",
     "held-out-text": "held-out-text.parquet",
     "repeats": "repeats.parquet",
 }

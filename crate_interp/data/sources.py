@@ -124,7 +124,7 @@ def open_data(
     floats.
 
     Some data has masks too: (picture, mask); a datasets.Dataset with a mask column (tables.py);
-    "embedded:cutouts"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
+    "embedded:pictures"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
     "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
     objects with alpha (data/cutouts.py). `preprocess_masks` turns masks into class maps; if it is
     None, masks are left out.

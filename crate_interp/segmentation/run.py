@@ -43,7 +43,7 @@ def segment(
 ) -> Perhaps[SegmentResult]:
     """Scores the attention masks of every head against the masks of `data`, compared with chance.
 
-    The score is the Jaccard index. data: images with masks, such as "embedded:cutouts",
+    The score is the Jaccard index. data: images with masks, such as "embedded:pictures",
     "cutouts:DIR", "voc:DIR", "coco:FILE" or a datasets.Dataset with an image and a mask column.
     Maps become masks by two rules, "mass" and "top" (`ci.measures.mass_mask`, `top_mask`), and the
     masks are judged at two resolutions (`ci.probes.segmentation`).

@@ -105,8 +105,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def explorer() -> str:
     """Returns the page of one image on which a reader of the site points at patches."""
-    model = ci.load("crate-tiny-cutouts")
-    images = model.preprocess(ci.data.embedded("cutouts")[:1]["image"])
+    model = ci.load("crate-tiny-pictures")
+    images = model.preprocess(ci.data.embedded("pictures")[:1]["image"])
     _, cache = model.run_with_cache(images)
     return ci.viz.explore(cache, images).html()
 

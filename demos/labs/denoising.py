@@ -25,7 +25,7 @@ from mixtures import draw_tokens, random_bases, rotation, tweedie
 from rules import beyond
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import MODELS, UNTRAINED, images_of, spread, streams, untrained
+from twins import MODELS, UNTRAINED, images_of, loaded, spread, streams, untrained
 
 import crate_interp as ci
 from crate_interp.measures import paper_posterior_mean, posterior_mean, subspace_attention
@@ -272,7 +272,7 @@ def run(form: str, steps: Steps) -> LabResult:
         numbers += [(f"relative error, {key}", "planted", s, 0, v) for s, v in enumerate(values)]
     for name in tqdm(MODELS, desc="models", unit="model"):
         images, _ = images_of(name, N_IMAGES[form])
-        model = ci.load(name)
+        model = loaded(name)
         found: dict[str, Any] = {"untrained": []}
         found["trained"] = steps.do(f"{name}-trained", partial(measure, model, images, True))
         for seed in UNTRAINED:

@@ -20,7 +20,7 @@ from mixtures import random_bases
 from rules import beyond
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import MODELS, UNTRAINED, images_of, spread, streams, untrained
+from twins import MODELS, UNTRAINED, images_of, loaded, spread, streams, untrained
 
 import crate_interp as ci
 from crate_interp.measures import effective_rank
@@ -172,7 +172,7 @@ def run(form: str, steps: Steps) -> LabResult:
     claims, numbers = [], []
     for name in tqdm(MODELS, desc="models", unit="model"):
         images, _ = images_of(name, N_IMAGES[form])
-        model = ci.load(name)
+        model = loaded(name)
         found = steps.do(name, partial(measure, model, images, DRAWS))
         twins = []
         for seed in UNTRAINED:

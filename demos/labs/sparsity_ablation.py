@@ -26,12 +26,11 @@ from ablated import (
 )
 from lab import LabResult, Steps, claim, main, mean_and_interval, result
 from tqdm.auto import tqdm
-from twins import images_of
+from twins import CUTOUTS, FASHION, composites, images_of, loaded
 
 import crate_interp as ci
 from crate_interp.stats.paired_shares import paired_shares
 
-FASHION, CUTOUTS = "crate-tiny-fashion", "crate-tiny-cutouts"
 OWN, OTHER, TRAINED_AT = 0.1, (0.0, 0.05, 0.2, 0.5, 1.0), (0.0, 0.1, 0.5)
 SEGMENTED = (0.0, 0.1, 0.5)
 SEEDS, TRAIN_STEPS, N_MASKS = {"quick": 3, "full": 10}, {"quick": 300, "full": 600}, 64
@@ -65,8 +64,8 @@ def moved_at_random() -> list[float]:
 
 def segmented(lambd: float) -> list[float]:
     """Returns each image's Jaccard index of the best fixed head of the cutouts model."""
-    with threshold(ci.load(CUTOUTS), lambd) as model:
-        found = ci.segment(model, "embedded:cutouts", limit=N_MASKS, untrained=0, progress=False)
+    with threshold(loaded(CUTOUTS), lambd) as model:
+        found = ci.segment(model, composites(), limit=N_MASKS, untrained=0, progress=False)
     return found.table("images")["score"].tolist()
 
 

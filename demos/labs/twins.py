@@ -1,12 +1,20 @@
 """What the labs on embedded models share: the models, their untrained twins, images, intervals."""
 
+import sys
+from pathlib import Path
+
 import torch
 from lab import mean_and_interval
 from torch import Tensor
 
 import crate_interp as ci
 
-MODELS = {"crate-tiny-fashion": "fashion", "crate-tiny-cutouts": "cutouts"}  # and their images
+sys.path.append(str(Path(__file__).parent.parent))
+
+from train_tiny_cutouts import SHIPPED, composites  # noqa: E402
+
+FASHION, CUTOUTS = "crate-tiny-fashion", SHIPPED.name
+MODELS = (FASHION, CUTOUTS)
 UNTRAINED = (0, 1, 2, 3, 4)  # seeds
 
 
@@ -17,10 +25,15 @@ def untrained(cfg: ci.CrateConfig, seed: int) -> ci.HookedCrate:
         return ci.HookedCrate(cfg).eval()
 
 
+def loaded(name: str) -> ci.HookedCrate:
+    """Returns one of MODELS: the first is embedded, the second lies in demos/weights."""
+    return ci.load(SHIPPED if name == CUTOUTS else name)
+
+
 def images_of(name: str, n: int) -> tuple[Tensor, Tensor]:
-    """Returns the first n embedded images as a model takes them, and their labels `[n]`."""
-    rows = ci.data.embedded(MODELS[name])[:n]
-    return ci.load(name).preprocess(rows["image"]), torch.tensor(rows["label"])
+    """Returns the first n test images of a model as it takes them, and their labels `[n]`."""
+    rows = (composites() if name == CUTOUTS else ci.data.embedded("fashion"))[:n]
+    return loaded(name).preprocess(rows["image"]), torch.tensor(rows["label"])
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ GUARDS = [("extremes", 1e3, 5e-5)] + [
 ]
 EMBEDDED = {
     "crate-tiny-fashion": "embedded:fashion",
-    "crate-tiny-cutouts": "embedded:cutouts",
+    "crate-tiny-pictures": "embedded:pictures",
     "crate-tiny-lm": "embedded:held-out-text",
 }
 

@@ -14,7 +14,7 @@ import crate_interp as ci
 # name, data, samples
 MODELS = (
     ("crate-tiny-fashion", "embedded:fashion", 64),
-    ("crate-tiny-cutouts", "embedded:cutouts", 64),
+    ("crate-tiny-pictures", "embedded:pictures", 64),
     ("crate-tiny-lm", "embedded:held-out-text", 16),
 )
 

@@ -78,7 +78,7 @@ VERBS: dict[str, Callable[[Any, Any, Path], Any]] = {
     ),
     "atlas": paged(ci.viz.atlas_pages, ci.atlas),
     "segment, no twins": lambda model, data, out: ci.segment(
-        model, "embedded:cutouts", limit=len(data), untrained=0, out=out, **QUIET
+        model, "embedded:pictures", limit=len(data), untrained=0, out=out, **QUIET
     ),
 }
 # model -> verb -> samples
