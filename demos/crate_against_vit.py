@@ -207,7 +207,7 @@ def opened(crate: str, black_box: str) -> tuple[Any, Any]:
 
 def one_against_one(args: argparse.Namespace) -> None:
     """Compares two networks of the user's or of the Hub, paired by sample."""
-    pair = (args.crate, args.black_box, args.data or CUTOUTS)
+    pair = (args.crate, args.black_box, args.data or PICTURES)
     crate, black_box, data = PAIRS.get(args.pair, pair)
     if crate is None or black_box is None:
         raise SystemExit("give both, --crate X --black-box Y, or --pair NAME.")

@@ -53,7 +53,7 @@ def drawn_rows(model: ci.HookedCrate, segments: ci.SegmentResult) -> list[Any]:
     with torch.no_grad():
         answers = model(model.preprocess(data["image"])).argmax(dim=-1)
     right = (answers == torch.tensor(data["label"])).nonzero()[:, 0].tolist()
-    table = segments.table("images")
+    table: Any = segments.table("images")
     table = table[table["sample"].isin(right)]
     ranked = table.sort_values("score", ascending=False).to_dict("records")
     return [ranked[round(rank * (len(ranked) - 1))] for rank in RANKS]

@@ -100,8 +100,9 @@ def _on_sheets(
     from matplotlib.transforms import Affine2D
 
     layers, _, _ = graph.meta["settings"]["shape"]
-    row: Any = graph.table("picture").iloc[0]
-    picture, rows, columns = decoded(row["webp"], "the picture"), int(row["rows"]), row["columns"]
+    sheet_of: Any = graph.table("picture").iloc[0]
+    picture = decoded(sheet_of["webp"], "the picture")
+    rows, columns = int(sheet_of["rows"]), int(sheet_of["columns"])
     for layer in range(-1, layers):
         lying = Affine2D(np.array([[1, _LEAN, 0], [0, _DEPTH, layer], [0, 0, 1]]))
         sheet = axes.imshow(
@@ -111,7 +112,8 @@ def _on_sheets(
         name = "input" if layer < 0 else f"layer {layer}"
         axes.text(1.03 + _LEAN, layer + _DEPTH, name, fontsize=SMALL, color=INK, va="top")
     spots, taken = {}, dict[tuple[int, int], int]()
-    for node in nodes.itertuples():
+    for row in nodes.itertuples():
+        node: Any = row
         layer, patch = int(node.layer), int(node.pos) - graph.meta["special"]
         place = taken[layer, patch] = taken.get((layer, patch), -1) + 1
         if node.atom == TARGET:
