@@ -2,7 +2,7 @@
 
     python demos/train_tiny_pictures.py --drawings FOLDER --out runs/crate-tiny-pictures
 
-It takes under 75 minutes on one CPU core whose matrix products know bfloat16. The model learns
+It takes under 75 minutes of one CPU core whose matrix products know bfloat16. The model learns
 class labels only; its training sees no masks. demos/drawings.py says what to download into FOLDER.
 
 Data: drawings of seven categories by Google and Twitter, and clip art, at a random size, place,
@@ -12,7 +12,8 @@ does not use. --held-out twitter trains without Twitter's drawings and tests on 
 recipe; Fluent's are then not read.
 
 Most steps show the network a random part of the patches (patch dropout, arXiv 2208.07220), which
-makes a step five times as fast; the last ones show all of them.
+makes a step five times as fast; the last ones of each phase show all of them. The second phase has
+stronger changes of colour, and smaller objects.
 
 You can interrupt it at any time: the same command goes on from where it stopped.
 `crate_interp.load(folder)` loads the folder that it writes.
@@ -23,7 +24,7 @@ import io
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import drawings
 import numpy as np
@@ -36,7 +37,6 @@ from tqdm.auto import tqdm
 from training import (
     WARMUP,
     load_resume,
-    recipe_parser,
     save_resume,
     save_step,
     set_learning_rate,
@@ -47,10 +47,31 @@ from training import (
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
 
-SAVED_STEPS = (0, 8, 32, 125, 500, 2000)  # log-spaced; the last step is the model itself
-SIZE, PATCHES, BATCH, SEED = 64, 256, 64, 0
-KEPT, WHOLE = 64, 0.04  # patches of a step; the share of the last steps that show all patches
-SHARE = (0.4, 0.75)  # the longer side of an object, as a share of the picture's
+SIZE, PATCHES, BATCH, SEED, DECAY = 64, 256, 64, 0, 0.05
+KEPT = 64  # patches of a step
+SHARE = (0.4, 0.75)  # of a test: the longer side of an object, as a share of the picture's
+
+
+class Phase(NamedTuple):
+    """A part of the training, with a warm-up and a cosine of its own.
+
+    whole: how many of its last steps show all patches. colours: how far colours change. share: the
+    longer side of an object, as a share of the picture's.
+    """
+
+    steps: int
+    lr: float
+    whole: int
+    colours: float
+    share: tuple[float, float]
+
+
+PHASES = (
+    Phase(8000, 2e-3, 320, 1.0, (0.4, 0.75)),
+    Phase(2400, 1e-3, 240, 2.0, (0.3, 0.75)),
+)
+STEPS = sum(phase.steps for phase in PHASES)
+SAVED_STEPS = (0, 8, 32, 125, 500, 2000, 8000)  # log-spaced; the last step is the model itself
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 N_TEST, N_SAMPLE = 2100, 128
 
@@ -72,9 +93,8 @@ not a model to build on.
   public domain), all from scikit-image. Supervised by class labels only: no mask was seen.
 * Embedded test images (embedded:pictures): {sample} composites of Fluent's drawings (Microsoft, MIT
   licence), which training never saw, on columns of the backgrounds that it never saw.
-* Recipe: AdamW, learning rate {lr:g} (cosine, {warmup:.0%} warm-up), weight decay {decay:g}, label
-  smoothing 0.1, batch {batch}, {steps:,} steps with {kept} of 256 patches, the last {whole:.0%} of
-  them with all; random turns, widths and colours; matrix products in bfloat16; seed {seed}.
+* Recipe: AdamW, weight decay {decay:g}, label smoothing 0.1, batch {batch}, {kept} of 256 patches a
+  step; random turns, widths and colours; matrix products in bfloat16; seed {seed}. {phases}.
 * Accuracy: {test:.1%} ({low:.1%} to {high:.1%}, 95 % over drawings) on {n_test:,} composites of
   {n_fluent} of Fluent's drawings, as many of each category, on the weights as they are saved;
   measured once. Chance is 14.3 %; step 0 has {untrained:.1%}.
@@ -111,7 +131,10 @@ def turned(cutout: Pillow.Image, rng: np.random.Generator) -> Pillow.Image:
 
 
 def composite(
-    cutout: Pillow.Image, grounds: list[Pillow.Image], rng: np.random.Generator
+    cutout: Pillow.Image,
+    grounds: list[Pillow.Image],
+    share: tuple[float, float],
+    rng: np.random.Generator,
 ) -> tuple[Pillow.Image, Pillow.Image]:
     """Returns a cut-out at a random size and place on a random background, and its mask."""
     square = random_square(grounds[int(rng.integers(len(grounds)))], SIZE, rng)
@@ -119,7 +142,7 @@ def composite(
         square = Pillow.fromarray(tint(np.asarray(square), rng))
     if rng.random() < 0.5:
         cutout = cutout.transpose(Pillow.Transpose.FLIP_LEFT_RIGHT)
-    return paste(cutout, square, rng, SHARE)
+    return paste(cutout, square, rng, share)
 
 
 class Training:
@@ -131,17 +154,19 @@ class Training:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Returns normalised images in random colours [batch, 3, h, w], and labels [batch].
 
-        Categories are equally likely, and so are the vendors of a category.
+        The step says which phase it is of. Categories are equally likely, and so are the vendors of
+        a category.
         """
-        rng = np.random.default_rng((SEED, step))
+        rng, (phase, _) = np.random.default_rng((SEED, step)), phase_of(step)
         labels = rng.integers(0, len(drawings.LABELS), BATCH)
         images = np.empty((BATCH, SIZE, SIZE, 3), np.uint8)
         for row, label in enumerate(labels):
             kinds = self.cutouts[int(label)]
             _, own = kinds[int(rng.integers(len(kinds)))]
             cutout = turned(own[int(rng.integers(len(own)))], rng)
-            images[row] = np.asarray(composite(cutout, self.grounds, rng)[0])
-        return in_other_colours(normalised(images), rng), torch.from_numpy(labels)
+            images[row] = np.asarray(composite(cutout, self.grounds, phase.share, rng)[0])
+        shown = in_other_colours(normalised(images), phase.colours, rng)
+        return shown, torch.from_numpy(labels)
 
 
 def normalised(images: np.ndarray) -> Tensor:
@@ -149,11 +174,23 @@ def normalised(images: np.ndarray) -> Tensor:
     return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - MEAN[0]) / STD[0]
 
 
-def in_other_colours(images: Tensor, rng: np.random.Generator) -> Tensor:
+def phase_of(step: int) -> tuple[Phase, int]:
+    """Returns the phase of a step, and the number of the step in it."""
+    for phase in PHASES:
+        if step < phase.steps:
+            return phase, step
+        step -= phase.steps
+    raise ValueError("the training has no such step")
+
+
+def in_other_colours(images: Tensor, far: float, rng: np.random.Generator) -> Tensor:
     """Returns images with mixed channels, another contrast and another brightness."""
-    draw = lambda *shape: torch.from_numpy(rng.standard_normal((len(images), *shape))).float()  # noqa: E731
-    mixed = torch.einsum("nij,njhw->nihw", torch.eye(3) + 0.12 * draw(3, 3), images)
-    return mixed * torch.exp(0.15 * draw(1, 1, 1)) + 0.2 * draw(1, 1, 1)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.from_numpy(rng.standard_normal((len(images), *shape))).float()
+
+    mixed = torch.einsum("nij,njhw->nihw", torch.eye(3) + 0.12 * far * draw(3, 3), images)
+    return mixed * torch.exp(0.15 * far * draw(1, 1, 1)) + 0.2 * far * draw(1, 1, 1)
 
 
 class Test:
@@ -168,7 +205,7 @@ class Test:
         for turn in range(each):
             for label, (own, order) in enumerate(zip(every, orders, strict=True)):
                 drawing = int(order[turn % len(own)])
-                picture, mask = composite(own[drawing], grounds, rng)
+                picture, mask = composite(own[drawing], grounds, SHARE, rng)
                 self.pictures.append(picture)
                 self.masks.append(mask)
                 self.labels.append(label)
@@ -216,11 +253,13 @@ def logits(model: HookedCrate, images: Tensor, kept: int, seed: int) -> Tensor:
 
 
 def one_step(
-    model: HookedCrate, optimizer: torch.optim.Optimizer, data: Training, step: int, steps: int
+    model: HookedCrate, optimizer: torch.optim.Optimizer, data: Training, step: int
 ) -> float:
     """Makes one update, on composites that depend only on the step; returns the loss before it."""
     images, labels = data.batch(step)
-    kept = PATCHES if step >= (1 - WHOLE) * steps else KEPT
+    phase, place = phase_of(step)
+    set_learning_rate(optimizer, place, phase.steps, phase.lr)
+    kept = PATCHES if place >= phase.steps - phase.whole else KEPT
     with torch.autocast("cpu", torch.bfloat16):
         out = logits(model.train(), images, kept, step)
     loss = F.cross_entropy(out.float(), labels, label_smoothing=0.1)
@@ -237,10 +276,8 @@ def train(args: argparse.Namespace, data: Training, test: Test) -> tuple[HookedC
     Saves args.out/resume.pt as it goes, and when interrupted.
     """
     model = make_model()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99)
-    )
-    settings = dict(steps=args.steps, lr=args.lr, decay=args.decay, held_out=args.held_out)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=DECAY, betas=(0.9, 0.99))
+    settings = dict(phases=[list(phase) for phase in PHASES], held_out=args.held_out)
     resume = args.out / "resume.pt"
     saved = load_resume(resume, settings)
     if saved is not None:
@@ -254,18 +291,17 @@ def train(args: argparse.Namespace, data: Training, test: Test) -> tuple[HookedC
         state = dict(weights=model.state_dict(), optimizer=optimizer.state_dict())
         save_resume(state | dict(step=step, settings=settings, facts=facts), resume)
 
-    bar = tqdm(total=args.steps, initial=step, desc="training", unit="step")
+    bar = tqdm(total=STEPS, initial=step, desc="training", unit="step")
     try:
-        while step < args.steps:
+        while step < STEPS:
             started = time.process_time()
             if step in SAVED_STEPS:
                 save_step(model, args.out, step)
-            set_learning_rate(optimizer, step, args.steps, args.lr)
-            loss = one_step(model, optimizer, data, step, args.steps)
+            loss = one_step(model, optimizer, data, step)
             step += 1
             facts["minutes"] += (time.process_time() - started) / 60
             bar.update()
-            if step % 100 == 0 or step == args.steps:
+            if step % 100 == 0 or step == STEPS:
                 save()
                 with open(args.out / "log.csv", "a") as log:
                     log.write(f"{step},{loss:.4f},{facts['minutes']:.1f}\n")
@@ -274,6 +310,16 @@ def train(args: argparse.Namespace, data: Training, test: Test) -> tuple[HookedC
         raise stopped(step) from None
     bar.close()
     return model.eval(), facts
+
+
+def said(phase: Phase) -> str:
+    """Returns a phase of the recipe in words."""
+    low, high = phase.share
+    return (
+        f"{phase.steps:,} steps at a learning rate of {phase.lr:g} (cosine, {WARMUP:.0%} warm-up), "
+        f"the last {phase.whole} with all patches,\n  colours changed by {phase.colours:g} units, "
+        f"objects of {low:.0%} to {high:.0%} of the side"
+    )
 
 
 def save_sample(test: Test, path: Path) -> None:
@@ -297,8 +343,8 @@ def png(picture: Pillow.Image) -> dict[str, Any]:
 def finish(args: argparse.Namespace, model: HookedCrate, facts: dict, test: Test) -> None:
     """Writes the trained model's folder: weights, card and the sample of test composites."""
     model.half().save_pretrained(args.out)
-    recipe = dict(lr=args.lr, decay=args.decay, warmup=WARMUP, batch=BATCH, steps=args.steps)
-    recipe |= dict(kept=KEPT, whole=WHOLE, seed=SEED, saved=", ".join(map(str, SAVED_STEPS)))
+    recipe = dict(decay=DECAY, batch=BATCH, kept=KEPT, seed=SEED)
+    recipe |= dict(saved=", ".join(map(str, SAVED_STEPS)), phases="; ".join(map(said, PHASES)))
     counts = {f"n_{name}": len(drawings.read(name, args.drawings)) for name in drawings.VENDORS}
     counts |= dict(n_test=N_TEST, sample=N_SAMPLE, n_fluent=len(set(test.drawings)))
     words = dict(labels=", ".join(drawings.LABELS))
@@ -309,10 +355,11 @@ def finish(args: argparse.Namespace, model: HookedCrate, facts: dict, test: Test
 
 
 def main() -> None:
-    parser = recipe_parser(__doc__, "runs/crate-tiny-pictures", lr=2e-3, decay=0.05)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-pictures"))
     parser.add_argument("--drawings", type=Path, default=Path("drawings"))
     parser.add_argument("--held-out", choices=drawings.VENDORS)
-    parser.add_argument("--steps", type=int, default=8000)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     seen = tuple(vendor for vendor in drawings.VENDORS if vendor != args.held_out)

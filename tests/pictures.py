@@ -35,11 +35,11 @@ OPEN_ALL = """() => {
 def views(out: Path) -> Pages:
     """Returns the pages of caches."""
     model, lm = ci.load("crate-tiny-pictures"), ci.load("crate-tiny-lm")
-    images = model.preprocess(ci.data.embedded("pictures")[:2]["image"])
+    images = model.preprocess(ci.data.embedded("pictures")[5:7]["image"])
     with torch.no_grad():
         _, cache = model.run_with_cache(images)
         _, texts = lm.run_with_cache(TEXT)
-    view, atoms = ci.viz, range(8)
+    view, atoms, off = ci.viz, range(8), ci.circuits.switched_off(model, images[0])
     edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L3H3 -0.3")
     parts = [edge.split() for edge in edges]
     drawn = ci.circuits.Circuit([ci.circuits.Edge(a, b, float(c)) for a, b, c in parts])
@@ -50,7 +50,7 @@ def views(out: Path) -> Pages:
         "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["beg", "Layer"]),
         "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["sample 0"]),
         "heads": (view.head_grid(cache, images), ["head 5"]),
-        "explorer-image": (view.explore(cache, images), ["The model sees", "patch ("]),
+        "explorer-image": (view.explore(cache, images, without=off), ["The model sees", "patch ("]),
         "explorer-text": (
             view.explore(texts, TEXT, circuit=drawn),
             ["the model expects", "continues with"],
@@ -65,7 +65,8 @@ def results(out: Path) -> Pages:
     """Returns the pages of results."""
     model, data = ci.load("crate-tiny-pictures"), "embedded:pictures"
     few: dict[str, Any] = {"limit": 64, "progress": False}
-    ablation = ci.viz.ablation_page(ci.ablate_heads(model, data, **few), out / "ablation")
+    repeats = ci.ablate_heads(ci.load("crate-tiny-induction"), "embedded:repeats", progress=False)
+    ablation = ci.viz.ablation_page(repeats, out / "ablation")
     found = ci.atlas(model, data, ablate=8, **few)
     atlas = ci.viz.atlas_pages(found, out / "atlas")
     atoms = ci.viz.atoms_page(ci.atoms(model, data, **few), out / "atoms", excerpts=found.tables)
@@ -74,8 +75,8 @@ def results(out: Path) -> Pages:
     concentration = ci.viz.concentration_page(swapped, out / "concentration")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
-    start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-200")
-    compared = ci.compare(model, start, data, untrained=2, names=("end", "step 200"), **few)
+    start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-500")
+    compared = ci.compare(model, start, data, untrained=2, names=("end", "step 500"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {
         "compare": (compare, ["How to read this", "adjusted for the layers"]),

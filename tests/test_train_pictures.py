@@ -38,9 +38,9 @@ def grounds():
     return [Image.fromarray(noise), Image.fromarray(np.dstack([noise] * 3))]
 
 
-def settings(folder, steps=5):
+def settings(folder, held_out=None):
     folder.mkdir(exist_ok=True)
-    return argparse.Namespace(out=folder, steps=steps, lr=1e-3, decay=0.05, held_out=None)
+    return argparse.Namespace(out=folder, held_out=held_out)
 
 
 def test_a_batch_depends_on_its_step_alone(cutouts, grounds):
@@ -79,6 +79,14 @@ def test_the_interval_is_over_drawings():
     assert demo.interval(np.ones(100), groups) == (1.0, 1.0)
 
 
+def test_steps_fall_into_phases():
+    first, second = demo.PHASES
+    assert demo.phase_of(first.steps - 1) == (first, first.steps - 1)
+    assert demo.phase_of(first.steps) == (second, 0) and demo.STEPS == first.steps + second.steps
+    with pytest.raises(ValueError, match="no such step"):
+        demo.phase_of(demo.STEPS)
+
+
 def test_layers_see_cls_and_the_kept_patches(cutouts, grounds):
     model = demo.make_model().eval()
     images = demo.normalised(np.array(demo.Test(cutouts, grounds, 7).pictures[:1]))
@@ -97,15 +105,18 @@ def test_layers_see_cls_and_the_kept_patches(cutouts, grounds):
 
 def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)
-    monkeypatch.setattr(demo, "WHOLE", 0.2)
+    sizes = (0.3, 0.6)
+    phases = (demo.Phase(3, 1e-3, 1, 1.0, sizes), demo.Phase(2, 1e-3, 1, 2.0, sizes))
+    monkeypatch.setattr(demo, "PHASES", phases)
+    monkeypatch.setattr(demo, "STEPS", 5)
     data, test = demo.Training(cutouts, grounds), demo.Test(cutouts, grounds, 7)
     whole, _ = demo.train(settings(tmp_path / "whole"), data, test)
     step = demo.one_step
 
-    def stopped(model, optimizer, data, number, steps):
+    def stopped(model, optimizer, data, number):
         if number == 3:
             raise KeyboardInterrupt
-        return step(model, optimizer, data, number, steps)
+        return step(model, optimizer, data, number)
 
     monkeypatch.setattr(demo, "one_step", stopped)
     with pytest.raises(SystemExit, match="stopped after 3 steps"):
@@ -116,7 +127,7 @@ def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch)
         assert torch.equal(parts.state_dict()[name], value), name
     assert facts["minutes"] > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
     with pytest.raises(SystemExit, match="other settings"):
-        demo.train(settings(tmp_path / "parts", steps=6), data, test)
+        demo.train(settings(tmp_path / "parts", "clip"), data, test)
 
 
 def test_drawings_are_read_by_category(tmp_path):

@@ -29,7 +29,7 @@ EXAMPLES = {
     "concentration": "concentration crate-tiny-fashion --data embedded:fashion --limit 64 "
     "--out runs/concentration",
     "merge": "merge runs/sweep",
-    "explore": "explore crate-tiny-fashion --data embedded:fashion --out runs/explore",
+    "explore": "explore crate-tiny-fashion --data embedded:fashion --without --out runs/explore",
     "graph": "graph crate-tiny-fashion --data embedded:fashion --out runs/graph",
     "convert": "convert crate-alpha-b16 --out models/alpha-b16",
     "verify": "verify runs/sweep",

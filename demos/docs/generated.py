@@ -54,6 +54,7 @@ document.getElementById("filter").addEventListener("input", event => {
 </script>
 """
 EXPLORER = "live/explorer.html"  # made when the site is built
+SAMPLE = 5  # of the embedded pictures: a tulip
 REFERENCE = {
     "reference/statistics.md": "Statistics",
     "reference/audit.md": "Claims of the audit",
@@ -106,9 +107,10 @@ def on_files(files: Files, config: Any) -> Files:
 def explorer() -> str:
     """Returns the page of one image on which a reader of the site points at patches."""
     model = ci.load("crate-tiny-pictures")
-    images = model.preprocess(ci.data.embedded("pictures")[:1]["image"])
+    images = model.preprocess(ci.data.embedded("pictures")[SAMPLE : SAMPLE + 1]["image"])
     _, cache = model.run_with_cache(images)
-    return ci.viz.explore(cache, images).html()
+    off = ci.circuits.switched_off(model, images[0])
+    return ci.viz.explore(cache, images, without=off).html()
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
