@@ -12,8 +12,8 @@
 # # Meet CRATE
 #
 # **What can you see inside a white-box transformer?** Every step: what each head looks at, which
-# atoms are on, and how much a token costs. In the picture, CLS attends to parts of the garment, and
-# each head to other ones. The code does not get sparser in every layer.
+# atoms are on, and how much a token costs. In the picture, CLS attends to parts of the drawing, and
+# each head to other ones. The code gets sparser from layer to layer, and denser in the last.
 #
 # The layers of CRATE were derived from an optimisation problem. Each layer takes two steps of it.
 # *Compress* is attention in which query, key and value are one code in a learned subspace.
@@ -30,7 +30,8 @@ REAL = False
 NAME = "crate-small-imagenet1k" if REAL else "crate-tiny-pictures"
 model = ci.load(NAME)
 data = ci.data.embedded("pictures")
-images = model.preprocess(data[:2]["image"])
+shown = data[4:6]
+images = model.preprocess(shown["image"])
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, images {list(images.shape)}")
 print(f"{model.cfg.n_layers} layers, {model.cfg.n_heads} heads")
 
@@ -46,14 +47,14 @@ print(
     "answers:",
     [model.cfg.labels[k] if model.cfg.labels else int(k) for k in logits.argmax(-1).tolist()],
 )
-print("labels: ", [data.features["label"].int2str(k) for k in data[:2]["label"]])
+print("labels: ", [data.features["label"].int2str(k) for k in shown["label"]])
 
 # %% [markdown]
 # Look at what CLS attends to in every head of one layer. The training data did not say where
 # objects are.
 
 # %% tags=["lead"]
-ci.viz.attention_on_image(cache, 3, images)
+ci.viz.attention_on_image(cache, 5, images)
 
 # %% [markdown]
 # The explorer has every layer and head in one page. Point at a patch: each head shows what the

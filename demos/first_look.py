@@ -15,8 +15,8 @@ from PIL import Image
 import crate_interp as ci
 
 NAME, DATA, UNTRAINED = "crate-tiny-pictures", "pictures", 3
-RANKS = (0.02, 0.15, 0.3)  # the drawn images, from the highest score (0) to the lowest (1)
-CODES = 24  # of the graph
+RANKS = (0.15, 0.3)  # more drawn images, from the highest score (0) to the lowest (1)
+CODES = 36  # of the graph
 FRAMES = {  # name, colour, marker; apart for colour-blind eyes
     "stream": ("stream as it is", "#d55e00", "o"),
     "unit": ("at a fixed norm", "#009e73", "^"),
@@ -38,25 +38,36 @@ def main(out: Path) -> None:
     print(rates.round(2).to_string())
     segments = ci.segment(model, f"embedded:{DATA}", untrained=1, progress=False)
     print(segments.headline())
-    chosen = drawn_rows(model, segments)
-    data = ci.data.embedded(DATA)
-    first = model.preprocess([data[int(chosen[0]["sample"])]["image"]])[0]
-    graph = ci.graph(model, first)
-    print(graph.headline())
+    ranked = ranked_rows(model, segments)
+    first, graph = explained(model, ranked[:8])
+    others = [ranked[round(rank * (len(ranked) - 1))] for rank in RANKS]
+    chosen = [first, *(row for row in others if row is not first)]
     save(draw(rates, segments, chosen, graph), out)
     print(out)
 
 
-def drawn_rows(model: ci.HookedCrate, segments: ci.SegmentResult) -> list[Any]:
-    """Returns the rows of the drawn images: among those with the right answer, by their score."""
+def ranked_rows(model: ci.HookedCrate, segments: ci.SegmentResult) -> list[Any]:
+    """Returns the rows of the images with the right answer, the highest score first."""
     data = ci.data.embedded(DATA)
     with torch.no_grad():
         answers = model(model.preprocess(data["image"])).argmax(dim=-1)
     right = (answers == torch.tensor(data["label"])).nonzero()[:, 0].tolist()
     table: Any = segments.table("images")
     table = table[table["sample"].isin(right)]
-    ranked = table.sort_values("score", ascending=False).to_dict("records")
-    return [ranked[round(rank * (len(ranked) - 1))] for rank in RANKS]
+    return table.sort_values("score", ascending=False).to_dict("records")
+
+
+def explained(model: ci.HookedCrate, rows: list[Any]) -> tuple[Any, ci.AttributionGraph]:
+    """Returns the first row whose graph keeps half of the answer, and this graph, or the last."""
+    data = ci.data.embedded(DATA)
+    found: list[tuple[Any, ci.AttributionGraph]] = []
+    for row in rows:
+        graph = ci.graph(model, model.preprocess([data[int(row["sample"])]["image"]])[0])
+        print(graph.headline())
+        found.append((row, graph))
+        if graph.faithful():
+            break
+    return found[-1]
 
 
 def draw(
@@ -99,7 +110,7 @@ def draw_masks(part: Any, segments: ci.SegmentResult, chosen: list[Any]) -> None
 
 
 def draw_graph(part: Any, graph: ci.AttributionGraph) -> None:
-    """Draws the graph of the first image's answer."""
+    """Draws the graph of an answer."""
     axes = part.subplots()
     ci.viz.graph_figure(graph, most=CODES, ax=axes)
     whole = graph.of("whole").set_index("edit")
