@@ -86,7 +86,7 @@ def read(vendor: str, folder: Path) -> list[tuple[int, str, Image.Image]]:
             continue
         for path in _files(row, vendor, folder):
             label = LABELS.index(of[row["subcategory"]])
-            found.append((label, row["short_name"], cut(Image.open(path))))
+            found.append((label, row["short_name"], cut(opened(path))))
     return found
 
 
@@ -110,7 +110,7 @@ def _clip_art(folder: Path) -> list[tuple[int, str, Image.Image]]:
         for path in sorted(path for part in parts for path in (folder / part).rglob("*.png")):
             if path.is_symlink() or any(word in path.name for word in UNFIT):
                 continue
-            picture = np.asarray(Image.open(path).convert("RGBA"))
+            picture = np.asarray(opened(path).convert("RGBA"))
             inside = picture[..., 3] > 127
             colours = picture[inside][:, :3].astype(float)
             # pictures without a cut-out, and grey line art
@@ -118,6 +118,11 @@ def _clip_art(folder: Path) -> list[tuple[int, str, Image.Image]]:
                 continue
             found.append((LABELS.index(label), path.stem, cut(Image.fromarray(picture))))
     return found
+
+
+def opened(path: Path) -> Image.Image:
+    """Opens a picture, in one of the formats that the packages have."""
+    return Image.open(path, formats=("PNG", "JPEG", "WEBP"))
 
 
 def cut(picture: Image.Image) -> Image.Image:
@@ -139,7 +144,7 @@ def backgrounds(folder: Path, *, test: bool) -> list[Image.Image]:
         path = folder / "skimage" / "data" / name
         if not path.exists():
             raise SystemExit(f"{path} is missing. {__doc__}")
-        picture = Image.open(path)
+        picture = opened(path)
         picture.thumbnail((512, 512), Image.Resampling.LANCZOS)
         edge = round(0.7 * picture.width)
         box = (edge, 0, picture.width, picture.height) if test else (0, 0, edge, picture.height)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from browser import driven, opened
+from browser import drawn, driven, opened
 from conftest import make, make_lm
 
 assert driven  # the fixture
@@ -145,16 +145,20 @@ def test_a_click_shows_the_new_answer(driven, tmp_path):  # noqa: F811
     found = without(page)
     with opened(driven, page.save(tmp_path / "explore.html")) as shown:
         words = lambda: shown.page.inner_text("#without-words")  # noqa: E731
+        drawn(shown.page)
         assert words().startswith("The answer is “Ankle boot”")
         shown.page.click("label:has(input[name=off][value=head])")
+        drawn(shown.page)
         state = shown.page.evaluate("({...explorer.state})")
         left = found["heads"][state["layer"]][state["head"]][0] / STEPS
         assert f"{left:.0%}".replace("%", " %") in words() and "Without head" in words()
         shown.page.click("label:has(input[name=off][value=patch])")
+        drawn(shown.page)
         assert words() == "Point at a patch to cover it with the mean colour."
         shown.page.hover("#surface")
         shown.page.wait_for_function(
             "byId('without-words').textContent.startsWith('Without patch')"
         )
         shown.page.select_option("#over", "patches")
+        drawn(shown.page)
         assert "off=patch&over=patches" in shown.page.evaluate("location.hash")
