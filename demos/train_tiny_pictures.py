@@ -20,7 +20,6 @@ You can interrupt it at any time: the same command goes on from where it stopped
 """
 
 import argparse
-import io
 import json
 import re
 import textwrap
@@ -36,6 +35,7 @@ from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as Pillow
 from torch import Tensor
 from tqdm.auto import tqdm
+from train_tiny_cutouts import png, tint
 from training import (
     WARMUP,
     load_resume,
@@ -118,13 +118,6 @@ def cutouts_of(vendors: tuple[str, ...], folder: Path) -> Cutouts:
             own = [cutout for one, _, cutout in rows if one == label]
             kinds += [(vendor, own)] if own else []
     return found
-
-
-def tint(grey: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns a grey picture [h, w] as RGB between a random dark and a random bright colour."""
-    dark, bright = rng.uniform(0, 110, 3), rng.uniform(120, 255, 3)
-    table = (dark + (bright - dark) * np.linspace(0, 1, 256)[:, None]).astype(np.uint8)  # [256, 3]
-    return table[grey]
 
 
 def turned(cutout: Pillow.Image, rng: np.random.Generator) -> Pillow.Image:
@@ -345,13 +338,6 @@ def save_sample(test: Test, path: Path) -> None:
     names = ClassLabel(names=list(drawings.LABELS))
     features = Features({"image": Image(), "mask": Image(), "label": names})
     Dataset.from_list(rows[:N_SAMPLE], features=features).to_parquet(path)
-
-
-def png(picture: Pillow.Image) -> dict[str, Any]:
-    """Returns a picture as the datasets library stores it."""
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", optimize=True)
-    return {"bytes": buffer.getvalue(), "path": None}
 
 
 def finish(args: argparse.Namespace, model: HookedCrate, facts: dict, test: Test) -> None:
