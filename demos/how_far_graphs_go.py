@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
-from train_tiny_cutouts import SHIPPED, composites
+from train_tiny_cutouts import SHIPPED, composites, loaded
 
 import crate_interp as ci
 
@@ -44,7 +44,7 @@ def inputs_of(name: str, model: Any, count: int) -> Iterator[torch.Tensor]:
 
 def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
     """Returns the row of a model in the table, and its curves: k, kind, share of the answer."""
-    model = ci.load(SHIPPED if name == SHIPPED.name else name)
+    model: Any = loaded(name)
     found: dict[str, list[float]] = {}
     curves: list[Any] = []
     for sample in tqdm(inputs_of(name, model, count), total=count, desc=name):

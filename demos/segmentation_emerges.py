@@ -54,10 +54,8 @@ def measured(models: Sequence[tuple[str, ci.HookedCrate]]) -> list[tuple[str, Se
 
     train_tiny_cutouts starts from the first of the three.
     """
-    return [
-        (name, ci.segment(model, composites(), untrained=5, progress=False))
-        for name, model in models
-    ]
+    data = composites()
+    return [(name, ci.segment(model, data, untrained=5, progress=False)) for name, model in models]
 
 
 def table(title: str, results: list[tuple[str, SegmentResult]]) -> str:

@@ -50,6 +50,7 @@ from training import (
     stopped,
 )
 
+import crate_interp as ci
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
 
@@ -91,6 +92,11 @@ def composites() -> Dataset:
     """Returns the 128 shipped test composites: image, mask and label."""
     # read from the table, since Dataset.from_parquet would write a copy into the user's cache
     return Dataset(pyarrow.parquet.read_table(SHIPPED / "cutouts.parquet"))
+
+
+def loaded(name: str) -> HookedCrate:
+    """Returns an embedded model, or the shipped model of cutouts, by its name."""
+    return ci.load(SHIPPED if name == SHIPPED.name else name)
 
 
 def read_textures(folder: Path, split: str) -> list[Pillow.Image]:

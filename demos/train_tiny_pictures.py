@@ -38,9 +38,9 @@ from tqdm.auto import tqdm
 from train_tiny_cutouts import png, tint
 from training import (
     WARMUP,
-    load_resume,
-    save_resume,
+    resumed,
     save_step,
+    save_training,
     set_learning_rate,
     size_of,
     stopped,
@@ -266,8 +266,8 @@ def one_step(
     return loss.item()
 
 
-def train(args: argparse.Namespace, data: Training, test: Test) -> tuple[HookedCrate, dict]:
-    """Returns the trained model and facts about its training.
+def train(args: argparse.Namespace, data: Training) -> tuple[HookedCrate, float]:
+    """Returns the trained model and the seconds of processor time that it took.
 
     Saves args.out/resume.pt as it goes, and when interrupted.
     """
@@ -275,18 +275,8 @@ def train(args: argparse.Namespace, data: Training, test: Test) -> tuple[HookedC
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=DECAY, betas=(0.9, 0.99))
     settings = dict(phases=[list(phase) for phase in PHASES], held_out=args.held_out)
     resume = args.out / "resume.pt"
-    saved = load_resume(resume, settings)
-    if saved is not None:
-        model.load_state_dict(saved["weights"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, facts = saved["step"], saved["facts"]
-    else:
-        step, facts = 0, {"untrained": float(test.right(model).mean()), "minutes": 0.0}
-
-    def save() -> None:
-        state = dict(weights=model.state_dict(), optimizer=optimizer.state_dict())
-        save_resume(state | dict(step=step, settings=settings, facts=facts), resume)
-
+    step, seconds = resumed(model, optimizer, resume, settings)
+    save = lambda: save_training(model, optimizer, resume, settings, step, seconds)  # noqa: E731
     bar = tqdm(total=STEPS, initial=step, desc="training", unit="step")
     try:
         while step < STEPS:
@@ -295,17 +285,17 @@ def train(args: argparse.Namespace, data: Training, test: Test) -> tuple[HookedC
                 save_step(model, args.out, step)
             loss = one_step(model, optimizer, data, step)
             step += 1
-            facts["minutes"] += (time.process_time() - started) / 60
+            seconds += time.process_time() - started
             bar.update()
             if step % 100 == 0 or step == STEPS:
                 save()
                 with open(args.out / "log.csv", "a") as log:
-                    log.write(f"{step},{loss:.4f},{facts['minutes']:.1f}\n")
+                    log.write(f"{step},{loss:.4f},{seconds / 60:.1f}\n")
     except KeyboardInterrupt:
         save()
         raise stopped(step) from None
     bar.close()
-    return model.eval(), facts
+    return model.eval(), seconds
 
 
 def said(phase: Phase) -> str:
@@ -366,9 +356,10 @@ def main() -> None:
     grounds = [drawings.backgrounds(args.drawings, test=test) for test in (False, True)]
     data = Training(cutouts_of(seen, args.drawings), grounds[0])
     test = Test(cutouts_of(unseen, args.drawings), grounds[1], N_TEST)
-    model, facts = train(args, data, test)
+    model, seconds = train(args, data)
     model = model.half().float()  # the card is about the weights as they are saved
     right = test.right(model)
+    facts = {"untrained": float(test.right(make_model()).mean()), "minutes": seconds / 60}
     facts["test"] = float(right.mean())
     facts["low"], facts["high"] = interval(right, test.drawings)
     print(json.dumps(facts))

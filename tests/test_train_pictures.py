@@ -109,8 +109,8 @@ def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch)
     phases = (demo.Phase(3, 1e-3, 1, 1.0, sizes), demo.Phase(2, 1e-3, 1, 2.0, sizes))
     monkeypatch.setattr(demo, "PHASES", phases)
     monkeypatch.setattr(demo, "STEPS", 5)
-    data, test = demo.Training(cutouts, grounds), demo.Test(cutouts, grounds, 7)
-    whole, _ = demo.train(settings(tmp_path / "whole"), data, test)
+    data = demo.Training(cutouts, grounds)
+    whole, _ = demo.train(settings(tmp_path / "whole"), data)
     step = demo.one_step
 
     def stopped(model, optimizer, data, number):
@@ -120,14 +120,14 @@ def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch)
 
     monkeypatch.setattr(demo, "one_step", stopped)
     with pytest.raises(SystemExit, match="stopped after 3 steps"):
-        demo.train(settings(tmp_path / "parts"), data, test)
+        demo.train(settings(tmp_path / "parts"), data)
     monkeypatch.setattr(demo, "one_step", step)
-    parts, facts = demo.train(settings(tmp_path / "parts"), data, test)
+    parts, seconds = demo.train(settings(tmp_path / "parts"), data)
     for name, value in whole.state_dict().items():
         assert torch.equal(parts.state_dict()[name], value), name
-    assert facts["minutes"] > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
+    assert seconds > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
     with pytest.raises(SystemExit, match="other settings"):
-        demo.train(settings(tmp_path / "parts", "clip"), data, test)
+        demo.train(settings(tmp_path / "parts", "clip"), data)
 
 
 def test_drawings_are_read_by_category(tmp_path):

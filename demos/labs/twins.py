@@ -11,7 +11,7 @@ import crate_interp as ci
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from train_tiny_cutouts import SHIPPED, composites  # noqa: E402
+from train_tiny_cutouts import SHIPPED, composites, loaded  # noqa: E402
 
 FASHION, CUTOUTS = "crate-tiny-fashion", SHIPPED.name
 MODELS = (FASHION, CUTOUTS)
@@ -23,11 +23,6 @@ def untrained(cfg: ci.CrateConfig, seed: int) -> ci.HookedCrate:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return ci.HookedCrate(cfg).eval()
-
-
-def loaded(name: str) -> ci.HookedCrate:
-    """Returns one of MODELS: the first is embedded, the second lies in demos/weights."""
-    return ci.load(SHIPPED if name == CUTOUTS else name)
 
 
 def images_of(name: str, n: int) -> tuple[Tensor, Tensor]:
