@@ -153,7 +153,9 @@ def overview(result: Result) -> pd.DataFrame:
         layers = "".join(MARKS[word] or "." for word in words)
         shown = ("value", "excess", "share", "untrained")
         spans = {column: low_to_high(some[column]) for column in shown}
-        rows.append({"claim": claim.short, "name": name, "layers": layers} | counts | spans)
+        start = {"claim": claim.short, "name": name, "layers": layers}
+        wanted = {"wanted": bounds_of(claim.numbers[first], short=True)}
+        rows.append(start | counts | wanted | spans)
     return pd.DataFrame(rows)
 
 
@@ -166,9 +168,8 @@ def legend(result: Result) -> str:
         "null and than a random D or W_O in the layer's place. It is broken if it lies outside its "
         "bounds or is worse than its null. For example, the lasso may fall, but less than with a "
         "random D. The comparison with a random D uses an interval over draws.",
-        "value: lowest to highest mean over layers and frames"
-        f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. "
-        "untrained: the value of random networks.",
+        "wanted: the bounds of the value. value: lowest to highest mean over layers and frames"
+        f", at eps {result.meta['settings']['eps']:g}. untrained: the value of random networks.",
         tokens_of(result),
         "",
         "Each row with its name in `claims()` and `table()`, and its numbers:",
@@ -198,6 +199,8 @@ def tokens_of(result: Result) -> str:
 def bounds_of(number: Number, short: bool = False) -> str:
     """Returns a text such as "at most 0.1, lower is better"; a bound of 1e-6 is written as 0."""
     low, high = number.low, number.high
+    if low is not None and high is not None and abs(low) > 1e-5:
+        return f"{low:g} to {high:g}"
     least = "" if low is None else f"at least {low:g}" if abs(low) > 1e-5 else "above 0"
     most = (
         "" if high is None else f"at most {high:g}" if abs(high) > 1e-5 or not high else "below 0"

@@ -91,11 +91,12 @@ class AuditResult(Result):
     def text(self) -> str:
         """Returns a table as text: a row per claim, a mark per layer, and the claim's first number.
 
-        + kept, - broken, ~ depends on the setting, c missed by an ideal layer too, ? undecided. The
+        + kept, - broken, ~ depends on the setting, c missed by an ideal layer too, ? undecided.
+        wanted: the bounds of the number; to be kept, it must also be better than its nulls. The
         numbers are at the main eps: the lowest and the highest over layers and frames.
         """
         rows: Any = self._table("overview")
-        header = ["claim", "layers", "value", "excess", "untrained"]
+        header = ["claim", "layers", "wanted", "value", "untrained"]
         lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
         return as_text(header, lines)
 

@@ -151,17 +151,28 @@ class HeadAblation(Result):
             which = f"The largest effect, not distinct from 0 when adjusted for all heads{by},"
         return (
             f"{which} is that of {head} ({settings['how']} ablation): {best['drop']:+.3g} {unit} "
-            f"({ends}), from a base of {best['base']:.3g}."
+            f"({ends}), from a base of {best['base']:.3g}{self._beside_base()}."
         )
+
+    def _beside_base(self) -> str:
+        """Returns of what the base is a mean, and what it is by chance."""
+        of, even = (" over all tokens" if self.meta["unit"] == "windows" else ""), self._even()
+        return of if even is None else f"{of} (by chance {even:.3g})"
+
+    def _even(self) -> float | None:
+        """Returns the metric of equally likely answers, or None for fewer than two of them."""
+        config = self.meta["config"]
+        choices = config.get("n_classes") or config.get("d_vocab") or 1
+        if choices == 1:
+            return None
+        return math.log(choices) if self.meta["settings"]["metric"] == "loss" else 1 / choices
 
     def _worse(self) -> str:
         """Returns a warning if answers are worse than by chance, else ""."""
-        metric, config = self.meta["settings"]["metric"], self.meta["config"]
-        choices = config.get("n_classes") or config.get("d_vocab") or 1
+        metric, even = self.meta["settings"]["metric"], self._even()
         table: Any = self._table("heads")
         base = float(table["base"].mean())
-        even = math.log(choices) if metric == "loss" else 1 / choices
-        if choices == 1 or (base <= even if metric == "loss" else base >= even):
+        if even is None or (base <= even if metric == "loss" else base >= even):
             return ""
         return (
             f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}. "

@@ -57,14 +57,26 @@ def overview(result: Result) -> str:
 
 def by_chance(result: Result) -> str:
     """Returns a sentence on how many statistics differ, and how many would by chance, or ""."""
+    words = _in_statistics(result)
+    return f"Some layer differs {words}." if words else ""
+
+
+def _in_statistics(result: Result) -> str:
+    """Returns in how many statistics with intervals a layer differs, and how many have none."""
     table: Any = result.table("differences")
-    tested = table[table["p"].notna()].groupby(["probe", "statistic"])["holds"].any()
-    if not len(tested):
+    by_name = table.groupby(["probe", "statistic"])
+    tested = by_name["p"].apply(lambda p: p.notna().any())
+    count, held = int(tested.sum()), int(by_name["holds"].any()[tested].sum())
+    if not count:
         return ""
-    return (
-        f"In {tested.sum()} of {counted(len(tested), 'statistics')} some layer differs (by chance "
-        f"in at most {LEVEL * len(tested):.2g}, if there were no differences)."
+    words = (
+        f"in {held} of {counted(count, 'statistics')} with intervals (by chance in at most "
+        f"{LEVEL * count:.2g}"
     )
+    without = len(tested) - count
+    if without:
+        words += f"; {without} more {'has' if without == 1 else 'have'} none"
+    return f"{words})"
 
 
 def span(values: np.ndarray) -> str:
@@ -98,11 +110,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     ending = f"at 95 %, adjusted over layers (by chance at most {LEVEL * count:.2g}"
     if not held:
         return [f"{start}no evidence of a difference: none {among} holds {ending})."]
-    by_name = tested.groupby(["probe", "statistic"])["holds"].any()
-    words = (
-        f"{start}{held} {among} hold {ending}), in {by_name.sum()} of "
-        f"{counted(len(by_name), 'statistics')} (by chance in at most {LEVEL * len(by_name):.2g})"
-    )
+    words = f"{start}{held} {among} hold {ending}), {_in_statistics(result)}"
     if table["excess_p"].notna().any():
         changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
         # if both sides share untrained networks, these differ by 0 but show how trainings scatter
@@ -142,21 +150,17 @@ def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
 def _said(
     row: dict[str, Any], named: Callable[[str], str], units: Mapping[str, str | None], depth: int
 ) -> str:
-    """Returns a difference as a share of the value of a, or in its unit if that value is 0."""
+    """Returns a difference with its interval, the two values, and the untrained difference."""
     statistic = f"{row['probe']}.{row['statistic']}"
     unit = f" {units[statistic]}" if units[statistic] else ""
     way, start = ("higher" if row["difference"] > 0 else "lower"), f"in {place(row, depth)}"
     both, beside = f"{row['a']:.4g} against {row['b']:.4g}{unit}", ""
     if not np.isnan(row["untrained"]) and row["untrained"] != 0:
         beside = f"; untrained {signed(row['untrained'])}, beyond untrained {signed(row['excess'])}"
-    ends = [abs(row[name]) for name in ("difference", "low", "high")]
-    ends[1:] = sorted(ends[1:])
-    if row["a"] == 0:
-        size, low, high = (f"{end:.3g}{unit}" for end in ends)
-    else:
-        size, low, high = (f"{100 * end / abs(row['a']):.3g} %" for end in ends)
-        size += " of a"
-    return f"{named(statistic)}: {way} {start} by {size} ({low} to {high}), {both}{beside}"
+    size, *ends = (abs(row[name]) for name in ("difference", "low", "high"))
+    low, high = sorted(ends)
+    within = f"{size:.3g} ({low:.3g} to {high:.3g})"
+    return f"{named(statistic)}: {way} {start} by {within}, {both}{beside}"
 
 
 def place(row: dict[str, Any], depth: int | None = None) -> str:
