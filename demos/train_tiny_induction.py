@@ -197,7 +197,7 @@ def train(args: argparse.Namespace) -> tuple[HookedCrateLM, float]:
         model.parameters(), lr=PEAK, weight_decay=DECAY, betas=(0.9, 0.98)
     )
     resume, settings = args.out / "resume.pt", [args.family, args.seed, args.steps]
-    step, seconds = resumed(model, optimizer, resume, settings)
+    step, seconds = resumed(model, [optimizer], resume, settings)
     bar = tqdm(total=args.steps, initial=step, desc="training", unit="step")
     while step < args.steps:
         started = time.perf_counter()
@@ -217,7 +217,7 @@ def train(args: argparse.Namespace) -> tuple[HookedCrateLM, float]:
             with open(args.out / "log.csv", "a") as log:
                 log.write(f"{step},{loss.item():.4f},{seconds:.0f}\n")
         if step % SAVE_EVERY == 0 or step == args.steps:
-            save_training(model, optimizer, resume, settings, step, seconds)
+            save_training(model, [optimizer], resume, settings, step, seconds)
     bar.close()
     return model.eval(), seconds / 60
 

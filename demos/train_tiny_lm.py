@@ -282,7 +282,7 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
     optimizer = torch.optim.AdamW(groups(model, args.decay), lr=args.lr, betas=(0.9, 0.98))
     resume = args.out / "resume.pt"
     settings = [args.layers, args.width, args.steps, args.lr, args.decay, args.push, args.fade]
-    step, seconds = resumed(model, optimizer, resume, settings)
+    step, seconds = resumed(model, [optimizer], resume, settings)
     text, offsets = torch.from_numpy(ids), torch.arange(N_CTX - 1)
     stop = min(args.steps, args.pilot or args.steps)
     bar = tqdm(total=args.steps, initial=step, desc="training", unit="step")
@@ -309,7 +309,7 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
                 layers = ",".join(f"{share:.3f}" for share in shares.mean(dim=1).tolist())
                 log.write(f"{step},{loss.item():.4f},{seconds:.0f},{layers}\n")
         if step % SAVE_EVERY == 0 or step == args.steps:
-            save_training(model, optimizer, resume, settings, step, seconds)
+            save_training(model, [optimizer], resume, settings, step, seconds)
     bar.close()
     clean = make_model(args.layers, args.width)  # without the hooks
     clean.load_state_dict(model.state_dict())

@@ -11,9 +11,9 @@ background with training: its drawing is Fluent's, its background lies in column
 does not use. --held-out twitter trains without Twitter's drawings and tests on them, to choose a
 recipe; Fluent's are then not read.
 
-Most steps show the network a random part of the patches (patch dropout, arXiv 2208.07220), which
-makes a step five times as fast; the last ones of each phase show all of them. The second phase has
-stronger changes of colour, and smaller objects.
+Pictures grow: most steps show 32 x 32 pixels, which lie anywhere on the grid of positions, so a
+step is five times as fast; then come 48 and 64. An object has about as many pixels in all of them.
+Matrices of layers are trained by Muon (torch 2.9 or later), the rest by AdamW.
 
 You can interrupt it at any time: the same command goes on from where it stopped.
 `crate_interp.load(folder)` loads the folder that it writes.
@@ -49,31 +49,33 @@ from training import (
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
 
-SIZE, PATCHES, BATCH, SEED, DECAY = 64, 256, 64, 0, 0.05
-KEPT = 64  # patches of a step
-SHARE = (0.4, 0.75)  # of a test: the longer side of an object, as a share of the picture's
+SIZE, PATCH, BATCH, SEED, DECAY = 64, 4, 64, 0, 0.05
+GRID = SIZE // PATCH
+LR = 4e-3
+COLOURS, SHADE = 1.5, 0.35  # how far the colours and the light of an object change
+SHARE = (0.35, 0.7)  # of a test: the longer side of an object, as a share of the picture's
 
 
 class Phase(NamedTuple):
     """A part of the training, with a warm-up and a cosine of its own.
 
-    whole: how many of its last steps show all patches. colours: how far colours change. share: the
-    longer side of an object, as a share of the picture's.
+    side: of its pictures, in pixels. share: the longer side of an object, as a share of the
+    picture's. lr: the highest learning rate.
     """
 
     steps: int
-    lr: float
-    whole: int
-    colours: float
+    side: int
     share: tuple[float, float]
+    lr: float
 
 
 PHASES = (
-    Phase(8000, 2e-3, 320, 1.0, (0.4, 0.75)),
-    Phase(2400, 1e-3, 240, 2.0, (0.3, 0.75)),
+    Phase(5500, 32, (0.6, 1.0), LR),
+    Phase(1250, 48, (0.45, 0.95), LR / 2),
+    Phase(500, SIZE, (0.35, 0.75), LR / 2),
 )
 STEPS = sum(phase.steps for phase in PHASES)
-SAVED_STEPS = (0, 8, 32, 125, 500, 2000, 8000)  # log-spaced; the last step is the model itself
+SAVED_STEPS = (0, 8, 32, 125, 500, 2000, STEPS)  # log-spaced; the last step is the model itself
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 N_TEST, N_SAMPLE = 2100, 128
 
@@ -95,12 +97,13 @@ not a model to build on.
   public domain), all from scikit-image. Supervised by class labels only: no mask was seen.
 * Embedded test images (embedded:pictures): {sample} composites of Fluent's drawings (Microsoft, MIT
   licence), which training never saw, on columns of the backgrounds that it never saw.
-* Recipe: AdamW, weight decay {decay:g}, label smoothing 0.1, batch {batch}, {kept} of 256 patches a
-  step; random turns, widths and colours; matrix products in bfloat16; seed {seed}. {phases}.
+* Recipe: Muon for the matrices of layers, AdamW for the rest, weight decay {decay:g}, label
+  smoothing 0.1, batch {batch}; random turns, widths, colours and light; matrix products in
+  bfloat16; seed {seed}. {phases}. The smaller pictures lie anywhere on the grid of positions.
 * Accuracy: {test:.1%} ({low:.1%} to {high:.1%}, 95 % over drawings) on {n_test:,} composites of
   {n_fluent} of Fluent's drawings, as many of each category, on the weights as they are saved.
-  Chance is 14.3 %; step 0 has {untrained:.1%}. It was measured twice: the second phase was added
-  after the first had 50.8 %. The goal had been 60 %.
+  Objects have {share[0]:.0%} to {share[1]:.0%} of the side. Chance is 14.3 %; step 0 has
+  {untrained:.1%}.
 * Time: {minutes:.0f} minutes of one CPU core. Script: demos/train_tiny_pictures.py.
 * The weights are float16. Those after steps {saved} lie in demos/weights/crate-tiny-pictures of the
   repository: ci.load("demos/weights/crate-tiny-pictures", revision="step-0").
@@ -126,14 +129,26 @@ def turned(cutout: Pillow.Image, rng: np.random.Generator) -> Pillow.Image:
     return cutout.resize((max(1, round(cutout.width * rng.uniform(0.8, 1.25))), cutout.height))
 
 
+def shaded(cutout: Pillow.Image, rng: np.random.Generator) -> Pillow.Image:
+    """Returns a cut-out that is brighter at one side, as light from there would make it."""
+    pixels = np.asarray(cutout).astype(np.float32)
+    height, width = pixels.shape[:2]
+    way, far = rng.uniform(0, 2 * np.pi), SHADE * rng.standard_normal()
+    across, down = np.linspace(-1, 1, width), np.linspace(-1, 1, height)[:, None]
+    light = np.exp(far * (np.cos(way) * across + np.sin(way) * down))[..., None]
+    pixels[..., :3] = np.clip(pixels[..., :3] * light, 0, 255)
+    return Pillow.fromarray(pixels.astype(np.uint8))
+
+
 def composite(
     cutout: Pillow.Image,
     grounds: list[Pillow.Image],
+    side: int,
     share: tuple[float, float],
     rng: np.random.Generator,
 ) -> tuple[Pillow.Image, Pillow.Image]:
     """Returns a cut-out at a random size and place on a random background, and its mask."""
-    square = random_square(grounds[int(rng.integers(len(grounds)))], SIZE, rng)
+    square = random_square(grounds[int(rng.integers(len(grounds)))], side, rng)
     if square.mode == "L":
         square = Pillow.fromarray(tint(np.asarray(square), rng))
     if rng.random() < 0.5:
@@ -155,14 +170,14 @@ class Training:
         """
         rng, (phase, _) = np.random.default_rng((SEED, step)), phase_of(step)
         labels = rng.integers(0, len(drawings.LABELS), BATCH)
-        images = np.empty((BATCH, SIZE, SIZE, 3), np.uint8)
+        images = np.empty((BATCH, phase.side, phase.side, 3), np.uint8)
         for row, label in enumerate(labels):
             kinds = self.cutouts[int(label)]
             _, own = kinds[int(rng.integers(len(kinds)))]
-            cutout = turned(own[int(rng.integers(len(own)))], rng)
-            images[row] = np.asarray(composite(cutout, self.grounds, phase.share, rng)[0])
-        shown = in_other_colours(normalised(images), phase.colours, rng)
-        return shown, torch.from_numpy(labels)
+            cutout = turned(shaded(own[int(rng.integers(len(own)))], rng), rng)
+            picture, _ = composite(cutout, self.grounds, phase.side, phase.share, rng)
+            images[row] = np.asarray(picture)
+        return in_other_colours(normalised(images), rng), torch.from_numpy(labels)
 
 
 def normalised(images: np.ndarray) -> Tensor:
@@ -179,14 +194,14 @@ def phase_of(step: int) -> tuple[Phase, int]:
     raise ValueError("the training has no such step")
 
 
-def in_other_colours(images: Tensor, far: float, rng: np.random.Generator) -> Tensor:
+def in_other_colours(images: Tensor, rng: np.random.Generator) -> Tensor:
     """Returns images with mixed channels, another contrast and another brightness."""
 
     def draw(*shape: int) -> Tensor:
         return torch.from_numpy(rng.standard_normal((len(images), *shape))).float()
 
-    mixed = torch.einsum("nij,njhw->nihw", torch.eye(3) + 0.12 * far * draw(3, 3), images)
-    return mixed * torch.exp(0.15 * far * draw(1, 1, 1)) + 0.2 * far * draw(1, 1, 1)
+    mixed = torch.einsum("nij,njhw->nihw", torch.eye(3) + 0.12 * COLOURS * draw(3, 3), images)
+    return mixed * torch.exp(0.15 * COLOURS * draw(1, 1, 1)) + 0.2 * COLOURS * draw(1, 1, 1)
 
 
 class Test:
@@ -201,7 +216,7 @@ class Test:
         for turn in range(each):
             for label, (own, order) in enumerate(zip(every, orders, strict=True)):
                 drawing = int(order[turn % len(own)])
-                picture, mask = composite(own[drawing], grounds, SHARE, rng)
+                picture, mask = composite(own[drawing], grounds, SIZE, SHARE, rng)
                 self.pictures.append(picture)
                 self.masks.append(mask)
                 self.labels.append(label)
@@ -229,7 +244,9 @@ def interval(right: np.ndarray, groups: list[Any]) -> tuple[float, float]:
 def make_model() -> HookedCrate:
     """Returns the untrained network; the same seed gives the same start."""
     torch.manual_seed(SEED)
-    size: dict[str, Any] = dict(d_model=192, n_layers=6, n_heads=6, image_size=SIZE, patch_size=4)
+    size: dict[str, Any] = dict(
+        d_model=192, n_layers=6, n_heads=6, image_size=SIZE, patch_size=PATCH
+    )
     look: dict[str, Any] = dict(resize=SIZE, crop=SIZE, mean=MEAN, std=STD)
     names = dict(labels=drawings.LABELS, n_classes=len(drawings.LABELS))
     return HookedCrate(
@@ -237,32 +254,52 @@ def make_model() -> HookedCrate:
     )
 
 
-def logits(model: HookedCrate, images: Tensor, kept: int, seed: int) -> Tensor:
-    """Returns the logits of images of which the layers see CLS and `kept` random patches."""
-    if kept == PATCHES:
-        return model(images)
-    z = model(images, stop_at_layer=0)
-    order = torch.rand(len(z), PATCHES, generator=torch.Generator().manual_seed(seed)).argsort(1)
-    seen = torch.cat([torch.zeros(len(z), 1, dtype=torch.long), order[:, :kept] + 1], dim=1)
-    z = z.gather(1, seen[..., None].expand(-1, -1, z.shape[-1]))  # [batch, 1 + kept, d_model]
-    return model(z, start_at_layer=0)
+def optimizers_of(model: HookedCrate) -> list[torch.optim.Optimizer]:
+    """Returns Muon for the matrices of layers, at the scale of AdamW, and AdamW for the rest."""
+    matrices, others = [], []
+    for name, value in model.named_parameters():
+        (matrices if name.startswith("blocks.") and value.ndim == 2 else others).append(value)
+    return [
+        torch.optim.Muon(matrices, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, weight_decay=DECAY, betas=(0.9, 0.99)),
+    ]
+
+
+def positions(images: Tensor, seed: int) -> Tensor:
+    """Returns the positions of CLS and of the patches of pictures that lie anywhere on the grid.
+
+    The result is [batch, 1 + patches]; CLS has position 0.
+    """
+    n = images.shape[-1] // PATCH
+    draw = torch.Generator().manual_seed(seed)
+    corners = torch.randint(0, GRID - n + 1, (2, len(images), 1), generator=draw)
+    rows, columns = corners + torch.arange(n)  # [batch, n] each
+    patches = rows[:, :, None] * GRID + columns[:, None, :]  # [batch, n, n]
+    return F.pad(patches.flatten(1) + 1, (1, 0))
+
+
+def logits(model: HookedCrate, images: Tensor, seed: int) -> Tensor:
+    """Returns the logits of pictures of at most the model's size, anywhere on its grid."""
+    cls = model.cls_token.expand(len(images), -1, -1)
+    z = torch.cat([cls, model.embed(images)], dim=1)
+    return model(z + model.pos_embed[0, positions(images, seed)], start_at_layer=0)
 
 
 def one_step(
-    model: HookedCrate, optimizer: torch.optim.Optimizer, data: Training, step: int
+    model: HookedCrate, optimizers: list[torch.optim.Optimizer], data: Training, step: int
 ) -> float:
     """Makes one update, on composites that depend only on the step; returns the loss before it."""
     images, labels = data.batch(step)
     phase, place = phase_of(step)
-    set_learning_rate(optimizer, place, phase.steps, phase.lr)
-    kept = PATCHES if place >= phase.steps - phase.whole else KEPT
     with torch.autocast("cpu", torch.bfloat16):
-        out = logits(model.train(), images, kept, step)
+        out = logits(model.train(), images, step)
     loss = F.cross_entropy(out.float(), labels, label_smoothing=0.1)
-    optimizer.zero_grad()
+    model.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    for optimizer in optimizers:
+        set_learning_rate(optimizer, place, phase.steps, phase.lr)
+        optimizer.step()
     return loss.item()
 
 
@@ -272,18 +309,18 @@ def train(args: argparse.Namespace, data: Training) -> tuple[HookedCrate, float]
     Saves args.out/resume.pt as it goes, and when interrupted.
     """
     model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=DECAY, betas=(0.9, 0.99))
+    optimizers = optimizers_of(model)
     settings = dict(phases=[list(phase) for phase in PHASES], held_out=args.held_out)
     resume = args.out / "resume.pt"
-    step, seconds = resumed(model, optimizer, resume, settings)
-    save = lambda: save_training(model, optimizer, resume, settings, step, seconds)  # noqa: E731
+    step, seconds = resumed(model, optimizers, resume, settings)
+    save = lambda: save_training(model, optimizers, resume, settings, step, seconds)  # noqa: E731
     bar = tqdm(total=STEPS, initial=step, desc="training", unit="step")
     try:
         while step < STEPS:
             started = time.process_time()
             if step in SAVED_STEPS:
                 save_step(model, args.out, step)
-            loss = one_step(model, optimizer, data, step)
+            loss = one_step(model, optimizers, data, step)
             step += 1
             seconds += time.process_time() - started
             bar.update()
@@ -302,9 +339,8 @@ def said(phase: Phase) -> str:
     """Returns a phase of the recipe in words."""
     low, high = phase.share
     return (
-        f"{phase.steps:,} steps at a learning rate of {phase.lr:g} (cosine, {WARMUP:.0%} warm-up), "
-        f"the last {phase.whole} with all patches, colours changed by {phase.colours:g} units, "
-        f"objects of {low:.0%} to {high:.0%} of the side"
+        f"{phase.steps:,} steps on pictures of {phase.side} pixels with objects of {low:.0%} to "
+        f"{high:.0%} of the side, at a learning rate of {phase.lr:g} (cosine, {WARMUP:.0%} warm-up)"
     )
 
 
@@ -333,7 +369,7 @@ def save_sample(test: Test, path: Path) -> None:
 def finish(args: argparse.Namespace, model: HookedCrate, facts: dict, test: Test) -> None:
     """Writes the trained model's folder: weights, card and the sample of test composites."""
     model.half().save_pretrained(args.out)
-    recipe = dict(decay=DECAY, batch=BATCH, kept=KEPT, seed=SEED)
+    recipe = dict(decay=DECAY, batch=BATCH, share=SHARE, seed=SEED)
     recipe |= dict(saved=", ".join(map(str, SAVED_STEPS)), phases="; ".join(map(said, PHASES)))
     counts = {f"n_{name}": len(drawings.read(name, args.drawings)) for name in drawings.VENDORS}
     counts |= dict(n_test=N_TEST, sample=N_SAMPLE, n_fluent=len(set(test.drawings)))

@@ -6,6 +6,7 @@ They are the data of Fashion-MNIST and its labels, the learning rate, and the we
 import argparse
 import gzip
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,19 +84,19 @@ def load_resume(path: Path, settings: Any) -> dict[str, Any] | None:
 
 def save_training(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     path: Path,
     settings: Any,
     step: int,
     seconds: float,
 ) -> None:
     """Saves what `resumed` goes on from."""
-    weights = dict(model=model.state_dict(), optimizer=optimizer.state_dict())
+    weights = dict(model=model.state_dict(), optimizers=[one.state_dict() for one in optimizers])
     save_resume(weights | dict(step=step, settings=settings, seconds=seconds), path)
 
 
 def resumed(
-    model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: Any
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], path: Path, settings: Any
 ) -> tuple[int, float]:
     """Loads what `save_training` saved; returns its step and seconds, or zeros without a file.
 
@@ -105,7 +106,8 @@ def resumed(
     if saved is None:
         return 0, 0.0
     model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
+    for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
     return saved["step"], saved["seconds"]
 
 

@@ -48,7 +48,7 @@ def test_a_batch_depends_on_its_step_alone(cutouts, grounds):
     images, labels = data.batch(3)
     again, same = demo.Training(cutouts, grounds).batch(3)
     assert torch.equal(images, again) and torch.equal(labels, same)
-    assert images.shape == (demo.BATCH, 3, 64, 64) and set(labels.tolist()) <= set(range(7))
+    assert images.shape == (demo.BATCH, 3, 32, 32) and set(labels.tolist()) <= set(range(7))
     assert not torch.equal(images, data.batch(4)[0])
 
 
@@ -80,43 +80,66 @@ def test_the_interval_is_over_drawings():
 
 
 def test_steps_fall_into_phases():
-    first, second = demo.PHASES
+    first, second, third = demo.PHASES
     assert demo.phase_of(first.steps - 1) == (first, first.steps - 1)
-    assert demo.phase_of(first.steps) == (second, 0) and demo.STEPS == first.steps + second.steps
+    assert demo.phase_of(first.steps) == (second, 0)
+    assert demo.phase_of(demo.STEPS - 1) == (third, third.steps - 1)
     with pytest.raises(ValueError, match="no such step"):
         demo.phase_of(demo.STEPS)
 
 
-def test_layers_see_cls_and_the_kept_patches(cutouts, grounds):
+def test_small_pictures_lie_anywhere_on_the_grid():
+    """A small picture has the tokens that its patches have on a whole picture."""
     model = demo.make_model().eval()
-    images = demo.normalised(np.array(demo.Test(cutouts, grounds, 7).pictures[:1]))
-    with torch.no_grad():
-        whole = model(images)
-        assert torch.equal(demo.logits(model, images, demo.PATCHES, 0), whole)
-        seen = []
-        hook = ("blocks.0.hook_resid_pre", lambda z, hook: seen.append(z.clone()))
-        with model.hooks([hook]):
-            demo.logits(model, images, 5, 3)
-        tokens = model(images, stop_at_layer=0)[0]
-    assert seen[0].shape == (1, 6, 192) and torch.equal(seen[0][0, 0], tokens[0])
-    places = [int((tokens == one).all(dim=1).nonzero()) for one in seen[0][0]]
-    assert len(set(places)) == 6
+    small = torch.randn(7, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    where = demo.positions(small, 3)
+    assert where.shape == (7, 1 + 9) and (where[:, 0] == 0).all() and len(where.unique(dim=0)) > 3
+    whole, seen = torch.zeros(7, 3, 64, 64), []
+    for image, picture, (_, corner, *_) in zip(whole, small, where.tolist(), strict=True):
+        row, column = divmod(corner - 1, 16)
+        image[:, 4 * row : 4 * row + 12, 4 * column : 4 * column + 12] = picture
+    hook = ("blocks.0.hook_resid_pre", lambda z, hook: seen.append(z.clone()))
+    with torch.no_grad(), model.hooks([hook]):
+        demo.logits(model, small, 3)
+        tokens = model(whole, stop_at_layer=0)
+        assert torch.equal(demo.logits(model, whole, 0), model(whole))
+    wanted = torch.stack([own[rows] for own, rows in zip(tokens, where, strict=True)])
+    assert torch.allclose(seen[0], wanted, atol=1e-6)
+
+
+def test_light_changes_the_colours_and_not_the_outline():
+    cutout = block(29, 17, (90, 120, 60))
+    cutout.putpixel((3, 3), (0, 0, 0, 0))
+    shaded = np.asarray(demo.shaded(cutout, np.random.default_rng(0)))
+    assert np.array_equal(shaded[..., 3], np.asarray(cutout)[..., 3])
+    light = shaded[..., 0].astype(float)
+    assert np.ptp(light) > 5 and not np.array_equal(shaded, np.asarray(cutout))
+    # brighter along one way: the differences along an axis have one sign
+    assert len(set(np.sign(light[-1, 9:] - light[-1, 8:-1])) - {0.0}) == 1
+
+
+def test_muon_has_the_matrices_of_layers():
+    model = demo.make_model()
+    muon, adam = demo.optimizers_of(model)
+    shapes = {tuple(value.shape) for group in muon.param_groups for value in group["params"]}
+    counts = [sum(len(group["params"]) for group in one.param_groups) for one in (muon, adam)]
+    assert shapes == {(192, 192)} and counts[0] == 18
+    assert sum(counts) == len(list(model.parameters()))
 
 
 def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)
-    sizes = (0.3, 0.6)
-    phases = (demo.Phase(3, 1e-3, 1, 1.0, sizes), demo.Phase(2, 1e-3, 1, 2.0, sizes))
+    phases = (demo.Phase(3, 32, (0.6, 1.0), 1e-3), demo.Phase(2, 64, (0.3, 0.6), 1e-3))
     monkeypatch.setattr(demo, "PHASES", phases)
     monkeypatch.setattr(demo, "STEPS", 5)
     data = demo.Training(cutouts, grounds)
     whole, _ = demo.train(settings(tmp_path / "whole"), data)
     step = demo.one_step
 
-    def stopped(model, optimizer, data, number):
+    def stopped(model, optimizers, data, number):
         if number == 3:
             raise KeyboardInterrupt
-        return step(model, optimizer, data, number)
+        return step(model, optimizers, data, number)
 
     monkeypatch.setattr(demo, "one_step", stopped)
     with pytest.raises(SystemExit, match="stopped after 3 steps"):
