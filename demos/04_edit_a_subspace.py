@@ -27,8 +27,8 @@ edit = ci.hooks.edit
 
 # True: CRATE-S trained on ImageNet-1k. Download it first; ci.load says from where.
 REAL = False
-model = ci.load("crate-small-imagenet1k" if REAL else "crate-tiny-fashion")
-data = ci.data.embedded("fashion")
+model = ci.load("crate-small-imagenet1k" if REAL else "crate-tiny-pictures")
+data = ci.data.embedded("pictures")
 images, labels = model.preprocess(data["image"]), torch.tensor(data["label"])
 
 # What is chosen is chosen on one half of the images, and judged on the other.
@@ -45,7 +45,7 @@ def losses(half, *hooks):
 
 def said(differences):
     """Returns the mean of paired differences and its 95 % interval, as words."""
-    mean, half = differences.mean(), 1.98 * differences.std() / len(differences) ** 0.5
+    mean, half = differences.mean(), 2 * differences.std() / len(differences) ** 0.5
     return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
 
 
@@ -53,7 +53,7 @@ whole = {half: losses(part) for half, part in (("choose", choose), ("judge", jud
 for half, (loss, right) in whole.items():
     print(
         f"{half}: {len(right)} images, loss {loss.mean():.3f}, accuracy {right.mean():.3f} "
-        f"± {1.98 * right.std() / len(right) ** 0.5:.3f}, chance 0.1"
+        f"± {2 * right.std() / len(right) ** 0.5:.3f}, chance {1 / model.cfg.n_classes:.3f}"
     )
 
 # %% [markdown]
@@ -97,13 +97,13 @@ figure
 # Project the head's subspace out of the normalised tokens. Then the head has nothing to read, and
 # other heads lose what their subspaces share with it. If the subspace is projected out of the
 # stream instead, some of its codes come back, because LayerNorm mixes the entries of a token. The
-# skip path loses the span, too. Compare with 40 random subspaces of the same width: is it this
+# skip path loses the span, too. Compare with 20 random subspaces of the same width: is it this
 # subspace that counts, or would any other do?
 
 # %%
 u = model.blocks[layer].attn.U[head]
 generator = torch.Generator().manual_seed(0)
-others = [torch.randn(u.shape, generator=generator) for _ in range(40)]
+others = [torch.randn(u.shape, generator=generator) for _ in range(20)]
 shares = {}
 for point in ("ln1.hook_normalized", "hook_resid_pre"):
     name = f"blocks.{layer}.{point}"
@@ -127,31 +127,35 @@ for point in ("ln1.hook_normalized", "hook_resid_pre"):
 # %% [markdown]
 # ## Steer along an atom, and raise the threshold
 # In CRATE the code is the next stream, so a push along atom j changes that entry of every token.
-# Among the 128 atoms of the last layer, take the one whose push gathers the most answers, and the
+# Among the 192 atoms of the last layer, take the one whose push gathers the most answers, and the
 # median atom. Both are chosen on one half of the images, and the answers are those of the other
-# half.
+# half. Only the last norm and the head run anew for each push.
 
 # %%
 last = model.cfg.n_layers - 1
 axes = torch.eye(model.cfg.d_mlp)
+with torch.no_grad():
+    streams = {
+        half: model(images[part], stop_at_layer=last + 1)
+        for half, part in (("choose", choose), ("judge", judge))
+    }
 
 
 def answers(half, atom, strength):
-    with (
-        torch.no_grad(),
-        model.hooks([(f"blocks.{last}.hook_resid_post", edit.steer(axes[atom], strength))]),
-    ):
-        return model(images[half][:64]).argmax(-1).bincount(minlength=model.cfg.n_classes)
+    pushed = edit.steer(axes[atom], strength)(streams[half], None)
+    with torch.no_grad():
+        logits = model(pushed, start_at_layer=last + 1)
+    return logits.argmax(-1).bincount(minlength=model.cfg.n_classes)
 
 
-gathered = torch.stack([answers(choose, atom, 8).max() for atom in range(model.cfg.d_mlp)])
+gathered = torch.stack([answers("choose", atom, 8).max() for atom in range(model.cfg.d_mlp)])
 for atom in (int(gathered.argmax()), int(gathered.argsort()[len(gathered) // 2])):
     for strength in (0, 4, 8):
-        counts = answers(judge, atom, strength)
+        counts = answers("judge", atom, strength)
         most = model.cfg.labels[int(counts.argmax())]
         print(
             f"atom {atom} of layer {last}, strength {strength:+d}: "
-            f"most frequent answer {most!r}, {int(counts.max())} of 64"
+            f"most frequent answer {most!r}, {int(counts.max())} of {int(counts.sum())}"
         )
 for by in (0.0, 0.2, 0.5):
     hooks = [(f"blocks.{k}.mlp.hook_post", edit.threshold(by)) for k in range(last + 1)]
@@ -163,15 +167,17 @@ for by in (0.0, 0.2, 0.5):
 # Where is the answer? Patch one token of one layer at a time from an image of another class.
 
 # %%
-trouser = int((labels == 1).nonzero()[0])
-bag = int((labels == 8).nonzero()[0])
-gap = lambda logits: (logits[:, 1] - logits[:, 8]).mean()
+face, vehicle = (model.cfg.labels.index(name) for name in ("face", "vehicle"))
 with torch.no_grad():
-    _, source = model.run_with_cache(images[trouser : trouser + 1])
+    guess = model(images).argmax(-1)
+one, other = (int(((labels == kind) & (guess == kind)).nonzero()[0]) for kind in (face, vehicle))
+gap = lambda logits: (logits[:, face] - logits[:, vehicle]).mean()
+with torch.no_grad():
+    _, source = model.run_with_cache(images[one : one + 1])
 moved = ci.circuits.patching.get_act_patch_resid_pre(
-    model, images[bag : bag + 1], source, gap, positions=[0, 18, 25, 32]
+    model, images[other : other + 1], source, gap, positions=[0, 103, 120, 137]
 )
-print("The logit of 'Trouser' minus that of 'Bag', by layer, with one token from the trouser.")
+print("The logit of 'face' minus that of 'vehicle', by layer, with one token from the face.")
 print("The first column is CLS, the others are patches in the middle.")
 print(moved.numpy().round(2))
 

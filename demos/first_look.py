@@ -35,7 +35,7 @@ def main(out: Path) -> None:
         f"change of R^c by MSSA in per cent, {audit.meta['n_samples']} images, eps .1, 95 % "
         f"intervals; untrained: mean of {UNTRAINED} networks on 64 images"
     )
-    print(rates.round(2).to_string())
+    print((rates.round(2) + 0).to_string())  # + 0: no "-0.00"
     segments = ci.segment(model, f"embedded:{DATA}", untrained=1, progress=False)
     print(segments.headline())
     ranked = ranked_rows(model, segments)

@@ -332,6 +332,7 @@ def train(args: argparse.Namespace, data: Training) -> tuple[HookedCrate, float]
         save()
         raise stopped(step) from None
     bar.close()
+    save_step(model, args.out, step)
     return model.eval(), seconds
 
 
