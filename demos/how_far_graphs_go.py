@@ -51,6 +51,7 @@ def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
         graph = ci.graph(model, sample)
         target = {"model": graph.meta["target"]["logit"], "untrained": graph.meta["untrained"]}
         whole = graph.of("whole").set_index("edit")
+        rival = graph.of("whole", "rival").set_index("edit").loc["keep", "logit"]
         numbers = {
             "r": graph.predicts,
             "both held": ci.graph(model, sample, freeze=("pattern", "norm")).predicts,
@@ -58,6 +59,8 @@ def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
             "codes": float(whole.loc["keep", "nodes"]),
             "alone": whole.loc["keep", "logit"] / target["model"],
             "random": whole.loc["keep", "random_mean"] / target["model"],
+            "next alone": rival / target["model"],
+            "next whole": graph.meta["rival"]["logit"] / target["model"],
             "without": whole.loc["remove", "logit"] / target["model"],
             "without random": whole.loc["remove", "random_mean"] / target["model"],
         }
@@ -113,6 +116,7 @@ def main() -> None:
     head = [
         "model", "r with ablations", "pattern and norm held", "untrained", "codes", "alone",
         "random alone",
+        "the next answer, its codes alone", "the next answer, whole",
         "without them", "without random",
     ]  # fmt: skip
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")

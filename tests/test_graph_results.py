@@ -131,7 +131,26 @@ def test_nodes_hold_their_values_and_real_effects(graph):
     names = set(table["node"])
     edges = graph.table("edges")
     assert set(edges["source"]) | set(edges["target"]) <= names
-    assert set(graph.table("whole")["network"]) == {"model", "untrained"}
+    assert set(graph.table("whole")["network"]) == {"model", "untrained", "rival"}
+
+
+def test_the_rival_is_the_graph_of_the_next_answer(graph):
+    model, sample = network("crate")
+    second = int(model(sample)[0].argsort(descending=True)[1])
+    other = ci.graph(model, sample, target=second, most=40)
+    rival = graph.meta["rival"]
+    assert (rival["answer"], rival["logit"]) == (second, other.meta["target"]["logit"])
+    own, same = graph.of("whole", "rival"), other.of("whole")
+    assert own[["edit", "logit", "nodes"]].equals(same[["edit", "logit", "nodes"]])
+    words = f"({own['nodes'][0]} chosen for {rival['name']!r} give that "
+    assert f"{words}{own['logit'][0]:.2f} of {rival['logit']:.2f})" in graph.finding()
+    meta = {name: value for name, value in graph.meta.items() if name != "rival"}
+    old = ci.AttributionGraph(dict(graph.stored), meta)
+    assert "chosen for" not in old.finding()
+    # a pair of answers is not its own rival
+    first = graph.meta["target"]["answer"]
+    pair = ci.graph(model, sample, target=(first, second), most=40)
+    assert pair.meta["rival"]["answer"] not in (first, second)
 
 
 def test_headline_says_first_that_a_graph_is_not_faithful(graph):

@@ -118,7 +118,7 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
                 how=f"R^c of {z} against the subspace of one head.",
             ),
             f"reduction_{place}": Statistic(
-                f"Rate reduction R - R^c {where}", "higher is better by the theory",
+                f"Rate reduction R - R^c {where}", "mostly the scale of U, if U is not orthonormal",
                 "nats per token", None, None,
                 f"R - R^c of {z}: the theory wants it large; at most d/2 ln K for complete "
                 "orthonormal U. For other U its sign mostly reflects their scale: compare it with "

@@ -16,7 +16,7 @@ from crate_interp.results.result import Result, first
 
 FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answer, and predicts
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
-MODEL, UNTRAINED = "model", "untrained"
+MODEL, UNTRAINED, RIVAL = "model", "untrained", "rival"
 
 
 def node_name(layer: int, pos: int, atom: int) -> str:
@@ -49,7 +49,9 @@ class AttributionGraph(Result):
     only k nodes of each layer stay (trust.py). whole: network, edit, logit, random_low,
     random_mean, random_high, nodes: the target if only the graph's nodes stay ("keep"), and without
     them ("remove"). network: "model", or "untrained" for a network with random weights and its own
-    graph of its own answer.
+    graph of its own answer; in `whole` also "rival", for the model and its graph of the next answer
+    (`meta["rival"]` has its name and logit). What the rival's nodes alone give it is a null: nodes
+    chosen for an answer that the model did not give.
     answers: answer, name, logit (less the mean of all), probability. places: layer, pos,
     attribution, summed over all nodes of a token; layer -1 is the input. picture: webp, rows,
     columns: the picture and its patches; no row for a text. examples: layer, atom, value, words,
@@ -57,7 +59,7 @@ class AttributionGraph(Result):
     """
 
     KIND = "graph"
-    META = {"settings": dict, "target": dict}
+    META = {"settings": dict, "target": dict, "rival?": dict}
     MAIN = "nodes"
     STORED = dict.fromkeys(
         (
@@ -143,9 +145,20 @@ class AttributionGraph(Result):
         return (
             f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where}, "
             f"{target['logit']:.2f} above {less}. {int(keep['nodes'])} codes alone give "
-            f"{keep['logit']:.2f}, as many random ones {keep['random_mean']:.2f}; without them "
-            f"{gone['logit']:.2f} is left. Attributions predict real ablations of other nodes with "
-            f"r = {self._by_layer()}{beside}."
+            f"{keep['logit']:.2f}, as many random ones {keep['random_mean']:.2f}{self._rival()}; "
+            f"without them {gone['logit']:.2f} is left. Attributions predict real ablations of "
+            f"other nodes with r = {self._by_layer()}{beside}."
+        )
+
+    def _rival(self) -> str:
+        """Returns what codes chosen for the next answer give that one, or "" without one."""
+        rival = self.meta.get("rival")
+        if rival is None:
+            return ""
+        keep = self.of("whole", RIVAL).set_index("edit").loc["keep"]
+        return (
+            f" ({int(keep['nodes'])} chosen for {plain(rival['name'])!r} give that "
+            f"{keep['logit']:.2f} of {rival['logit']:.2f})"
         )
 
     def _by_layer(self) -> str:

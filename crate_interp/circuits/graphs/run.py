@@ -30,7 +30,7 @@ from crate_interp.circuits.graphs.question import (
     check_model,
     one_sample,
 )
-from crate_interp.circuits.graphs.result import MODEL, UNTRAINED, AttributionGraph
+from crate_interp.circuits.graphs.result import MODEL, RIVAL, UNTRAINED, AttributionGraph
 from crate_interp.circuits.graphs.selection import Graph, edge_table, select
 from crate_interp.circuits.graphs.trust import (
     Explained,
@@ -99,7 +99,7 @@ def graph(
     sample = one_sample(model, inputs)
     with torch.no_grad():
         question = asked(model, model(sample), target, position)
-    with torch.enable_grad(), tqdm(total=4, desc="graph", delay=_WAIT, leave=False) as bar:
+    with torch.enable_grad(), tqdm(total=5, desc="graph", delay=_WAIT, leave=False) as bar:
         case, cut, chosen = _chosen(model, sample, question, wanted)
         bar.update()
         tables = _tables(case, cut, chosen, wanted.freeze, names)
@@ -108,8 +108,12 @@ def graph(
         bar.update()
         drawn, beside = _untrained(model, sample, position, wanted, seed)
         bar.update()
+        rival, table = _rival(case, wanted, seed)
+        bar.update()
     tables |= {name: _beside(table, beside[name]) for name, table in own.items()}
-    meta = _meta(case, chosen, {**asdict(wanted), "seed": seed}) | {"untrained": drawn}
+    tables["whole"] = pd.concat([tables["whole"], table], ignore_index=True)
+    meta = _meta(case, chosen, {**asdict(wanted), "seed": seed})
+    meta |= {"untrained": drawn} | rival
     result = AttributionGraph(tables, meta)
     object.__setattr__(result, "_case", (model, sample))
     return result
@@ -191,6 +195,24 @@ def _untrained(
         question = asked(other, other(sample), None, position)
     case, _, chosen = _chosen(other, sample, question, wanted)
     return case.values.target, _trust(case, chosen, seed)
+
+
+def _rival(case: Explained, wanted: _Wanted, seed: int) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Returns the likeliest other answer, and what the nodes of its own graph give it.
+
+    They are chosen as those of the answer are. Without another answer both are empty.
+    """
+    question, logits = case.question, case.values.logits
+    own = (question.answer, question.versus)
+    others = [number for number in logits.argsort(descending=True).tolist() if number not in own]
+    if not others:
+        return {}, pd.DataFrame()
+    asked_too = Question(others[0], None, question.position)
+    rival, _, chosen = _chosen(case.model, case.sample, asked_too, wanted)
+    table = alone_and_gone(rival, inside(rival, chosen), seed).assign(network=RIVAL)
+    name = names_of(case.model)[others[0]]
+    found = {"answer": others[0], "name": name, "logit": rival.values.target}
+    return {"rival": found}, table
 
 
 def _trust(case: Explained, chosen: Graph, seed: int) -> dict[str, pd.DataFrame]:

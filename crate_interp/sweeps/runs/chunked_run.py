@@ -57,6 +57,7 @@ class Job:
     engine: Engine
     ledger: Ledger | None = None
     shard: Shard = WHOLE
+    planned: int = 1  # the number of stages
     stages: dict[str, Stage] = field(default_factory=dict)
     _kept: dict[str, Tables] = field(default_factory=dict)
     _chunks: int = 0  # the number of chunks of all stages so far
@@ -80,6 +81,8 @@ class Job:
         self._check_pictures(stage)
         own = self._noting(stage)
         name, unit = what or stage.name, stage.model.unit
+        if self.planned > 1:
+            name += f" ({len(self.stages)} of {self.planned})"
         bar = tqdm(
             total=todo, desc=name, unit=unit.removesuffix("s"),
             disable=not self.options.progress, leave=False,
@@ -291,23 +294,23 @@ def open_job(
     assert kind.name in KINDS, f"{kind.name} has no line in crate_interp/results/kinds.py"
     engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
     full = {**meta, "chunk_size": options.chunk_size}
+    names = list(kind.stages if stages is None else stages)
     if options.out is None:
         with engine() as measure:
-            yield Job(kind, full, options, measure)
+            yield Job(kind, full, options, measure, planned=len(names))
         return
     place = shard_of(options.shard)
     kind.result.check_folder(options.out)
     plain_meta = json.loads(json.dumps(full, default=lambda value: value.item()))
     settings = {name: value for name, value in plain_meta.items() if name not in _FREE}
     settings["device"] = str(plain_meta["device"]).partition(":")[0]
-    names = list(kind.stages if stages is None else stages)
     run = {"format": 1, "kind": kind.name, "stages": names, "settings": settings}
     run = json.loads(json.dumps(run | {"code": code_of(model, read, options.tag)}))
     full |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
     full |= {"run": digest_of_run(run)}
     opened = ledgers.opened(options.out, run, place, options.resume)
     with opened as ledger, engine() as measure:
-        yield Job(kind, full, options, measure, ledger, place)
+        yield Job(kind, full, options, measure, ledger, place, len(names))
 
 
 def digest_of_run(run: Mapping[str, Any]) -> str:

@@ -14,8 +14,12 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
              "that the layer can write."),
     "attribution": (("attributions",), "To first order, how much an answer would change if a part "
                     "were set to 0."),
+    "AUC": ((), "Area under the ROC curve: the chance that an atom is larger where its name fits "
+            "than where it does not; .5 is chance."),
     "by construction": ((), "An ideal layer, built as the derivation says, misses the bound too: "
                         "the bound asks for more than the design gives."),
+    "black box": (("black boxes",), "A network whose layers have no subspaces or codes to measure, "
+                  "such as a ViT behind a bridge."),
     "CBT": ((), "Contract-and-broadcast transformer: heads read few representatives of tokens."),
     "ceiling": (("ceilings",), "The best value that is possible on the same tokens, found by "
                 "optimisation."),
@@ -44,6 +48,8 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "Hoyer": ((), "A sparsity between 0 (all entries alike) and 1 (one entry), from the ratio of "
               "l1 to l2 norm."),
     "incoherent": ((), "Subspaces of different heads that hardly overlap."),
+    "influence": ((), "The share of an answer that passes through a node, over all paths: the sum "
+                  "of products of the edges' shares along each path."),
     "ISTA": ((), "CRATE's sparse step: one step towards a sparse code in the dictionary D."),
     "Jaccard index": ((), "Overlap over union of two masks: 1 is the same mask, 0 no overlap."),
     "kept": ((), "The claim holds: its interval lies within its bounds, and it is better than its "
@@ -65,9 +71,12 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "probe": (("probes",), "A function from activations to numbers of each layer and head."),
     "R^c": ((), "The coding rate against the subspaces: how many nats the tokens cost if each head "
             "codes its part. Lower is more compressed."),
+    "remainder": ((), "What is missing between the answer and a sum of slopes: how far the network "
+                  "is from linear."),
     "residual": (("residuals",), "What is left of a token when its code has been decoded."),
     "shuffled": ((), "In random order: the tokens of an update, or the entries of a weight "
                  "matrix. As large as before, without what was learned."),
+    "skip": ((), "The skip connection: what a token carries past a layer's heads."),
     "sweep": (("sweeps",), "Probes over a data set, batch by batch, with no full cache in memory."),
     "stream": (("residual stream",), "The vectors Z that layers read and write, one for each "
                "token."),
@@ -80,6 +89,8 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "untrained": ((), "The same architecture with the weights that a training starts from, drawn "
                   "anew."),
     "white-box": ((), "Of a network: each layer comes from an objective that can be measured."),
+    "window": (("windows",), "A stretch of tokens that the model reads at once: one sample of a "
+               "text."),
     "zeros in the code": (("zeros",), "Entries of the sparse code that are exactly 0."),
 }  # fmt: skip
 _SKIPPED = re.compile(

@@ -51,6 +51,7 @@ def graph(graph: AttributionGraph) -> Html:
         sufficiency=_sufficiency(graph),
         layers=graph.table("layers").to_dict("records"),
         whole=graph.table("whole").to_dict("records"),
+        rival=graph.meta.get("rival"),
         scores=graph.meta["scores"],
         target=graph.meta["target"],
         frozen=graph.meta["settings"]["freeze"],

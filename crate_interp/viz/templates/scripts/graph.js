@@ -63,7 +63,7 @@ function draw() {
   plan = data.grid === null ? inTable() : onPictures(room);
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${plan.width} ${plan.height}`);
-  const scale = Math.max(1, Math.min(1.5, room / plan.width));
+  const scale = Math.max(.75, Math.min(1.5, room / plan.width));
   svg.setAttribute("width", plan.width * scale);
   svg.setAttribute("height", plan.height * scale);
   for (const line of plan.lines) part("line", {...line, class: "rule"}, svg);
@@ -107,7 +107,7 @@ function drawNodes(svg, shown, focus) {
   for (const node of drawn) {
     const spot = plan.spots.get(node);
     if (!spot || !shown.nodes.has(node)) continue;
-    const classes = ["node", node.attribution < 0 ? "below" : "above"];
+    const classes = ["node", amount(node) < 0 ? "below" : "above"];
     if (node === state.chosen) classes.push("chosen");
     if (state.pins.includes(node)) classes.push("pinned");
     if (focus && !reached.has(node)) classes.push("dim");
@@ -316,6 +316,6 @@ byId("legend").append("Edges, by the head that carries most: ", ...heads.map(hea
   swatch.style.background = colourOf(head);
   item.append(swatch, head < 0 ? "skip connection " : `${head} `);
   return item;
-}), data.grid ? "Shades of the patches: what all their codes add to the answer, over the largest of the layer. " : "", "Dashed edges are below 0. Nodes: blue raises the answer, orange lowers it; squares are the input.");
+}), data.grid ? "Shades of the patches: what all their codes add to the answer, over the largest of the layer. " : "", "Dashed edges are below 0. Nodes: blue raises the answer, orange lowers it; squares are the input, by what the answer really loses without it. A cause that is there several times may have no node: each copy has a small slope.");
 recall();
 update();

@@ -7,8 +7,10 @@ const largest = Math.max(...drawn.filter(node => node.kind === "code")
   .map(node => Math.abs(node.attribution)), 1e-30);
 const STEP = 14, LABEL = 44;
 
+// Slopes fail for inputs, which change by as much as they are long: these are shown by their effect.
+const amount = node => node.kind === "embedding" ? node.effect ?? node.attribution : node.attribution;
 const radius = node => node.kind === "target" ? 9
-  : 2.5 + 4.5 * Math.sqrt(Math.min(1, Math.abs(node.attribution) / largest));
+  : 2.5 + 4.5 * Math.sqrt(Math.min(1, Math.abs(amount(node)) / largest));
 
 function tokenName(pos) {
   if (data.grid === null) {
