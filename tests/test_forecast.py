@@ -56,6 +56,15 @@ def test_one_line_says_what_it_takes_before_it_begins(pictures, monkeypatch, cap
     assert capsys.readouterr().err == ""
 
 
+def test_a_long_run_that_is_kept_says_that_it_goes_on(pictures, monkeypatch, tmp_path, capsys):
+    model, data = pictures
+    for seconds, out, said in ((9.0, tmp_path / "a", True), (9.0, None, False),
+                               (0.5, tmp_path / "b", False)):  # fmt: skip
+        monkeypatch.setattr(forecast, "_forward", lambda stage, seconds=seconds: seconds)
+        ci.sweep(model, data, probes=["sparsity"], controls=0, out=out)
+        assert ("If it stops, the same command goes on." in capsys.readouterr().err) == said
+
+
 def test_the_time_is_that_of_forwards_of_the_data(pictures, capsys):
     model, data = pictures
     seen = []

@@ -69,4 +69,4 @@ def test_steps_along_a_training(tmp_path):
     fails("has no revision '../model': give one of step-2, step-10, or None", folder,
           revision="../model")  # fmt: skip
     weights.rename(tmp_path / "weights")
-    fails("has no model.safetensors: give revision=, one of step-2, step-10", folder)
+    fails("has no model.safetensors: give revision='step-2', or another of step-2, step-10", folder)

@@ -83,7 +83,10 @@ def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None)
     known = ", ".join(sorted(found, key=lambda name: (len(name), name)))
     if revision is None:
         if found and not (folder / WEIGHTS).exists():
-            raise CheckpointError(f"{folder} has no {WEIGHTS}: give revision=, one of {known}.")
+            one = known.partition(",")[0]
+            raise CheckpointError(
+                f"{folder} has no {WEIGHTS}: give revision={one!r}, or another of {known}."
+            )
         return folder / WEIGHTS
     if revision not in found:
         ways = f"give one of {known}, or None." if known else elsewhere or "it has no steps."

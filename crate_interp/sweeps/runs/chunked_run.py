@@ -73,7 +73,8 @@ class Job:
         streamed = isinstance(stage.samples, Stream)
         todo = None if streamed else self._left(stage)
         if not self.stages:
-            announce(self.kind.name, stage, todo, self.meta, self.options.progress)
+            keeps = self.ledger is not None
+            announce(self.kind.name, stage, todo, self.meta, self.options.progress, keeps)
         self.stages[stage.name] = stage
         if self.ledger and stage.samples.listing:
             with writable(self.ledger.out):

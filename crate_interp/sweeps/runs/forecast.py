@@ -21,6 +21,7 @@ _FEW = 4  # samples of the forward that is timed
 # measures of small tensors take about as long as Python does, so a small network's verbs take more
 # of its forwards than a large one's
 _LEAST = 0.01  # seconds that a forward counts as at least
+_LONG = 60.0  # seconds from which a run says that it may be interrupted
 _TRIAL = 10.0  # seconds after which a crowded machine is told of
 _dry: ContextVar[bool] = ContextVar("dry run", default=False)
 _told: ContextVar[bool] = ContextVar("told", default=False)  # a verb has told of all its parts
@@ -145,12 +146,17 @@ COSTS: dict[str, Cost] = {
 
 
 def announce(
-    kind: str, stage: Stage, left: int | None, meta: Mapping[str, Any], say: bool = True
+    kind: str,
+    stage: Stage,
+    left: int | None,
+    meta: Mapping[str, Any],
+    say: bool = True,
+    keeps: bool = False,
 ) -> None:
     """Says what a verb takes, if `say`; in a dry run, raises Forecasted after that.
 
     stage: its first stage; left: the samples that are left of it, or None for a stream, whose
-    length is unknown.
+    length is unknown. keeps: whether a folder keeps what is done, which a longer run then says.
     """
     if _told.get() or not (say or _dry.get()) or left == 0 or kind not in COSTS:
         return
@@ -161,16 +167,18 @@ def announce(
     )
     work = Work(whole, layers, heads, atoms, meta)
     each, words = cost.forwards(work) / whole, f"{kind.replace('_', ' ')}: "
-    seconds = _forward(stage)
+    seconds, ending = _forward(stage), ""
     if left is None:
         words += f"a stream, about {each:.0f} forwards for each of its {stage.model.unit}"
     else:
         words += f"{count:,} {stage.model.unit}, about {each:.0f} forwards each"
         if seconds is not None:
-            words += f" of {_short(seconds)}: {_short(each * count * max(seconds, _LEAST))}"
+            whole_time = each * count * max(seconds, _LEAST)
+            words += f" of {_short(seconds)}: {_short(whole_time)}"
+            ending = " If it stops, the same command goes on." * (keeps and whole_time > _LONG)
         words += f", {cost.size(work) * count / whole:.2g} MB"
         words += f"; then {cost.then}" * bool(cost.then)
-    note(f"{words}. For less: {cost.less}.")
+    note(f"{words}. For less: {cost.less}.{ending}")
     if _dry.get():
         raise Forecasted
 
