@@ -12,7 +12,7 @@ from crate_hooks import full_name
 from crate_interp.circuits.graphs.derivatives import CODE, values
 from crate_interp.circuits.graphs.edited_runs import keeping, without
 from crate_interp.circuits.graphs.question import asked
-from crate_interp.circuits.graphs.trust import Explained, agreement, sufficiency
+from crate_interp.circuits.graphs.trust import Explained, _random_alike, agreement, sufficiency
 
 IMAGE = torch.randn(1, 3, 6, 20, generator=torch.Generator().manual_seed(1))
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
@@ -151,6 +151,38 @@ def test_the_rival_is_the_graph_of_the_next_answer(graph):
     first = graph.meta["target"]["answer"]
     pair = ci.graph(model, sample, target=(first, second), most=40)
     assert pair.meta["rival"]["answer"] not in (first, second)
+
+
+def test_tokens_after_the_answer_are_no_part_of_a_graph():
+    """They cannot have made it, and random nodes among them would be too weak a null."""
+    model, sample = network("crate-lm")
+    whole = ci.graph(model, sample, position=3, most=40)
+    short = ci.graph(model, sample[:, :4], most=40)
+    assert whole.meta == short.meta
+    for name, table in whole.stored.items():
+        assert table.equals(short.stored[name]), name
+    places = whole.table("ablations")["pos"]
+    assert places.max() <= 3 and len(whole.meta["tokens"]) == 4
+    node = whole.table("nodes").query("atom >= 0")["node"].iloc[0]
+    # steering a loaded graph on the whole text gives the same
+    again = whole.steer({node: 0}, model=model, inputs=sample)
+    assert again.after == pytest.approx(whole.steer({node: 0}).after, abs=1e-9)
+
+
+def test_random_nodes_are_as_many_at_each_token():
+    generator = torch.Generator().manual_seed(0)
+    code = torch.randn(7, 31, generator=generator).relu()
+    counts = torch.tensor([3, 0, 5, 1, 0, 2, 7])
+    masks = _random_alike(code, counts, generator)
+    assert (masks.sum(dim=-1) == counts).all() and not (masks & (code == 0)).any()
+    assert len(masks.flatten(1).unique(dim=0)) == len(masks) > 3
+    # each node that is not 0 is as likely as the others of its token
+    many = torch.cat([_random_alike(code, counts, generator) for _ in range(60)]).double()
+    for pos in range(7):
+        active = code[pos] != 0
+        share = many[:, pos, active].mean(dim=0)
+        chance = counts[pos] / active.sum()
+        assert (share - chance).abs().max() <= 5 * (chance * (1 - chance) / len(many)).sqrt()
 
 
 def test_headline_says_first_that_a_graph_is_not_faithful(graph):

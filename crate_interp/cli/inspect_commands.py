@@ -93,6 +93,10 @@ def graph(
     with found.saved_with_pages(out) as stage:
         ci.viz.graph(found).save(stage / "graph.html")
         found.to_circuit_tracer(stage / "graph.json")
+        end = found.meta["target"]["position"]
+        if end is not None:  # the explorer has the same tokens, and so the same answer
+            inputs = inputs[:, : end + 1]
+            _, cache = model.run_with_cache(inputs)
         page = ci.viz.explore(cache, inputs, name=name, graph="graph.html")
         page.save(stage / "explore.html")
     options.say(f"{found.headline()}\nThe page: {out / 'graph.html'}")

@@ -102,7 +102,11 @@ Side = Annotated[
     ),
 ]
 ProbeNames = Annotated[
-    str | None, Option(help="Names of probes, separated by commas. Default: the usual four.")
+    str | None,
+    Option(
+        help="Names of probes, separated by commas, such as frames, which has the "
+        "change of R^c by attention. Default: compression, sparsity, alignment, attention."
+    ),
 ]
 Untrained = Annotated[int, Option(help="How many untrained twins to measure as well.")]
 
@@ -189,7 +193,7 @@ def heads_of(names: list[str] | None, layers: int, heads: int) -> set[tuple[int,
 def fields(pairs: list[str] | None) -> dict[str, Any]:
     """Returns the fields of --config: n_heads=6 becomes {"n_heads": 6}.
 
-    A value is JSON, True, False or None; anything else is a string.
+    A value is JSON, True, False, None or a tuple of numbers; anything else is a string.
     """
     python = {"True": "true", "False": "false", "None": "null"}
     taken = inspect.signature(ci.load).parameters
@@ -205,6 +209,8 @@ def fields(pairs: list[str] | None) -> dict[str, Any]:
         try:
             # people write .5, which is not JSON
             told = value if '"' in value else re.sub(r"(?<![\d.])\.(?=\d)", "0.", value)
+            # and (28, 28), as Python has it
+            told = re.sub(r"^\s*\(([\d., ]*?),?\s*\)\s*$", r"[\1]", told)
             fields[name] = json.loads(python.get(told, told))
         except (ValueError, RecursionError):
             if value.startswith(("[", "{")):

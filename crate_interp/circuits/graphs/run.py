@@ -77,8 +77,8 @@ def graph(
     inputs: one sample: an image, or token ids, or a text. target: a class or token by number or
     name, or a pair for the difference of two logits; None stands for the largest logit. A single
     logit is taken less the mean of all logits. position: the token of a text whose logits are read;
-    None stands for the last. freeze: what is held constant for derivatives, "pattern", "norm" or
-    both. With both, attributions add up exactly where a step has a ReLU; with nothing frozen (the
+    None stands for the last. Later tokens of a causal model are left out. freeze: what is held
+    constant for derivatives, "pattern", "norm" or both. With both, attributions add up exactly where a step has a ReLU; with nothing frozen (the
     default) they do not, but they predict real ablations better. The scale of the first norm is
     always held: the norm of an embedding does not change with its length. nodes, edges: the share
     of the influence that the kept nodes and edges hold, as in circuit-tracer. most: how many codes
@@ -99,6 +99,9 @@ def graph(
     sample = one_sample(model, inputs)
     with torch.no_grad():
         question = asked(model, model(sample), target, position)
+    if model.cfg.causal and question.position is not None:
+        # what comes after the answer cannot have made it, and is no null for what did
+        sample = sample[:, : question.position + 1]
     with torch.enable_grad(), tqdm(total=5, desc="graph", delay=_WAIT, leave=False) as bar:
         case, cut, chosen = _chosen(model, sample, question, wanted)
         bar.update()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crate_interp.circuits.code_swaps import rotation
@@ -18,7 +18,7 @@ from crate_interp.models.hooked import HookedModel
 
 KEPT = (1, 3, 10, 30, 100, 300, 1000)  # nodes of each layer that are kept alone
 _BESIDE = ("logit", "random_low", "random_mean", "random_high")
-DRAWS = 3  # of as many random nodes
+DRAWS, DRAWS_ALIKE = 3, 10  # of as many random nodes of a layer, and of each token of a layer
 _TESTED = 96  # nodes that are ablated, of all layers together, but at least 8 of each
 
 
@@ -119,14 +119,14 @@ def alone_and_gone(
 ) -> pd.DataFrame:
     """Returns the target with the graph's nodes alone, and without them: rows "keep", "remove".
 
-    Columns: edit, logit, random_low, random_mean, random_high, nodes. Random nodes are as many in
-    each layer, and not 0.
+    Columns: edit, logit, random_low, random_mean, random_high, nodes. Random nodes are as many at
+    each token of each layer, and not 0.
     """
     generator = torch.Generator().manual_seed(seed)
     keep = []
     for code, own in zip(case.values.codes, inside, strict=True):
-        drawn = _random(code, int(own.sum()), generator)
-        keep.append(torch.cat([own[None].to(code.device), drawn]))
+        drawn = _random_alike(code, own.sum(dim=-1), generator)
+        keep.append(torch.cat([own[None], drawn]).to(code.device))
     count = sum(int(own.sum()) for own in inside)
     rows = []
     for edit, masks in (("keep", keep), ("remove", [~mask for mask in keep])):
@@ -167,3 +167,15 @@ def _random(
     for mask in masks:
         mask[places[torch.randperm(len(places), generator=generator)[:k].to(places.device)]] = True
     return masks.view(DRAWS, *code.shape)
+
+
+def _random_alike(
+    code: Float[Tensor, "pos atom"], counts: Int[Tensor, "pos"], generator: torch.Generator
+) -> Bool[Tensor, "draw pos atom"]:
+    """Returns masks of random entries that are not 0, `counts` at each token, for each draw."""
+    active, masks = (code != 0).cpu(), []
+    for _ in range(DRAWS_ALIKE):
+        scores = torch.rand(code.shape, generator=generator).masked_fill(~active, -1.0)
+        places = scores.argsort(dim=-1, descending=True).argsort(dim=-1)
+        masks.append((places < counts[:, None]) & active)
+    return torch.stack(masks)

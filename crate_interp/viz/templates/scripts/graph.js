@@ -46,7 +46,10 @@ function visible() {
   const nodes = held(codes, node => node.influence, state.nodes / 100);
   for (const node of drawn) if (node.kind !== "code" || state.pins.includes(node)) nodes.add(node);
   const between = edges.filter(edge => nodes.has(edge.source) && nodes.has(edge.target));
-  return {nodes, edges: held(between, edge => edge.size, state.edges / 100)};
+  const shown = held(between, edge => edge.size, state.edges / 100), strongest = new Map();
+  for (const edge of between) // a code without a line would seem to feed nothing
+    if (edge.source.kind === "code" && edge.size > (strongest.get(edge.source)?.size ?? 0)) strongest.set(edge.source, edge);
+  return {nodes, edges: new Set([...shown, ...strongest.values()])};
 }
 
 // ---- drawing
@@ -157,7 +160,7 @@ function describe() {
   const node = state.chosen, bySize = (a, b) => Math.abs(b.weight) - Math.abs(a.weight);
   byId("name").textContent = nameOf(node);
   const words = [];
-  if (node.label) words.push(`${node.label}.`);
+  if (node.label) words.push(/\(AUC/.test(node.label) ? `Separates best: ${node.label}; .5 is chance.` : `${node.label}.`);
   if (node.kind === "target") words.push(`${digits(node.value)} above ${data.versus}.`);
   if (node.kind === "code") words.push(`Value ${digits(node.value)}.`);
   if (node.kind !== "target") {
@@ -172,7 +175,7 @@ function describe() {
     .sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
   const biases = real ? [] : fed.filter(edge => edge.source.kind === "bias");
   const codes = fed.filter(edge => edge.source.kind !== "bias").slice(0, 8);
-  byId("fed-words").textContent = real ? "what it loses without each" : "";
+  byId("fed-words").textContent = real ? "(what it loses without each)" : "";
   list("fed", [...codes, ...biases], "source", amountOf);
   byId("examples").replaceChildren(...(data.examples[node.id.split("@")[0]] ?? []).map(([value, words, uri]) => {
     const row = document.createElement("li");
