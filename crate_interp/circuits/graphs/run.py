@@ -78,12 +78,13 @@ def graph(
     name, or a pair for the difference of two logits; None stands for the largest logit. A single
     logit is taken less the mean of all logits. position: the token of a text whose logits are read;
     None stands for the last. Later tokens of a causal model are left out. freeze: what is held
-    constant for derivatives, "pattern", "norm" or both. With both, attributions add up exactly where a step has a ReLU; with nothing frozen (the
-    default) they do not, but they predict real ablations better. The scale of the first norm is
-    always held: the norm of an embedding does not change with its length. nodes, edges: the share
-    of the influence that the kept nodes and edges hold, as in circuit-tracer. most: how many codes
-    are looked at, an equal number in each layer. seed: draws random nodes and the untrained
-    network. names: the result of `ci.circuits.atom_names`, whose names nodes then have.
+    constant for derivatives, "pattern", "norm" or both. With both, attributions add up exactly
+    where a step has a ReLU; with nothing frozen (the default) they do not, but they predict real
+    ablations better. The scale of the first norm is always held: the norm of an embedding does not
+    change with its length. nodes, edges: the share of the influence that the kept nodes and edges
+    hold, as in circuit-tracer. most: how many codes are looked at, an equal number in each layer.
+    seed: draws random nodes and the untrained network. names: the result of
+    `ci.circuits.atom_names`, whose names nodes then have.
 
     Unlike circuit-tracer (Ameisen et al. 2025, Circuit Tracing) it has no replacement model and no
     error nodes: every value is the model's own.
