@@ -37,7 +37,8 @@ def test_the_map_of_heads_has_their_drops_and_opens_them(ablated, tmp_path):
     assert [(int(layer), int(head)) for layer, head, _ in found] == list(table.index)
     for layer, head, drop in found:
         assert drop == f"{table.loc[(int(layer), int(head)), 'drop']:+.2g}"
-    assert text.count("class=ringed") == (table["p"] <= 0.05).sum()
+    assert text.count("class=faint") == (~(table["p"] <= 0.05)).sum()
+    assert ("Crossed out: no effect" in text) == ("class=faint" in text)
     assert ci.HeadAblation.load(tmp_path / "a").heads().equals(ablated.heads())
     assert (tmp_path / "a" / "heads.png").exists()
     plain = ci.viz.ablation_page(ablated, tmp_path / "b").read_text()
