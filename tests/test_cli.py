@@ -398,13 +398,3 @@ def test_what_a_new_user_meets_first(tmp_path):
     fails('Give --config "mean=[...]" and --config "std=[...]"', *here, *grey)
     done = run(*here, *grey, "--config", "mean=[0.5]", "--config", "std=[0.25]", "--controls", 0)
     assert done.returncode == 0, done.stderr
-
-
-def test_settings_are_read_as_people_write_them():
-    from crate_interp.cli.options import fields
-
-    pairs = ["image_size=(28, 28)", "crop=[28, 28]", "mean=(.5,)", "eta=.1", "model_name=(a, b)"]
-    assert fields(pairs) == {
-        "image_size": [28, 28], "crop": [28, 28], "mean": [0.5], "eta": 0.1,
-        "model_name": "(a, b)",
-    }  # fmt: skip

@@ -52,6 +52,16 @@ from crate_interp.sweeps.runs.untrained_twins import twin
 _WAIT = 5.0  # a graph that takes longer shows how far it is
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """The settings of `graph`."""
+
+    freeze: tuple[str, ...]
+    nodes: float
+    edges: float
+    most: int
+
+
 @with_weights
 def graph(
     model: HookedModel,
@@ -103,6 +113,21 @@ def graph(
     if model.cfg.causal and question.position is not None:
         # what comes after the answer cannot have made it, and is no null for what did
         sample = sample[:, : question.position + 1]
+    tables, meta = _measured(model, sample, question, wanted, seed, names)
+    result = AttributionGraph(tables, meta)
+    object.__setattr__(result, "_case", (model, sample))
+    return result
+
+
+def _measured(
+    model: HookedModel,
+    sample: Tensor,
+    question: Question,
+    wanted: _Wanted,
+    seed: int,
+    names: AtomNames | None,
+) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+    """Returns the tables and the meta of a graph."""
     with torch.enable_grad(), tqdm(total=5, desc="graph", delay=_WAIT, leave=False) as bar:
         case, cut, chosen = _chosen(model, sample, question, wanted)
         bar.update()
@@ -110,17 +135,14 @@ def graph(
         bar.update()
         own = _trust(case, chosen, seed)
         bar.update()
-        drawn, beside = _untrained(model, sample, position, wanted, seed)
+        drawn, beside = _untrained(model, sample, question.position, wanted, seed)
         bar.update()
         rival, table = _rival(case, wanted, seed)
         bar.update()
     tables |= {name: _beside(table, beside[name]) for name, table in own.items()}
     tables["whole"] = pd.concat([tables["whole"], table], ignore_index=True)
     meta = _meta(case, chosen, {**asdict(wanted), "seed": seed})
-    meta |= {"untrained": drawn} | rival
-    result = AttributionGraph(tables, meta)
-    object.__setattr__(result, "_case", (model, sample))
-    return result
+    return tables, meta | {"untrained": drawn} | rival
 
 
 def _beside(own: pd.DataFrame, twin: pd.DataFrame) -> pd.DataFrame:
@@ -142,16 +164,6 @@ def _tables(
         "picture": picture_table(case.model, case.sample),
         "examples": example_table(chosen, names),
     }
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """The settings of `graph`."""
-
-    freeze: tuple[str, ...]
-    nodes: float
-    edges: float
-    most: int
 
 
 def _wanted(
