@@ -255,13 +255,9 @@ def test_the_headline_names_the_largest_that_hold():
     scale, small = noise * np.array([0.0, 1.0, 3.0]), values - 0.1 * noise * np.array([1.0, 0, 0])
     a = made({R: values + scale, "z.big": 1000 + values}, name="CRATE")
     words = ci.compare(a, made({R: values, "z.big": 1000 + small}, name="ViT")).headline()
-    start = (
-        "CRATE against ViT: 3 of 3 differences hold at 95 %, adjusted over layers (by chance at "
-    )
-    start += (
-        "most 0.15), in 2 of 2 statistics with intervals (by chance in at most 0.1); the largest: "
-    )
-    assert words.startswith(start)
+    start = "CRATE against ViT: 3 of 3 differences hold at 95 %, adjusted over layers (by chance "
+    rest = "at most 0.15), in 2 of 2 statistics with intervals (by chance in at most 0.1); the "
+    assert words.startswith(f"{start}{rest}largest: ")
     mean, other = (values + scale)[:, 2].mean(), values[:, 2].mean()
     size = f"{mean - other:.3g}"
     assert f"{R}: higher in layer 2 by {size} ({size} to {size}), {mean:.4g} against " in words
