@@ -13,9 +13,9 @@
 #
 # **Which patches made the model say this class, and through which codes?** Found: the graph's
 # attributions and attention rollout both tell better than chance which patches matter. Rollout
-# tells best: the area is smaller when patches are taken away (.06, the graph .43, random .66).
-# Put back, 16 pictures do not tell rollout from the graph. The test is one that any map of importance can
-# take: patches are taken away in its order, and put back in its order.
+# tells best: the area is smaller when patches are taken away (.06, the graph .43, random .66). Put
+# back, 16 pictures do not tell rollout from the graph. The test is one that any map of importance
+# can take: patches are taken away in its order, and put back in its order.
 
 # %%
 # %matplotlib inline
