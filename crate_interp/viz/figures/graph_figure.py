@@ -33,9 +33,9 @@ def graph_figure(
 
     Layers go upwards from the embeddings to the answer. Tokens stand in columns, in their order;
     patches on a sheet for each layer with the picture on it, CLS to the left of it. A node is as
-    large as its attribution, blue if it raises the answer and orange if it lowers it. An edge is as
-    wide as its weight, dashed below 0; edges that one head carries more than the skip connection
-    does are black.
+    large as its attribution, an input as what the answer loses without it; blue raises the answer,
+    orange lowers it. An edge is as wide as its weight, dashed below 0; edges that one head carries
+    more than the skip connection does are black.
 
     most: how many codes to draw; of an image, as many of each layer. ax, title, dpi: as
     in `ci.viz.layers`. Raises ValueError for anything but a graph.
@@ -60,9 +60,12 @@ def graph_figure(
         colour, style = (INK if row.head >= 0 else CHANCE), ("--" if row.weight < 0 else "-")
         axes.plot([x, to_x], [y, to_y], color=colour, ls=style, **look)
     codes = nodes[nodes["atom"] != TARGET]
-    size = codes["attribution"].abs() / max(codes["attribution"].abs().max(), 1e-30)
-    for row, share in zip(codes.itertuples(), size, strict=True):
-        colour = TRAINED if row.attribution > 0 else UNTRAINED
+    # an input is as long as its value, so that its slope misleads; its effect is real
+    real = (codes["atom"] == EMBEDDING) & codes["effect"].notna()
+    amounts = codes["attribution"].where(~real, codes["effect"])
+    size = (amounts.abs() / max(amounts[codes["atom"] >= 0].abs().max(), 1e-30)).clip(upper=1.0)
+    for row, amount, share in zip(codes.itertuples(), amounts, size, strict=True):
+        colour = TRAINED if amount > 0 else UNTRAINED
         marker = "s" if row.atom == EMBEDDING else "o"
         axes.scatter(*spots[row.node], s=6 + 60 * share, color=colour, marker=marker, zorder=2)
     axes.scatter(*spots["logit"], s=70, color=INK, zorder=2)
