@@ -103,8 +103,8 @@ def draw_masks(part: Any, segments: ci.SegmentResult, chosen: list[Any]) -> None
     for axis, name in zip(panels[0], words, strict=True):
         axis.set_title(name, fontsize=10)
     part.suptitle(
-        f"What does a head look at?\nJaccard {row['value']:.2f} on {int(row['n'])} pictures, "
-        f"a blind guess {max(row['centre'], row['all_foreground']):.2f}",
+        f"What does a head look at? Jaccard {row['value']:.2f},\na blind guess "
+        f"{max(row['centre'], row['all_foreground']):.2f}, colours {row[row['strongest']]:.2f}",
         fontsize=11,
     )
 

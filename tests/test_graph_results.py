@@ -243,7 +243,7 @@ def test_a_loaded_graph_steers_if_it_is_given_the_model(graph, tmp_path):
 
 BAD_EDITS = {
     "no node": ({"L9A0@0": 0}, "there is no node L9A0@0"),
-    "a wrong name": ({"E@3": 0}, "there is no node 'E@3' to steer"),
+    "a wrong name": ({"E@3": 0}, "there is no code 'E@3' to steer"),
     "no number": ({"L0A0": "off"}, "is no finite number"),
     "nothing": ({}, "give nodes"),
 }

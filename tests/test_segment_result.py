@@ -215,7 +215,8 @@ def test_merged_examples_are_the_extremes_and_the_middle_of_both():
     "low, high, excess, verdict",
     [
         (0.9, 0.95, 0.1, "finds objects: Jaccard index"),
-        (0.9, 0.95, -0.1, "finds objects, no better than a map of local variance: Jaccard index"),
+        (0.9, 0.95, -0.1, "finds objects, no better than a map of local variance (0.300): Jacc"),
+        (0.9, 0.95, -0.9, "finds objects, worse than a map of local variance (0.300): Jaccard"),
         (0.01, 0.95, 0.1, "may find objects (this data does not decide)"),
         (0.01, 0.02, 0.1, "does not find objects"),
     ],
@@ -225,7 +226,8 @@ def test_the_page_begins_with_what_was_found(tmp_path, monkeypatch, low, high, e
     result.stored["examples"] = result.stored["examples"].iloc[:0]
     images = result.table("images").assign(layer=1, head=2)
     row = result.overall() | {"low": low, "high": high, "centre": 0.4, "head_layer": 1, "head": 2}
-    row |= {"excess_low": excess, "excess_high": 0.3, "strongest": "local_variance"}
+    row |= {"excess_low": excess, "excess_high": excess + 0.4, "strongest": "local_variance"}
+    row["local_variance"] = 0.3
     monkeypatch.setattr(type(result), "overall", lambda *_: row)
     result._computed["images"] = images
     page = ci.viz.segment_page(result, tmp_path).read_text()

@@ -133,17 +133,19 @@ def list_of_largest(
 def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
     """Returns the rows of the largest differences that hold, one for each statistic.
 
-    Statistics have different units, so a difference is measured relative to the larger of the two
-    means. Differences that untrained networks do not have come first.
+    Of a statistic it is the layer in which a and b differ most. Statistics have different units, so
+    they are ordered by the largest difference relative to the larger of the two means. Those that
+    untrained networks do not have come first.
     """
     table: Any = result.table("differences")
     rows = table[table["holds"]]
     most = np.maximum(rows["a"].abs(), rows["b"].abs())
     share = rows["difference"].abs() / most.where(most > 0, 1.0)
     unlike = rows["excess_p"] <= LEVEL
-    ordered = rows.assign(share=share, unlike=unlike).sort_values(
-        ["unlike", "share"], ascending=False, kind="stable"
-    )
+    rows = rows.assign(share=share, unlike=unlike, size=rows["difference"].abs())
+    of = rows.groupby(["probe", "statistic"])
+    rows = rows.assign(first=of["unlike"].transform("max"), most=of["share"].transform("max"))
+    ordered = rows.sort_values(["first", "most", "size"], ascending=False, kind="stable")
     return ordered.drop_duplicates(["probe", "statistic"]).head(shown).to_dict("records")
 
 

@@ -137,16 +137,20 @@ class SegmentResult(Result):
     def verdict(self) -> str:
         """Returns whether the chosen heads find objects, with the score and its interval.
 
-        They do if the interval lies above every chance level, and they do so no better than the
-        strongest mask without a network unless the interval of the difference lies above 0.
+        They do if the interval lies above every chance level, and they do so worse than the
+        strongest mask without a network if the interval of the difference lies below 0, no better
+        than it if the interval includes 0.
         """
         row, several = self.overall(), len(self.chosen()) > 1
         bar = max(row[name] for name in (*BLIND, "untrained") if not pd.isna(row[name]))
         verdict = "do not find objects" if several else "does not find objects"
         if row["low"] > bar:
             verdict = "find objects" if several else "finds objects"
-            if not row["excess_low"] > 0:
-                verdict += f", no better than {WITHOUT_NETWORK[row['strongest']]}"
+            bare = f"{WITHOUT_NETWORK[row['strongest']]} ({row[row['strongest']]:.3f})"
+            if row["excess_high"] < 0:
+                verdict += f", worse than {bare}"
+            elif not row["excess_low"] > 0:
+                verdict += f", no better than {bare}"
         elif not row["high"] <= bar:  # NaN if all images have the same score
             verdict = "may find objects (this data does not decide)"
         ends = interval_words(row["low"], row["high"], ".3f", "")

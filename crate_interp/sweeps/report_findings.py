@@ -18,6 +18,7 @@ from crate_interp.sweeps.sweep_findings import (
     at_attention,
     beyond_untrained,
     few_words,
+    own_at_attention,
     path,
     turns,
 )
@@ -43,6 +44,11 @@ def finding(result: SweepResult, twins: Sequence[SweepResult]) -> str:
     """
     step, along = at_attention(result), along_layers(result)
     said: list[str] = []
+    own = own_at_attention(result)
+    if own is not None:
+        words, change = own
+        moved = _moved(change.signs, words)
+        said.append(f"Attention {moved}{few_words(change)}, by {_changes(change.change)}.")
     if along is not None:
         said.append(_official(along, [along_layers(twin) for twin in twins]))
     if step is not None:
@@ -144,7 +150,10 @@ def strip(
     untrained networks only if it is shown to lie on that side of both kinds.
     """
     rows: list[Row] = []
+    own = own_at_attention(result)
+    objective = "" if own is None else f"{own[0][0].upper()}{own[0][1:]} falls at attention"
     for words, measured in (
+        (objective, _own_change),
         (f"R^c of {_what(result)} falls at attention", at_attention),
         ("Authors' R^c is lower than a layer before", along_layers),
     ):
@@ -154,6 +163,11 @@ def strip(
             rows.append(_falls(words, result, change, kinds))
     known = beginning(names(result)) if twins else []
     return rows + [_beside_untrained(result, twins, shuffled, name) for name in known]
+
+
+def _own_change(result: SweepResult) -> Change | None:
+    own = own_at_attention(result)
+    return None if own is None else own[1]
 
 
 def _falls(

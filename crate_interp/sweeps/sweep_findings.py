@@ -16,6 +16,13 @@ from crate_interp.stats.significance import interval_words, signs
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"
+# before and after attention, what the attention of ToST and of CBT was derived to lower
+_OWN = {
+    "the bound that TSSA was derived to lower": ("membership.bound_pre", "membership.bound_mid"),
+    "the rate that CBSA was derived to lower": (
+        "representatives.rate_pre", "representatives.rate_mid",
+    ),
+}  # fmt: skip
 _BACK = 0.05  # a rate still falls (rises) if it turns back by at most this share of its range
 
 
@@ -49,7 +56,23 @@ def at_attention(result: Result) -> Change | None:
     Both rates, before and after attention, use the subspaces of the layer. Returns None unless both
     rates are known.
     """
-    before, after = _wide(result, _BEFORE), _wide(result, _AFTER)
+    return _between(result, _BEFORE, _AFTER)
+
+
+def own_at_attention(result: Result) -> tuple[str, Change] | None:
+    """Returns the objective of an attention that is not R^c, in words, and how it changes there.
+
+    Returns None for MSSA, and unless both rates are known.
+    """
+    for words, (before, after) in _OWN.items():
+        change = _between(result, before, after)
+        if change is not None:
+            return words, change
+    return None
+
+
+def _between(result: Result, first: str, second: str) -> Change | None:
+    before, after = _wide(result, first), _wide(result, second)
     if before is None or after is None:
         return None
     layers = [layer for layer in before if layer in after]
@@ -76,7 +99,14 @@ def headline(result: Result) -> str:
         f"{number} of {meta['model'] or 'a model'} on {counted(meta['n_samples'], meta['unit'])}"
     )
     said: list[str] = []
-    step, along = at_attention(result), along_layers(result)
+    step, along, own = at_attention(result), along_layers(result), own_at_attention(result)
+    if own is not None:
+        objective, change = own
+        falls = change.signs.count(-1)
+        said.append(
+            f"{objective} is shown to be lower after attention than before in {falls} of "
+            f"{len(change.layers)} layers{few_words(change)}"
+        )
     if step is not None:
         rises, falls = (step.signs.count(sign) for sign in (1, -1))
         word, many = ("higher", rises) if rises > falls else ("lower", falls)

@@ -38,14 +38,14 @@ RATES = {
 ZEROS = {"fashion": (0.54, 0.55, 0.50, 0.70), "cutouts": (0.52, 0.52, 0.51, 0.69),
          "lm": (0.70, 0.88, 0.56, 0.55)}  # fmt: skip
 AXES = {"yes": 4, "no": 5, "both": 3}  # layers: 16 nodes of the code beside 16 principal axes
-AUDITED = {  # rule: the claim of ci.audit, and what else is said of it
+AUDITED = {  # rule: the claim of ci.audit, and what else is said of its values
     "stream": ("objective falls", ""),
     "gradient": (
         "a gradient step",
-        "; cosine with the gradient at most .054 at eps .1; MSSA on orthonormal subspaces stays "
+        "; cosine with the gradient at most {high:g} at eps .1; MSSA on orthonormal subspaces stays "
         "below .5 too",
     ),
-    "output_map": ("W_O is U", "; cosine -.27 to .072"),
+    "output_map": ("W_O is U", "; cosine {low:g} to {high:g}"),
     "lasso": ("lasso falls", ""),
 }
 # Jaccard index of a head, less that of maps that know no network
@@ -83,7 +83,7 @@ def audited(rule: str) -> Elsewhere:
     name, more = AUDITED[rule]
     lines = (PAGES / "how" / "audit.md").read_text().splitlines()
     cells = [
-        [cell.strip() for cell in line.split("|")[3:7]] for line in lines if f"| {name} |" in line
+        [cell.strip() for cell in line.split("|")[3:8]] for line in lines if f"| {name} |" in line
     ]
     if not cells:
         raise ValueError(
@@ -94,10 +94,12 @@ def audited(rule: str) -> Elsewhere:
     cases = counted({"yes": kept + depends, "no": broken + depends, "both": other})
     ours = f"kept in {kept} of {kept + broken + depends + other} layers, broken in {broken}"
     ours += f", depends on the frame in {depends}" * (depends > 0)
-    ours += f", undecided in {other}" * (other > 0) + more
+    values = [float(end) for row in cells for end in row[4].split(" to ")]
+    ours += f", undecided in {other}" * (other > 0)
+    ours += more.format(low=min(values), high=max(values))
     nulls = {"lasso": "random dictionaries", "output_map": "random W_O"}
     null = nulls.get(rule, "shuffled updates, random W_O")
-    return made(rule, cases, "`crate-interp audit MODEL`", ours, null, 16)
+    return made(rule, cases, "`make tables`", ours, null, 16)
 
 
 def by_depth(numbers: dict[str, tuple], falls: bool) -> dict[str, Interval]:
@@ -137,7 +139,7 @@ def of_pairs() -> list[Elsewhere]:
 
 def measured() -> dict[str, list[Elsewhere]]:
     """Returns the claims by document."""
-    segment, sweep = "`crate-interp segment crate-tiny-cutouts`", "`crate-interp sweep MODEL`"
+    segment, sweep = "`python demos/segmentation_emerges.py`", "`crate-interp sweep MODEL`"
     words = "; ".join(f"{name} {a} to {b}" for name, (a, b, *_) in RATES.items())
     begun = "; ".join(f"{a} to {b}" for *_, a, b in RATES.values())
     zeros = "; ".join(f"{name} {a:.2f} and {b:.2f}" for name, (a, b, *_) in ZEROS.items())

@@ -58,8 +58,8 @@ def changes(edits: Mapping[str, float | int], how: str, shape: Sequence[int]) ->
         match = _NODE.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             raise ValueError(
-                f"there is no node {checks.shown(name)} to steer: give layer, atom and token as "
-                '"L2A17@5", or "L2A17" for every token.'
+                f"there is no code {checks.shown(name)} to steer (inputs and biases cannot be): "
+                'give layer, atom and token as "L2A17@5", or "L2A17" for every token.'
             )
         layer, atom = int(match[1]), int(match[2])
         pos = None if match[3] is None else int(match[3])
