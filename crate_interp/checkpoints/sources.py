@@ -136,6 +136,9 @@ def _unknown(name: str) -> str:
     address = re.match(r"(?:hf://|https://huggingface\.co/)([^/]+/[^/]+)", name)
     if address and hub_names.is_repo(address[1]):
         hint = f"Give {address[1]!r}, with file='...' for a file in the repo."
+    at_step = re.fullmatch(r"(.+)@(step-\d+)", name)
+    if at_step:
+        hint = f"Give {at_step[1]!r}, with revision={at_step[2]!r}."
     text = (
         f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. "
         f"{hint} ci.list_models() lists the known models."

@@ -42,8 +42,8 @@ AUDITED = {  # rule: the claim of ci.audit, and what else is said of its values
     "stream": ("objective falls", ""),
     "gradient": (
         "a gradient step",
-        "; cosine with the gradient at most {high:g} at eps .1; MSSA on orthonormal subspaces stays "
-        "below .5 too",
+        "; cosine with the gradient at most {high:g} at eps .1; MSSA on orthonormal subspaces "
+        "stays below .5 too",
     ),
     "output_map": ("W_O is U", "; cosine {low:g} to {high:g}"),
     "lasso": ("lasso falls", ""),
