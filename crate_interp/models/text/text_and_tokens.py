@@ -73,10 +73,11 @@ class TextMixin:
         """Returns the tokenizer; raises ValueError, with the reason, if there is none."""
         held = self._held()
         if held is None:
+            last = self.cfg.d_vocab - 1
             raise TextError(
-                "the model has no tokenizer: give token ids, or load the model with a tokenizer: "
-                "ci.load(..., tokenizer='gpt2'). CRATE-LM and its baseline were trained with "
-                "GPT-2's."
+                f"the model has no tokenizer: give token ids, 0 to {last}, or load the model with "
+                "a tokenizer: ci.load(..., tokenizer='gpt2'). The published CRATE-LM and its "
+                "baseline were trained with GPT-2's."
             )
         return held
 
