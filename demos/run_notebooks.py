@@ -81,7 +81,7 @@ def run(path: Path, out: Path) -> tuple[nbformat.NotebookNode, float]:
     notebook, started = as_notebook(path), time.perf_counter()
     folder = {"metadata": {"path": str(out)}}
     client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources=folder, record_timing=False,
+        notebook, timeout=900, kernel_name="python3", resources=folder, record_timing=False,
         store_widget_state=False,
     )  # fmt: skip
     client.execute()
