@@ -142,8 +142,11 @@ def test_the_rival_is_the_graph_of_the_next_answer(graph):
     assert (rival["answer"], rival["logit"]) == (second, other.meta["target"]["logit"])
     own, same = graph.of("whole", "rival"), other.of("whole")
     assert own[["edit", "logit", "nodes"]].equals(same[["edit", "logit", "nodes"]])
-    words = f"({own['nodes'][0]} chosen for {rival['name']!r} give that "
-    assert f"{words}{own['logit'][0]:.2f} of {rival['logit']:.2f})" in graph.finding()
+    words = f"; {own['nodes'][0]} chosen for {rival['name']!r}, the next answer, give that "
+    assert f"{words}{own['logit'][0]:.2f} of {rival['logit']:.2f}; " in graph.finding()
+    keep = graph.of("whole").set_index("edit").loc["keep"]
+    ends = f"({keep['random_low']:.2f} to {keep['random_high']:.2f})"
+    assert f"random ones {keep['random_mean']:.2f} {ends}" in graph.finding()
     meta = {name: value for name, value in graph.meta.items() if name != "rival"}
     old = ci.AttributionGraph(dict(graph.stored), meta)
     assert "chosen for" not in old.finding()

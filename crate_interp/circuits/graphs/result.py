@@ -145,7 +145,8 @@ class AttributionGraph(Result):
         return (
             f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where}, "
             f"{target['logit']:.2f} above {less}. {int(keep['nodes'])} codes alone give "
-            f"{keep['logit']:.2f}, as many random ones {keep['random_mean']:.2f}{self._rival()}; "
+            f"{keep['logit']:.2f}, as many random ones {keep['random_mean']:.2f} "
+            f"({keep['random_low']:.2f} to {keep['random_high']:.2f}){self._rival()}; "
             f"without them {gone['logit']:.2f} is left. Attributions predict real ablations of "
             f"other nodes with r = {self._by_layer()}{beside}."
         )
@@ -157,8 +158,8 @@ class AttributionGraph(Result):
             return ""
         keep = self.of("whole", RIVAL).set_index("edit").loc["keep"]
         return (
-            f" ({int(keep['nodes'])} chosen for {plain(rival['name'])!r} give that "
-            f"{keep['logit']:.2f} of {rival['logit']:.2f})"
+            f"; {int(keep['nodes'])} chosen for {plain(rival['name'])!r}, the next answer, give "
+            f"that {keep['logit']:.2f} of {rival['logit']:.2f}"
         )
 
     def _by_layer(self) -> str:
