@@ -46,13 +46,11 @@ def finding(result: SweepResult, twins: Sequence[SweepResult]) -> str:
     said: list[str] = []
     own = own_at_attention(result)
     if own is not None:
-        words, change = own
-        moved = _moved(change.signs, words)
-        said.append(f"Attention {moved}{few_words(change)}, by {_changes(change.change)}.")
+        said.append(f"Attention {_moving(*own, [_own_change(twin) for twin in twins])}")
     if along is not None:
         said.append(_official(along, [along_layers(twin) for twin in twins]))
     if step is not None:
-        words = _stream(result, step, [at_attention(twin) for twin in twins])
+        words = _moving(f"R^c of {_what(result)}", step, [at_attention(twin) for twin in twins])
         said.append(
             f"With lengths as they are, attention {words}" if said else f"Attention {words}"
         )
@@ -76,10 +74,9 @@ def stays_or_turns(values: Sequence[float], later: Sequence[int]) -> str:
     return f"in untrained copies it {turns(values, later)}"
 
 
-def _stream(result: SweepResult, step: Change, twins: list[Change | None]) -> str:
-    """Returns in how many layers attention is shown to raise or lower R^c, and by how much."""
-    moved = _moved(step.signs, f"R^c of {_what(result)}")
-    words = f"{moved}{few_words(step)}, by {_changes(step.change)}"
+def _moving(what: str, step: Change, twins: list[Change | None]) -> str:
+    """Returns in how many layers attention is shown to raise or lower a rate, and by how much."""
+    words = f"{_moved(step.signs, what)}{few_words(step)}, by {_changes(step.change)}"
     if _untrained_signs(twins) is not None:
         changes = np.mean([twin.change for twin in twins if twin is not None], axis=0)
         words += f" (untrained {_changes(changes)})"
