@@ -1,5 +1,6 @@
 """ToST, CBT and CRATE behind a convolutional stem, against recordings of the published code."""
 
+import argparse
 import json
 
 import pytest
@@ -151,9 +152,15 @@ def test_counters_of_batch_norm_are_dropped_and_a_head_may_be():
     assert model(torch.randn(1, 3, 80, 80)).shape == (1, 32)
 
 
-def test_the_arguments_of_tosts_trainer_give_the_image_size():
+def test_the_arguments_of_tosts_trainer_or_the_crop_give_the_image_size(tmp_path):
     file = load_case("tost_vision")[3]
     held = torch.load(file, weights_only=False)
-    wanted = getattr(held["args"], "input_size", None)
-    model = ci.load(file, n_heads=4)
-    assert model.cfg.image_size == ((wanted, wanted) if wanted else (224, 224))
+    assert held["args"].input_size == 224
+    assert ci.load(file, n_heads=4).cfg.image_size == (224, 224)
+    # no tensor depends on the size: what the model will see says more than the trainer's default
+    assert ci.load(file, n_heads=4, resize=48, crop=40).cfg.image_size == (40, 40)
+    assert ci.load(file, n_heads=4, crop=40, image_size=64).cfg.image_size == (64, 64)
+    held["args"] = argparse.Namespace()
+    torch.save(held, tmp_path / "own.pth")
+    with pytest.warns(UserWarning, match=r"224 x 224 is assumed.*--config image_size=96"):
+        assert ci.load(tmp_path / "own.pth", n_heads=4).cfg.image_size == (224, 224)

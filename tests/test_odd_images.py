@@ -222,5 +222,10 @@ def test_a_guessed_grid_is_said_and_refused_for_maps(capsys):
         with pytest.raises(ValueError, match=r"a guess, 4 x 4, .* image_size=\(8, 20\)"):
             draw()
     capsys.readouterr()
+    # a crop with as many patches tells the size; another does not
+    assert ci.load(weights, crop=(4, 40), **told).cfg.image_size == (4, 40)
+    assert "is a guess" not in capsys.readouterr().err
+    assert ci.load(weights, crop=(4, 45), **told).cfg.image_size == (8, 20)
+    assert "is a guess" in capsys.readouterr().err
     right = ci.load(weights, image_size=(4, 40), **told)
     assert "guess" not in capsys.readouterr().err and right.cfg.known_grid == (2, 8)

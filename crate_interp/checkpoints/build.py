@@ -128,6 +128,8 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
                 f"{row[name]!r}."
             )
     known = {**in_file, **checked(row), **given}
+    if layout.any_size and "crop" in given and "image_size" not in given:
+        known["image_size"] = given["crop"]  # what the model will see says more than a default
     inferred = layout.infer_config(shapes, known, where)
     if row or inferred.get("image_size") == _PUBLISHED:
         inferred.pop("grid_guessed", None)

@@ -75,11 +75,17 @@ class Shapes(dict[str, tuple[int, ...]]):
         """Returns the given image size, or infers a square image from the number of positions.
 
         table: the key of the position embeddings. axes: the number of axes of these embeddings.
-        Such a square is a guess, unless there is only one patch: `grid_guessed` is then True.
-        Raises CheckpointError if the patches make no square, or if a given size has another number
-        of patches.
+        A given crop with as many patches is the image size, too. Otherwise a square is a guess,
+        unless there is only one patch: `grid_guessed` is then True. Raises CheckpointError if the
+        patches make no square, or if a given size has another number of patches.
         """
         patches = self.of(table, axes)[-2] - 1
+        crop = given.get("crop")
+        if crop and "image_size" not in given:
+            height, width = (crop, crop) if isinstance(crop, int) else crop
+            whole = not (height % patch[0] or width % patch[1])
+            if whole and (height // patch[0]) * (width // patch[1]) == patches:
+                return {"image_size": (height, width)}
         if "image_size" in given:
             height, width = given["image_size"]
             if (
@@ -179,6 +185,7 @@ class Layout:
     optional: dict[str, float] = field(default_factory=dict)
     tolerant: bool = False  # unknown small keys are left out with a warning
     namespace: bool = False  # the argparse.Namespace of the trainer is the file's config
+    any_size: bool = False  # no tensor depends on the size of the images
 
     @property
     def codes(self) -> str:

@@ -1,5 +1,6 @@
 """RobinWu218/ToST: the classifier (`tost_vision/tost.py`) and the language model (`tost_lang`)."""
 
+import warnings
 from dataclasses import replace
 
 from crate_interp.checkpoints.layouts import crate_lm
@@ -34,7 +35,18 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
         "d_model": d_model,
         "d_mlp": shapes.of("blocks.0.mlp.fc1.weight")[0],
         "n_classes": shapes.classes("head.weight", 0, given),
+        "image_size": given.get("image_size") or _published_size(),
     } | stem_sizes(shapes, "patch_embed.")
+
+
+def _published_size() -> int:
+    """Returns the side of the images of all published ToSTs, and warns that it is assumed."""
+    warnings.warn(
+        "a ToST's weights do not tell the size of its images: 224 x 224 is assumed. If it was "
+        "trained at another size, give it, such as image_size=96 (--config image_size=96).",
+        stacklevel=2,
+    )
+    return 224
 
 
 _MLP = {"norm2.*": "ln2.*", "mlp.fc1.*": "mlp.fc_in.*", "mlp.fc2.*": "mlp.fc_out.*"}
@@ -71,6 +83,7 @@ VISION = Layout(
     infer=_infer,
     config_names={"input_size": "image_size"},  # of the trainer's arguments
     namespace=True,
+    any_size=True,
     # positions are a 1 x 1 convolution
     views={r"token_projection\.weight": ((4,), lambda weight: weight.flatten(1))},
 )
