@@ -310,22 +310,29 @@ def in_its_terms(result: Result, text: str) -> str:
 
 
 def _as_read(result: Result) -> str:
-    """Returns how far attention lowers R^c in the frame "read", and in how many layers."""
+    """Returns how far attention lowers R^c in the frame "read", where, and how far nulls do."""
     rows = main_rows(result, "cells")
     rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
     layers, eps = result.meta["n_layers"], result.meta["settings"]["eps"]
     start = f"read through LayerNorm at eps {eps:g}, attention"
-    beyond = "beyond shuffled updates and random output maps"
-    lower: Any = rows["verdict"] == KEPT
-    if not rows["gain"].notna().any():
-        beyond, lower = "(compared with no null)", rows["high"] < 0
+    nulls = "shuffled updates and random output maps"
+    compared = rows["gain"].notna().any()
+    lower: Any = rows["verdict"] == KEPT if compared else rows["high"] < 0
     if not lower.any():
         span = low_to_high(100 * rows["value"], "{:+.2g} %".format)
-        return f"{start} is shown to lower R^c in no layer {beyond}: {span}"
+        more = f"beyond {nulls}" if compared else "(compared with no null)"
+        return f"{start} is shown to lower R^c in no layer {more}: {span}"
     ordered = rows[lower].sort_values("value", ascending=False)
     ends = [f"{-100 * row.value:.2g} % (layer {row.layer})" for row in ordered.itertuples()]
-    size = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
+    size = ends[0].split(" (")[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
     where = f"{layer_words(sorted(rows[lower]['layer']))} of {layers}"
+    if not compared:
+        return f"{start} lowers R^c by {size} in {where} (compared with no null)"
+    points = low_to_high(-100 * ordered[["excess", "gain"]].max(axis=1))
+    more = f"{start} lowers R^c by {size} in {where}, {points} points more than {nulls} do"
+    span = low_to_high(100 * ordered[["untrained", "shuffled"]], "{:+.2g}".format)
+    if not span:
+        return more
     both = [layer for layer, cells in rows[lower].groupby("layer") if change(cells) == 1]
-    more = f", in {layer_words(both)} also beyond whole networks of random weights" if both else ""
-    return f"{start} lowers R^c by {size} in {where} {beyond}{more}"
+    less = f", less than this one in {layer_words(both)}" if both else ""
+    return f"{more}; whole networks of random weights change it there by {span} %{less}"
