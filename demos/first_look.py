@@ -14,7 +14,7 @@ from PIL import Image
 
 import crate_interp as ci
 
-NAME, DATA, UNTRAINED = "crate-tiny-pictures", "pictures", 3
+NAME, DATA, UNTRAINED = "crate-tiny-pictures", "pictures", 5
 RANKS = (0.15, 0.3)  # more drawn images, from the highest score (0) to the lowest (1)
 CODES = 36  # of the graph
 FRAMES = {  # name, colour, marker; apart for colour-blind eyes
@@ -26,14 +26,17 @@ FRAMES = {  # name, colour, marker; apart for colour-blind eyes
 
 def main(out: Path) -> None:
     model = ci.load(NAME)
-    # grid=False measures the frames at eps 0.1 alone
-    audit = ci.audit(model, f"embedded:{DATA}", untrained=UNTRAINED, grid=False, progress=False)
-    table = audit.table()
-    rates = table[table["number"] == "compresses"].set_index(["frame", "layer"])
-    rates = 100 * rates[["value", "low", "high", "untrained"]].loc[list(FRAMES)]
+    audit = ci.audit(model, f"embedded:{DATA}", untrained=UNTRAINED, progress=False)
+    print(audit.headline())
+    table = audit.table("cells")
+    table = table[(table["number"] == "compresses") & (table["eps"] == 0.1)]
+    table = table[(table["basis"] == "stored") & (table["tokens"] == "all")]
+    rates = table.assign(maps=table["value"] - table["gain"]).set_index(["frame", "layer"])
+    rates = 100 * rates[["value", "low", "high", "maps", "untrained", "shuffled"]].loc[list(FRAMES)]
     print(
         f"change of R^c by MSSA in per cent, {audit.meta['n_samples']} images, eps .1, 95 % "
-        f"intervals; untrained: mean of {UNTRAINED} networks on 64 images"
+        f"intervals; maps: less the gain over random output maps, on 8 images; untrained, shuffled: "
+        f"means of {UNTRAINED} networks on 64 images"
     )
     print((rates.round(2) + 0).to_string())  # + 0: no "-0.00"
     segments = ci.segment(model, f"embedded:{DATA}", untrained=1, progress=False)
@@ -124,15 +127,17 @@ def draw_graph(part: Any, graph: ci.AttributionGraph) -> None:
 
 
 def draw_rates(axes: Any, rates: Any) -> None:
-    """Draws a line for each frame, and the untrained networks in grey."""
+    """Draws a line for each frame, its random output maps, and untrained networks in grey."""
     for frame, (name, colour, marker) in FRAMES.items():
         rows = rates.loc[frame]
         ends = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
         look = {"color": colour, "marker": marker, "ms": 4.5, "lw": 2, "capsize": 2}
         axes.errorbar(rows.index, rows["value"], ends, label=name, **look)
+        axes.plot(rows.index, rows["maps"], color=colour, ls=":", lw=1.6)
         axes.plot(rows.index, rows["untrained"], color="0.45", ls="--", lw=1.3)
+    axes.plot([], [], color="0.2", ls=":", lw=1.6, label="random output maps")
     axes.plot([], [], color="0.45", ls="--", lw=1.3, label="untrained, in all three")
-    low = min(rates["low"].min() * 1.12, -1.0)
+    low = min(rates[["low", "maps"]].min().min() * 1.12, -1.0)
     axes.axhspan(low, 0, color="0.95", zorder=0)
     axes.axhline(0, color="0.3", lw=0.8)
     axes.set(ylim=(low, None), xticks=sorted(set(rates.index.get_level_values(1))), xlabel="layer")

@@ -95,7 +95,7 @@ def attention_on_image(
             if on_cls is not None:
                 words += f"\nCLS {on_cls[row, column - 1]:.2f}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
-    words = _title(cache, layer, query)
+    words = _title(cache, layer, query, pattern.shape[2] * pattern.shape[3])
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
@@ -104,15 +104,21 @@ def attention_on_image(
     return as_written(figure)
 
 
-def _title(cache: CrateCache, layer: int, query: Query) -> str:
+def _title(cache: CrateCache, layer: int, query: Query, patches: int) -> str:
     """Returns the title of a figure, which says what the numbers below the maps are."""
-    layers = len(cache.model.blocks)
-    share = "membership" if _kind(cache) == "tssa" else "share"
-    of_cls = f"; CLS: the {share} of CLS" if cache.model.cfg.n_special else ""
+    cfg, layers = cache.model.cfg, len(cache.model.blocks)
+    share = _OF_OTHERS.get(_kind(cache), ("share", ""))[0]
+    of_cls = f"; CLS: the {share} of CLS" if cfg.n_special else ""
     return (
         f"{map_heading(cache.model, query)}, layer {layer % layers} of 0 to {layers - 1} "
-        f"(max: the {share} of the brightest patch{of_cls})"
+        f"(max: the {share} of the brightest patch; an even {share} is "
+        f"{_even(cfg, share, patches):.2g}{of_cls})"
     )
+
+
+def _even(cfg: Any, what: str, patches: int) -> float:
+    """Returns what each patch of a map would have if all had as much."""
+    return 1 / (cfg.n_heads if what == "membership" else patches + cfg.n_special)
 
 
 def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray | None:
@@ -216,8 +222,8 @@ def head_grid(
     ]
     grid = found[0].shape[2:]
     what, how = _OF_OTHERS.get(_kind(cache), ("attention", None))
-    count = grid[0] * grid[1] + (model.cfg.n_special if cls_key else 0)
-    even = 1 / (model.cfg.n_heads if what == "membership" else count)
+    specials = 0 if cls_key else model.cfg.n_special  # that the map leaves out
+    even = _even(model.cfg, what, grid[0] * grid[1] - specials)
     finding, first = _finding(found, chosen, even, what)
     heading = map_heading(model, query)
     name = model.cfg.model_name or ("Attention" if how is None else model.cfg.family)
