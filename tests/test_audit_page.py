@@ -5,12 +5,14 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import crate_interp as ci
 from command import fails, run
 from conftest import make
+from crate_interp.audits.claim_summary import change
 from crate_interp.audits.claims import CLAIMS, NUMBERS
 from crate_interp.viz.figures.by_layer import PUBLISHED
 from crate_interp.viz.pages.chart import Interval, intervals
@@ -68,33 +70,38 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_finding_counts_the_verdicts_and_rings_what_untrained_does_too(images, tmp_path):
-    result = ci.audit(make(n_layers=2), images, untrained=2, progress=False)
+def test_the_finding_counts_the_verdicts_and_the_arrows(tmp_path):
+    model = ci.load("crate-tiny-fashion")
+    images = model.preprocess(ci.data.embedded("fashion")[:11]["image"])
+    result = ci.audit(model, images, untrained=2, grid=False, progress=False)
     page = Page(ci.viz.audit_page(result, tmp_path).read_text(encoding="utf-8"))
-    words = " ".join(" ".join(page.words).split())
+    words = re.sub(r" (?=[,.;])", "", " ".join(" ".join(page.words).split()))
     verdicts = result.claims()["verdict"].value_counts().to_dict()
     applied = sum(verdicts.values()) - verdicts.get("not applicable", 0)
     kept, broken = (verdicts.get(word, 0) for word in ("kept", "broken"))
     assert f"{kept} of {applied} verdicts (on " in words and f" are kept, {broken} broken" in words
+    said = re.search(rf"(\d+) of {applied} cells are shown to be nearer .* (\d+) farther", words)
+    assert said is not None
+    signs = [a["title"] for tag, a in page.tags if tag == "button" and "title" in a]
+    counts = [sum(f"{way} " in title for title in signs) for way in ("nearer", "farther")]
+    assert [int(count) for count in said.groups()] == counts and sum(counts) > 0
 
-    def inside(number, value):
-        low, high = NUMBERS[number].bounds
-        return low <= value <= high
 
-    cells, same = result.table(), set()
-    for (claim, layer), rows in cells.groupby(["claim", "layer"]):
-        kinds = [NUMBERS[number].every_eps for number in rows["number"]]
-        judged = rows[np.array(kinds) | rows["eps"].isna() | (rows["eps"] == 0.1)]
-        judged = judged[judged["value"].notna() & judged["untrained"].notna()]
-        pairs = [
-            inside(row.number, row.value) == inside(row.number, row.untrained)
-            for row in judged.itertuples()
-        ]
-        same |= {f"{claim}-{layer}"} if pairs and all(pairs) else set()
-    buttons = [a for tag, a in page.tags if tag == "button" and a.get("class") != "close"]
-    ringed = {a["popovertarget"] for a in buttons if "ringed" in a["class"]}
-    assert ringed == same and 0 < len(ringed) < len(buttons)
-    assert f"lie on the same side of each bound in {len(ringed)} of them." in words
+def test_a_change_is_shown_only_if_both_kinds_of_random_networks_agree():
+    """Planted numbers of the first claim, for which lower is better."""
+    known = dict(number="compresses", frame="read", value=-0.3, untrained=-0.1, shuffled=-0.2)
+    known |= dict(difference_low=-0.25, difference_high=-0.15)
+    known |= dict(shuffled_low=-0.25, shuffled_high=-0.1)
+
+    def found(**over):
+        return change(pd.DataFrame([known | over]))
+
+    assert found() == 1
+    farther = dict(value=0.3, difference_low=0.3, difference_high=0.5)
+    assert found(**farther) == -1
+    assert found(shuffled=-0.35, shuffled_low=-0.4, shuffled_high=-0.32) == 0  # they disagree
+    assert found(difference_high=0.05) == 0 and found(shuffled_low=-0.31) == 0
+    assert found(difference_low=np.nan) is None
 
 
 def test_an_interval_is_drawn_where_its_axis_says():
