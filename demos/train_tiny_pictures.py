@@ -36,43 +36,34 @@ from PIL import Image as Pillow
 from torch import Tensor
 from tqdm.auto import tqdm
 from train_tiny_cutouts import png, tint
-from training import (
-    WARMUP,
-    resumed,
-    save_step,
-    save_training,
-    set_learning_rate,
-    size_of,
-    stopped,
-)
+from training import resumed, save_step, save_training, size_of, stopped
 
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
 
 SIZE, PATCH, BATCH, SEED, DECAY = 64, 4, 64, 0, 0.05
 GRID = SIZE // PATCH
-LR = 4e-3
+LR, WARM, FALL = 4e-3, 250, 2350  # the steps in which the rate rises, and falls to zero
 COLOURS, SHADE = 1.5, 0.35  # how far the colours and the light of an object change
 SHARE = (0.35, 0.7)  # of a test: the longer side of an object, as a share of the picture's
 
 
 class Phase(NamedTuple):
-    """A part of the training, with a warm-up and a cosine of its own.
+    """A part of the training.
 
     side: of its pictures, in pixels. share: the longer side of an object, as a share of the
-    picture's. lr: the highest learning rate.
+    picture's.
     """
 
     steps: int
     side: int
     share: tuple[float, float]
-    lr: float
 
 
 PHASES = (
-    Phase(5500, 32, (0.6, 1.0), LR),
-    Phase(1250, 48, (0.45, 0.95), LR / 2),
-    Phase(500, SIZE, (0.35, 0.75), LR / 2),
+    Phase(6600, 32, (0.6, 1.0)),
+    Phase(1250, 48, (0.45, 0.95)),
+    Phase(500, SIZE, (0.35, 0.75)),
 )
 STEPS = sum(phase.steps for phase in PHASES)
 SAVED_STEPS = (0, 8, 32, 125, 500, 2000, STEPS)  # log-spaced; the last step is the model itself
@@ -99,7 +90,8 @@ not a model to build on.
   licence), which training never saw, on columns of the backgrounds that it never saw.
 * Recipe: Muon for the matrices of layers, AdamW for the rest, weight decay {decay:g}, label
   smoothing 0.1, batch {batch}; random turns, widths, colours and light; matrix products in
-  bfloat16; seed {seed}. {phases}. The smaller pictures lie anywhere on the grid of positions.
+  bfloat16; seed {seed}. Learning rate {lr:g}, rising for {warm:,} steps and falling to zero in the
+  last {fall:,}. {phases}. The smaller pictures lie anywhere on the grid of positions.
 * Accuracy: {test:.1%} ({low:.1%} to {high:.1%}, 95 % over drawings) on {n_test:,} composites of
   {n_fluent} of Fluent's drawings, as many of each category, on the weights as they are saved.
   Objects have {share[0]:.0%} to {share[1]:.0%} of the side. Chance is 14.3 %; step 0 has
@@ -127,6 +119,13 @@ def turned(cutout: Pillow.Image, rng: np.random.Generator) -> Pillow.Image:
     """Returns a cut-out turned by up to 12 degrees, and made wider or narrower by up to a fifth."""
     cutout = cutout.rotate(rng.uniform(-12, 12), Pillow.Resampling.BICUBIC, expand=True)
     return cutout.resize((max(1, round(cutout.width * rng.uniform(0.8, 1.25))), cutout.height))
+
+
+def shrunk(cutout: Pillow.Image, side: int) -> Pillow.Image:
+    """Returns a cut-out at 1.25 times the side of a picture at most, which is cheaper to change."""
+    scale = min(1.0, 1.25 * side / max(cutout.size))
+    width, height = (max(1, round(scale * length)) for length in cutout.size)
+    return cutout.resize((width, height), Pillow.Resampling.BICUBIC)
 
 
 def shaded(cutout: Pillow.Image, rng: np.random.Generator) -> Pillow.Image:
@@ -160,7 +159,14 @@ class Training:
     """Random composites; those of a step depend on the step alone."""
 
     def __init__(self, cutouts: Cutouts, grounds: list[Pillow.Image]) -> None:
-        self.cutouts, self.grounds = cutouts, grounds
+        self.grounds = grounds
+        self.cutouts = {
+            side: {
+                label: [(vendor, [shrunk(one, side) for one in own]) for vendor, own in kinds]
+                for label, kinds in cutouts.items()
+            }
+            for side in {phase.side for phase in PHASES}
+        }
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Returns normalised images in random colours [batch, 3, h, w], and labels [batch].
@@ -168,11 +174,11 @@ class Training:
         The step says which phase it is of. Categories are equally likely, and so are the vendors of
         a category.
         """
-        rng, (phase, _) = np.random.default_rng((SEED, step)), phase_of(step)
+        rng, phase = np.random.default_rng((SEED, step)), phase_of(step)
         labels = rng.integers(0, len(drawings.LABELS), BATCH)
         images = np.empty((BATCH, phase.side, phase.side, 3), np.uint8)
         for row, label in enumerate(labels):
-            kinds = self.cutouts[int(label)]
+            kinds = self.cutouts[phase.side][int(label)]
             _, own = kinds[int(rng.integers(len(kinds)))]
             cutout = turned(shaded(own[int(rng.integers(len(own)))], rng), rng)
             picture, _ = composite(cutout, self.grounds, phase.side, phase.share, rng)
@@ -185,11 +191,16 @@ def normalised(images: np.ndarray) -> Tensor:
     return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - MEAN[0]) / STD[0]
 
 
-def phase_of(step: int) -> tuple[Phase, int]:
-    """Returns the phase of a step, and the number of the step in it."""
+def learning_rate(step: int) -> float:
+    """Returns the learning rate of a step: it rises, stays, and falls to zero on straight lines."""
+    return LR * min(1.0, (step + 1) / WARM, (STEPS - step) / FALL)
+
+
+def phase_of(step: int) -> Phase:
+    """Returns the phase of a step."""
     for phase in PHASES:
         if step < phase.steps:
-            return phase, step
+            return phase
         step -= phase.steps
     raise ValueError("the training has no such step")
 
@@ -290,7 +301,6 @@ def one_step(
 ) -> float:
     """Makes one update, on composites that depend only on the step; returns the loss before it."""
     images, labels = data.batch(step)
-    phase, place = phase_of(step)
     with torch.autocast("cpu", torch.bfloat16):
         out = logits(model.train(), images, step)
     loss = F.cross_entropy(out.float(), labels, label_smoothing=0.1)
@@ -298,7 +308,8 @@ def one_step(
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
-        set_learning_rate(optimizer, place, phase.steps, phase.lr)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
         optimizer.step()
     return loss.item()
 
@@ -311,6 +322,7 @@ def train(args: argparse.Namespace, data: Training) -> tuple[HookedCrate, float]
     model = make_model()
     optimizers = optimizers_of(model)
     settings = dict(phases=[list(phase) for phase in PHASES], held_out=args.held_out)
+    settings["learning_rate"] = [LR, WARM, FALL]
     resume = args.out / "resume.pt"
     step, seconds = resumed(model, optimizers, resume, settings)
     save = lambda: save_training(model, optimizers, resume, settings, step, seconds)  # noqa: E731
@@ -341,7 +353,7 @@ def said(phase: Phase) -> str:
     low, high = phase.share
     return (
         f"{phase.steps:,} steps on pictures of {phase.side} pixels with objects of {low:.0%} to "
-        f"{high:.0%} of the side, at a learning rate of {phase.lr:g} (cosine, {WARMUP:.0%} warm-up)"
+        f"{high:.0%} of the side"
     )
 
 
@@ -370,7 +382,7 @@ def save_sample(test: Test, path: Path) -> None:
 def finish(args: argparse.Namespace, model: HookedCrate, facts: dict, test: Test) -> None:
     """Writes the trained model's folder: weights, card and the sample of test composites."""
     model.half().save_pretrained(args.out)
-    recipe = dict(decay=DECAY, batch=BATCH, share=SHARE, seed=SEED)
+    recipe = dict(decay=DECAY, batch=BATCH, share=SHARE, seed=SEED, lr=LR, warm=WARM, fall=FALL)
     recipe |= dict(saved=", ".join(map(str, SAVED_STEPS)), phases="; ".join(map(said, PHASES)))
     counts = {f"n_{name}": len(drawings.read(name, args.drawings)) for name in drawings.VENDORS}
     counts |= dict(n_test=N_TEST, sample=N_SAMPLE, n_fluent=len(set(test.drawings)))

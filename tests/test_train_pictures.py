@@ -81,11 +81,25 @@ def test_the_interval_is_over_drawings():
 
 def test_steps_fall_into_phases():
     first, second, third = demo.PHASES
-    assert demo.phase_of(first.steps - 1) == (first, first.steps - 1)
-    assert demo.phase_of(first.steps) == (second, 0)
-    assert demo.phase_of(demo.STEPS - 1) == (third, third.steps - 1)
+    assert demo.phase_of(first.steps - 1) is first
+    assert demo.phase_of(first.steps) is second
+    assert demo.phase_of(demo.STEPS - 1) is third
     with pytest.raises(ValueError, match="no such step"):
         demo.phase_of(demo.STEPS)
+
+
+def test_the_learning_rate_rises_stays_and_falls_to_zero():
+    rates = [demo.learning_rate(step) for step in range(demo.STEPS)]
+    assert rates[demo.WARM - 1] == rates[-demo.FALL] == max(rates) == demo.LR
+    assert sorted(rates[: demo.WARM]) == rates[: demo.WARM] and rates[0] > 0
+    assert sorted(rates[-demo.FALL :], reverse=True) == rates[-demo.FALL :]
+    assert 0 < rates[-1] < demo.LR / 1000
+
+
+def test_a_drawing_is_shrunk_only_if_it_is_far_larger_than_the_picture():
+    drawing = block(64, 16, (90, 120, 60))
+    assert demo.shrunk(drawing, 32).size == (40, 10)
+    assert demo.shrunk(drawing, 64).size == drawing.size
 
 
 def test_small_pictures_lie_anywhere_on_the_grid():
@@ -129,7 +143,7 @@ def test_muon_has_the_matrices_of_layers():
 
 def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)
-    phases = (demo.Phase(3, 32, (0.6, 1.0), 1e-3), demo.Phase(2, 64, (0.3, 0.6), 1e-3))
+    phases = (demo.Phase(3, 32, (0.6, 1.0)), demo.Phase(2, 64, (0.3, 0.6)))
     monkeypatch.setattr(demo, "PHASES", phases)
     monkeypatch.setattr(demo, "STEPS", 5)
     data = demo.Training(cutouts, grounds)
