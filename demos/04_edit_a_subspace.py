@@ -12,8 +12,8 @@
 # # Edit a subspace
 #
 # **What is a head for, and what is an atom for?** Remove it, push along it, or replace it with its
-# value on another image, and see what the model answers. L1H5 counts most: without it the loss on
-# images that did not choose it rises by .23 nats (.03 to .43). Heads of the last two layers cost
+# value on another image, and see what the model answers. L0H2 counts most: without it the loss on
+# images that did not choose it rises by 1.18 nats (.76 to 1.60). Heads of the last two layers cost
 # nothing (picture): CLS has the answer before layer 3, and put into another image there it turns
 # that answer, too.
 

@@ -11,11 +11,12 @@
 # %% [markdown]
 # # Why this picture?
 #
-# **Which patches made the model say this class, and through which codes?** Found: the graph's
-# attributions and attention rollout both tell better than chance which patches matter. Rollout
-# tells best: the area is smaller when patches are taken away (.06, the graph .43, random .66). Put
-# back, 16 pictures do not tell rollout from the graph. The test is one that any map of importance
-# can take: patches are taken away in its order, and put back in its order.
+# **Which patches made the model say this class, and through which codes?** Found: 90
+# codes alone give 89 % of the first picture's answer, random ones 8 %. Which patches matter,
+# attention rollout tells best: the area is smaller when patches are taken away in its order (.21,
+# the graph .53, random .66), and larger when they are put back than in a random order. The graph's
+# own order of patches is not told apart from a random one over 16 pictures. The test is one that
+# any map of importance can take.
 
 # %%
 # %matplotlib inline

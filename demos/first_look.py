@@ -120,8 +120,8 @@ def draw_graph(part: Any, graph: ci.AttributionGraph) -> None:
     keep, gone = whole.loc["keep"], whole.loc["remove"]
     axes.set_title(
         f"Why {graph.answer.strip(chr(39))}? {int(keep['nodes'])} codes alone give "
-        f"{keep['logit']:.1f}\nof {graph.meta['target']['logit']:.1f}, random ones "
-        f"{keep['random_mean']:.1f}; without them {gone['logit']:.1f}",
+        f"{keep['logit']:.2f}\nof {graph.meta['target']['logit']:.2f}, random ones "
+        f"{keep['random_mean']:.2f}; without them {gone['logit']:.2f}",
         fontsize=11,
     )
 

@@ -222,4 +222,4 @@ def test_other_queries_on_the_figure(cache, images):
     tokens = cache["pattern", 0].shape[-1]
     assert f"an even share is {1 / tokens:.2g};" in figure.get_suptitle().replace("\n", " ")
     on_cls = cache["pattern", 0][0, 0, 1 + 1 * cache.model.cfg.grid[1] + 2, 0]
-    assert figure.axes[1].get_xlabel().endswith(f"CLS {on_cls:.2f}")
+    assert figure.axes[1].get_xlabel().endswith(f"CLS {on_cls:.2g}")

@@ -334,7 +334,7 @@ def test_attention_on_image(model, images):
     assert shown.get_extent() == [0, 20, 6, 0] and shown.get_alpha() is None
     assert np.asarray(picture.get_array()).shape == (6, 20, 3)
     itself = cache["pattern", LAYERS - 1][1, 3, 0, 0]
-    assert f"max {expected.max():.2f}\nCLS {itself:.2f}" == panel.get_xlabel()
+    assert f"max {expected.max():.2g}\nCLS {itself:.2g}" == panel.get_xlabel()
     with pytest.raises(ValueError, match="layer=3: the model has layers 0 to 2"):
         ci.viz.attention_on_image(cache, 3, images)
     with pytest.raises(ValueError, match="does not belong to images"):

@@ -91,9 +91,9 @@ def attention_on_image(
             grid, look = pattern[row, column - 1], {"cmap": "magma", "interpolation": "nearest"}
             # drawn without the picture, whose bright places would look like attention
             panel.imshow(grid, vmin=0, vmax=grid.max(), extent=extent, **look)
-            words = f"max {grid.max():.2f}"
+            words = f"max {grid.max():.2g}"
             if on_cls is not None:
-                words += f"\nCLS {on_cls[row, column - 1]:.2f}"
+                words += f"\nCLS {on_cls[row, column - 1]:.2g}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
     words = _title(cache, layer, query, pattern.shape[2] * pattern.shape[3])
     if ax is not None:
