@@ -152,6 +152,14 @@ def test_counters_of_batch_norm_are_dropped_and_a_head_may_be():
     assert model(torch.randn(1, 3, 80, 80)).shape == (1, 32)
 
 
+@pytest.mark.parametrize("case", [case for case in PLAIN if case != "crate_conv_stem"])
+def test_a_parameter_with_a_row_per_head_gives_their_number(case):
+    *_, file, heads = load_case(case)
+    assert ci.load(file).cfg.n_heads == heads == 4
+    with pytest.raises(ci.CheckpointError, match="n_heads=2 contradicts the .* 4"):
+        ci.load(file, n_heads=2)
+
+
 def test_the_arguments_of_tosts_trainer_or_the_crop_give_the_image_size(tmp_path):
     file = load_case("tost_vision")[3]
     held = torch.load(file, weights_only=False)

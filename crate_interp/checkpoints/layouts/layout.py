@@ -266,7 +266,8 @@ class Layout:
         Raises CheckpointError if a given field contradicts the shapes, or if a needed field is not
         given.
         """
-        found: Fields = {}
+        found: Fields = self._heads(shapes)
+        known = given | found
         for stack in self.stacks:
             depth = 1 + max(
                 (int(match[1]) for key in shapes if (match := re.match(stack.layer, key))),
@@ -274,9 +275,9 @@ class Layout:
             )
             check_depth(shapes, stack.layer, depth)
             found[stack.count] = depth
-        codes, lacking = self.codes, self._lacking(shapes, given, where)
+        codes, lacking = self.codes, self._lacking(shapes, known, where)
         try:
-            found |= self.infer(shapes, given)
+            found |= self.infer(shapes, known)
         except CheckpointError as error:  # lists all missing fields at once
             raise CheckpointError(f"{lacking} And {error}" if lacking else str(error)) from None
         if lacking:
@@ -294,6 +295,12 @@ class Layout:
                     f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}."
                 )
         return found
+
+    def _heads(self, shapes: Shapes) -> Fields:
+        """Returns the number of heads, if a parameter of the first layer has a row for each."""
+        keys = (self.source_of(name, 0) for name in ("attn.temp", "attn.step_x"))
+        rows = [shapes.of(key, 2, 3)[0] for key in keys if key in shapes]
+        return {"n_heads": rows[0]} if rows else {}
 
     def _lacking(self, shapes: Shapes, given: Fields, where: str) -> str:
         """Returns the text of an error about missing fields that shapes cannot reveal, or ""."""
