@@ -22,7 +22,8 @@ def test_the_headline_says_how_far_attention_lowers_the_rate_as_read():
     points = 100 * np.minimum(-rows["excess"], -rows["gain"])
     ends = dict.fromkeys(f"{one:.2g}" for one in (points.min(), points.max()))
     end = f"{' to '.join(ends)} points more than shuffled updates and random output maps do"
-    assert f" images, {start}lowers R^c by {size} in layers 0, 1 of 2, {end}" in result.headline()
+    said = f"{start}lowers R^c in 2 of 2 layers; in layers 0, 1 by {size}, {end}"
+    assert f" images, {said}" in result.headline()
     # planted: it rises in layer 1, and then in both, as read alone
     numbers = result.table("numbers")
     numbers = numbers[numbers["eps"].isin([0.0, planted.EPS]) & (numbers["frame"] != "unit")]
@@ -33,7 +34,8 @@ def test_the_headline_says_how_far_attention_lowers_the_rate_as_read():
         numbers = numbers.assign(compresses=numbers["compresses"] * (1 - 2 * rises))
         bounds.append(ci.AuditResult(result.stored | {"numbers": numbers}, result.meta).headline())
     fall = next(fall for fall, layer in falls if layer == 0)
-    assert f"{start}lowers R^c by {fall:.2g} % in layer 0 of 2, {end.split(' to ')[0]}" in bounds[0]
+    said = f"{start}lowers R^c in 1 of 2 layers; in layer 0 by {fall:.2g} %, "
+    assert f"{said}{end.split(' to ')[0]}" in bounds[0]
     every = "R^c fall under every normalisation and eps; in"
     assert f"In 1 of 2 layers does {every} 1 of 2 it depends on which." in bounds[0]
     span = " to ".join(f"{fall:+.2g} %" for fall, _ in falls)

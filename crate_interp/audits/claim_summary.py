@@ -325,11 +325,12 @@ def _as_read(result: Result) -> str:
     ordered = rows[lower].sort_values("value", ascending=False)
     ends = [f"{-100 * row.value:.2g} % (layer {row.layer})" for row in ordered.itertuples()]
     size = ends[0].split(" (")[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
-    where = f"{layer_words(sorted(rows[lower]['layer']))} of {layers}"
+    where = layer_words(sorted(rows[lower]["layer"]))
+    start += f" lowers R^c in {_of(int((rows['high'] < 0).sum()), layers)}"
     if not compared:
-        return f"{start} lowers R^c by {size} in {where} (compared with no null)"
+        return f"{start}: by {size} (compared with no null)"
     points = low_to_high(-100 * ordered[["excess", "gain"]].max(axis=1))
-    more = f"{start} lowers R^c by {size} in {where}, {points} points more than {nulls} do"
+    more = f"{start}; in {where} by {size}, {points} points more than {nulls} do"
     span = low_to_high(100 * ordered[["untrained", "shuffled"]], "{:+.2g}".format)
     if not span:
         return more
