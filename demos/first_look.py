@@ -127,7 +127,7 @@ def draw_graph(part: Any, graph: ci.AttributionGraph) -> None:
 
 
 def draw_rates(axes: Any, rates: Any) -> None:
-    """Draws a line for each frame, its random output maps, and untrained networks in grey."""
+    """Draws a line for each frame, its random output maps, and random networks in grey."""
     for frame, (name, colour, marker) in FRAMES.items():
         rows = rates.loc[frame]
         ends = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
@@ -136,13 +136,16 @@ def draw_rates(axes: Any, rates: Any) -> None:
         axes.plot(rows.index, rows["maps"], color=colour, ls=":", lw=1.6)
         axes.plot(rows.index, rows["untrained"], color="0.45", ls="--", lw=1.3)
     axes.plot([], [], color="0.2", ls=":", lw=1.6, label="random output maps")
+    read = rates.loc["read"]
+    axes.plot(read.index, read["shuffled"], color="0.6", lw=1.3, label="weights shuffled, as read")
     axes.plot([], [], color="0.45", ls="--", lw=1.3, label="untrained, in all three")
-    low = min(rates[["low", "maps"]].min().min() * 1.12, -1.0)
+    low = min(rates[["low", "maps"]].min().min(), read["shuffled"].min(), -1.0) * 1.08
     axes.axhspan(low, 0, color="0.95", zorder=0)
     axes.axhline(0, color="0.3", lw=0.8)
-    axes.set(ylim=(low, None), xticks=sorted(set(rates.index.get_level_values(1))), xlabel="layer")
+    top = 1.8 * rates[["high", "maps"]].max().max()  # room for the legend
+    axes.set(ylim=(low, top), xticks=sorted(set(rates.index.get_level_values(1))), xlabel="layer")
     axes.set_ylabel("change of $R^c$ by attention, per cent", fontsize=10)
-    axes.legend(fontsize=9, frameon=False, loc="best")
+    axes.legend(fontsize=9, frameon=False, loc="upper right")
     axes.set_title(
         "Does each layer compress (below 0)?\nThat depends on how tokens are scaled", fontsize=11
     )
