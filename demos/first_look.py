@@ -28,9 +28,8 @@ def main(out: Path) -> None:
     model = ci.load(NAME)
     audit = ci.audit(model, f"embedded:{DATA}", untrained=UNTRAINED, progress=False)
     print(audit.headline())
-    table = audit.table("cells")
-    table = table[(table["number"] == "compresses") & (table["eps"] == 0.1)]
-    table = table[(table["basis"] == "stored") & (table["tokens"] == "all")]
+    table = audit.table("cells").query("number == 'compresses' and eps == 0.1")
+    table = table.query("basis == 'stored' and tokens == 'all'")
     rates = table.assign(maps=table["value"] - table["gain"]).set_index(["frame", "layer"])
     rates = 100 * rates[["value", "low", "high", "maps", "untrained", "shuffled"]].loc[list(FRAMES)]
     print(

@@ -321,8 +321,8 @@ def train(args: argparse.Namespace, data: Training) -> tuple[HookedCrate, float]
     """
     model = make_model()
     optimizers = optimizers_of(model)
-    settings = dict(phases=[list(phase) for phase in PHASES], held_out=args.held_out)
-    settings["learning_rate"] = [LR, WARM, FALL]
+    settings: dict[str, Any] = dict(phases=[list(phase) for phase in PHASES])
+    settings |= dict(held_out=args.held_out, learning_rate=[LR, WARM, FALL])
     resume = args.out / "resume.pt"
     step, seconds = resumed(model, optimizers, resume, settings)
     save = lambda: save_training(model, optimizers, resume, settings, step, seconds)  # noqa: E731

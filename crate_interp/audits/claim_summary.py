@@ -233,7 +233,7 @@ def findings(result: Result) -> list[str]:
         kept, some = (words["compresses"].get(word, 0) for word in (KEPT, DEPENDS))
         every = "normalisation and eps" if result.meta["settings"]["grid"] else "normalisation"
         said += [
-            _as_read(result),
+            *_as_read(result),
             f"in {_of(kept, layers)} does R^c fall under every {every}; in {some} of {layers} "
             "it depends on which",
         ]
@@ -309,31 +309,38 @@ def in_its_terms(result: Result, text: str) -> str:
     return text.replace("MSSA", kind.name).replace("R^c", kind.objective)
 
 
-def _as_read(result: Result) -> str:
+def _as_read(result: Result) -> list[str]:
     """Returns how far attention lowers R^c in the frame "read", where, and how far nulls do."""
     rows = main_rows(result, "cells")
     rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
     layers, eps = result.meta["n_layers"], result.meta["settings"]["eps"]
     start = f"read through LayerNorm at eps {eps:g}, attention"
-    nulls = "shuffled updates and random output maps"
+    nulls = "shuffled updates and random output maps do"
     compared = rows["gain"].notna().any()
-    lower: Any = rows["verdict"] == KEPT if compared else rows["high"] < 0
-    if not lower.any():
+    end = "" if compared else " (compared with no null)"
+    falls: Any = rows[rows["high"] < 0].sort_values("value", ascending=False)
+    if falls.empty:
         span = low_to_high(100 * rows["value"], "{:+.2g} %".format)
-        more = f"beyond {nulls}" if compared else "(compared with no null)"
-        return f"{start} is shown to lower R^c in no layer {more}: {span}"
-    ordered = rows[lower].sort_values("value", ascending=False)
-    ends = [f"{-100 * row.value:.2g} % (layer {row.layer})" for row in ordered.itertuples()]
-    size = ends[0].split(" (")[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
-    where = layer_words(sorted(rows[lower]["layer"]))
-    start += f" lowers R^c in {_of(int((rows['high'] < 0).sum()), layers)}"
+        return [f"{start} is shown to lower R^c in no layer{end}: {span}"]
+    ends = [f"{-100 * row.value:.2g} % (layer {row.layer})" for row in falls.itertuples()]
+    size = " to ".join(dict.fromkeys((ends[0], ends[-1])))
+    said = [f"{start} lowers R^c in {_of(len(falls), layers)}, by {size}{end}"]
+    more: Any = falls[falls["verdict"] == KEPT]
     if not compared:
-        return f"{start}: by {size} (compared with no null)"
-    points = low_to_high(-100 * ordered[["excess", "gain"]].max(axis=1))
-    more = f"{start}; in {where} by {size}, {points} points more than {nulls} do"
-    span = low_to_high(100 * ordered[["untrained", "shuffled"]], "{:+.2g}".format)
-    if not span:
-        return more
-    both = [layer for layer, cells in rows[lower].groupby("layer") if change(cells) == 1]
-    less = f", less than this one in {layer_words(both)}" if both else ""
-    return f"{more}; whole networks of random weights change it there by {span} %{less}"
+        return said
+    if more.empty:
+        return [*said, f"in no layer is it shown to lower R^c more than {nulls}"]
+    points = low_to_high(-100 * more[["excess", "gain"]].max(axis=1))
+    where = layer_words(sorted(more["layer"]))
+    said.append(f"in {where} it lowers R^c by {points} points more than {nulls}")
+    shuffled, untrained = (
+        low_to_high(100 * more[kind], "{:+.2g}".format) for kind in ("shuffled", "untrained")
+    )
+    if shuffled and untrained:
+        both = [layer for layer, cells in more.groupby("layer") if change(cells) == 1]
+        less = layer_words(both) if both else "no layer"
+        said.append(
+            f"networks of its shuffled weights change R^c there by {shuffled} %, untrained ones "
+            f"by {untrained} %; this one is shown to lower it more than both in {less}"
+        )
+    return said

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 
 Fields = dict[str, Any]
@@ -80,24 +81,17 @@ class Shapes(dict[str, tuple[int, ...]]):
         patches make no square, or if a given size has another number of patches.
         """
         patches = self.of(table, axes)[-2] - 1
-        crop = given.get("crop")
-        if crop and "image_size" not in given:
-            height, width = (crop, crop) if isinstance(crop, int) else crop
+        told = given.get("image_size") or given.get("crop")
+        if told:
+            height, width = checks.size("image_size", told)
             whole = not (height % patch[0] or width % patch[1])
             if whole and (height // patch[0]) * (width // patch[1]) == patches:
                 return {"image_size": (height, width)}
         if "image_size" in given:
-            height, width = given["image_size"]
-            if (
-                height % patch[0]
-                or width % patch[1]
-                or (height // patch[0]) * (width // patch[1]) != patches
-            ):
-                raise CheckpointError(
-                    f"image_size={given['image_size']!r} with patches of {patch} "
-                    f"contradicts {table}, which has {patches} patches."
-                )
-            return {"image_size": (height, width)}
+            raise CheckpointError(
+                f"image_size={given['image_size']!r} with patches of {patch} "
+                f"contradicts {table}, which has {patches} patches."
+            )
         side = math.isqrt(patches)
         if side * side != patches or not patches:
             rows, columns = most_square(patches)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.models.cache import CrateCache
@@ -95,7 +96,8 @@ def attention_on_image(
             if on_cls is not None:
                 words += f"\nCLS {on_cls[row, column - 1]:.2g}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
-    words = _title(cache, layer, query, pattern.shape[2] * pattern.shape[3])
+    tokens = pattern.shape[2] * pattern.shape[3] + cache.model.cfg.n_special
+    words = _title(cache, layer, query, tokens)
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
@@ -104,7 +106,7 @@ def attention_on_image(
     return as_written(figure)
 
 
-def _title(cache: CrateCache, layer: int, query: Query, patches: int) -> str:
+def _title(cache: CrateCache, layer: int, query: Query, tokens: int) -> str:
     """Returns the title of a figure, which says what the numbers below the maps are."""
     cfg, layers = cache.model.cfg, len(cache.model.blocks)
     share = _OF_OTHERS.get(_kind(cache), ("share", ""))[0]
@@ -112,13 +114,13 @@ def _title(cache: CrateCache, layer: int, query: Query, patches: int) -> str:
     return (
         f"{map_heading(cache.model, query)}, layer {layer % layers} of 0 to {layers - 1} "
         f"(max: the {share} of the brightest patch; an even {share} is "
-        f"{_even(cfg, share, patches):.2g}{of_cls})"
+        f"{_even(cfg, share, tokens):.2g}{of_cls})"
     )
 
 
-def _even(cfg: Any, what: str, patches: int) -> float:
-    """Returns what each patch of a map would have if all had as much."""
-    return 1 / (cfg.n_heads if what == "membership" else patches + cfg.n_special)
+def _even(cfg: CrateConfig, what: str, tokens: int) -> float:
+    """Returns what each token would have if all had as much; memberships are shared by heads."""
+    return 1 / (cfg.n_heads if what == "membership" else tokens)
 
 
 def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray | None:
@@ -222,8 +224,7 @@ def head_grid(
     ]
     grid = found[0].shape[2:]
     what, how = _OF_OTHERS.get(_kind(cache), ("attention", None))
-    specials = 0 if cls_key else model.cfg.n_special  # that the map leaves out
-    even = _even(model.cfg, what, grid[0] * grid[1] - specials)
+    even = _even(model.cfg, what, grid[0] * grid[1] + (model.cfg.n_special if cls_key else 0))
     finding, first = _finding(found, chosen, even, what)
     heading = map_heading(model, query)
     name = model.cfg.model_name or ("Attention" if how is None else model.cfg.family)
