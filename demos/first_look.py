@@ -116,11 +116,11 @@ def draw_graph(part: Any, graph: ci.AttributionGraph) -> None:
     axes = part.subplots()
     ci.viz.graph_figure(graph, most=CODES, ax=axes)
     whole = graph.of("whole").set_index("edit")
-    keep, gone = whole.loc["keep"], whole.loc["remove"]
+    keep = whole.loc["keep"]
     axes.set_title(
         f"Why {graph.answer.strip(chr(39))}? {int(keep['nodes'])} codes alone give "
-        f"{keep['logit']:.2f}\nof {graph.meta['target']['logit']:.2f}, random ones "
-        f"{keep['random_mean']:.2f}; without them {gone['logit']:.2f}",
+        f"{keep['logit']:.2f}\nof {graph.meta['target']['logit']:.2f}, as many random ones "
+        f"{keep['random_mean']:.2f}",
         fontsize=11,
     )
 

@@ -313,6 +313,16 @@ def test_verify_says_what_it_checked(tmp_path, monkeypatch):
     assert any("left out: extra" in limit for limit in left["cannot_check"])
 
 
+@pytest.mark.parametrize("family, hidden", [("crate", True), ("tost", False), ("cbt", False)])
+def test_verify_names_the_heads_as_unknown_only_where_no_tensor_shows_them(
+    family, hidden, tmp_path
+):
+    square = {"image_size": (6, 15)} if family == "cbt" else {}  # 3 x 3 patches
+    make(family, stem="linear", **square).save_pretrained(tmp_path / "saved")
+    limits = ci.verify(tmp_path / "saved", progress=False)["cannot_check"]
+    assert any(limit.startswith("n_heads=") for limit in limits) == hidden
+
+
 def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
     """The first would take memory with the square of its context, the second seconds a layer."""
     weights = published("clipa")

@@ -144,9 +144,10 @@ def test_the_rival_is_the_graph_of_the_next_answer(graph):
     assert own[["edit", "logit", "nodes"]].equals(same[["edit", "logit", "nodes"]])
     words = f"; {own['nodes'][0]} chosen for {rival['name']!r}, the next answer, give that "
     assert f"{words}{own['logit'][0]:.2f} of {rival['logit']:.2f}; " in graph.finding()
-    keep = graph.of("whole").set_index("edit").loc["keep"]
-    ends = f"({keep['random_low']:.2f} to {keep['random_high']:.2f})"
-    assert f"random ones {keep['random_mean']:.2f} {ends}" in graph.finding()
+    for edit, words in (("keep", "as many"), ("remove", "is left, without as many")):
+        row = graph.of("whole").set_index("edit").loc[edit]
+        ends = f"({row['random_low']:.2f} to {row['random_high']:.2f})"
+        assert f"{words} random ones {row['random_mean']:.2f} {ends}" in graph.finding()
     meta = {name: value for name, value in graph.meta.items() if name != "rival"}
     old = ci.AttributionGraph(dict(graph.stored), meta)
     assert "chosen for" not in old.finding()

@@ -230,13 +230,7 @@ def findings(result: Result) -> list[str]:
     }
     said: list[str] = []
     if words["compresses"].get(NOT_APPLICABLE, 0) < layers:
-        kept, some = (words["compresses"].get(word, 0) for word in (KEPT, DEPENDS))
-        every = "normalisation and eps" if result.meta["settings"]["grid"] else "normalisation"
-        said += [
-            *_as_read(result),
-            f"in {_of(kept, layers)} does R^c fall under every {every}; in {some} of {layers} "
-            "it depends on which",
-        ]
+        said += [*_as_read(result), _in_settings(result)]
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
         rows = main_rows(result, "cells")
         rows = rows[rows["number"] == "descends"]
@@ -307,6 +301,20 @@ def in_its_terms(result: Result, text: str) -> str:
     facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
     kind = KINDS.get(facts.get("attention"), KINDS["mssa"])
     return text.replace("MSSA", kind.name).replace("R^c", kind.objective)
+
+
+def _in_settings(result: Result) -> str:
+    """Returns in how many layers R^c falls in every setting, and in how many in some alone."""
+    cells: Any = result.table("cells")
+    cells = cells[cells["number"] == "compresses"]
+    layers = [own for _, own in cells.groupby("layer")]
+    every = sum(bool((own["high"] < 0).all()) for own in layers)
+    mixed = sum(bool((own["high"] < 0).any() and (own["low"] > 0).any()) for own in layers)
+    setting = "normalisation and eps" if result.meta["settings"]["grid"] else "normalisation"
+    return (
+        f"in {_of(every, len(layers))} does R^c fall under every {setting}; it falls under some "
+        f"and rises under others in {_of(mixed, len(layers))}"
+    )
 
 
 def _as_read(result: Result) -> list[str]:

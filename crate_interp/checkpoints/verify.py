@@ -12,6 +12,7 @@ from torch import Tensor
 
 from crate_interp.checkpoints import fixed_input, native_format
 from crate_interp.checkpoints.hub import registry
+from crate_interp.checkpoints.layouts.layout import PER_HEAD
 from crate_interp.checkpoints.load import load
 from crate_interp.checkpoints.sources import Given
 from crate_interp.checkpoints.state_dicts import LeftOutWarning
@@ -120,7 +121,8 @@ def _limits(
     # a saved folder only repeats the n_heads that the folder's writer gave
     saved = isinstance(source, (str, Path)) and Path(source).expanduser().is_dir()
     told = options.get("n_heads") is not None or (row is None and saved)
-    if isinstance(model, HookedModel) and told:
+    shown = {f"blocks.0.{name}" for name in PER_HEAD} & dict(model.named_parameters()).keys()
+    if isinstance(model, HookedModel) and told and not shown:
         limits.append(f"n_heads={model.cfg.n_heads}: no tensor's shape reveals it")
     if getattr(model.cfg, "grid_guessed", False):
         size: Any = model.cfg

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from crate_interp.models.hooked import HookedModel
 
-ATOMS = 40  # how many of the largest atoms are switched off
+ATOMS = 40  # how many of the largest atoms of all layers are switched off
+OF_ANSWER = 8  # and in each layer how many of those at the token that answers
 COLUMNS = ["kind", "layer", "number", "probability", "answer", "answer_probability"]
 _BATCH = 64  # copies of the input in one forward
 
@@ -25,10 +26,11 @@ def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.Da
     sample: an image `[channels, height, width]` or token ids `[pos]`; a text's answer is the token
     after its last one. The first row, of kind "nothing", is the model as it is. The others have
     one part off: "head": the head's output z is 0 at every token; "atom": so is the atom's entry of
-    the code, for the 40 atoms with the largest share of their layer's codes; "patch": the patch has
-    the mean colour of the image. Columns: kind; layer and number of the part (-1 if it has none);
-    probability, of the answer of the first row; answer, the likeliest class or token, and
-    answer_probability. The effects of two parts do not add up.
+    the code, for the 40 atoms with the largest share of their layer's codes over all tokens, and
+    the 8 largest of each layer at the token that answers, CLS or a text's last one; "patch": the
+    patch has the mean colour of the image. Columns: kind; layer and number of the part (-1 if it
+    has none); probability, of the answer of the first row; answer, the likeliest class or token,
+    and answer_probability. The effects of two parts do not add up.
 
     `ci.viz.explore(cache, inputs, without=table)` shows them on a page.
 
@@ -89,15 +91,22 @@ def _largest_atoms(net: Any, given: Tensor) -> dict[int, list[int]]:
     if net.cfg.attn_only:
         return {}
     _, cache = net.run_with_cache(given, names_filter=lambda name: name.endswith("mlp.hook_post"))
+    answers = slice(-1, None) if net.cfg.kind == "text" else slice(min(net.cfg.n_special, 1))
     shares: list[tuple[float, int, int]] = []
+    chosen: set[tuple[int, int]] = set()
     for layer in range(len(net.blocks)):
-        size = cache[f"blocks.{layer}.mlp.hook_post"][0].float().abs().sum(dim=0)
+        code = cache[f"blocks.{layer}.mlp.hook_post"][0].float().abs()  # [pos, atom]
+        size = code.sum(dim=0)
         size = (size / size.sum().clamp(min=1e-30)).tolist()
         shares += [(share, layer, atom) for atom, share in enumerate(size)]
+        for own in code[answers]:
+            largest = own.topk(min(OF_ANSWER, len(own)))
+            chosen |= {(layer, atom) for atom in largest.indices[largest.values > 0].tolist()}
+    chosen |= {(layer, atom) for _, layer, atom in sorted(shares, reverse=True)[:ATOMS]}
     found: dict[int, list[int]] = {}
-    for _, layer, atom in sorted(shares, reverse=True)[:ATOMS]:
+    for layer, atom in sorted(chosen):
         found.setdefault(layer, []).append(atom)
-    return dict(sorted(found.items()))
+    return found
 
 
 def _patches(net: Any, given: Tensor) -> Rows:

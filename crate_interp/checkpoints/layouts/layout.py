@@ -14,6 +14,7 @@ from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 
 Fields = dict[str, Any]
+PER_HEAD = ("attn.temp", "attn.step_x")  # parameters of a layer with a row for each head
 _MOST_LAYERS = 1000
 _COMPARED, _LONGEST = 300, 100  # keys, and characters of each, that are compared with a name
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
@@ -292,7 +293,7 @@ class Layout:
 
     def _heads(self, shapes: Shapes) -> Fields:
         """Returns the number of heads, if a parameter of the first layer has a row for each."""
-        keys = (self.source_of(name, 0) for name in ("attn.temp", "attn.step_x"))
+        keys = (self.source_of(name, 0) for name in PER_HEAD)
         rows = [shapes.of(key, 2, 3)[0] for key in keys if key in shapes]
         return {"n_heads": rows[0]} if rows else {}
 

@@ -147,8 +147,10 @@ class AttributionGraph(Result):
             f"{target['logit']:.2f} above {less}. {int(keep['nodes'])} codes alone give "
             f"{keep['logit']:.2f}, as many random ones {keep['random_mean']:.2f} "
             f"({keep['random_low']:.2f} to {keep['random_high']:.2f}){self._rival()}; "
-            f"without them {gone['logit']:.2f} is left. Attributions predict real ablations of "
-            f"other nodes with r = {self._by_layer()}{beside}."
+            f"without them {gone['logit']:.2f} is left, without as many random ones "
+            f"{gone['random_mean']:.2f} ({gone['random_low']:.2f} to {gone['random_high']:.2f}). "
+            "Attributions predict real ablations of other nodes with "
+            f"r = {self._by_layer()}{beside}."
         )
 
     def _rival(self) -> str:

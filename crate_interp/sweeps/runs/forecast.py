@@ -126,7 +126,7 @@ COSTS: dict[str, Cost] = {
             + w.asked["audit"] * (60 + 8 * w.n + 17 * w.first + 10 * (w.twins + w.shuffled))
         ),
         lambda w: 2.5 + 0.01 * w.n + w.asked["audit"] * 5e-3 * w.layers * w.first,
-        "limit=n, untrained=0 or no audit", "10 s or more to draw",
+        "limit=n or untrained=0", "10 s or more to draw",
     ),
     "saes": Cost(lambda w: 6 * w.n, lambda w: 1e-3 * w.n, "limit=n"),
     "segmentation": Cost(

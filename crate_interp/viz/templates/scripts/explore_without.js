@@ -32,7 +32,8 @@ function drawWithout() {
   const [name, row] = chosenPart();
   if (!row) {
     words.textContent = state.off === "patch" ? "Point at a patch to cover it with the mean colour."
-      : `${name} was not switched off: it is not among the largest. ${largestAtoms()}`;
+      : `${name} was not switched off: it is not among the largest over all tokens, nor at the `
+        + `token that answers. ${largestAtoms()}`;
     return;
   }
   const [left, top, share] = row;
