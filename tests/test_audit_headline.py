@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 import crate_interp as ci
-from crate_interp.audits.claims import Number
+from crate_interp.audits.claim_summary import _in_frames
+from crate_interp.audits.claims import CLAIMS, Number
 from crate_interp.audits.verdicts import _within
 from crate_interp.stats.bootstrap import studentised
 from test_audit import ideal, planted
@@ -52,3 +53,15 @@ def test_a_number_that_never_varies_is_decided_by_its_signs_alone():
             found = _within(number, studentised(same.to_numpy().T), same)
             right, wrong = (found.kept, found.broken)[::sign]
             assert right[0] == pytest.approx(2 * 0.5**n) and wrong[0] == 2
+
+
+def test_where_an_interval_crosses_the_bound_a_claim_says_neither_way():
+    rows = pd.DataFrame({"eps": [0.1, 1.0, 10.0], "value": [-0.2, -0.1, 0.1]})
+    rows = rows.assign(low=[-0.3, -0.2, 0.05], high=[-0.1, 0.05, 0.2])
+    rows = rows.assign(frame="read", basis="stored", tokens="all")
+    said = _in_frames(rows, CLAIMS["compresses"], "compresses")
+    assert said == "read: falls (eps 0.1), undecided (eps 1), rises (eps 10)"
+    one = rows.assign(low=np.nan, high=np.nan)  # a single sample has no interval
+    assert _in_frames(one, CLAIMS["compresses"], "compresses").startswith(
+        "read: falls (eps 0.1, 1)"
+    )

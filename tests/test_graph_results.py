@@ -261,7 +261,7 @@ def test_bad_edits(graph, case, unchecked):
 
 
 BAD = {
-    "two samples": (dict(inputs=IMAGE.double().repeat(2, 1, 1, 1)), "explains one sample"),
+    "two samples": (dict(inputs=IMAGE.double().repeat(2, 1, 1, 1)), "one sample is wanted"),
     "another size": (dict(inputs=IMAGE[..., :10].double()), "image"),
     "nan": (dict(inputs=IMAGE.double() * torch.nan), "NaN or Inf"),
     "no such class": (dict(target=99), "target=99"),
@@ -300,7 +300,7 @@ def test_models_and_texts_without_a_graph(unchecked):
     with pytest.raises(ValueError, match="no logits"):
         ci.graph(mae, square)
     lm = make_lm()
-    with pytest.raises(ValueError, match="explains one sample"):
+    with pytest.raises(ValueError, match="one sample is wanted"):
         ci.graph(lm, TOKENS.repeat(2, 1))
     with pytest.raises(ValueError, match="tokens 0 to 6"):
         ci.graph(lm, TOKENS, position=7)

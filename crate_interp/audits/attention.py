@@ -274,7 +274,7 @@ def _ceiling(
     update: Update,
     apart: Float[Tensor, "batch pos"],
 ) -> None:
-    """Adds the lowest objective that an update of this length can reach, in each frame."""
+    """Adds a bound that no update of this length can bring the objective below, by frame."""
     square, goal = base.side.square[:, arm.first :], base.side.goal.after(arm.first)
     alpha = alphas(goal, base.u, square.shape[1], arm.eps)
     stream, read = (

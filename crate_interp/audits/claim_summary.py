@@ -104,15 +104,18 @@ def _on(group: Any, claim: Claim) -> str:
 def _in_frames(rows: Any, claim: Claim, part: str) -> str:
     low, high = NUMBERS[part].bounds
 
-    def word(value: float) -> str:
-        if claim.still and abs(value) < _STILL:
+    def word(row: Any) -> str:
+        ends = [row.value] if np.isnan(row.low) else [row.low, row.high]
+        if claim.still and abs(row.value) < _STILL:
             return claim.still
-        return claim.held if low <= value <= high else claim.missed
+        if low <= min(ends) and max(ends) <= high:
+            return claim.held
+        return claim.missed if max(ends) < low or min(ends) > high else UNDECIDED
 
     said: dict[str, list[str]] = {}
     for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
         some = rows[rows["frame"] == frame]
-        words = [word(value) for value in some["value"]]
+        words = [word(row) for row in some.itertuples()]
         same = words[0] if len(set(words)) == 1 else _by_setting(some, words)
         said.setdefault(same, []).append(frame)
     return "; ".join(

@@ -21,7 +21,7 @@ class Number:
     null: the null whose value is subtracted to give the excess. draws: the random weights whose
     value is subtracted to give the gain. every_eps: whether the number is judged at every eps, not
     only at the main eps. of_weights: whether it needs no data. ceiled: whether a ceiling is
-    measured. top: the best possible value, if a formula gives it.
+    measured. top: the ceiling, if a formula gives it.
     """
 
     title: str
@@ -306,8 +306,8 @@ NULLS: dict[str, Null] = {
     ),
 }  # fmt: skip
 LIMITS: dict[str, str] = {
-    "ceiling": "the most that any update of this length can reach; for the sparse step, the most "
-    "that the same number of steps of any size reaches with this D",
+    "ceiling": "a bound that no update of this length passes, and that may be out of reach; for "
+    "the sparse step, the most that the same number of steps of any size reaches with this D",
     "construction": "an ideal layer on these tokens: its kind of attention on orthonormal "
     "subspaces, or the sparse step with D at the scale at which it goes furthest on the tokens "
     "where the lasso is solved",

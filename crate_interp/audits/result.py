@@ -35,8 +35,9 @@ class AuditResult(Result):
     untrained, difference: the mean of the untrained twins, and the value of this network minus that
     of a new random network, with an interval over networks. shuffled, shuffled_low, shuffled_high:
     the mean of networks with the weights of this one, shuffled within each tensor, and the interval
-    of one more such network (with this network's own error). ceiling, share: the best possible
-    value, and the share of it that the layer reached (negative for the wrong direction).
+    of one more such network (with this network's own error). ceiling, share: a bound on the value
+    (`measures.least_rate` for a rate, which may be out of reach), and the share of it that the
+    layer reached, which is then a lower bound (negative for the wrong direction).
     construction: the value of an ideal layer on these tokens; by_construction: whether that value
     misses the bounds too. verdict: "kept" if the value's interval lies within the bounds and the
     intervals of excess and gain lie on the better side of 0, or if the value is within the bounds

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from crate_interp.circuits.graphs.question import one_sample
 from crate_interp.models.hooked import HookedModel
 
 ATOMS = 40  # how many of the largest atoms of all layers are switched off
@@ -23,23 +24,24 @@ Rows = Iterator[tuple[int, Float[Tensor, "answer"]]]
 def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.DataFrame:
     """Returns the likeliest answer to one input, with each part switched off in turn.
 
-    sample: an image `[channels, height, width]` or token ids `[pos]`; a text's answer is the token
-    after its last one. The first row, of kind "nothing", is the model as it is. The others have
-    one part off: "head": the head's output z is 0 at every token; "atom": so is the atom's entry of
-    the code, for the 40 atoms with the largest share of their layer's codes over all tokens, and
-    the 8 largest of each layer at the token that answers, CLS or a text's last one; "patch": the
-    patch has the mean colour of the image. Columns: kind; layer and number of the part (-1 if it
-    has none); probability, of the answer of the first row; answer, the likeliest class or token,
-    and answer_probability. The effects of two parts do not add up.
+    sample: an image `[channels, height, width]` or token ids `[pos]`, or a batch of one of them; a
+    text's answer is the token after its last one. The first row, of kind "nothing", is the model
+    as it is. The others have one part off: "head": the head's output z is 0 at every token; "atom":
+    so is the atom's entry of the code, for the 40 atoms with the largest share of their layer's
+    codes over all tokens, and the 8 largest of each layer at the token that answers, CLS or a
+    text's last one; "patch": the patch has the mean colour of the image. Columns: kind; layer and
+    number of the part (-1 if it has none); probability, of the answer of the first row; answer, the
+    likeliest class or token, and answer_probability. The effects of two parts do not add up.
 
     `ci.viz.explore(cache, inputs, without=table)` shows them on a page.
 
-    Raises ValueError if the model is training, or answers with features instead of logits.
+    Raises ValueError for several samples, and if the model is training, or answers with features
+    instead of logits.
     """
     if model.training or not getattr(model, "has_logits", True):
         why = "it is training: call model.eval()" if model.training else "it has no logits"
         raise ValueError(f"switched_off needs the model's answers, but {why}.")
-    net, given = model, sample[None]
+    net, given = model, one_sample(model, sample)
     shares = _answers(net(given))[0]
     own = int(shares.argmax())
     table = [_row("nothing", -1, -1, shares, own)]

@@ -62,8 +62,8 @@ def audit(
         return
     page = asked.page_of(result, ci.viz.audit_page)
     signs = (
-        "+ kept (as wanted, and better than its nulls), - broken, ~ depends on the setting,\n"
-        "c missed by an ideal layer too, ? undecided."
+        "+ kept (as wanted, and better than its nulls), - broken (not as wanted, or worse than\n"
+        "a null), ~ depends on the setting, c missed by an ideal layer too, ? undecided."
     )
     words = page.with_name("audit.txt").read_text(encoding="utf-8")
     more = words.removeprefix(result.text())

@@ -82,8 +82,8 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
     if batch.ndim != axes or len(batch) != 1:
         wanted = "[pos] or [1, pos]" if text else "[channels, height, width] or [1, ...]"
         raise ValueError(
-            f"inputs has shape {tuple(given.shape)}, but a graph explains one sample: give "
-            f"{wanted}, such as inputs[i]."
+            f"inputs has shape {tuple(given.shape)}, but one sample is wanted: give {wanted}, such "
+            "as inputs[i]."
         )
     if batch.is_floating_point() and not bool(batch.isfinite().all()):
         raise ValueError("the sample holds NaN or Inf: repair it, or give another sample.")

@@ -39,8 +39,7 @@ _WORDS = {
     "excess": "over its null",
     "gain": "over a random D or W_O in its place",
     "construction": "an ideal layer",
-    "ceiling": "best possible",
-    "share": "of the best",
+    "share": "of its ceiling",
 }
 _INTERVALS = {"value": "", "excess": "excess_", "gain": "gain_"}
 

@@ -11,7 +11,8 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "audit": (("audits",), "Tests in every layer of what the papers claim of it, beside nulls."),
     "AoT": ((), "Attention-only transformer: the attention of CRATE, with no sparse step."),
     "atom": (("atoms",), "One entry of a code, with its column of the dictionary D: a direction "
-             "that the layer can write."),
+             "that the layer can write. In a ToST or a GPT, whose layers have an MLP and no "
+             "dictionary, a neuron of the MLP with its column of the second matrix."),
     "attribution": (("attributions",), "To first order, how much an answer would change if a part "
                     "were set to 0."),
     "AUC": ((), "Area under the ROC curve: the chance that an atom is larger where its name fits "
@@ -21,8 +22,8 @@ TERMS: dict[str, tuple[tuple[str, ...], str]] = {
     "black box": (("black boxes",), "A network whose layers have no subspaces or codes to measure, "
                   "such as a ViT behind a bridge."),
     "CBT": ((), "Contract-and-broadcast transformer: heads read few representatives of tokens."),
-    "ceiling": (("ceilings",), "The best value that is possible on the same tokens, found by "
-                "optimisation."),
+    "ceiling": (("ceilings",), "A bound that no value on the same tokens passes. For a rate it is "
+                "a Lagrange dual, which may be out of reach."),
     "CLS": ((), "A token before the patches that stands for the whole image; the classifier reads "
             "it."),
     "code": (("codes",), "What a layer makes of a token: U_k^T z in a head, or the sparse entries "
