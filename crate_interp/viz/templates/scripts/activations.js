@@ -29,11 +29,12 @@ function say(place) {
 
 function show() {
   const now = values(), most = Math.max(...now.map(Math.abs)) || 1;
-  const ground = over.style.backgroundImage ? "transparent" : "var(--card)";
+  const picture = over.style.backgroundImage ? "transparent" : "var(--card)";
   now.forEach((value, place) => {
     const ink = value < 0 ? "var(--other)" : "var(--accent)";
+    const [deepest, ground] = place < before ? [45, "var(--card)"] : [85, picture]; // CLS is a word
     cells[place].style.background =
-      `color-mix(in srgb, ${ink} ${Math.round(85 * Math.abs(value) / most)}%, ${ground})`;
+      `color-mix(in srgb, ${ink} ${Math.round(deepest * Math.abs(value) / most)}%, ${ground})`;
   });
   say(now.indexOf(Math.max(...now)));
 }
