@@ -34,8 +34,8 @@ def main(out: Path) -> None:
     rates = 100 * rates[["value", "low", "high", "maps", "untrained", "shuffled"]].loc[list(FRAMES)]
     print(
         f"change of R^c by MSSA in per cent, {audit.meta['n_samples']} images, eps .1, 95 % "
-        f"intervals; maps: less the gain over random output maps, on 8 images; untrained and "
-        f"shuffled: means of {UNTRAINED} networks on 64 images"
+        f"intervals; maps: less the gain over random output maps, on 8 images; untrained: mean of "
+        f"{UNTRAINED} networks on 64 images; shuffled: on 16"
     )
     print((rates.round(2) + 0).to_string())  # + 0: no "-0.00"
     segments = ci.segment(model, f"embedded:{DATA}", untrained=1, progress=False)

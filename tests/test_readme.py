@@ -143,7 +143,7 @@ def test_the_sentences_about_the_audit_are_those_of_its_table():
     depends = sum(int(row["depends"]) for row in of["objective falls"])
     assert not any(int(row["kept"]) for row in of["objective falls"])
     assert f"In no layer of the {layers} does MSSA compress" in section
-    assert f"at every eps; in {depends} it depends on them" in section
+    assert f"at every eps; in {depends} the verdict depends on them" in section
     images = [row for row in of["objective falls"] if row["model"] != "crate-tiny-lm"]
     rises = max(ends(row["value"])[1] for row in images)
     falls = min(ends(row["value"])[0] for row in images)

@@ -46,7 +46,8 @@ def finding(result: SweepResult, twins: Sequence[SweepResult]) -> str:
     said: list[str] = []
     own = own_at_attention(result)
     if own is not None:
-        said.append(f"Attention {_moving(*own, [_own_change(twin) for twin in twins])}")
+        moved = _moving(*own, [_own_change(twin) for twin in twins])
+        said.append(f"With lengths as they are, attention {moved}")
     if along is not None:
         said.append(_official(along, [along_layers(twin) for twin in twins]))
     if step is not None:
@@ -55,6 +56,16 @@ def finding(result: SweepResult, twins: Sequence[SweepResult]) -> str:
             f"With lengths as they are, attention {words}" if said else f"Attention {words}"
         )
     return " ".join(said) or _plain(result, twins)
+
+
+def read_through_norm(result: SweepResult) -> str:
+    """Returns a sentence on the frame that a report does not measure, or "" without R^c."""
+    if at_attention(result) is None:
+        return ""
+    return (
+        "Attention reads LN(Z), not the stream as it is: there R^c may move the other way, which "
+        "the audit measures."
+    )
 
 
 def _official(along: Change, twins: list[Change | None]) -> str:

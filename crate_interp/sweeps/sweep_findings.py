@@ -18,8 +18,10 @@ _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mi
 OFFICIAL = "compression.official_rate"
 # before and after attention, what the attention of ToST and of CBT was derived to lower
 _OWN = {
-    "the bound that TSSA was derived to lower": ("membership.bound_pre", "membership.bound_mid"),
-    "the rate that CBSA was derived to lower": (
+    "the bound of the stream that TSSA was derived to lower": (
+        "membership.bound_pre", "membership.bound_mid",
+    ),
+    "the rate of the stream that CBSA was derived to lower": (
         "representatives.rate_pre", "representatives.rate_mid",
     ),
 }  # fmt: skip

@@ -16,7 +16,13 @@ from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
 from crate_interp.results.result import ENOUGH, as_text, counted, model_name
 from crate_interp.sweeps import control_tables, layer_curves
-from crate_interp.sweeps.report_findings import beginning, ends, finding, strip
+from crate_interp.sweeps.report_findings import (
+    beginning,
+    ends,
+    finding,
+    read_through_norm,
+    strip,
+)
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import Change, at_attention, instead_of_u
 from crate_interp.viz.figures.by_layer import PUBLISHED, is_crate_s, layers
@@ -172,7 +178,8 @@ def report_page(
     with result.saved_with_pages(out) as stage:
         table = as_text(*layer_curves.summary(result, twins))
         caution = f"{_caution(result)} {_few_seeds(len(twins))}".strip()
-        words = f"{finding(result, twins)}\n{layer_curves.heading(result, twins, data)}\n"
+        first = f"{finding(result, twins)} {read_through_norm(result)}".rstrip()
+        words = f"{first}\n{layer_curves.heading(result, twins, data)}\n"
         words += f"{caution}\n{table}\n\n"
         words += layer_curves.legend(result)
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
@@ -207,7 +214,7 @@ def _page(
         title=f"{model_name(result.meta)}: what each layer does",
         meta=result.meta,
         finding=finding(result, twins),
-        two_rates=at_attention(result) is not None,
+        elsewhere=read_through_norm(result),
         seen_as=_seen_as(result.meta["config"]),
         caution=caution,
         hero=first,
