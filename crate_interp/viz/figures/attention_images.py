@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.models.cache import CrateCache
@@ -114,13 +113,13 @@ def _title(cache: CrateCache, layer: int, query: Query, tokens: int) -> str:
     return (
         f"{map_heading(cache.model, query)}, layer {layer % layers} of 0 to {layers - 1} "
         f"(max: the {share} of the brightest patch; an even {share} is "
-        f"{_even(cfg, share, tokens):.2g}{of_cls})"
+        f"{_even(share, cfg.n_heads, tokens):.2g}{of_cls})"
     )
 
 
-def _even(cfg: CrateConfig, what: str, tokens: int) -> float:
+def _even(what: str, heads: int, tokens: int) -> float:
     """Returns what each token would have if all had as much; memberships are shared by heads."""
-    return 1 / (cfg.n_heads if what == "membership" else tokens)
+    return 1 / (heads if what == "membership" else tokens)
 
 
 def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray | None:
@@ -224,7 +223,8 @@ def head_grid(
     ]
     grid = found[0].shape[2:]
     what, how = _OF_OTHERS.get(_kind(cache), ("attention", None))
-    even = _even(model.cfg, what, grid[0] * grid[1] + (model.cfg.n_special if cls_key else 0))
+    tokens = grid[0] * grid[1] + (model.cfg.n_special if cls_key else 0)
+    even = _even(what, model.cfg.n_heads, tokens)
     finding, first = _finding(found, chosen, even, what)
     heading = map_heading(model, query)
     name = model.cfg.model_name or ("Attention" if how is None else model.cfg.family)
