@@ -37,9 +37,14 @@ def test_the_headline_says_how_far_attention_lowers_the_rate_as_read():
         bounds.append(ci.AuditResult(result.stored | {"numbers": numbers}, result.meta).headline())
     fall = next(fall for fall, layer in falls if layer == 0)
     said = f"{start}lowers R^c in 1 of 2 layers, by {fall:.2g} % (layer 0). In layer 0 it lowers "
-    assert said in bounds[0]
+    assert f"{said}R^c {end.split(' to ')[0]}" in bounds[0]
     every = "R^c fall under every normalisation and eps; it falls under some and rises under others"
     assert f"In 1 of 2 layers does {every} in 1 of 2 layers." in bounds[0]
+    # planted: every null falls by all of R^c; then the falls are there, and none beyond a null
+    below = -numbers["compresses"].abs().where(numbers["of"] == "layer", 1.0)
+    stored = result.stored | {"numbers": numbers.assign(compresses=below)}
+    beaten = ci.AuditResult(stored, result.meta).headline()
+    assert f"In no layer is it shown to lower R^c {nulls}. In 2 of 2 layers does R^c" in beaten
     span = " to ".join(f"{fall:+.2g} %" for fall, _ in falls)
     assert f"{start}is shown to lower R^c in no layer: {span}. In no layer" in bounds[1]
 

@@ -93,7 +93,7 @@ def _largest_atoms(net: Any, given: Tensor) -> dict[int, list[int]]:
     if net.cfg.attn_only:
         return {}
     _, cache = net.run_with_cache(given, names_filter=lambda name: name.endswith("mlp.hook_post"))
-    answers = slice(-1, None) if net.cfg.kind == "text" else slice(min(net.cfg.n_special, 1))
+    answers = [-1] if net.cfg.kind == "text" else [0] if net.cfg.n_special else []
     shares: list[tuple[float, int, int]] = []
     chosen: set[tuple[int, int]] = set()
     for layer in range(len(net.blocks)):
