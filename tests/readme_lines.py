@@ -14,6 +14,5 @@ if __name__ == "__main__":
     text = Path(sys.argv[1]).read_text(encoding="utf-8")
     (lines,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     exec(compile(lines, "README.md", "exec"), {"__name__": "readme"})
-    for picture in ("rate.png", "attention.png"):
-        if Path(picture).stat().st_size < 5000:
-            raise SystemExit(f"{picture} is empty")
+    if Path("explore.html").stat().st_size < 5000:
+        raise SystemExit("explore.html is empty")

@@ -169,7 +169,7 @@ def test_what_tensors_cannot_tell(model):
     weights = published_layout(model)
     fails(
         r"the state dict looks like family .*n_heads cannot .* one of 1, 5, 7, 35.*n_heads=5.* if "
-        r"heads are 7 wide. And ",
+        r"heads are 7 wide. .*eta= and lambd=.* And ",
         weights,
     )
     fails(

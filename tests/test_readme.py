@@ -19,28 +19,28 @@ def page(name):
     return (ROOT / "demos" / "docs" / "pages" / f"{name}.md").read_text()
 
 
-@pytest.mark.slow
+def blocks(language):
+    """The README's blocks of code in a language; "" of none."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    return [code for name, code in found if name == language]
+
+
 def test_the_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 1
-    names = {"__name__": "readme"}
-    exec(compile(blocks[0], "README.md", "exec"), names)
-    assert {path.name for path in tmp_path.iterdir()} == {"rate.png", "attention.png"}
-    assert tuple(names["cache"]["pattern", 3].shape) == (8, 4, 50, 50)
-    assert "higher after MSSA than before in 6 of 6 layers" in capsys.readouterr().out
+    (code,) = blocks("python")
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert [path.name for path in tmp_path.iterdir()] == ["explore.html"]
+    assert capsys.readouterr().out in blocks("")
 
 
 def test_the_first_screen():
     lines = README.splitlines()
-    assert len(lines) < 130
-    assert lines[0] == "# crate_interp" and len(lines[2:4]) == 2
-    first = README[: README.index("```python")]
-    assert first.count("![") == 1 and len(first.splitlines()) < 12
-    assert (
-        len(re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)[1].strip().splitlines())
-        <= 14
-    )
+    assert len(lines) <= 130 and lines[0] == "# crate_interp"
+    first = README[: README.index("```")]
+    assert first.count("![") == 1 and len(first.splitlines()) < 16
+    assert not re.search(r"\d\.\d|R\^c", first)  # no statistics before they are explained
+    assert len(blocks("python")[0].splitlines()) <= 14
+    assert README.index("**R^c** says") < README.index("Does each layer do its job?")
 
 
 def test_commands_and_pictures_exist():
@@ -57,11 +57,16 @@ def test_commands_and_pictures_exist():
         assert (place / link).exists() or link.startswith(".github/"), link
 
 
-def rows_of_the_table():
-    """The rows of the README's table of questions: the command, and what it answers."""
-    lines = README[README.index("| question |") :].splitlines()[2:]
-    cells = [line.split(" | ") for line in lines[: lines.index("")]]
-    return [(row[1].strip("`"), row[2].removesuffix(" |").rstrip(".")) for row in cells]
+def table(header):
+    """The cells of the README's table with this header, but for the header."""
+    lines = README[README.index(header) :].splitlines()[2:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[: lines.index("")]]
+
+
+def rows_of_the_tables():
+    """The questions of the README: the command of each, what was found, and what stands beside."""
+    commands = {row[0]: row[1].strip("`") for row in table("| question | command |")}
+    return [(commands[question], *cells) for question, *cells in table("| question | found |")]
 
 
 def recipe(command):
@@ -78,28 +83,33 @@ def recipe(command):
 
 
 QUICK = "crate-interp ablate"  # the row that runs with the fast tests
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
 
 
 @pytest.mark.parametrize(
-    ("command", "answer"),
+    ("command", "found", "beside"),
     [
         pytest.param(*row, marks=[] if row[0].startswith(QUICK) else pytest.mark.slow)
-        for row in rows_of_the_table()
+        for row in rows_of_the_tables()
     ],
 )
-def test_a_command_of_the_table_prints_its_answer(command, answer, tmp_path):
+def test_a_command_prints_the_numbers_of_its_row(command, found, beside, tmp_path):
     words = recipe(command)
     words += ["--quiet"] * ("--data" in words)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert answer in " ".join(done.stdout.split())
+    printed = NUMBER.findall(done.stdout.replace("+", ""))
+    for number in NUMBER.findall(f"{found} {beside}"):
+        assert number in printed, number
     if "--data" in words:  # without --out a command writes into runs/COMMAND-MODEL
         assert f"runs/{words[3]}-{words[4]}/" in done.stdout
 
 
-def test_the_table_is_beside_the_pages():
-    assert len(rows_of_the_table()) == 9
+def test_the_tables_are_short_and_beside_the_pages():
+    assert len(rows_of_the_tables()) == 8 == len(table("| question | command |"))
+    cells = [cell for _, *row in rows_of_the_tables() for cell in row]
+    assert max(len(cell.split()) for cell in cells) <= 15
     scores = " ".join(page("how/segment").split())
     assert "picture's border | 0.604 |" in scores and "| 0.442 (0.408 to 0.475) |" in scores
     count = re.search(r"Of (\d+) claims", page("claims"))[1]

@@ -101,7 +101,7 @@ class AuditResult(Result):
         lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
         return as_text(header, lines)
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns the finding in one sentence: how far attention lowers R^c as read, then more."""
         return headline(self)
 

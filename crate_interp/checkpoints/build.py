@@ -112,7 +112,7 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
     contradicts the caller or the registry in a field that decides the shapes of tensors.
     """
     checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values
-    row, where = contents.row, contents.where
+    row, where = contents.row or {}, contents.where
     told = contents.config | (contents.namespace if layout.namespace else {})
     given, in_file = checked(contents.given), checked(layout.translate(told))
     for name, value in in_file.items():
@@ -134,9 +134,12 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
     if row or inferred.get("image_size") == _PUBLISHED:
         inferred.pop("grid_guessed", None)
     values = {**layout.defaults, **inferred, **known}
-    return CrateConfig(
+    cfg = CrateConfig(
         family=layout.family, **values | _output_matrix(layout, shapes, values, where)
     )
+    if contents.row is None:
+        cfg.assume({**inferred, **known})
+    return cfg
 
 
 def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -> Fields:

@@ -108,6 +108,8 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
                 f"{plain(source.name, 200)}: image_size={model.cfg.image_size} is a guess, because "
                 "the number of patches is a square. Give image_size=(height, width) to make sure."
             )
+        if getattr(model.cfg, "assumed", ()):
+            note(f"{plain(source.name, 200)}: {_assumed(model.cfg)}")
         return model
     except CheckpointError:
         raise
@@ -116,6 +118,19 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
     except (RuntimeError, TypeError, AttributeError, OverflowError) as error:
         # caused by an argument or a tensor of an unexpected kind
         raise CheckpointError(f"{source.name} cannot be loaded: {error}") from error
+
+
+def _assumed(cfg: CrateConfig) -> str:
+    """Returns which settings only a default gave, and how to give them."""
+    values = {name: getattr(cfg, name) for name in cfg.assumed}
+    numbers = [f"{name} {value}" for name, value in values.items() if value is not None]
+    absent = [name for name, value in values.items() if value is None]
+    name = cfg.assumed[0]
+    return (
+        f"assumed {', '.join(numbers)} (published defaults)"
+        f"{', no ' if absent else ''}{', '.join(absent)}. Give what you trained otherwise: "
+        f"ci.load(..., {name}={values[name]!r})."
+    )
 
 
 def _built(contents: Contents, dtype: torch.dtype) -> Any:

@@ -50,7 +50,8 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     try:
-        known = {"grid_guessed": False} if "image_size" in given else {}
+        known: dict[str, Any] = {"grid_guessed": False} if "image_size" in given else {}
+        known |= {"assumed": [name for name in stored.assumed if name not in given]}
         asked = CrateConfig.from_dict(content["config"] | known | given)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{error} The other fields come from {path}.") from None

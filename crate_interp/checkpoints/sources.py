@@ -148,13 +148,13 @@ def _unknown(name: str) -> str:
 
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
     """Reads a weight file, or the files of an index; row: its row in the table of models."""
-    row = row or {}
-    family = source.family or row.get("family")
+    family = source.family or (row or {}).get("family")
     read = tensor_files.read_file
     if path.name in sharded_files.INDEXES:
         read = sharded_files.read_sharded
     contents = read(path, replace(source.choice, family=family))
-    return replace(contents, family=family, row=row.get("config", {}), given=source.fields)
+    config = None if row is None else row.get("config", {})
+    return replace(contents, family=family, row=config, given=source.fields)
 
 
 def _directory(source: Source, path: Path) -> Contents:

@@ -90,7 +90,10 @@ def config_of(contents: Contents) -> CrateConfig:
             "whole config: ci.load(..., config=model.cfg), or config='path/to/config.json'. Or "
             "call model.save_pretrained(folder) and load the folder."
         )
-    return CrateConfig.from_dict(fields)
+    cfg = CrateConfig.from_dict(fields)
+    if "assumed" not in fields:
+        cfg.assume(fields)
+    return cfg
 
 
 def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:

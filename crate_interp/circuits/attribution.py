@@ -84,7 +84,7 @@ class LogitAttribution(Result):
         rows = [part.flatten(1).sum(dim=1) if part.ndim > 1 else part for part in values]
         return torch.stack(rows).sum(dim=0)
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns a sentence with the largest part other than the constant, and the whole logit."""
         table: Any = self._table("parts")
         row = table[table["part"] != "constant"].iloc[0]

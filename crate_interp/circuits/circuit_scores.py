@@ -59,7 +59,7 @@ class CircuitScores(Result):
         "inputs at once."
     )
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns the scores, random circuits' scores, and the metric with all heads and none."""
         rows: Any = self._table("scores").itertuples()
         words = [f"{row.measure} {row.value:.3f}{_beside(row)}" for row in rows]

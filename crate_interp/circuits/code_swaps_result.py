@@ -182,7 +182,7 @@ class Concentration(Result):
             "weights. learned: ratio / untrained, with an interval and p over pairs and networks."
         )
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns the shares of a few nodes beside rotations, principal axes and twins."""
         shares: Any = self._table("shares")
         here = shares[shares["k"] == self.middle]

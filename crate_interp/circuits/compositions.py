@@ -109,7 +109,7 @@ class Composition(Result):
         edges = [Edge(*_names(row), float(row.score)) for row in rows]
         return Circuit(tuple(edges), f"composition, {self.meta['settings']['through']}")
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns the pair with the highest score, the chance score, and the size of `above()`."""
         best: Any = next(iter(self.top(1).itertuples()))
         writer, reader = _names(best)

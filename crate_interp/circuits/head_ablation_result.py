@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
-from crate_interp.results.result import Result, by, counted
+from crate_interp.results.result import Result, by, counted, near_chance
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
 from crate_interp.stats.max_t import max_t
@@ -127,7 +127,7 @@ class HeadAblation(Result):
         """Returns how many intervals would exclude 0 by chance, if no head had an effect."""
         return LEVEL * len(self._table("heads"))
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns how many heads matter, how many would by chance, and the largest effect."""
         table: Any = self._table("heads")
         count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
@@ -179,6 +179,13 @@ class HeadAblation(Result):
             "Check that the labels are in the order of the model's outputs, and that pictures are "
             "prepared as in its training. "
         )
+
+    def caution(self) -> str:
+        """Returns `Result.caution`, and whether an accuracy near chance may be that of settings."""
+        if self.meta["settings"]["metric"] == "loss":
+            return super().caution()
+        base: Any = self._table("base")["base"]
+        return f"{super().caution()} {near_chance(self.meta, float(base.mean()))}".strip()
 
     def _check_readable(self) -> None:
         super()._check_readable()

@@ -29,7 +29,7 @@ class LogitLens(Result):
     MAIN = "answers"
     STORED = {"answers": by("sample", "layer", "rank")}
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns the first sample's answer, and the layer from which on it is the likeliest."""
         table: Any = self._table("answers")
         own = table[(table["sample"] == table["sample"].min()) & (table["rank"] == 0)]

@@ -132,7 +132,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 
     A size that was guessed and the same size when given make the same network.
     """
-    left_out = ("model_name", "grid_guessed")
+    left_out = ("model_name", "grid_guessed", "assumed")
     return repr(sorted((key, value) for key, value in config.items() if key not in left_out))
 
 

@@ -90,7 +90,7 @@ class Comparison(Result):
         """
         return overview(self)
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns how many differences hold, and the largest of them."""
         return headline(self)
 

@@ -5,13 +5,13 @@ NumPy or TransformerLens.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar
 
 from crate_interp.config import families
-from crate_interp.config.families import FAMILIES, FIELD_ORDER, Facts
+from crate_interp.config.families import FAMILIES, FIELD_ORDER, UNTESTABLE, Facts
 from crate_interp.core import checks
 
 # Some fields accept more types than they store. So each type below is defined twice: type checkers
@@ -38,6 +38,15 @@ def choice(choices: Collection[str]) -> Check:
     return partial(checks.one_of, choices=choices)
 
 
+def untestable_names(name: str, value: object) -> tuple[str, ...]:
+    """Returns a list of names of UNTESTABLE fields as a tuple.
+
+    Raises ValueError, with the field's `name`, for anything else.
+    """
+    names = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(checks.one_of(name, each, UNTESTABLE) for each in names)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CrateConfig:
     """The shape and constants of one hooked model.
@@ -51,6 +60,8 @@ class CrateConfig:
     (models/layers/sparse_steps.py). `output_matrix` says whether MSSA has an output matrix. None
     follows the official code for images: MSSA has a matrix unless one head spans the whole stream.
     `n_ctx` and `d_vocab` are required for text; for images they follow from the other fields.
+    `assumed` names the fields that no source of a checkpoint gave and no tensor can contradict, so
+    that their published defaults may be wrong.
 
     Raises ValueError, naming the field, for a value that cannot be used and for a field that
     models of this family do not have.
@@ -77,6 +88,7 @@ class CrateConfig:
         "ln_eps": checks.non_negative,
         "ln_final_eps": checks.non_negative,
         "model_name": checks.one_line,
+        "assumed": untestable_names,
     }
 
     family: str
@@ -95,6 +107,7 @@ class CrateConfig:
     n_ctx: Filled[int] = DEFAULT
     d_vocab: Filled[int] = DEFAULT
     model_name: str | None = None
+    assumed: Sequence[str] = field(default=(), compare=False)
 
     # TransformerLens reads these fields, and its tools change them after a model is made. A model
     # owns a copy of its config and writes these fields there with set_runtime
@@ -178,6 +191,23 @@ class CrateConfig:
         """Sets the name of a model without a name, in the model's own frozen config."""
         self._set(model_name=checks.one_line("model_name", name))
 
+    def assume(self, told: Collection[str]) -> None:
+        """Lists in `assumed` every setting of this model that only a default has given.
+
+        told: the fields that the caller, the file's config or its tensors gave.
+        """
+        steps = self.sparse_step in families.STEPS_WITH_ETA
+        without = () if steps else ("eta", "lambd")
+        without += () if self.family in families.WITH_VARIANTS else ("variant",)
+        without += () if self.rotary else ("window",)
+        self._set(
+            assumed=tuple(
+                name
+                for name in UNTESTABLE
+                if name in self.__dataclass_fields__ and name not in (*told, *without)
+            )
+        )
+
     def _fill_sizes(self) -> None:
         """Replaces None by a default that is computed from other fields."""
         if self.variant is None:
@@ -243,7 +273,7 @@ class CrateConfig:
         return {
             name: list(value) if isinstance(value := getattr(self, name), tuple) else value
             for name in own
-            if name not in self.derived
+            if name not in self.derived and (name != "assumed" or self.assumed)
         }
 
     @classmethod

@@ -128,6 +128,7 @@ FAMILIES: dict[str, Facts] = {
 
 # Steps whose dictionary is square and whose code replaces the stream.
 SQUARE_STEPS = ("ista",)
+STEPS_WITH_ETA = ("ista", "odl", "tied-odl")  # eta and lambd are numbers in the code of these steps
 
 # The sparse steps that a family may have besides its default, because its authors published both.
 OTHER_STEPS = {"crate-alpha": ("ista",), "crate-lm": ("ista",)}
@@ -142,5 +143,10 @@ FIELD_ORDER = (
     "class_layers",
     "interpolate_pos", "resize", "crop", "interpolation", "transparency", "bits", "mean", "std",
     "labels", "model_name", "architecture", "subspaces", "value_heads", "special_tokens",
-    "rms_norm", "rotations", "grid_guessed",
+    "rms_norm", "rotations", "grid_guessed", "assumed",
+)  # fmt: skip
+# Settings that no tensor of a file can contradict: a wrong one gives other numbers and no error.
+UNTESTABLE = (
+    "eta", "lambd", "ln_eps", "ln_final_eps", "variant", "pool", "window", "mean", "std", "resize",
+    "crop",
 )  # fmt: skip

@@ -28,7 +28,7 @@ from crate_interp.models.vision import HookedCrate
 _VISUAL = (
     "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "eta", "lambd", "ln_eps", "ln_final_eps",
     "image_size", "patch_size", "channels", "interpolate_pos", "resize", "crop", "interpolation",
-    "transparency", "bits", "mean", "std",
+    "transparency", "bits", "mean", "std", "assumed",
 )  # fmt: skip
 _TEXT = ("n_ctx", "d_vocab", "d_embed", "ln_eps", "ln_final_eps", "tokenizer", "prepend_bos")
 
@@ -227,4 +227,5 @@ def _visual(cfg: CrateConfig) -> CrateConfig:
 def _text(cfg: CrateConfig) -> CrateConfig:
     shared = {name: getattr(cfg, name) for name in _TEXT}
     own = {name: getattr(cfg, f"text_{name}") for name in ("d_model", "n_layers", "n_heads")}
+    own["assumed"] = [name for name in cfg.assumed if name in _TEXT]
     return CrateConfig(family="clipa-text", bias=True, **own, **shared)

@@ -101,9 +101,13 @@ class Result:
         """Returns why this result does not merge, or "" if it does."""
         return self.ALONE
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns the finding in one sentence."""
         raise NotImplementedError
+
+    def headline(self) -> str:
+        """Returns the finding, and which of the model's eta and lambd only a default gave."""
+        return f"{self.finding()} {assumed(self.meta)}".strip()
 
     def caution(self) -> str:
         """Returns a one-line warning about edits of the model and too few samples, or ""."""
@@ -284,6 +288,38 @@ def as_text(header: list[str], rows: list[list[str]]) -> str:
 def model_name(meta: Mapping[str, Any]) -> str:
     """Returns the name that pages and commands use for a model; its family if it has no name."""
     return plain(meta["model"] or f"{meta['config']['family']} model")
+
+
+def assumed(meta: Mapping[str, Any]) -> str:
+    """Returns a sentence on eta and lambd if only a default gave them to a result's model, or "".
+
+    A wrong eta or lambd gives other numbers, and no tensor of a file can tell.
+    """
+    config = meta.get("config", {})
+    sides = {"": config} if "family" in config else {f" of {side}": config[side] for side in config}
+    words = [
+        f"{name}{side} {one[name]:g}"
+        for side, one in sides.items()
+        if isinstance(one, Mapping)
+        for name in one.get("assumed", ())
+        if name in ("eta", "lambd")
+    ]
+    return f"Assumed: {', '.join(words)}." if words else ""
+
+
+def near_chance(meta: Mapping[str, Any], accuracy: float) -> str:
+    """Returns a warning if answers are little better than chance while settings are assumed.
+
+    accuracy: of the model's own answers. Twice chance counts as little; with two answers that is 1.
+    """
+    config = meta["config"]
+    choices, names = config.get("n_classes") or config.get("d_vocab") or 1, config.get("assumed")
+    if not names or choices <= 2 or choices * accuracy >= 2:
+        return ""
+    return (
+        f"The model is right in {accuracy:.1%} of its answers, by chance in {1 / choices:.1%}, and "
+        f"{', '.join(names)} were assumed: load it with those of its training."
+    )
 
 
 def counted(n: int, unit: str) -> str:

@@ -123,7 +123,7 @@ class SaeResult(Result):
     }
     DERIVED = {"points": _points}
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns how much each autoencoder explains and recovers, compared with PCA."""
         table: Any = self._table("points")
         found = [

@@ -180,7 +180,7 @@ class SegmentResult(Result):
             f"the object entirely in {missed or 'none'}"
         )
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns whether heads find objects, the strongest mask without a network, and chance."""
         row = self.overall()
         levels = (

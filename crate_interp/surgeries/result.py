@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.results.result import Result, by, counted, sums
+from crate_interp.results.result import Result, by, counted, near_chance, sums
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.stats.paired_shares import paired_shares
@@ -118,7 +118,12 @@ class SurgeryResult(Result):
     }
     DERIVED = {"slopes": _slopes, "mixes": _mixes}
 
-    def headline(self) -> str:
+    def caution(self) -> str:
+        """Returns `Result.caution`, and whether an accuracy near chance may be that of settings."""
+        right: Any = self._table("unchanged")["right"]
+        return f"{super().caution()} {near_chance(self.meta, float(right.mean()))}".strip()
+
+    def finding(self) -> str:
         """Returns a sentence on the number of layers in which the loss falls.
 
         The sentence also says in how many layers the loss falls more than in random directions.

@@ -138,7 +138,7 @@ class AtomResult(Result):
         tokens = sums.loc[sums["layer"] == layer, "n_tokens"].iloc[0]
         return np.stack(pairs.loc[pairs["layer"] == layer, "counts"].tolist()) / tokens
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns how many atoms there are, and how many are dead or dense."""
         layers: Any = self._table("layers")
         total, dead, dense = (int(layers[name].sum()) for name in ("atoms", "dead", "dense"))

@@ -48,7 +48,7 @@ class LinearProbeResult(SweepResult):
         n = rows["n"].to_numpy()
         return share_interval(rows["mean"].to_numpy(float) * n, n)
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns a sentence on the layer of highest accuracy, with the input alone and chance.
 
         The difference to the input alone has an interval over held-out samples (`paired_shares`),

@@ -109,7 +109,7 @@ class SweepResult(Result):
         """Returns the controls of R^c in lines of text, with their meaning; "" without controls."""
         return controls_text(self)
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns what was measured, and how both rates that are called R^c change."""
         return headline(self)
 

@@ -124,7 +124,7 @@ class WatchResult(Result):
         """
         return self.table("changes")
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns what was measured at which steps, and how many series change their course."""
         meta, steps = self.meta, self.steps
         what = counted(len(meta["statistics"]), "statistics")

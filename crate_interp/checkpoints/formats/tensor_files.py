@@ -36,7 +36,8 @@ class Contents:
     namespace: the plain values of the argparse.Namespace in the file, a trainer's command line.
     owned: whether the tensors need no copy, because nothing else holds them. folder: the folder of
     the file, which may also hold a tokenizer. family: the caller's, or else the one in the table of
-    models. row: the config fields in the table of models. given: the config fields from the caller.
+    models. row: the config fields in the table of models, or None for a file that is not there.
+    given: the config fields from the caller.
     cfg: the complete config if the folder's format contains it, else None. notes: what the source
     holds besides the weights of this model, and was left out.
     """
@@ -48,7 +49,7 @@ class Contents:
     owned: bool = False
     folder: Path | None = None
     family: str | None = None
-    row: dict[str, Any] = field(default_factory=dict)
+    row: dict[str, Any] | None = None
     given: dict[str, Any] = field(default_factory=dict)
     cfg: CrateConfig | SAEConfig | None = None
     notes: tuple[str, ...] = ()

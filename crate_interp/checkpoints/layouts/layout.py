@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from crate_interp.config.families import FAMILIES, STEPS_WITH_ETA
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 
@@ -17,6 +18,7 @@ Fields = dict[str, Any]
 PER_HEAD = ("attn.temp", "attn.step_x")  # parameters of a layer with a row for each head
 _MOST_LAYERS = 1000
 _COMPARED, _LONGEST = 300, 100  # keys, and characters of each, that are compared with a name
+_MORE_TO_GIVE = " Give eta= and lambd=, too, if you trained with others than the published ones."
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
 
 
@@ -309,6 +311,7 @@ class Layout:
             f"{where} looks like family {self.family!r}, but {' and '.join(names)} cannot be "
             f"inferred: no tensor's shape reveals it. "
             + " ".join(_advice(name, codes) for name in names)
+            + _MORE_TO_GIVE * (FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA)
         )
 
 

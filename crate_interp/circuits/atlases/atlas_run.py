@@ -127,14 +127,14 @@ class Atlas(AtomResult):
         }
         return Atlas({**merged.stored, **shown}, merged.meta)
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns how many atoms there are, how many are dead, and the effect of the top atom.
 
         If atoms were set to 0, it also says how well first order predicts the exact effects, and
         how many intervals exclude 0.
         """
         clear, every = self.clear("ablation")
-        words = f"{super().headline()} {self.largest()}"
+        words = f"{super().finding()} {self.largest()}"
         if not every:
             return words
         return (

@@ -64,7 +64,7 @@ class AtomNames(Result):
     STORED = dict.fromkeys(("names", "examples", "images", "contexts"), first)
     ALONE = "names are chosen on all samples: run ci.circuits.atom_names on all samples at once."
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns how many atoms have a name, by kind of candidate."""
         table: Any = self._table("names")
         named = table[table["name"] != ""]

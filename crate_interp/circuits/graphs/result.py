@@ -118,7 +118,7 @@ class AttributionGraph(Result):
 
         A warning comes first if the graph is not faithful.
         """
-        return f"{self.warning()} {self.finding()}".strip()
+        return f"{self.warning()} {super().headline()}".strip()
 
     def warning(self) -> str:
         """Returns what is wrong with a graph that is not faithful, or ""."""

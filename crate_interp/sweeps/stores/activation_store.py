@@ -39,7 +39,7 @@ class ActivationStore(Result):
     STORED = {"files": by("chunk")}
     ALONE = "stores do not merge: join results of ci.open_store with datasets.concatenate_datasets."
 
-    def headline(self) -> str:
+    def finding(self) -> str:
         """Returns the number of samples, the number of points, and the size of the activations."""
         table: Any = self._table("files")
         samples = counted(self.meta["n_samples"], self.meta["unit"])

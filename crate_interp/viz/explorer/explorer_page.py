@@ -115,6 +115,7 @@ def _page(seen: panels.Seen, given: str, graph: str | None, more: dict[str, Any]
     page = render(
         "explore.html",
         title=title,
+        meta={"config": seen.model.cfg.to_dict()},
         graph=graph,
         given=given,
         of=len(seen.inputs),

@@ -38,7 +38,7 @@ def _page(result: HeadAblation, explorer: str | None) -> str:
         "ablation.html",
         title=f"{model_name(result.meta)}: what each head does for the answers",
         meta=result.meta,
-        finding=result.headline(),
+        finding=result.finding(),
         caution=result.caution(),
         explorer=explorer,
         unit="nats of loss" if settings["metric"] == "loss" else "accuracy",

@@ -40,7 +40,7 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
 
 
 def _page(result: AtomResult, excerpts: Excerpts) -> str:
-    finding, table = result.headline(), result.layers()
+    finding, table = result.finding(), result.layers()
     rows = [
         [f"{value:.3g}" if isinstance(value, float) else str(value) for value in line]
         for line in table.to_numpy(dtype=object)

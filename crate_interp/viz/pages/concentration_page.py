@@ -26,7 +26,7 @@ def concentration_page(result: Concentration, out: str | Path) -> Path:
 
 
 def _page(result: Concentration) -> str:
-    finding = result.headline()
+    finding = result.finding()
     return render(
         "concentration.html",
         title=f"{model_name(result.meta)}: how few nodes of the code carry an answer?",

@@ -42,6 +42,7 @@ def graph(graph: AttributionGraph) -> Html:
         "graph.html",
         title=title,
         name=name,
+        meta=graph.meta,
         finding=graph.finding(),
         warning=graph.warning(),
         picture=file,

@@ -14,7 +14,7 @@ from crate_interp.core.files import write_text
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
-from crate_interp.results.result import ENOUGH, as_text, counted, model_name
+from crate_interp.results.result import ENOUGH, as_text, assumed, counted, model_name
 from crate_interp.sweeps import control_tables, layer_curves
 from crate_interp.sweeps.report_findings import (
     beginning,
@@ -178,9 +178,9 @@ def report_page(
     with result.saved_with_pages(out) as stage:
         table = as_text(*layer_curves.summary(result, twins))
         caution = f"{_caution(result)} {_few_seeds(len(twins))}".strip()
-        first = f"{finding(result, twins)} {read_through_norm(result)}".rstrip()
-        words = f"{first}\n{layer_curves.heading(result, twins, data)}\n"
-        words += f"{caution}\n{table}\n\n"
+        parts = finding(result, twins), read_through_norm(result), assumed(result.meta)
+        words = f"{' '.join(part for part in parts if part)}\n"
+        words += f"{layer_curves.heading(result, twins, data)}\n{caution}\n{table}\n\n"
         words += layer_curves.legend(result)
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
         write_text(stage / "summary.txt", words + result.controls_text())
