@@ -113,3 +113,19 @@ def test_a_layer_that_there_is_not_is_told(model, images):
     with pytest.raises(KeyError, match="Did you mean blocks.1.attn.hook_pattern"):
         cache["patern", 1]
     assert dir(ci.maps) == ci.maps.__all__
+
+
+def test_a_cache_shares_no_memory_with_its_inputs(model, images):
+    lm, tokens = make_lm(), torch.arange(14).view(2, 7)
+    mask = torch.arange(7) < torch.tensor([[7], [5]])
+    _, words = lm.run_with_cache(tokens, attention_mask=mask)
+    stream = model(images, stop_at_layer=1).detach()
+    before = stream.clone()
+    with model.hooks(fwd_hooks=[("blocks.1.hook_resid_pre", lambda z, hook: z.mul_(2))]):
+        model(stream, start_at_layer=1)
+    assert stream.equal(before)
+    _, later = model.run_with_cache(stream, start_at_layer=1)
+    mask.fill_(True)
+    stream.zero_()
+    assert words.mask.sum(dim=1).tolist() == [7, 5]
+    assert later["resid_pre", 1].equal(before)

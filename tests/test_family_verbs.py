@@ -82,7 +82,7 @@ FAST = {
     "neurons": (
         lambda one, _: one.cache.stack_neuron_results(2), {**REPLACED, **NO_ATOMS}
     ),
-    "heads": (lambda one, _: one.cache.stack_head_results(), {}),
+    "heads": (lambda one, _: one.cache.stack_head_results(), REPLACED),
     "attribution patching": (
         lambda one, _: ci.circuits.attribution_patch(*one_and_pairs(one), **QUIET), {}
     ),

@@ -234,3 +234,23 @@ def test_rows_are_held_for_one_chunk(model, data):
         (0, 7), (7, 7), (14, 7), (21, 2),
     ]  # fmt: skip
     assert [len(rows) for _, rows in stream.chunks(COUNT)] == [COUNT]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "tokens"])
+def test_batches_in_one_buffer_are_samples_of_their_own(model, kind):
+    made = model if kind != "tokens" else make_lm()
+    size = (7, 2, 13) if kind == "tokens" else (7, 2, 3, 6, 20)
+    drawn = torch.Generator().manual_seed(1)
+    batches = torch.randn(size, generator=drawn)
+    batches = (batches.abs() * 11).long() if kind == "tokens" else batches
+
+    def stream():
+        buffer = batches[0].clone()
+        for batch in batches:
+            buffer.copy_(batch)
+            yield buffer.numpy() if kind == "array" else buffer
+
+    same(
+        ci.sweep(made, stream(), **CHUNKS),
+        ci.sweep(made, batches.flatten(0, 1), **CHUNKS),
+    )

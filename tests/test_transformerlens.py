@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from transformer_lens import ActivationCache
 from transformer_lens.model_protocol import TransformerLensModelWithWeights
 
-from conftest import BATCH, CLASSES, D_MODEL, HEADS, LAYERS, make
+from conftest import BATCH, CLASSES, D_MODEL, HEADS, LAYERS, make, make_lm
+from crate_interp.models.compat.unsupported_methods import RefusedError
+from test_whitebox_family import member
 
 POS = 13
 CLS = [3, 7]  # a class for each image
@@ -33,18 +36,11 @@ def test_shorthand(run):
     assert isinstance(model, TransformerLensModelWithWeights)
 
 
-def test_decompose_resid_adds_up(run):
-    _, _, cache = run
-    parts, labels = cache.decompose_resid(return_labels=True)
-    assert labels[:2] == ["embed", "pos_embed"] and len(labels) == 2 + 2 * LAYERS
-    torch.testing.assert_close(parts.sum(dim=0), cache["resid_post", -1], atol=1e-5, rtol=1e-5)
-    direct = cache["hook_embed"] + cache["hook_pos_embed"]
-    torch.testing.assert_close(direct, cache["resid_pre", 0], atol=0, rtol=0)
-
-
-def test_stack_head_results(run):
+def test_results_of_heads(run):
     model, _, cache = run
-    heads = cache.stack_head_results()
+    cache.compute_head_results()
+    heads = cache.stack_activation("result", sublayer_type="attn")
+    heads = heads.permute(0, 3, 1, 2, 4).flatten(0, 1)
     assert heads.shape == (LAYERS * HEADS, BATCH, POS, D_MODEL)
     for layer in range(LAYERS):
         attn = model.blocks[layer].attn
@@ -53,12 +49,6 @@ def test_stack_head_results(run):
             torch.testing.assert_close(heads[layer * HEADS + head], direct, atol=1e-5, rtol=1e-5)
         total = heads[layer * HEADS : (layer + 1) * HEADS].sum(dim=0) + attn.b_O
         torch.testing.assert_close(total, cache["attn_out", layer], atol=1e-5, rtol=1e-5)
-
-
-def test_full_decomposition_adds_up(run):
-    _, _, cache = run
-    parts = cache.get_full_resid_decomposition(expand_neurons=False)
-    torch.testing.assert_close(parts.sum(dim=0), cache["resid_post", -1], atol=1e-5, rtol=1e-5)
 
 
 def test_neurons_of_crate_alpha_add_up(images):
@@ -70,8 +60,10 @@ def test_neurons_of_crate_alpha_add_up(images):
     torch.testing.assert_close(neurons[:37].sum(dim=0), cache["mlp_out", 0], atol=1e-5, rtol=1e-5)
 
 
-def test_logit_attributions_sum_to_the_logit(run):
-    model, logits, cache = run
+def test_logit_attributions_are_centred_scaled_and_read_out(images):
+    model = make("crate-alpha")
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(images)
     parts = cache.decompose_resid()[:, :, 0]  # the CLS token
     attributions = cache.logit_attrs(parts, tokens=torch.tensor(CLS), pos_slice=0)
     assert attributions.shape == (2 + 2 * LAYERS, BATCH)
@@ -183,3 +175,141 @@ def test_labels_are_tokens():
         ValueError, match="there is no class 'shoe': the labels are class 0, class 1"
     ):
         model.to_single_token("shoe")
+
+
+def read_out(run, stack):
+    """The logits of normed streams, at the tokens that the model reads."""
+    model, logits, _ = run
+    out = stack @ model.W_U + model.b_U
+    cap = getattr(model.cfg, "softcap", None)
+    out = out if cap is None else cap * torch.tanh(out / cap)
+    if model.cfg.kind == "text":
+        return out, logits
+    return out.mean(dim=-2) if model.cfg.pool == "mean" else out[..., 0, :], logits
+
+
+def constant(model):
+    bias = getattr(model.ln_final, "bias", None)
+    return model.b_U if bias is None else model.b_U + bias @ model.W_U
+
+
+def attributions(run):
+    model, logits, cache = run
+    found = cache.logit_attrs(cache.decompose_resid(), 3).sum(dim=0)[..., None]
+    if model.cfg.kind != "text":
+        found = found.mean(dim=1) if model.cfg.pool == "mean" else found[:, 0]
+    return found[..., 0], (logits - constant(model))[..., 3]
+
+
+def normed_streams(run):
+    return read_out(run, run[2].accumulated_resid(apply_ln=True)[-1])
+
+
+def heads(run):
+    model, _, cache = run
+    parts = cache.stack_head_results(incl_remainder=True)
+    first = parts[: model.cfg.n_heads].sum(dim=0) + model.blocks[0].attn.b_O
+    return torch.stack([first, parts.sum(dim=0)]), torch.stack(
+        [cache["attn_out", 0], cache["resid_post", -1]]
+    )
+
+
+def head_results(run):
+    model, _, cache = run
+    cache.compute_head_results()
+    return cache["result", 1].sum(dim=-2) + model.blocks[1].attn.b_O, cache["attn_out", 1]
+
+
+def neurons_of_a_layer(run):
+    """What the neurons of a layer write: its output, or the next stream where they replace it."""
+    model, _, cache = run
+    parts = cache.get_neuron_results(1).sum(dim=-2)
+    if not model.cfg.residual:
+        return parts, cache["resid_post", 1]
+    return parts + model.blocks[1].mlp.b_out, cache["mlp_out", 1]
+
+
+def neurons(run):
+    _, _, cache = run
+    return cache.stack_neuron_results(-1, incl_remainder=True).sum(dim=0), cache["resid_post", -1]
+
+
+def neurons_by_layer(run):
+    model, _, cache = run
+    parts = cache.stack_neuron_results(-1)[: model.cfg.d_mlp].sum(dim=0)
+    return parts + model.blocks[0].mlp.b_out, cache["mlp_out", 0]
+
+
+def streams(run):
+    model, _, cache = run
+    wanted = [cache["resid_pre", layer] for layer in range(model.cfg.n_layers)]
+    return cache.accumulated_resid(), torch.stack([*wanted, cache["resid_post", -1]])
+
+
+def decomposed(run):
+    _, _, cache = run
+    return cache.decompose_resid().sum(dim=0), cache["resid_post", -1]
+
+
+def fully_decomposed(run):
+    model, _, cache = run
+    parts = cache.get_full_resid_decomposition(expand_neurons=not model.cfg.attn_only)
+    return parts.sum(dim=0), cache["resid_post", -1]
+
+
+# public method -> (what it gives, what that must equal)
+ADDS_UP = {
+    "accumulated_resid": [streams],
+    "apply_ln_to_stack": [normed_streams],
+    "compute_head_results": [head_results],
+    "decompose_resid": [decomposed],
+    "get_full_resid_decomposition": [fully_decomposed],
+    "get_neuron_results": [neurons_of_a_layer],
+    "logit_attrs": [attributions],
+    "logit_lens": [lambda run: (run[2].logit_lens().values[-1], run[1])],
+    "stack_activation": [lambda run: (run[2].stack_activation("z")[1], run[2]["z", 1])],
+    "stack_head_results": [heads],
+    "stack_neuron_results": [neurons, neurons_by_layer],
+}
+NO_PARTS = {
+    "apply_slice_to_batch_dim", "compute_ssm_effective_attention", "compute_ssm_state", "items",
+    "keys", "remove_batch_dim", "ssm_layers", "to", "toggle_autodiff", "values",
+}  # fmt: skip
+PARTS = {
+    "decompose_resid", "get_full_resid_decomposition", "logit_attrs", "stack_head_results",
+    "stack_neuron_results",
+}  # fmt: skip
+CODE = PARTS | {"get_neuron_results"}  # the code is the next stream, and there is no W_out
+REFUSED = {
+    "crate": CODE, "crate conv": CODE, "cbt": CODE, "tost-ista": CODE, "crate-lm vanilla": CODE,
+    "crate-lm": PARTS, "nanochat-crate": PARTS, "crate-alpha": set(), "gpt-baseline": set(),
+    "tost-lm": set(), "aot": {"get_neuron_results", "stack_neuron_results"},
+    "tost": {"apply_ln_to_stack", "logit_attrs", "logit_lens"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_method_of_a_cache_adds_up_or_is_refused(name):
+    own = {name for name in vars(ActivationCache) if not name.startswith("_")}
+    assert own == ADDS_UP.keys() | NO_PARTS  # a new method needs a check here
+    drawn = torch.Generator().manual_seed(3)
+    if "lm" in name or name in ("gpt-baseline", "nanochat-crate"):
+        model, inputs = make_lm(name), torch.randint(47, (2, 7), generator=drawn)
+    else:
+        model = make(name) if name in ("crate", "crate-alpha") else member(name)[0]
+        inputs = torch.randn(2, 3, *model.cfg.image_size, generator=drawn)
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(inputs)
+        run, refused = (model, logits, cache), set()
+        for method, checks in ADDS_UP.items():
+            for check in checks:
+                try:
+                    found, wanted = check(run)
+                except (ValueError, AttributeError, KeyError):
+                    refused.add(method)
+                else:
+                    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    assert refused == REFUSED[name]
+    for method in PARTS & refused if PARTS <= refused else ():
+        with pytest.raises(RefusedError, match="do not add up to a logit"):
+            getattr(cache, method)(*([cache["resid_post", -1], 3] if "logit" in method else [-1]))

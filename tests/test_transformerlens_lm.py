@@ -9,6 +9,7 @@ from transformer_lens.tools.analysis.direct_logit_attribution import direct_logi
 from transformer_lens.tools.analysis.logit_lens import logit_lens
 
 from conftest import HEADS, LAYERS, make_lm
+from crate_interp.models.compat.unsupported_methods import RefusedError
 from selection import few
 
 POS, RIGHT, WRONG = 7, 3, 9
@@ -171,33 +172,26 @@ def test_logit_lens(lm, clean):
 
 
 def test_direct_logit_attribution(lm, clean):
-    """Components times the unembedding direction.
-
-    If the stream adds up they sum to the logit less its constant.
-    """
+    """Components times the unembedding direction sum to the logit less its constant."""
     with torch.no_grad():
         logits, cache = lm.run_with_cache(clean)
         answers = torch.tensor([RIGHT, WRONG])
+        if lm.cfg.family in ("crate-lm", "nanochat-crate"):
+            with pytest.raises(RefusedError, match="do not add up to a logit"):
+                direct_logit_attribution(lm, clean, answer_tokens=answers, unit="component")
+            return
         found = direct_logit_attribution(
             lm, clean, answer_tokens=answers, unit="component", cache=cache
         )
         parts, labels = cache.decompose_resid(return_labels=True, pos_slice=-1)
         directions = lm.tokens_to_residual_directions(answers)
-        final = lm.ln_final
-        if lm.cfg.family == "crate-lm" and not hasattr(final, "weight"):
-            scaled = parts
-        else:
-            scale = cache["ln_final.hook_scale"][:, -1]
-            centred = parts if lm.cfg.final_rms else parts - parts.mean(dim=-1, keepdim=True)
-            scaled = centred / scale
-        direct = (scaled * directions).sum(dim=-1)
+        final, scale = lm.ln_final, cache["ln_final.hook_scale"][:, -1]
+        centred = parts - parts.mean(dim=-1, keepdim=True)
+        direct = (centred / scale * directions).sum(dim=-1)
         torch.testing.assert_close(found.attribution, direct, atol=1e-4, rtol=1e-4)
-        if (
-            lm.cfg.family != "nanochat-crate"
-        ):  # there the stream is mixed anew before each layer, and capped at the end
-            constant = 0 if getattr(final, "bias", None) is None else (final.bias @ lm.W_U)[answers]
-            picked = logits[[0, 1], -1, answers] - constant
-            torch.testing.assert_close(direct.sum(dim=0), picked, atol=1e-4, rtol=1e-4)
+        constant = 0 if getattr(final, "bias", None) is None else (final.bias @ lm.W_U)[answers]
+        picked = logits[[0, 1], -1, answers] - constant
+        torch.testing.assert_close(direct.sum(dim=0), picked, atol=1e-4, rtol=1e-4)
     assert len(labels) == len(direct)
 
 
@@ -228,16 +222,12 @@ def test_attribution_patching(lm, clean, corrupt):
         torch.testing.assert_close(ours, direct, atol=1e-4, rtol=1e-3)
 
 
-def test_additive_bookkeeping(lm, clean):
+def test_a_layer_adds_up(lm, clean):
     with torch.no_grad():
         _, cache = lm.run_with_cache(clean)
-    parts = cache.get_full_resid_decomposition(expand_neurons=False)
-    if lm.cfg.family == "nanochat-crate":  # additive inside a block only
-        for layer in range(LAYERS):
-            total = cache["resid_pre", layer] + cache["attn_out", layer] + cache["mlp_out", layer]
-            torch.testing.assert_close(total, cache["resid_post", layer], atol=1e-5, rtol=1e-5)
-        return
-    torch.testing.assert_close(parts.sum(dim=0), cache["resid_post", -1], atol=1e-4, rtol=1e-4)
+    for layer in range(LAYERS):
+        total = cache["resid_pre", layer] + cache["attn_out", layer] + cache["mlp_out", layer]
+        torch.testing.assert_close(total, cache["resid_post", layer], atol=1e-5, rtol=1e-5)
 
 
 def test_no_op_hooks_change_no_bit(lm, clean):

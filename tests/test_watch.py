@@ -290,3 +290,17 @@ def test_lightning(images, tmp_path):
     assert result.steps == [0, 2, 4, 5]
     wanted = ci.sweep(model.eval(), images, limit=5, controls=0, progress=False)
     pd.testing.assert_frame_equal(result.at(5).layers(), wanted.layers())
+
+
+@pytest.mark.parametrize("reused", ["before it is open", "between steps"])
+def test_the_samples_are_a_copy(images, reused):
+    model, buffer = make(), images.clone()
+    watch = ci.watch(model, {"image": buffer, "label": LABELS}, every=1, probes="sparsity")
+    if reused == "before it is open":
+        buffer.zero_()
+    with watch:
+        buffer.zero_()
+        watch.step()
+    wanted = ci.sweep(model, images, probes="sparsity", controls=0, progress=False).layers()
+    for step in (0, 1):
+        pd.testing.assert_frame_equal(watch.result().at(step).layers(), wanted)

@@ -3,13 +3,18 @@
 import copy
 import gc
 import weakref
+from contextlib import nullcontext
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 import crate_interp as ci
+import foreign
+from conftest import make
 from crate_interp.models import weight_cache as module
-from crate_interp.models.weight_cache import model_digest
+from crate_interp.models.weight_cache import model_digest, weight_mark
 
 
 def model(dtype=torch.float32):
@@ -106,9 +111,133 @@ def _counted(name, where):
 def test_a_model_that_is_gone_leaves_nothing_behind():
     own = model()
     ci.probe(own.run_with_cache(torch.zeros(1, 1, 14, 14))[1])
-    assert own in module._KEPT
+    assert own in module._VALUES
     gc.collect()  # models of other tests may go now
-    count, gone = len(module._KEPT), weakref.ref(own)
+    count, gone = len(module._VALUES), weakref.ref(own)
     del own
     gc.collect()
-    assert gone() is None and len(module._KEPT) == count - 1
+    assert gone() is None and len(module._VALUES) == count - 1
+
+
+def swap(one, two):
+    def edit(weight):
+        weight[one], weight[two] = weight[two].copy(), weight[one].copy()
+
+    return edit
+
+
+def negate(*places):
+    def edit(weight):
+        for place in places:
+            weight[place] ^= np.iinfo(weight.dtype).min
+
+    return edit
+
+
+ALL = slice(None)
+# edits of the bits of a matrix, as integers [row, column]
+OF_BITS = {
+    "entries swapped in a row": swap((31, 5), (31, 13)),
+    "entries swapped over rows": swap((3, 5), (13, 29)),
+    "rows swapped": swap(2, 31),
+    "columns swapped": swap((ALL, 3), (ALL, 17)),
+    "columns swapped in two rows": swap((slice(11, 13), 3), (slice(11, 13), 17)),
+    "one sign": negate((5, 7)),
+    "two signs in a row": negate((5, 7), (5, 23)),
+    "two signs in a column": negate((5, 7), (19, 7)),
+    "signs of a row": negate(17),
+    "signs of two rows": negate(17, 37),
+    "all signs": negate(ALL),
+}
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+WAYS = {
+    "data": lambda weight: (weight.data, nullcontext()),
+    "numpy": lambda weight: (weight.detach(), nullcontext()),
+    "no_grad": lambda weight: (weight, torch.no_grad()),
+}
+
+
+def edit_bits(weight, edit, way):
+    """Edits a matrix in place; twice is as before."""
+    values, quiet = WAYS[way](weight)
+    with quiet:
+        bits = values.detach().view(INTEGERS[weight.element_size()]).clone().numpy()
+        edit(bits)
+        edited = torch.from_numpy(bits)
+        if way == "numpy":
+            values.view(edited.dtype).numpy()[:] = bits
+        else:
+            values.copy_(edited.view(weight.dtype))
+
+
+def wide(dtype=torch.float32):
+    return make("crate-alpha", n_layers=2, d_model=67, d_head=13).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_every_edit_of_bits_is_another_model(dtype):
+    own = wide(dtype)
+    weight, mark, digest = own.blocks[1].attn.u_proj.weight, weight_mark(own), model_digest(own)
+    for name, edit in OF_BITS.items():
+        for way in WAYS:
+            edit_bits(weight, edit, way)
+            assert weight_mark(own) != mark and model_digest(own) != digest, (name, way)
+            edit_bits(weight, edit, way)
+            assert weight_mark(own) == mark and model_digest(own) == digest, (name, way)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_edit_of_a_buffer_is_another_model(persistent):
+    own = wide()
+    own.blocks[1].register_buffer("table", torch.randn(67, 61), persistent=persistent)
+    mark, digest = weight_mark(own), model_digest(own)
+    edit_bits(own.blocks[1].table, OF_BITS["entries swapped in a row"], "data")
+    assert weight_mark(own) != mark and model_digest(own) != digest
+
+
+def test_a_buffer_that_a_bridged_network_does_not_save_is_part_of_it():
+    own = copy.deepcopy(foreign.pair("llama")[1])
+    mark, digest = weight_mark(own), model_digest(own)
+    own.network.model.rotary_emb.original_component.inv_freq.mul_(1.5)
+    assert weight_mark(own) != mark and model_digest(own) != digest
+
+
+def readers(own, images, folder):
+    """Readers of activations and folders: each refuses those of another model."""
+    points = [f"blocks.{layer}.mlp.hook_post" for layer in (0, 1)]
+    quiet, cache = {"progress": False}, own.run_with_cache(images)[1]
+    stored = ci.store(own, images, points=points, out=folder / "store", **quiet)
+    folders = {
+        "sweep": partial(ci.sweep, probes="sparsity"),
+        "atoms": ci.atoms,
+        "store": partial(ci.store, points=points),
+    }
+    return {
+        name: partial(verb, own, images, out=folder / name, **quiet)
+        for name, verb in folders.items()
+    } | {
+        "a probe on the store": lambda: ci.sweep(own, stored, probes="sparsity", **quiet),
+        "a probe on the cache": lambda: ci.probe(cache),
+    }
+
+
+def test_every_reader_notices_an_edit_that_no_sum_shows(tmp_path):
+    own, images = wide(), torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(7))
+    calls = readers(own, images, tmp_path)
+    for call in calls.values():
+        call()
+    edit_bits(own.blocks[1].attn.u_proj.weight, OF_BITS["entries swapped in a row"], "data")
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match="weights|another|model"):
+            pytest.fail(f"{name} took another model: {call()}")
+
+
+def test_a_watch_measures_the_weights_of_each_step():
+    own, images = wide(), torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(7))
+    with ci.watch(own, images, probes="alignment", every=1) as watch:
+        edit_bits(own.blocks[1].attn.u_proj.weight, OF_BITS["entries swapped in a row"], "data")
+        watch.step()
+    table = watch.result().table("weights")
+    wanted = ci.sweep(own, images, probes="alignment", progress=False).table("weights")
+    steps = [table[table["step"] == step]["value"].to_numpy() for step in (0, 1)]
+    assert (steps[1] == wanted["value"].to_numpy()).all() and (steps[0] != steps[1]).any()

@@ -191,8 +191,15 @@ def _separated(data: Any, tokens: bool = False) -> Iterator[Item]:
             ) from error
         batch = item_of(thing, f"batch {number}")
         for item in _of_batch(batch, tokens, number):
-            yield Item(item.value, label_of(item.label, f"sample {number}"), item.mask)
+            label = label_of(item.label, f"sample {number}")
+            yield Item(_copied(item.value), label, _copied(item.mask))
             number += 1
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of a sample: a stream may fill the same memory with its next batch."""
+    copied = getattr(value, "clone", None) or getattr(value, "copy", None)
+    return copied() if copied else value
 
 
 def _of_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:

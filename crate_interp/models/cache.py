@@ -253,13 +253,24 @@ class CrateCache(ActivationCache):
         return super().accumulated_resid(*args, **kwargs)  # pyright: ignore
 
     def decompose_resid(self, *args: object, **kwargs: object) -> Any:
-        """Returns TransformerLens' stack of what each layer adds, with the same arguments."""
+        """Returns TransformerLens' stack of what each layer adds, with the same arguments.
+
+        Raises RefusedError, as the other stacks of parts do, if the sparse step replaces the stream
+        (crate, crate-mae, crate-lm, cbt, tost-ista) or the stream is mixed anew before each layer
+        (nanochat-crate): there, parts of different layers do not add up to a logit.
+        """
+        self._refuse_parts("decompose_resid")
         self._refuse_slice("decompose_resid", args, kwargs)
         return super().decompose_resid(*args, **kwargs)  # pyright: ignore
 
     @_own_weights
     def stack_head_results(self, *args: object, **kwargs: object) -> Any:
-        """Returns TransformerLens' stack of what each head adds, with the same arguments."""
+        """Returns TransformerLens' stack of what each head adds, with the same arguments.
+
+        Raises RefusedError as `decompose_resid` does. There, `cache.compute_head_results()` and
+        `cache["result", layer]` give what the heads of one layer add.
+        """
+        self._refuse_parts("stack_head_results")
         self._refuse_slice("stack_head_results", args, kwargs)
         return super().stack_head_results(*args, **kwargs)  # pyright: ignore
 
@@ -274,10 +285,10 @@ class CrateCache(ActivationCache):
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
         """Returns TransformerLens' stack of neurons, with the same arguments.
 
-        Raises ValueError if the sparse step replaces the stream, because then the neurons of
-        different layers do not add up to the stream.
+        Raises RefusedError as `decompose_resid` does, and ValueError if there are no atoms.
         """
-        self._refuse_neurons()
+        self._refuse_parts("stack_neuron_results")
+        check_atoms(self.model.cfg, "stack_neuron_results")
         self._refuse_slice("stack_neuron_results", args, kwargs)
         return super().stack_neuron_results(*args, **kwargs)
 
@@ -287,10 +298,11 @@ class CrateCache(ActivationCache):
     ) -> Any:
         """Returns TransformerLens' decomposition of the stream, with the same arguments.
 
-        Raises ValueError for neurons if the sparse step replaces the stream.
+        Raises RefusedError as `decompose_resid` does, and ValueError if there are no atoms.
         """
+        self._refuse_parts("get_full_resid_decomposition")
         if expand_neurons:
-            self._refuse_neurons()
+            check_atoms(self.model.cfg, "stack_neuron_results")
         self._refuse_slice("get_full_resid_decomposition", args, kwargs)
         return super().get_full_resid_decomposition(*args, expand_neurons=expand_neurons, **kwargs)
 
@@ -307,9 +319,12 @@ class CrateCache(ActivationCache):
         """Returns TransformerLens' logit attributions of a stack, with the same arguments.
 
         Unlike in TransformerLens, `tokens` and `incorrect_tokens` may also be lists of numbers and
-        names. Raises ValueError if they differ in shape, and for a token or class that the model
-        does not have.
+        names. Raises ValueError if they differ in shape, for a token or class that the model does
+        not have, and for ToST, whose layers see no CLS token; RefusedError as `decompose_resid`
+        does.
         """
+        self._refuse_parts("logit_attrs")
+        check_read_out(self.model.cfg, "logit_attrs")
         if pos_slice is not None:
             self.refuse_padding("logit_attrs at some positions")
         right = self.model.answer_ids(tokens)
@@ -328,10 +343,10 @@ class CrateCache(ActivationCache):
     compute_head_results = _own_weights(ActivationCache.compute_head_results)
     get_neuron_results = _own_weights(ActivationCache.get_neuron_results)
 
-    def _refuse_neurons(self) -> None:
-        if not self.model.cfg.residual:
-            raise refuse("stack_neuron_results")
-        check_atoms(self.model.cfg, "stack_neuron_results")
+    def _refuse_parts(self, method: str) -> None:
+        """Raises RefusedError if parts of different layers do not add up to what is read."""
+        if not self.model.cfg.residual or hasattr(self.model, "resid_lambdas"):
+            raise refuse(method)
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):
@@ -371,6 +386,8 @@ class CrateCache(ActivationCache):
         """
         self._refuse_slice("apply_ln_to_stack", (residual_stack, layer, *args), kwargs)
         last = layer in (None, -1, self.model.cfg.n_layers)
+        if last:
+            check_read_out(self.model.cfg, "the last norm")
         if last and isinstance(self.model.ln_final, NoNorm):
             batch = kwargs.get("batch_slice")
             cut = batch if isinstance(batch, Slice) else Slice(batch)

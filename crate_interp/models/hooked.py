@@ -106,16 +106,17 @@ def layer_range(
 
 
 def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
-    """Returns the stream with which a run begins at `start_at_layer`.
+    """Returns a copy of the stream with which a run begins at `start_at_layer`.
 
-    Raises ValueError unless its shape is `[batch, pos, d_model]`.
+    Hooks may write into it, and a cache keeps it. Raises ValueError unless its shape is `[batch,
+    pos, d_model]`.
     """
     if z.ndim != 3 or z.shape[2] != model.cfg.d_model:
         raise ValueError(
             f"start_at_layer takes the stream [batch, pos, {model.cfg.d_model}], got shape "
             f"{tuple(z.shape)}."
         )
-    return z
+    return z.clone()
 
 
 def check_finite(x: Float[Tensor, "batch *any"]) -> None:
@@ -218,6 +219,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
             return out, cache
         mask = self.real_tokens(*args, **kwargs)
         if mask is not None:
+            mask = mask.clone()  # the caller may reuse the tensor
             mask = Slice.unwrap(kwargs.get("pos_slice")).apply(mask, dim=1)
             mask = mask[0] if remove_batch_dim else mask
         return out, CrateCache(cache, self, not remove_batch_dim, mask)

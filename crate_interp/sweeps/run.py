@@ -18,7 +18,7 @@ from crate_interp.data.streams import Stream
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.weight_cache import kept, weight_mark
+from crate_interp.models.weight_cache import values_of_weights, weight_mark
 from crate_interp.probes import BUILT_IN, DEFAULT, Probe, resolve
 from crate_interp.probes.built_in import OF_MEMBERS
 from crate_interp.probes.layer_reading import LayerActs
@@ -318,11 +318,13 @@ def measure_weights(
     layers: Any = getattr(model, blocks)
     found = []
     for item in probes:
-        measure = partial(_of_weights, item, layers)
         function = item.weights if item.points else item.measure
         ours = is_ours(function) and not hasattr(function, "func")  # every partial is a new one
         name = (item.name, function, layers is getattr(whole, "blocks", None))
-        found.append(kept(whole, name, measure) if ours else measure())
+        store = values_of_weights(whole) if ours else {}
+        if name not in store:
+            store[name] = _of_weights(item, layers)
+        found.append(store[name])
     for layer in range(len(layers)):
         for item, answers in zip(probes, found, strict=True):
             tally.add_weights(item.name, layer, answers[layer])

@@ -18,7 +18,7 @@ from crate_interp.core.run_options import run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
 from crate_interp.data.batch_reading import read_runs
-from crate_interp.data.picture_contents import Notes, contents, noting, table_of
+from crate_interp.data.picture_contents import Notes, Reads, contents, noting, table_of
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Tables
@@ -279,16 +279,21 @@ def _settings(meta: dict[str, Any], code: dict[str, Any], every: int) -> dict[st
 
 
 def _remembered(samples: Samples, size: int, masks: bool) -> tuple[Samples, dict[str, str]]:
-    """Returns samples that are read once and then stay in memory, and digests of their files.
+    """Returns samples that are read now and then stay in memory, and digests of their files.
 
-    The digests are `CONTENTS` of sample_ranges. Samples of files are read now, in batches of `size`
-    samples, with their masks if `masks` is True.
+    The digests are `CONTENTS` of sample_ranges. Samples are read in batches of `size`, with their
+    masks if `masks` is True.
     """
     notes, start, stop = Notes(), samples.start, samples.start + samples.n
     noted = noting(samples, notes)
-    of_masks = None if noted.masks is None else functools.cache(noted.masks)
-    kept = replace(noted, read=functools.cache(noted.read), masks=of_masks, files=None)
+    of_masks = None if noted.masks is None else _copied(noted.masks)
+    kept = replace(noted, read=_copied(noted.read), masks=of_masks, files=None)
+    bad = sum(len(read_runs(kept, *ends, masks).bad) for ends in ranges_of(kept, size))
     if samples.files is None:
         return kept, {}
-    bad = sum(len(read_runs(kept, *ends, masks).bad) for ends in ranges_of(kept, size))
     return kept, contents(table_of(notes), start, stop, samples.n - bad)
+
+
+def _copied(read: Reads) -> Reads:
+    """Returns a function that reads once, and copies: the training may reuse the tensor."""
+    return functools.cache(lambda start, stop: read(start, stop).clone())

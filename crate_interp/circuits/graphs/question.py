@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core import checks
+from crate_interp.core.files import digest_of_bytes
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 
@@ -88,6 +89,23 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
     if batch.is_floating_point() and not bool(batch.isfinite().all()):
         raise ValueError("the sample holds NaN or Inf: repair it, or give another sample.")
     return batch.to(model.cfg.device, model.cfg.dtype if batch.is_floating_point() else None)
+
+
+def read_part(model: HookedModel, sample: Tensor, question: Question) -> Tensor:
+    """Returns a copy of the part of a sample that the answer can depend on.
+
+    What comes after the answer in a causal model cannot have made it, and is no null for what did.
+    """
+    if model.cfg.causal and question.position is not None:
+        sample = sample[:, : question.position + 1]
+    return sample.clone()
+
+
+def sample_digest(sample: Tensor) -> str:
+    """Returns the SHA-256 of a sample's shape and values."""
+    values = sample if sample.is_floating_point() else sample.long()
+    content = values.detach().cpu().contiguous().numpy().tobytes()
+    return digest_of_bytes(f"{list(sample.shape)}".encode() + content)
 
 
 def asked(

@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.graphs.question import Question, one_sample
+from crate_interp.circuits.graphs.question import (
+    Question,
+    one_sample,
+    read_part,
+    sample_digest,
+)
 from crate_interp.circuits.graphs.steering import Steering, changes, steered, steering_hooks
 from crate_interp.core.safe_text import plain
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.results.result import Result, first
+from crate_interp.sweeps.runs.provenance import model_meta
 
 FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answer, and predicts
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
@@ -59,7 +65,7 @@ class AttributionGraph(Result):
     """
 
     KIND = "graph"
-    META = {"settings": dict, "target": dict, "rival?": dict}
+    META = {"settings": dict, "target": dict, "rival?": dict, "sample?": str}
     MAIN = "nodes"
     STORED = dict.fromkeys(
         (
@@ -191,17 +197,30 @@ class AttributionGraph(Result):
         )
 
     def _network(self, model: HookedModel | None, inputs: object) -> tuple[Any, Any, Question]:
-        """Returns the model, the sample and the question, given anew if the graph was loaded."""
-        own: Any = self.__dict__.get("_case")
-        if model is None and own is None:
+        """Returns the model, the sample and the question; refuses other models and samples."""
+        first_model, sample = self.__dict__.get("_case", (None, None))
+        model = first_model if model is None else model
+        if model is None or (inputs is None and sample is None):
             raise ValueError(
                 "this graph was loaded, and a saved graph holds no model: give model= and inputs=."
             )
+        check_hooked(model)
+        if model_meta(model, 1)["model_digest"] != self.meta["model_digest"]:
+            raise ValueError(
+                "the model is not the one of this graph, or its weights have changed since: give "
+                "that model, or make a graph of this one, ci.graph(model, inputs)."
+            )
         target = self.meta["target"]
         question = Question(target["answer"], target["versus"], target["position"])
-        if model is None:
-            return *own, question
-        return model, one_sample(model, inputs), question
+        if inputs is not None:
+            sample = read_part(model, one_sample(model, inputs), question)
+        # a graph of an earlier version does not say which sample it is of
+        if self.meta.get("sample", sample_digest(sample)) != sample_digest(sample):
+            raise ValueError(
+                "inputs are not the sample of this graph: give that sample, or make a graph of "
+                "these, ci.graph(model, inputs)."
+            )
+        return model, sample, question
 
     def steer(
         self,
@@ -215,8 +234,9 @@ class AttributionGraph(Result):
 
         edits: {"L2A17@5": 0} takes an atom away at token 5, {"L2A17": 2} doubles it at every token.
         how: "scale" multiplies by the number, "set" puts it in place, "add" adds it. The
-        prediction is that of derivatives, with nothing frozen. model, inputs: needed for a graph
-        that was loaded. Raises ValueError for nodes that do not exist.
+        prediction is that of derivatives, with nothing frozen. model, inputs: those of the graph,
+        needed if it was loaded. Raises ValueError for another model, edited weights, other inputs,
+        and nodes that do not exist.
         """
         network, sample, question = self._network(model, inputs)
         names = self.table("answers")["name"].tolist()

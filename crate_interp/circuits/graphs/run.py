@@ -29,6 +29,8 @@ from crate_interp.circuits.graphs.question import (
     asked,
     check_model,
     one_sample,
+    read_part,
+    sample_digest,
 )
 from crate_interp.circuits.graphs.result import MODEL, RIVAL, UNTRAINED, AttributionGraph
 from crate_interp.circuits.graphs.selection import Graph, edge_table, select
@@ -110,9 +112,7 @@ def graph(
     sample = one_sample(model, inputs)
     with torch.no_grad():
         question = asked(model, model(sample), target, position)
-    if model.cfg.causal and question.position is not None:
-        # what comes after the answer cannot have made it, and is no null for what did
-        sample = sample[:, : question.position + 1]
+    sample = read_part(model, sample, question)
     tables, meta = _measured(model, sample, question, wanted, seed, names)
     result = AttributionGraph(tables, meta)
     object.__setattr__(result, "_case", (model, sample))
@@ -258,7 +258,8 @@ def _meta(case: Explained, chosen: Graph, settings: dict[str, Any]) -> dict[str,
     scores = {"completeness": chosen.kept.completeness, "replacement": chosen.kept.replacement}
     return model_meta(model, 1) | {
         "settings": settings | {"shape": [len(own.codes), *own.codes[0].shape]},
-        "target": target, "scores": scores, "tokens": tokens, "special": special_tokens(model),
+        "target": target, "sample": sample_digest(case.sample), "scores": scores,
+        "tokens": tokens, "special": special_tokens(model),
     }  # fmt: skip
 
 

@@ -46,11 +46,18 @@ REFUSALS: dict[str, str] = {
         "a sparse step has thresholds in place of a bias: read cfg.eta and cfg.lambd, or "
         "blocks[l].mlp.threshold of nanochat-crate"
     ),
-    "stack_neuron_results": (
-        "the sparse step of this family replaces the stream, so atoms of different layers "
-        "do not add up to it: use expand_neurons=False, or read blocks.{l}.mlp.hook_post"
+} | dict.fromkeys(
+    (
+        "decompose_resid",
+        "get_full_resid_decomposition",
+        "logit_attrs",
+        "stack_head_results",
+        "stack_neuron_results",
     ),
-}
+    "the sparse step replaces the stream (nanochat-crate mixes it anew in each layer), so that "
+    "parts of different layers do not add up to a logit: use ci.circuits.path_patch, in "
+    "nanochat-crate ci.circuits.logit_attribution; cache.accumulated_resid() reads the stream",
+)
 
 # uses of a model that raise an error of their own; hooks/README.md lists these uses too
 ASSIGNED: dict[str, str] = {

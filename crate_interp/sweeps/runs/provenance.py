@@ -15,7 +15,7 @@ from crate_interp.data import Samples
 from crate_interp.data.streams import Stream
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.weight_cache import kept, model_digest
+from crate_interp.models.weight_cache import model_digest, values_of_weights
 from crate_interp.probes import Probe
 from crate_interp.probes.built_in import labels_of
 from crate_interp.results import sample_ranges
@@ -27,12 +27,14 @@ _PACKAGES = ("torch", "transformer-lens", "numpy")
 def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
     """Returns the meta of numbers measured on a model and n samples of unknown data."""
     whole = model if isinstance(model, HookedModel) else model.model
-    digest = kept(whole, "digest", lambda: model_digest(whole))
+    store = values_of_weights(whole)
+    if "digest" not in store:
+        store["digest"] = model_digest(whole)
     versions = {"crate_interp": __version__, "python": platform.python_version()}
     chosen = torch_settings()
     return {
         "model": model.cfg.model_name,
-        "model_digest": digest,
+        "model_digest": store["digest"],
         "config": model.cfg.to_dict(),
         "n_layers": len(model.blocks),
         "data": sample_ranges.of(None, 0, n),
