@@ -129,7 +129,7 @@ def _unclassed(samples: Samples, model: Any) -> str:
     count, known = model.W_U.shape[1], model.cfg.labels
     named = [
         samples.names[label] if samples.names is not None and isinstance(label, int) else label
-        for label in dict.fromkeys(samples.labels)
+        for label in samples.labels
     ]
     twice = next((label for label in named if (known or ()).count(label) > 1), None)
     if twice is not None:
@@ -139,6 +139,12 @@ def _unclassed(samples: Samples, model: Any) -> str:
         )
     there = (*(known or ()), *range(count))
     label = next((label for label in named if label not in there), named[0])
+    number = samples.start + named.index(label)
+    if known is None and checks.is_int(label):
+        return (
+            f"the label of sample {number} is {label}, but the model has {count} classes: give "
+            f"numbers from 0 to {count - 1}."
+        )
     if known is None:
         return (
             f"labels such as {label!r} do not tell which of the model's {count} classes they are: "
@@ -147,7 +153,8 @@ def _unclassed(samples: Samples, model: Any) -> str:
         )
     there = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
     return (
-        f"the label {label!r} is not a class of the model, whose classes are {there}: give data "
+        f"the label {label!r} of sample {number} is not a class of the model, whose classes are "
+        f"{there}: give data "
         "with these names as labels or folders, or load the model with other labels=[...]."
     )
 

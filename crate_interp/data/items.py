@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.core.pictures import Undecodable, quoted
+from crate_interp.core.pictures import Undecodable, header, quoted, upright_size
 from crate_interp.core.safe_text import plain
 from crate_interp.data.samples import Preprocess
 from crate_interp.data.tables import MASK_COLUMNS
@@ -61,6 +61,8 @@ def item_of(thing: object, where: str) -> Item:
     where: its place, for errors. Raises ValueError for a dictionary without a value, and for a
     tuple of another length.
     """
+    if isinstance(thing, Item):
+        return thing
     if isinstance(thing, Mapping):
         return _of_mapping(thing, where)
     if not isinstance(thing, (tuple, list)) or is_tokens(thing):
@@ -165,13 +167,40 @@ def images_of(items: Sequence[Item], start: int, preprocess: Preprocess) -> Tens
                 f"sample {number} is of type {type(value).__name__}. Give a PIL image, a path or "
                 "an array."
             )
-    kinds = {(value.dtype, value.shape) if is_array(value) else "picture" for value in values}
-    if kinds == {"picture"}:
+    if not any(is_array(value) for value in values):
         return preprocess(values)
-    if len(kinds) == 1:
-        return preprocess(torch.stack(values))
-    each: list[Any] = [one[None] if is_array(one) else [one] for one in values]
-    return torch.cat([preprocess(one) for one in each])
+    images = [image_of(value, number, preprocess) for number, value in enumerate(values, start)]
+    sizes = {tuple(image.shape[2:]) for image in images}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
+        raise ValueError(
+            f"the images from sample {start} on differ in size ({shown}): give batch_size=1."
+        )
+    return torch.cat(images)
+
+
+def image_of(value: Any, number: int, preprocess: Preprocess) -> Tensor:
+    """Returns the preprocessed image of a sample `[1, channels, height, width]`.
+
+    Raises ValueError, naming the sample, for what `preprocess` refuses.
+    """
+    try:
+        return preprocess(value[None] if is_array(value) else [value])
+    except Undecodable:
+        raise
+    except ValueError as error:
+        raise ValueError(f"sample {number}: {error}") from error
+
+
+def size_of(value: Any, number: int) -> tuple[int, int]:
+    """Returns the (width, height) of a sample's image when it is upright."""
+    what = f"the image of sample {number}"
+    if is_array(value):
+        height, width = upright_array(value, what).shape[-2:]
+        return width, height
+    if isinstance(value, Image.Image):
+        return upright_size(value, what)
+    return header(Path(value), what)[1]
 
 
 def mask_picture(item: Item, number: int) -> Image.Image | Path | str:

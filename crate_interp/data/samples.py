@@ -56,6 +56,13 @@ class Samples:
     def __post_init__(self) -> None:
         if not self.of:
             object.__setattr__(self, "of", self.n)
+        count = 0 if self.names is None else len(self.names)
+        for number, label in enumerate(self.labels or () if count else (), self.start):
+            if checks.is_int(label) and not 0 <= label < count:
+                raise ValueError(
+                    f"the label of sample {number} is {label}, but the data names {count} classes: "
+                    f"give numbers from 0 to {count - 1}, or None for a sample without a label."
+                )
 
     def __len__(self) -> int:
         return self.n

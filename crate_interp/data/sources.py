@@ -116,8 +116,9 @@ def open_data(
     data: a float tensor or array (taken as preprocessed) or a uint8 one
     `[n, channels, height, width]`; (images, labels) or {"image": ..., "label": ...}; a map-style
     torch Dataset or a list, whose items are pictures (PIL images, paths or arrays), (picture,
-    label), (picture, mask) or dictionaries of these; a DataLoader or another iterable of batches,
-    which is read once; a datasets.Dataset (its first image column and its label column);
+    label), (picture, mask) or dictionaries of these; a DataLoader, of whose map-style dataset each
+    sample is read once, in order; another iterable of batches, which is read once; a
+    datasets.Dataset (its first image column and its label column);
     "embedded:fashion"; "imagefolder:DIR" or a folder (labels are the sub-folders, spread evenly);
     the path of a picture; "hf:owner/name:split", which datasets fetches from the Hub. Data that is
     already a Samples is only cut to the limit. `preprocess` turns pictures and uint8 images into
@@ -140,6 +141,8 @@ def open_data(
     tensor, and for a stream without a limit.
     """
     checks.limit(limit)
+    if batch_streams.is_loader(data):
+        data = batch_streams.samples_of_loader(data)
     check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)
@@ -181,7 +184,7 @@ def _images(
     if is_pair(data):
         return pair_samples(data, *functions, limit)
     if batch_streams.is_batches(data):
-        return batch_streams.batch_stream(data, preprocess, limit).kept()
+        return batch_streams.batch_stream(data, preprocess, limit, preprocess_masks).kept()
     if is_item_data(data):
         return item_samples(data, *functions, limit)
     raise ValueError(f"cannot take images from {type(data).__name__}: give {IMAGES}.")
@@ -203,6 +206,8 @@ def open_text(
     window.
     """
     checks.limit(limit)
+    if batch_streams.is_loader(data):
+        data = batch_streams.samples_of_loader(data, tokens=True)
     check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)

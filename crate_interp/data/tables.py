@@ -83,7 +83,7 @@ def table_samples(
         )
     rows, label = columns.undecoded(dataset), columns.label
     alone = lambda name: rows.select_columns([name])  # noqa: E731
-    labels = list(alone(label)[label]) if label else None
+    labels = columns.labels_of(alone(label)[label]) if label else None
     known = (labels, columns, fingerprint or f"datasets:{dataset._fingerprint}")
     return _samples(alone, range(len(dataset)), *known, preprocess, preprocess_masks)
 
@@ -101,7 +101,7 @@ def row_samples(
     The masks of these rows alone decide whether 255 is a class.
     """
     held, label = _Held(rows, start), columns.label
-    labels = [row[label] for row in rows] if label else None
+    labels = columns.labels_of(row[label] for row in rows) if label else None
     known = (labels, columns, fingerprint)
     numbers = range(start, start + len(rows))
     return _samples(lambda name: held, numbers, *known, preprocess, preprocess_masks)
@@ -116,6 +116,12 @@ class Columns:
     label: str | None
     modes: dict[str, str | None]
     names: tuple[str, ...] | None
+
+    def labels_of(self, cells: Iterable[Any]) -> list[Any] | None:
+        """Returns labels. -1 of a ClassLabel means that a row has none, as datasets says."""
+        missing = None if self.names is None else -1
+        labels = [None if cell == missing else cell for cell in cells]
+        return None if self.names is not None and all(one is None for one in labels) else labels
 
     def undecoded(self, table: Table) -> Any:
         """Returns the table with only these columns, and with pictures that are not decoded."""
