@@ -69,9 +69,13 @@ def _drops_last(loader: DataLoader) -> bool:
 
 
 def _gives_batches(loader: DataLoader) -> bool:
-    """Tells whether the items of a loader's dataset are batches of images themselves."""
+    """Tells whether the items of a loader's dataset are batches themselves."""
     dataset: Any = loader.dataset
-    return bool(len(dataset)) and _is_batch(dataset[0])
+    value = item_of(dataset[0], "data[0]").value if len(dataset) else None
+    if not is_array(value):
+        return isinstance(value, (list, tuple)) and not is_tokens(value)
+    tokens = value.ndim == 2 and str(value.dtype).endswith(("int32", "int64"))
+    return value.ndim == 4 or tokens
 
 
 def _is_batch(thing: Any) -> bool:
@@ -104,12 +108,10 @@ def batch_stream(
     names = names_of(data) or names_of(getattr(data, "dataset", None))
 
     def held(found: Sequence[Any], start: int) -> Samples:
-        def read(first: int, stop: int) -> Tensor:
-            return images_of(found[first - start : stop - start], first, preprocess)
-
         def items(first: int, stop: int) -> Sequence[Item]:
             return found[first - start : stop - start]
 
+        read = lambda first, stop: images_of(items(first, stop), first, preprocess)  # noqa: E731
         masks = None
         if any(item.mask is not None for item in found):
             numbers = range(start, start + len(found))
