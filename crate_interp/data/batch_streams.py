@@ -27,6 +27,7 @@ from crate_interp.core.safe_text import plain
 from crate_interp.data.item_samples import DRAWS, is_item_data, masks_of, names_of
 from crate_interp.data.items import (
     Item,
+    ItemData,
     digest_of,
     images_of,
     is_array,
@@ -270,8 +271,8 @@ def _of_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:
 class Collated:
     """The samples of a DataLoader's dataset, each as the loader's collate_fn gives it alone."""
 
-    dataset: Any
-    collate: Callable[[Any], Any]
+    dataset: ItemData
+    collate: Callable[[list[Any]], object]
     classes: tuple[str, ...] | None
     tokens: bool
 

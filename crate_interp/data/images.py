@@ -41,7 +41,10 @@ def tensor_samples(
     images = torch.as_tensor(images)
     images = upright_array(images, "data") if images.ndim == 4 else images
     if images.ndim != 4:
-        raise ValueError(f"data has shape {list(images.shape)}: give [n, channels, height, width].")
+        raise ValueError(
+            f"data has shape {list(images.shape)}, but this model reads images: give [n, channels, "
+            "height, width]."
+        )
     if not (images.is_floating_point() or images.dtype == torch.uint8):
         raise ValueError(f"data is {images.dtype}: give preprocessed floats, or uint8 (0 to 255).")
     images = images.detach()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
@@ -96,9 +97,19 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
     for source in SOURCES:
         if source.form.partition(":")[0] == scheme and where and (source.table or not text):
             return source, where
+        if source.form.partition(":")[0] == scheme and text:
+            raise ValueError(
+                f"{source.form} holds images, but this model reads text: give {kinds}."
+            )
+    if os.sep in scheme:
+        name = pictures.quoted(data)
+        what = f"{name} is a folder, but this model reads text"  # images take a folder before
+        what = what if os.path.isdir(data) else f"there is no file or folder {name}"
+        raise ValueError(f"{what}: give {kinds}.")
     near = checks.did_you_mean(scheme, [source.form.partition(":")[0] for source in SOURCES])
     hint = f" {near}" if where and near else ""
     hint = f" Did you mean 'embedded:{data}'?" if data in named_data.EMBEDDED else hint
+    hint = " To give the text itself, write a list: data=[text]." if text and not hint else hint
     raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
 
 
@@ -120,9 +131,9 @@ def open_data(
     sample is read once, in order; another iterable of batches, which is read once; a
     datasets.Dataset (its first image column and its label column);
     "embedded:fashion"; "imagefolder:DIR" or a folder (labels are the sub-folders, spread evenly);
-    the path of a picture; "hf:owner/name:split", which datasets fetches from the Hub. Data that is
-    already a Samples is only cut to the limit. `preprocess` turns pictures and uint8 images into
-    floats.
+    a PIL image, or the path of a picture; "hf:owner/name:split", which datasets fetches from the
+    Hub. Data that is already a Samples is only cut to the limit. `preprocess` turns pictures and
+    uint8 images into floats.
 
     Some data has masks too: (picture, mask); a datasets.Dataset with a mask column (tables.py);
     "embedded:pictures"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
@@ -177,6 +188,8 @@ def _images(
         return source.images(where, *functions, **options)
     if is_array(data):
         return images.tensor_samples(data, preprocess, limit)
+    if isinstance(data, Image.Image):
+        data = [data]
     if streams.is_stream(data):
         return streams.image_stream(data, preprocess, limit, preprocess_masks).kept()
     if isinstance(data, Table):
@@ -288,7 +301,8 @@ def _text_of(path: Path) -> str:
 def _token_samples(tokens: Tensor) -> Samples:
     if tokens.ndim != 2 or not holds_ids(tokens):
         raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers [n, pos]."
+            f"data is {tokens.dtype} of shape {list(tokens.shape)}, but this model reads text: "
+            "give token ids, whole numbers [n, pos], or a list of texts."
         )
     if 0 in tokens.shape:
         raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")

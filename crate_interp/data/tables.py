@@ -142,7 +142,10 @@ def columns_of(table: Table) -> Columns:
     features: Any = table.features or {}
     pictures = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     if not pictures:
-        raise ValueError(f"the dataset has no image column; its columns are {_names(table)}.")
+        raise ValueError(
+            f"the dataset has no image column; its columns are {_names(table)}, but this model "
+            "reads images: give data with images, or a language model."
+        )
     label = next((n for n, f in features.items() if isinstance(f, datasets.ClassLabel)), None)
     label = label or next((n for n in ("label", "labels") if _is_plain(features.get(n))), None)
     names = getattr(features[label], "names", None) if label else None
@@ -196,7 +199,10 @@ def text_column(table: Table) -> str:
     for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Value) and feature.dtype in kinds:
             return name
-    raise ValueError(f"the dataset has no text column; its columns are {_names(dataset)}.")
+    raise ValueError(
+        f"the dataset has no text column; its columns are {_names(dataset)}, but this model "
+        "reads text: give data with text, or a model of images."
+    )
 
 
 def checked(texts: Iterable[object]) -> Iterator[str]:

@@ -83,7 +83,7 @@ def check_preprocessed(cfg: CrateConfig, images: Float[Tensor, "batch c h w"]) -
         most = max(max(mean, 1 - mean) / std for mean, std in pairs)
     flat = images.detach().flatten(1)
     largest = flat.amax(1)
-    raw = (largest > max(20.0, 8 * most)) & (flat.amin(1) >= -most)
+    raw = (largest > max(20.0, 8 * most)) & (flat.amin(1) >= -most) & largest.isfinite()
     if raw.any():
         raise ValueError(
             f"images are floats up to {largest[raw].max().item():.0f}, and so not preprocessed: "
