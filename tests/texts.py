@@ -24,6 +24,9 @@ class Words:
     def encode(self, text):
         return [int(word) for word in text.split()]
 
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
 
 def harmless(text, spaces="\u200c\u200d\t\n\r"):
     """Nothing in a text is obeyed, and a file can hold it."""

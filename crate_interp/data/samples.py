@@ -38,7 +38,8 @@ class Samples:
     start: the number that the first of the n samples has in the whole data set. of: how many
     samples the whole data set has; 0 means n. name_of: returns the file name of a sample, if
     samples have files. listing: the listed files, if the data is a folder. files: the files whose
-    content the fingerprint leaves out, which a run notes as it reads them.
+    content the fingerprint leaves out, which a run notes as it reads them. lengths: how many tokens
+    each sample of the whole data set has, if they differ; `read` then takes samples of one length.
     """
 
     n: int
@@ -52,6 +53,7 @@ class Samples:
     name_of: Callable[[int], str] | None = None
     listing: Listing | None = None
     files: Files | None = None
+    lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.of:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
+from crate_interp.core.errors import ShortTextError
 from crate_interp.core.safe_text import plain
 from crate_interp.data import batch_streams, coco, cutouts, images, named_data, streams, voc
 from crate_interp.data.item_samples import (
@@ -204,9 +205,15 @@ def _images(
 
 
 def open_text(
-    data: object, windows: Callable[[Iterable[str]], Tensor], limit: int | None = None
+    data: object,
+    windows: Callable[[Iterable[str]], Tensor],
+    limit: int | None = None,
+    encode: Callable[[str], Tensor] | None = None,
 ) -> Samples:
     """Returns the first `limit` samples, each a window of tokens.
+
+    A list, a Dataset or a file of texts that fill no window when they are joined is taken text by
+    text instead: each text is a sample, of as many tokens as `encode` gives, `[1, pos]`.
 
     data: token ids `[n, pos]` (whole numbers), (tokens, labels) or {"input_ids": ..., "label":
     ...}; a list, or a map-style torch Dataset, of token ids of one length; a list or a Dataset of
@@ -246,7 +253,12 @@ def open_text(
     texts = _texts(given)
     if not len(texts):
         raise ValueError("the data is empty: there is no text in it.")
-    return first(_token_samples(windows(checked(texts))), limit)
+    try:
+        return first(_token_samples(windows(checked(texts))), limit)
+    except ShortTextError:
+        if encode is None or isinstance(given, Table):
+            raise
+    return first(_text_samples([encode(text)[0].cpu() for text in texts]), limit)
 
 
 def _texts(data: Any) -> Sequence[str]:
@@ -296,6 +308,22 @@ def _text_of(path: Path) -> str:
             f"{pictures.quoted(path)} is not a text file in UTF-8 ({error.reason} at byte "
             f"{error.start})."
         ) from None
+
+
+def _text_samples(rows: list[Tensor]) -> Samples:
+    """Returns rows of token ids, which may differ in length, as samples."""
+    lengths = tuple(map(len, rows))
+    if len(set(lengths)) == 1:
+        return _token_samples(torch.stack(rows))
+    whole = _token_samples(torch.cat(rows)[None])
+    digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
+
+    def read(start: int, stop: int) -> Tensor:
+        if len(set(lengths[start:stop])) > 1:
+            raise ValueError(f"samples {start} to {stop - 1} have different numbers of tokens.")
+        return torch.stack(rows[start:stop])
+
+    return Samples(len(rows), None, f"texts:sha256:{digest}", read, lengths=lengths)
 
 
 def _token_samples(tokens: Tensor) -> Samples:

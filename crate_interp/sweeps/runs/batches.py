@@ -204,7 +204,8 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     given: Any = data
     if model.unit == "windows":
         stream = _stream(model, data, options)
-        samples = stream.kept() if stream else open_text(given, reader.windows, options.limit)
+        read = (reader.windows, options.limit, reader.to_tokens)
+        samples = stream.kept() if stream else open_text(given, *read)
         for start, stop in ranges_of(samples, options.chunk_size):
             for run in read_runs(samples, start, stop).runs:
                 _check_values(model, run.inputs, run.start)
@@ -217,6 +218,17 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
         )  # fmt: skip
     except Undecodable as error:
         raise ValueError(advised(error)) from None
+
+
+def check_one_length(samples: Samples, what: str) -> None:
+    """Raises ValueError for texts of several lengths; what: the measurement that needs one."""
+    lengths = (samples.lengths or ())[samples.start : samples.start + samples.n]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"{what} compares samples token by token, but the texts have {min(lengths)} to "
+            f"{max(lengths)} tokens: give texts of one length, or longer texts, which are "
+            "cut into windows."
+        )
 
 
 def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples | Stream:
