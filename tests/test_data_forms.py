@@ -8,7 +8,12 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+)
 
 import crate_interp as ci
 from conftest import make, make_lm
@@ -238,7 +243,6 @@ def test_a_sweep_of_tokens_has_the_same_bits(form):
 @pytest.mark.parametrize(
     "data, words",
     [
-        (lambda: DataLoader(Own(BYTES, LABELS), shuffle=True), r"shuffles \(RandomSampler\)"),
         (lambda: Own(list(BYTES), [[1, 2]] * 5), "the label of data\\[0\\] is a list"),
         (lambda: Own(list(BYTES), torch.eye(5)), "Give the number or the name of one class"),
         (lambda: [(BYTES[0], 1, 2)], "is a tuple of 3"),

@@ -267,7 +267,7 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
         (
             (model, dataclasses.replace(images, labels=[99] * N)),
             {},
-            "the label 99 is not a class of ",
+            "the label 99 of sample 0 is not a class of ",
         ),
         ((model, dataclasses.replace(images, labels=[None] * N)), {}, "sample 0 has no label: le"),
         (

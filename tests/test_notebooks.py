@@ -4,7 +4,9 @@ They are the same as text and as notebook.
 """
 
 import importlib.util
+import io
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -15,8 +17,12 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from IPython.core.formatters import DisplayFormatter
+from nbclient import NotebookClient
+from PIL import Image
 
 import crate_interp as ci
+from conftest import make
 
 DEMOS = Path(__file__).parent.parent / "demos"
 SHOWN = {  # what their outputs must hold, and how many pictures
@@ -70,6 +76,36 @@ def test_it_runs_and_shows_what_it_announces(name, tmp_path):
     assert any("Point at a" in page for page in pages) == name.startswith(("01", "05", "10", "11"))
     if name.startswith("05"):
         check_circuit(text)
+
+
+def small_sweep(out=None):
+    images = torch.rand(3, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+    return ci.sweep(make(), images, probes="sparsity", controls=0, progress=False, out=out)
+
+
+def test_a_figure_is_a_picture_to_a_notebook():
+    figure = ci.viz.layers(small_sweep(), "sparsity.hoyer")
+    shown, _ = DisplayFormatter().format(figure)
+    size = Image.open(io.BytesIO(shown["image/png"])).size
+    assert min(size) > 200 and set(shown) == {"image/png", "text/plain"}
+    assert type(pickle.loads(pickle.dumps(figure))) is type(figure)
+
+
+@pytest.mark.slow
+def test_a_figure_at_the_end_of_a_cell_is_shown_once(tmp_path):
+    small_sweep(tmp_path)
+    figure = "ci.viz.layers(result, 'sparsity.hoyer')"
+    sources = [
+        f"import crate_interp as ci\nresult = ci.SweepResult.load({str(tmp_path)!r})\n{figure}",
+        f"drawn = {figure}",
+        f"import matplotlib.pyplot as plt\n{figure}",
+        f"%matplotlib inline\n{figure}",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources)))
+    done = NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    outputs = [cell["outputs"] for cell in done.cells]
+    assert [len(one) for one in outputs] == [1, 0, 1, 1]
+    assert all("image/png" in one["data"] for cell in outputs for one in cell)
 
 
 def check_circuit(text):

@@ -293,7 +293,7 @@ def test_bad_text():
         ("the texts have 3 tokens, but a window has 13", ["1 2 3"]),
         ("the data is empty: there is no text", []),
         ("entry 1 of the data is of type int: give only strings", ["1", 2]),
-        ("give whole numbers", torch.zeros(3, 13)),
+        ("whole numbers \\[n, pos\\]", torch.zeros(3, 13)),
         ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
         (
             "has no text column; its columns are picture",

@@ -11,6 +11,7 @@ from crate_interp.data import open_data, open_text
 from crate_interp.data.streams import image_stream, is_stream
 from crate_interp.sweeps.runs.batches import samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
+from texts import Words
 
 MORE = "give limit=n, which keeps the first n samples in memory, or data with a length"
 
@@ -175,13 +176,6 @@ def test_bad_samples_of_a_stream(model, data, wanted):
     assert result.meta["n_samples"] == COUNT - 1
     numbers = list(result.samples()["sample"].unique())
     assert numbers == [number for number in range(COUNT) if number != 9]
-
-
-class Words:
-    bos = 46
-
-    def encode(self, text):
-        return [int(word) for word in text.split()]
 
 
 @pytest.fixture

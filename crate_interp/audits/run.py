@@ -25,7 +25,14 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import by, first
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.runs.batches import (
+    Batch,
+    Chunk,
+    Reading,
+    check_model,
+    check_one_length,
+    samples_of,
+)
 from crate_interp.sweeps.runs.chunked_pass import Stage, shuffled_of, twins_of, with_facts
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
@@ -75,6 +82,8 @@ def audit(
     check_model(model)
     setting = _setting(eps, lasso_tokens, grid, seed, model)
     samples = samples_of(model, data, options)
+    if "next sample" in setting.nulls:
+        check_one_length(samples, "audit with grid=True")
     settings = {"eps": eps, "lasso_tokens": lasso_tokens, "grid": grid, "seed": seed}
     reasons = [layers.why_not(block) for block in model.blocks]
     meta = data_meta(model, samples, options.batch_size)

@@ -27,7 +27,14 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import by
 from crate_interp.sweeps.atom_statistics import CODE
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.runs.batches import (
+    Batch,
+    Chunk,
+    Reading,
+    check_model,
+    check_one_length,
+    samples_of,
+)
 from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
 from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
@@ -121,6 +128,7 @@ def _samples(model: HookedModel, data: Data, options: RunOptions, point: str) ->
         )
     check_gradients("concentration", model)
     samples = samples_of(model, data, options)
+    check_one_length(samples, "concentration")
     if samples.n < 2:
         raise ValueError("the data has one sample, and it needs a donor: give two samples or more.")
     return samples

@@ -1,6 +1,7 @@
 """What each head does for the answers, measured by ablating one head at a time."""
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -129,7 +131,7 @@ def _unclassed(samples: Samples, model: Any) -> str:
     count, known = model.W_U.shape[1], model.cfg.labels
     named = [
         samples.names[label] if samples.names is not None and isinstance(label, int) else label
-        for label in dict.fromkeys(samples.labels)
+        for label in samples.labels
     ]
     twice = next((label for label in named if (known or ()).count(label) > 1), None)
     if twice is not None:
@@ -139,6 +141,12 @@ def _unclassed(samples: Samples, model: Any) -> str:
         )
     there = (*(known or ()), *range(count))
     label = next((label for label in named if label not in there), named[0])
+    number = samples.start + named.index(label)
+    if known is None and checks.is_int(label):
+        return (
+            f"the label of sample {number} is {label}, but the model has {count} classes: give "
+            f"numbers from 0 to {count - 1}."
+        )
     if known is None:
         return (
             f"labels such as {label!r} do not tell which of the model's {count} classes they are: "
@@ -147,7 +155,8 @@ def _unclassed(samples: Samples, model: Any) -> str:
         )
     there = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
     return (
-        f"the label {label!r} is not a class of the model, whose classes are {there}: give data "
+        f"the label {label!r} of sample {number} is not a class of the model, whose classes are "
+        f"{there}: give data "
         "with these names as labels or folders, or load the model with other labels=[...]."
     )
 
@@ -160,48 +169,51 @@ def may_share(model: HookedModel) -> bool:
 
 
 def _sums(chunk: Chunk) -> Tables:
-    """Returns the table "means": layer, pos, n, sums (the bytes of `[pos, head, d_head]`)."""
-    sums: dict[int, Tensor] = {}
-    n = 0
+    """Returns the table "means": layer, pos, n, sums (the bytes of `[pos, head, d_head]`).
+
+    Texts of several lengths have a row for each layer and length `pos`.
+    """
+    sums: dict[tuple[int, int], Tensor] = {}
+    counts: Counter[int] = Counter()
 
     def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
         part = acts[_Z].double().sum(dim=0)
-        _check_pos({len(part), len(sums.get(layer, part))})
-        sums[layer] = sums.get(layer, 0) + part
+        sums[layer, len(part)] = sums.get((layer, len(part)), 0) + part
+        counts[len(part)] += len(batch.inputs) if not layer else 0
 
     for batch in chunk.batches():
         chunk.measure(batch, [Reading([_Z], add)])
-        n += len(batch.inputs)
-    rows = [(layer, len(total), n, to_bytes(total)) for layer, total in sorted(sums.items())]
+    rows = [(*key, counts[key[1]], to_bytes(total)) for key, total in sorted(sums.items())]
     return {"means": pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}
 
 
-def _merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
-    _check_pos({*mine["pos"], *theirs["pos"]})
-    return added("sums", "layer", "pos")(mine, theirs, meta)
-
-
-def _check_pos(lengths: set[int]) -> None:
-    if len(lengths) > 1:
-        raise ValueError(
-            "the samples differ in their number of tokens, so positions have no mean: give images "
-            "of one size, or how='zero'."
-        )
-
-
 HEAD_ABLATION = Kind(
-    HeadAblation, {"means": {"means": _merged_sums}, "heads": HeadAblation.STORED}, head_result
+    HeadAblation,
+    {"means": {"means": added("sums", "layer", "pos")}, "heads": HeadAblation.STORED},
+    head_result,
 )
 
 
 def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:
-    """Returns the mean of z over all samples, `[pos, head, d_head]` of each layer."""
-    rows: Any = table.itertuples()
-    heads = model.cfg.n_heads
-    return {
-        row.layer: torch.from_numpy(from_bytes(row.sums, row.pos, heads, -1)) / row.n
-        for row in rows
-    }
+    """Returns the mean of z at each position over the samples that have it, for each layer.
+
+    Raises ValueError for images of several sizes, whose positions are different places.
+    """
+    if model.unit != "windows" and table["pos"].nunique() > 1:
+        raise ValueError(
+            "the samples differ in their number of tokens, so positions have no mean: give images "
+            "of one size, or how='zero'."
+        )
+    means = {}
+    for layer, rows in table.groupby("layer"):
+        longest: Any = rows["pos"].max()
+        total, count = torch.zeros(()), torch.zeros(longest, 1, 1)
+        for row in rows.itertuples():
+            part = torch.from_numpy(from_bytes(row.sums, row.pos, model.cfg.n_heads, -1))
+            total = total + F.pad(part, (0, 0, 0, 0, 0, longest - row.pos))
+            count[: row.pos] += row.n
+        means[layer] = total / count
+    return means
 
 
 def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Mapping[int, Means] | None) -> Tables:
@@ -259,7 +271,7 @@ def _without(
     z: Float[Tensor, "batch pos head d_head"], hook: object, mean: Tensor, head: int
 ) -> Float[Tensor, "batch pos head d_head"]:
     changed = z.clone()
-    changed[:, :, head] = mean[:, min(head, mean.shape[1] - 1)]
+    changed[:, :, head] = mean[: z.shape[1], min(head, mean.shape[1] - 1)]
     return changed
 
 

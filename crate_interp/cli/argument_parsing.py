@@ -60,7 +60,11 @@ def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> t
         model = model.resized(size)
     if not text:
         check_count(model, model.cfg.n_tokens)
-    samples = open_text(data, model.windows) if text else open_data(data, model.preprocess)
+    samples = (
+        open_text(data, model.windows, None, model.to_tokens)
+        if text
+        else open_data(data, model.preprocess)
+    )
     if not 0 <= sample < samples.n:
         raise ValueError(f"--sample {sample}: the data has samples 0 to {samples.n - 1}.")
     inputs = samples.read(sample, sample + 1).to(model.cfg.device)

@@ -25,3 +25,7 @@ class TextError(ValueError, AssertionError):
 
     It is an AssertionError too, since TransformerLens raises one in these places.
     """
+
+
+class ShortTextError(TextError):
+    """Texts that do not fill one window of tokens when they are joined."""

@@ -170,12 +170,20 @@ def header(file: Path | BytesIO, what: str) -> tuple[str, tuple[int, int]]:
     Only the first bytes are read. Raises Undecodable for a file that is not a picture.
     """
     with opened(file, what) as image:
-        if _orientation(image) not in _SIDEWAYS:
-            return image.mode, image.size
-        # some versions of Pillow have already turned a TIFF picture and swapped its size
-        if image.format == "TIFF":
-            return image.mode, _upright(image, what).size
-        return image.mode, (image.height, image.width)
+        return image.mode, upright_size(image, what)
+
+
+def upright_size(image: Image.Image, what: str) -> tuple[int, int]:
+    """Returns the (width, height) that a picture has when its EXIF orientation has turned it.
+
+    Raises Undecodable, naming `what`, for a TIFF picture that cannot be decoded.
+    """
+    if _orientation(image) not in _SIDEWAYS:
+        return image.size
+    # some versions of Pillow have already turned a TIFF picture and swapped its size
+    if image.format == "TIFF":
+        return _upright(image, what).size
+    return image.height, image.width
 
 
 def check_depth(mode: str, what: str) -> None:

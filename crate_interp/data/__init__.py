@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -19,7 +20,16 @@ from crate_interp.data.tables import Table
 
 # what may be given as data; see `open_data` and `open_text`
 Data = (
-    str | Path | Tensor | np.ndarray | Table | Samples | Dataset | Mapping[str, Any] | Iterable[Any]
+    str
+    | Path
+    | Image.Image
+    | Tensor
+    | np.ndarray
+    | Table
+    | Samples
+    | Dataset
+    | Mapping[str, Any]
+    | Iterable[Any]
 )
 
 __all__ = ["Data", "Samples", "embedded", "forms", "open_data", "open_text", "part"]

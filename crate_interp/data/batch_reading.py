@@ -35,12 +35,14 @@ class Found:
 def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> Found:
     """Reads the samples from `start` up to, not including, `stop`.
 
-    Samples that cannot be decoded divide the others into contiguous runs. masks: whether to read
-    masks; a sample whose mask cannot be decoded is bad too. Raises ValueError if a sample can be
-    decoded but not used.
+    Samples that cannot be decoded divide the others into contiguous runs, and so do changes of the
+    number of tokens. masks: whether to read masks; a sample whose mask cannot be decoded is bad
+    too. Raises ValueError if a sample can be decoded but not used.
     """
     try:
-        return Found([_run(samples, start, stop, masks)], {})
+        return Found(
+            [_run(samples, *ends, masks) for ends in _of_one_length(samples, start, stop)], {}
+        )
     except Undecodable:
         bad = bad_ones(samples, start, stop, masks)
     runs = [_run(samples, *ends, masks) for ends in _between(start, stop, bad)]
@@ -80,6 +82,17 @@ def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:
     if not masks or samples.masks is None:
         return Run(start, inputs)
     return Run(start, inputs, samples.masks(start, stop))
+
+
+def _of_one_length(samples: Samples, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yields start and stop of each run of samples that have equally many tokens."""
+    lengths = samples.lengths
+    for number in range(start + 1, stop if lengths else 0):
+        assert lengths is not None
+        if lengths[number] != lengths[number - 1]:
+            yield start, number
+            start = number
+    yield start, stop
 
 
 def _between(start: int, stop: int, bad: dict[int, str]) -> Iterator[tuple[int, int]]:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
 from crate_interp.core.pictures import Picture
-from crate_interp.data.samples import Preprocess
+from crate_interp.data.samples import Pictures, Preprocess
 
 MODES = ("1", "L", "P")
 IGNORE = 255
@@ -53,6 +54,11 @@ def class_maps(
     """
     maps = preprocess_masks(list(masks))
     return maps.where(maps != IGNORE, 1) if binary else maps
+
+
+def unresized(masks: Pictures) -> UInt8[Tensor, "batch height width"]:
+    """Returns the numbers of masks that are pictures of one size, as `preprocess_masks` does."""
+    return torch.stack([torch.from_numpy(np.array(mask).astype(np.uint8)) for mask in masks])
 
 
 def mask_reader(

@@ -17,7 +17,7 @@ from crate_interp.core.checks import did_you_mean
 from crate_interp.core.pictures import SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import Listing
-from crate_interp.data.items import upright_array
+from crate_interp.data.items import image_of, upright_array
 from crate_interp.data.picture_contents import Files
 from crate_interp.data.picture_files import first_folders
 from crate_interp.data.samples import Preprocess, Samples
@@ -36,12 +36,15 @@ def tensor_samples(
 
     Floats count as preprocessed; uint8 images (0 to 255) are preprocessed when they are read. The
     fingerprint is that of the entire tensor. Raises ValueError for other shapes and dtypes, and for
-    NaN or Inf in the first `limit` images.
+    NaN, Inf and pixels of 0 to 255 among the floats of the first `limit` images.
     """
     images = torch.as_tensor(images)
     images = upright_array(images, "data") if images.ndim == 4 else images
     if images.ndim != 4:
-        raise ValueError(f"data has shape {list(images.shape)}: give [n, channels, height, width].")
+        raise ValueError(
+            f"data has shape {list(images.shape)}, but this model reads images: give [n, channels, "
+            "height, width]."
+        )
     if not (images.is_floating_point() or images.dtype == torch.uint8):
         raise ValueError(f"data is {images.dtype}: give preprocessed floats, or uint8 (0 to 255).")
     images = images.detach()
@@ -53,6 +56,8 @@ def tensor_samples(
                 f"data holds NaN or Inf in {len(bad)} of {len(used)} images, "
                 f"the first at index {bad[0]}."
             )
+        for number, image in enumerate(used):
+            image_of(image, number, preprocess)
     digest = hashlib.sha256(f"{images.dtype} {list(images.shape)}".encode())
     for part in images.split(256):
         digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)

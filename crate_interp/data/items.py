@@ -3,15 +3,16 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import exists
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.core.pictures import Undecodable, quoted
+from crate_interp.core.pictures import SUFFIXES, Undecodable, header, quoted, upright_size
 from crate_interp.core.safe_text import plain
 from crate_interp.data.samples import Preprocess
 from crate_interp.data.tables import MASK_COLUMNS
@@ -21,6 +22,8 @@ TOKEN_KEYS = ("input_ids", "tokens")
 TEXT_KEYS = ("text", "texts")
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 _PARTS = {"an image": IMAGE_KEYS, "tokens": TOKEN_KEYS, "a text": TEXT_KEYS}
+# the image of one sample
+Value = Tensor | np.ndarray | Image.Image | Path | str
 
 
 @runtime_checkable
@@ -45,7 +48,7 @@ class Item:
     mask: Any = None
 
 
-def is_array(value: object) -> bool:
+def is_array(value: object) -> TypeGuard[Tensor | np.ndarray]:
     """Tells whether a value is a torch tensor or a numpy array."""
     return isinstance(value, (Tensor, np.ndarray))
 
@@ -61,6 +64,8 @@ def item_of(thing: object, where: str) -> Item:
     where: its place, for errors. Raises ValueError for a dictionary without a value, and for a
     tuple of another length.
     """
+    if isinstance(thing, Item):
+        return thing
     if isinstance(thing, Mapping):
         return _of_mapping(thing, where)
     if not isinstance(thing, (tuple, list)) or is_tokens(thing):
@@ -165,13 +170,46 @@ def images_of(items: Sequence[Item], start: int, preprocess: Preprocess) -> Tens
                 f"sample {number} is of type {type(value).__name__}. Give a PIL image, a path or "
                 "an array."
             )
-    kinds = {(value.dtype, value.shape) if is_array(value) else "picture" for value in values}
-    if kinds == {"picture"}:
+        if isinstance(value, str) and not (value.lower().endswith(SUFFIXES) or exists(value)):
+            raise ValueError(
+                f"sample {number} is the text {plain(value, 50)!r}, but this model reads images. "
+                "Give PIL images, or paths of picture files."
+            )
+    if not any(is_array(value) for value in values):
         return preprocess(values)
-    if len(kinds) == 1:
-        return preprocess(torch.stack(values))
-    each: list[Any] = [one[None] if is_array(one) else [one] for one in values]
-    return torch.cat([preprocess(one) for one in each])
+    images = [image_of(value, number, preprocess) for number, value in enumerate(values, start)]
+    sizes = {tuple(image.shape[2:]) for image in images}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
+        raise ValueError(
+            f"the images from sample {start} on differ in size ({shown}): give batch_size=1."
+        )
+    return torch.cat(images)
+
+
+def image_of(value: Value, number: int, preprocess: Preprocess) -> Tensor:
+    """Returns the preprocessed image of a sample `[1, channels, height, width]`.
+
+    Raises ValueError, naming the sample, for what `preprocess` refuses.
+    """
+    alone: Any = value[None] if is_array(value) else [value]
+    try:
+        return preprocess(alone)
+    except Undecodable:
+        raise
+    except ValueError as error:
+        raise ValueError(f"sample {number}: {error}") from error
+
+
+def size_of(value: Value, number: int) -> tuple[int, int]:
+    """Returns the (width, height) of a sample's image when it is upright."""
+    what = f"the image of sample {number}"
+    if isinstance(value, (Tensor, np.ndarray)):
+        height, width = upright_array(value, what).shape[-2:]
+        return width, height
+    if isinstance(value, (str, Path)):
+        return header(Path(value), what)[1]
+    return upright_size(value, what)
 
 
 def mask_picture(item: Item, number: int) -> Image.Image | Path | str:
@@ -204,7 +242,8 @@ def tokens_of(value: object, where: str) -> Tensor:
         tokens = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{where} is of type {type(value).__name__}. Give token ids or a text."
+            f"{where} is of type {type(value).__name__}, but this model reads text. Give token ids "
+            "or a text."
         ) from error
     if tokens.ndim != 1 or not holds_ids(tokens):
         raise ValueError(

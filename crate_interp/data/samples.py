@@ -38,7 +38,8 @@ class Samples:
     start: the number that the first of the n samples has in the whole data set. of: how many
     samples the whole data set has; 0 means n. name_of: returns the file name of a sample, if
     samples have files. listing: the listed files, if the data is a folder. files: the files whose
-    content the fingerprint leaves out, which a run notes as it reads them.
+    content the fingerprint leaves out, which a run notes as it reads them. lengths: how many tokens
+    each sample of the whole data set has, if they differ; `read` then takes samples of one length.
     """
 
     n: int
@@ -52,10 +53,18 @@ class Samples:
     name_of: Callable[[int], str] | None = None
     listing: Listing | None = None
     files: Files | None = None
+    lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.of:
             object.__setattr__(self, "of", self.n)
+        count = 0 if self.names is None else len(self.names)
+        for number, label in enumerate(self.labels or () if count else (), self.start):
+            if checks.is_int(label) and not 0 <= label < count:
+                raise ValueError(
+                    f"the label of sample {number} is {label}, but the data names {count} classes: "
+                    f"give numbers from 0 to {count - 1}, or None for a sample without a label."
+                )
 
     def __len__(self) -> int:
         return self.n

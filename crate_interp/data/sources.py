@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
+from crate_interp.core.errors import ShortTextError
 from crate_interp.core.safe_text import plain
 from crate_interp.data import batch_streams, coco, cutouts, images, named_data, streams, voc
 from crate_interp.data.item_samples import (
@@ -96,9 +98,19 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
     for source in SOURCES:
         if source.form.partition(":")[0] == scheme and where and (source.table or not text):
             return source, where
+        if source.form.partition(":")[0] == scheme and text:
+            raise ValueError(
+                f"{source.form} holds images, but this model reads text: give {kinds}."
+            )
+    if os.sep in scheme:
+        name = pictures.quoted(data)
+        what = f"{name} is a folder, but this model reads text"  # images take a folder before
+        what = what if os.path.isdir(data) else f"there is no file or folder {name}"
+        raise ValueError(f"{what}: give {kinds}.")
     near = checks.did_you_mean(scheme, [source.form.partition(":")[0] for source in SOURCES])
     hint = f" {near}" if where and near else ""
     hint = f" Did you mean 'embedded:{data}'?" if data in named_data.EMBEDDED else hint
+    hint = " To give the text itself, write a list: data=[text]." if text and not hint else hint
     raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
 
 
@@ -116,12 +128,13 @@ def open_data(
     data: a float tensor or array (taken as preprocessed) or a uint8 one
     `[n, channels, height, width]`; (images, labels) or {"image": ..., "label": ...}; a map-style
     torch Dataset or a list, whose items are pictures (PIL images, paths or arrays), (picture,
-    label), (picture, mask) or dictionaries of these; a DataLoader or another iterable of batches,
-    which is read once; a datasets.Dataset (its first image column and its label column);
+    label), (picture, mask) or dictionaries of these; a DataLoader, of whose map-style dataset each
+    sample is read once, in order; another iterable of batches, which is read once; a
+    datasets.Dataset (its first image column and its label column);
     "embedded:fashion"; "imagefolder:DIR" or a folder (labels are the sub-folders, spread evenly);
-    the path of a picture; "hf:owner/name:split", which datasets fetches from the Hub. Data that is
-    already a Samples is only cut to the limit. `preprocess` turns pictures and uint8 images into
-    floats.
+    a PIL image, or the path of a picture; "hf:owner/name:split", which datasets fetches from the
+    Hub. Data that is already a Samples is only cut to the limit. `preprocess` turns pictures and
+    uint8 images into floats.
 
     Some data has masks too: (picture, mask); a datasets.Dataset with a mask column (tables.py);
     "embedded:pictures"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
@@ -140,6 +153,8 @@ def open_data(
     tensor, and for a stream without a limit.
     """
     checks.limit(limit)
+    if batch_streams.is_loader(data):
+        data = batch_streams.samples_of_loader(data)
     check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)
@@ -174,6 +189,8 @@ def _images(
         return source.images(where, *functions, **options)
     if is_array(data):
         return images.tensor_samples(data, preprocess, limit)
+    if isinstance(data, Image.Image):
+        data = [data]
     if streams.is_stream(data):
         return streams.image_stream(data, preprocess, limit, preprocess_masks).kept()
     if isinstance(data, Table):
@@ -181,16 +198,22 @@ def _images(
     if is_pair(data):
         return pair_samples(data, *functions, limit)
     if batch_streams.is_batches(data):
-        return batch_streams.batch_stream(data, preprocess, limit).kept()
+        return batch_streams.batch_stream(data, preprocess, limit, preprocess_masks).kept()
     if is_item_data(data):
         return item_samples(data, *functions, limit)
     raise ValueError(f"cannot take images from {type(data).__name__}: give {IMAGES}.")
 
 
 def open_text(
-    data: object, windows: Callable[[Iterable[str]], Tensor], limit: int | None = None
+    data: object,
+    windows: Callable[[Iterable[str]], Tensor],
+    limit: int | None = None,
+    encode: Callable[[str], Tensor] | None = None,
 ) -> Samples:
     """Returns the first `limit` samples, each a window of tokens.
+
+    A list, a Dataset or a file of texts that fill no window when they are joined is taken text by
+    text instead: each text is a sample, of as many tokens as `encode` gives, `[1, pos]`.
 
     data: token ids `[n, pos]` (whole numbers), (tokens, labels) or {"input_ids": ..., "label":
     ...}; a list, or a map-style torch Dataset, of token ids of one length; a list or a Dataset of
@@ -203,6 +226,8 @@ def open_text(
     window.
     """
     checks.limit(limit)
+    if batch_streams.is_loader(data):
+        data = batch_streams.samples_of_loader(data, tokens=True)
     check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)
@@ -228,7 +253,12 @@ def open_text(
     texts = _texts(given)
     if not len(texts):
         raise ValueError("the data is empty: there is no text in it.")
-    return first(_token_samples(windows(checked(texts))), limit)
+    try:
+        return first(_token_samples(windows(checked(texts))), limit)
+    except ShortTextError:
+        if encode is None or isinstance(given, Table):
+            raise
+    return first(_text_samples([encode(text)[0].cpu() for text in texts]), limit)
 
 
 def _texts(data: Any) -> Sequence[str]:
@@ -280,10 +310,27 @@ def _text_of(path: Path) -> str:
         ) from None
 
 
+def _text_samples(rows: list[Tensor]) -> Samples:
+    """Returns rows of token ids, which may differ in length, as samples."""
+    lengths = tuple(map(len, rows))
+    if len(set(lengths)) == 1:
+        return _token_samples(torch.stack(rows))
+    whole = _token_samples(torch.cat(rows)[None])
+    digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
+
+    def read(start: int, stop: int) -> Tensor:
+        if len(set(lengths[start:stop])) > 1:
+            raise ValueError(f"samples {start} to {stop - 1} have different numbers of tokens.")
+        return torch.stack(rows[start:stop])
+
+    return Samples(len(rows), None, f"texts:sha256:{digest}", read, lengths=lengths)
+
+
 def _token_samples(tokens: Tensor) -> Samples:
     if tokens.ndim != 2 or not holds_ids(tokens):
         raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers [n, pos]."
+            f"data is {tokens.dtype} of shape {list(tokens.shape)}, but this model reads text: "
+            "give token ids, whole numbers [n, pos], or a list of texts."
         )
     if 0 in tokens.shape:
         raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")

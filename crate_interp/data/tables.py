@@ -83,7 +83,7 @@ def table_samples(
         )
     rows, label = columns.undecoded(dataset), columns.label
     alone = lambda name: rows.select_columns([name])  # noqa: E731
-    labels = list(alone(label)[label]) if label else None
+    labels = columns.labels_of(alone(label)[label]) if label else None
     known = (labels, columns, fingerprint or f"datasets:{dataset._fingerprint}")
     return _samples(alone, range(len(dataset)), *known, preprocess, preprocess_masks)
 
@@ -101,7 +101,7 @@ def row_samples(
     The masks of these rows alone decide whether 255 is a class.
     """
     held, label = _Held(rows, start), columns.label
-    labels = [row[label] for row in rows] if label else None
+    labels = columns.labels_of(row[label] for row in rows) if label else None
     known = (labels, columns, fingerprint)
     numbers = range(start, start + len(rows))
     return _samples(lambda name: held, numbers, *known, preprocess, preprocess_masks)
@@ -116,6 +116,12 @@ class Columns:
     label: str | None
     modes: dict[str, str | None]
     names: tuple[str, ...] | None
+
+    def labels_of(self, cells: Iterable[Any]) -> list[Any] | None:
+        """Returns labels. -1 of a ClassLabel means that a row has none, as datasets says."""
+        missing = None if self.names is None else -1
+        labels = [None if cell == missing else cell for cell in cells]
+        return None if self.names is not None and all(one is None for one in labels) else labels
 
     def undecoded(self, table: Table) -> Any:
         """Returns the table with only these columns, and with pictures that are not decoded."""
@@ -136,7 +142,10 @@ def columns_of(table: Table) -> Columns:
     features: Any = table.features or {}
     pictures = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     if not pictures:
-        raise ValueError(f"the dataset has no image column; its columns are {_names(table)}.")
+        raise ValueError(
+            f"the dataset has no image column; its columns are {_names(table)}, but this model "
+            "reads images: give data with images, or a language model."
+        )
     label = next((n for n, f in features.items() if isinstance(f, datasets.ClassLabel)), None)
     label = label or next((n for n in ("label", "labels") if _is_plain(features.get(n))), None)
     names = getattr(features[label], "names", None) if label else None
@@ -190,7 +199,10 @@ def text_column(table: Table) -> str:
     for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Value) and feature.dtype in kinds:
             return name
-    raise ValueError(f"the dataset has no text column; its columns are {_names(dataset)}.")
+    raise ValueError(
+        f"the dataset has no text column; its columns are {_names(dataset)}, but this model "
+        "reads text: give data with text, or a model of images."
+    )
 
 
 def checked(texts: Iterable[object]) -> Iterator[str]:

@@ -13,8 +13,9 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks, pictures
+from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers import embed
-from crate_interp.models.preprocess import preprocess, preprocess_masks
+from crate_interp.models.preprocess import check_preprocessed, preprocess, preprocess_masks
 
 Images = pictures.Picture | Sequence[pictures.Picture] | np.ndarray | Tensor
 
@@ -48,6 +49,9 @@ class ImageMixin:
             )
         if shape[0] == 0:
             raise ValueError(f"images have shape {shape}: there is no image in the batch.")
+        # on an accelerator the forward would wait for the answer
+        if images.device.type == "cpu" and readable(images):
+            check_preprocessed(cfg, images)
         size = shape[2:]
         if size == cfg.image_size:
             return self._check_dtype(images)

@@ -53,7 +53,12 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
         if array.is_floating_point():
             if not all_finite(array):
                 raise ValueError("images hold NaN or Inf: give finite numbers.")
-            _check_preprocessed(cfg, array)
+            if array.ndim != 4:
+                raise ValueError(
+                    f"images have shape {tuple(array.shape)}: "
+                    f"give [batch, {cfg.channels}, height, width]."
+                )
+            check_preprocessed(cfg, array)
             return array
         return _normalise(cfg, _fit_array(cfg, array))
     pixels = [_pixels(cfg, _fit(cfg, *loaded(image))) for image in _sequence(images)]
@@ -62,18 +67,28 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
     return _normalise(cfg, _stack(pixels))
 
 
-def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
-    """Raises ValueError for floats of a wrong shape, and for floats that are pixels of 0 to 255."""
-    if array.ndim != 4:
+def check_preprocessed(cfg: CrateConfig, images: Float[Tensor, "batch c h w"]) -> None:
+    """Raises ValueError for float images that were not preprocessed.
+
+    Preprocessing gives values between -most and most, where most is the largest of
+    `|0 - mean| / std` and `|1 - mean| / std`. Pixels of 0 to 255, normalised or not, never lie
+    below -most, but go far above most. So an image is refused if its least value is at least
+    -most, and its largest is above 20 and above 8 most. Noise and perturbed images pass.
+    """
+    if not images.numel():
+        return
+    most = 0.0
+    if cfg.mean is not None and cfg.std is not None:
+        pairs = zip(cfg.mean, cfg.std, strict=True)
+        most = max(max(mean, 1 - mean) / std for mean, std in pairs)
+    flat = images.detach().flatten(1)
+    largest = flat.amax(1)
+    raw = (largest > max(20.0, 8 * most)) & (flat.amin(1) >= -most) & largest.isfinite()
+    if raw.any():
         raise ValueError(
-            f"images have shape {tuple(array.shape)}: give [batch, {cfg.channels}, height, width]."
-        )
-    first = array[:1]
-    bytes_ = first.numel() and first.min() >= 0 and 20 < first.max() <= 255
-    if bytes_ and (first == first.round()).all():
-        raise ValueError(
-            "images are floats with whole numbers up to "
-            f"{first.max().item():.0f}: floats count as preprocessed, so give uint8 pixels."
+            f"images are floats up to {largest[raw].max().item():.0f}, and so not preprocessed: "
+            "give uint8 pixels, model.preprocess(images.to(torch.uint8)), or divide pixels of 0 to "
+            "255 by 255 and normalise them, (images / 255 - mean) / std, as model.cfg says."
         )
 
 

@@ -211,12 +211,12 @@ class HookedCrate(ImageMixin, HookedModel):
     def to_single_token(self, label: str) -> int:
         """Returns the class index of a label; raises ValueError if cfg.labels lacks it."""
         if self.cfg.labels is None or label not in self.cfg.labels:
-            known = (
-                "the model has no labels"
-                if self.cfg.labels is None
-                else f"the labels are {', '.join(self.cfg.labels)}"
+            labels = self.cfg.labels or ["not known"]
+            shown = ", ".join(labels[:20]) + (", ..." if labels[20:] else "")
+            raise ValueError(
+                f"there is no class {label!r}: an image model has classes in place of tokens, and "
+                f"its labels are {shown}. Give one of them, or the index of a class."
             )
-            raise ValueError(f"there is no class {label!r}: {known}; a class index works too.")
         return self.cfg.labels.index(label)
 
     def to_tokens(self, labels: str | Sequence[str]) -> Int[Tensor, "batch"]:

@@ -96,17 +96,19 @@ def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | Non
         raise ValueError(
             f"there are {len(given)} labels for {samples.n} samples: give one label per sample."
         )
-    classes = [_class(model, label) for label in list(given)[: samples.n]]
+    each = enumerate(list(given)[: samples.n], samples.start)
+    classes = [_class(model, label, number) for number, label in each]
     return torch.tensor(classes, device=model.cfg.device)
 
 
-def _class(model: Any, label: Any) -> int:
+def _class(model: Any, label: Any, number: int) -> int:
     if isinstance(label, str):
         return model.to_single_token(label)
     value = label.item() if hasattr(label, "item") else label
     if not checks.is_int(value) or not 0 <= value < model.cfg.n_classes:
         raise ValueError(
-            f"the label {value!r} is not a class of this model: give numbers from 0 to "
+            f"the label {value!r} of sample {number} is not a class of this model: give numbers "
+            "from 0 to "
             f"{model.cfg.n_classes - 1}, or names in model.cfg.labels."
         )
     return int(value)

@@ -282,7 +282,8 @@ def check_masks(
     if isinstance(samples, Stream) or samples.masks is None:
         raise ValueError(
             f"the probe {name!r} needs masks, but the data has none. Give {forms(masks=True)}, "
-            "or a datasets.Dataset with an image and a mask column."
+            "or a datasets.Dataset with an image and a mask column. Maps need no masks: "
+            "crate-interp explore shows them, and ci.maps.attention(cache, layer) returns them."
         )
     try:
         samples.masks(samples.start, samples.start + 1)  # raises now, not under a progress bar

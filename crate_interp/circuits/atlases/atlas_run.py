@@ -30,7 +30,7 @@ from crate_interp.results.result import Result, by, counted, first, sums
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import LEVEL, interval_words, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage
-from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
+from crate_interp.sweeps.runs.batches import Chunk, check_model, check_one_length, samples_of
 from crate_interp.sweeps.runs.chunked_pass import OF_A_CHUNK, Stage, with_facts
 from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
@@ -243,6 +243,7 @@ def atlas(
     ablate = checks.count("ablate", ablate, least=0)
     checks.count("top", top)
     samples = samples_of(model, data, options)
+    check_one_length(samples, "atlas")
     loss = loss_on(model, samples)
     meta = data_meta(model, samples, options.batch_size) | {"loss": loss.kind}
     meta["settings"] = atom_settings(model, top=top) | {"ablate": ablate}

@@ -66,8 +66,8 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
     Raises ValueError for windows of one token: they have no next token.
     """
     if model.cfg.kind == "text":
-        pos = samples.read(samples.start, samples.start + 1).shape[1]
-        if pos < 2:
+        pos = samples.lengths or samples.read(samples.start, samples.start + 1).shape[1:]
+        if min(pos) < 2:
             raise ValueError(
                 "the windows have one token, and the loss needs a next token: give windows of at "
                 "least two tokens."

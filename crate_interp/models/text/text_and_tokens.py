@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
-from crate_interp.core.errors import NoTokenizerError, TextError
+from crate_interp.core.errors import NoTokenizerError, ShortTextError, TextError
 from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import after_past, check_side, mask_from_pads, padded
@@ -353,7 +353,7 @@ def rows_of(
     n_ctx: int,
     between: int | None,
     first: int | None = None,
-    advice: str = "give longer texts.",
+    advice: str = "give longer texts, or a list of texts, each of which is then a sample.",
 ) -> Iterator[list[int]]:
     """Yields windows of n_ctx tokens, as the token ids of the texts are read.
 
@@ -377,7 +377,7 @@ def rows_of(
         if starts:
             short, waiting = False, waiting[starts[-1] + length :]
     if short:
-        raise ValueError(
+        raise ShortTextError(
             f"the texts have {len(waiting)} tokens, but a window has {n_ctx}: {advice}"
         )
 

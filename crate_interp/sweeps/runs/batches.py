@@ -120,8 +120,8 @@ class Chunk:
         remaining samples is a batch, so the batches depend only on the data. A chunk without
         decodable samples has no batch.
 
-        Raises ValueError if an image holds NaN or Inf, and for samples that cannot be decoded,
-        unless skip_bad leaves them out.
+        Raises ValueError for images with NaN or Inf, for tokens that the vocabulary lacks, and for
+        samples that cannot be decoded, unless skip_bad leaves them out.
         """
         for start, end in ranges_of(self.samples, self.batch_size):
             found = self.ahead(start, end) or read_runs(self.samples, start, end, self.masks)
@@ -130,7 +130,7 @@ class Chunk:
             self.bad.update(found.bad)
             for piece in found.runs:
                 inputs = sent(piece.inputs, self.model.cfg.device)
-                _check_finite(inputs, piece.start)
+                _check_values(self.model, inputs, piece.start)
                 yield Batch(inputs, piece.start, piece.masks)
             self.advance(end - start)
 
@@ -204,7 +204,12 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     given: Any = data
     if model.unit == "windows":
         stream = _stream(model, data, options)
-        return stream.kept() if stream else open_text(given, reader.windows, options.limit)
+        read = (reader.windows, options.limit, reader.to_tokens)
+        samples = stream.kept() if stream else open_text(given, *read)
+        for start, stop in ranges_of(samples, options.chunk_size):
+            for run in read_runs(samples, start, stop).runs:
+                _check_values(model, run.inputs, run.start)
+        return samples
     kept = options.out / LISTING if options.out is not None and options.resume else None
     try:
         return open_data(
@@ -213,6 +218,17 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
         )  # fmt: skip
     except Undecodable as error:
         raise ValueError(advised(error)) from None
+
+
+def check_one_length(samples: Samples, what: str) -> None:
+    """Raises ValueError for texts of several lengths; what: the measurement that needs one."""
+    lengths = (samples.lengths or ())[samples.start : samples.start + samples.n]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"{what} compares samples token by token, but the texts have {min(lengths)} to "
+            f"{max(lengths)} tokens: give texts of one length, or longer texts, which are "
+            "cut into windows."
+        )
 
 
 def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples | Stream:
@@ -256,10 +272,19 @@ def last_point(model: HookedModel | DecoderView, blocks: str = "blocks") -> str:
     return full_name("hook_resid_post", len(getattr(model, blocks)) - 1, blocks)
 
 
-def _check_finite(inputs: Tensor, start: int) -> None:
+def _check_values(model: HookedModel, inputs: Tensor, start: int) -> None:
+    """Raises ValueError, naming samples, for NaN and Inf, and ids that the vocabulary lacks."""
     if inputs.is_floating_point() and not all_finite(inputs):
         bad = [start + index for index, image in enumerate(inputs) if not all_finite(image)]
         raise ValueError(f"images hold NaN or Inf: samples {', '.join(map(str, bad[:8]))}.")
+    if model.unit == "windows" and not inputs.is_floating_point():
+        outside = (inputs < 0) | (inputs >= model.cfg.d_vocab)
+        if outside.any():
+            row, place = outside.nonzero()[0].tolist()
+            raise ValueError(
+                f"sample {start + row} has the token {int(inputs[row, place])}, but the vocabulary "
+                f"has ids from 0 to {model.cfg.d_vocab - 1}: give ids of this vocabulary."
+            )
 
 
 def in_precision(precision: str | None, forward: Forward) -> Forward:

@@ -191,7 +191,9 @@ class Job:
         return stage.whole or (chunks + chunk) % self.shard.total == self.shard.place
 
     def _noting(self, stage: Stage) -> Iterator[Task]:
-        """Yields the unfinished tasks of this shard, then records how many chunks the stage has."""
+        """Yields the unfinished tasks of this shard, and records how many chunks the stage has."""
+        if self.ledger is not None and not isinstance(stage.samples, Stream):
+            self.ledger.begin(stage.name, len(list(stage.tasks(self.options.chunk_size))))
         numbers = count()
         tasks = (task for task, _ in zip(stage.tasks(self.options.chunk_size), numbers))  # noqa: B905
         yield from self._own(stage, tasks, self._chunks)

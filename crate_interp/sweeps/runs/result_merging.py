@@ -64,7 +64,10 @@ def _gone(ledger: Ledger, stage: str) -> list[tuple[str, str]]:
     """Returns ("missing" or "damaged", chunk numbers) for a stage."""
     chunks = ledger.missing(stage)
     if chunks is None:
-        return [("missing", f"all of {stage}")]
+        entries = ledger.entries(stage)
+        there = [range(n, n + 1) for n in sorted(entries) if ledger.has(stage, n, entries)]
+        but = f" but {_numbers(there)}" if there else ""
+        return [("missing", f"all of {stage}{but}")]
     damaged, missing = [], []
     for gone in chunks:
         lost = ledger.path(stage, gone[0]).name not in ledger.damaged

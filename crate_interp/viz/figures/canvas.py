@@ -99,12 +99,13 @@ def panels(
 def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplotlib.figure.Figure":
     # not pyplot: a library must neither choose a backend nor keep figures open
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from crate_interp.viz.figures.notebook_figure import NotebookFigure
 
     if dpi is not None:
         dpi = checks.positive("dpi", dpi)
     if ax is None:
-        return Figure(figsize=size, dpi=dpi or _DPI, layout="constrained")
+        return NotebookFigure(figsize=size, dpi=dpi or _DPI, layout="constrained")
     if not isinstance(ax, Axes):
         raise ValueError(
             f"ax is a {type(ax).__name__}: give one matplotlib Axes, such as figure.subplots()."
