@@ -67,7 +67,8 @@ class Atlas(AtomResult):
       change over all samples, and the 95 % interval of the mean;
     - ablation, ablation_low, ablation_high, ablated: the same change, measured by running the model
       without the atom, and the number of samples on which it was measured. For atoms that were not
-      ablated, the change is NaN and the number is 0;
+      ablated, the change is NaN and the number is 0. The atom with the largest effect in its layer
+      is chosen on every second sample, and its row has the change on the other samples;
     - raises, lowers: names of classes or tokens whose logits the atom moves most. If the stream is
       a sum (crate-alpha, gpt-baseline, nanochat-crate), the effect on logit t is that of the direct
       path: `<row of W_out, g * w_t>` less the mean over t, with w_t the column of W_U and g the
