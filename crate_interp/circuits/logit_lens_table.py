@@ -7,6 +7,7 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_directions import answer_names
 from crate_interp.core import checks, safe_text
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.results import sample_ranges
 from crate_interp.results.result import Result, by
@@ -66,6 +67,7 @@ def _cell(row: Any) -> str:
     return f'<td style="text-align: left; background: {colour}">{words}</td>'
 
 
+@in_full_precision
 def logit_lens(
     cache: CrateCache, *, sample: int = 0, position: int = -1, count: int = 5
 ) -> LogitLens:

@@ -21,6 +21,7 @@ from crate_interp.circuits.atlases.logit_effects import logit_effects, named
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
@@ -204,6 +205,7 @@ class Atlas(AtomResult):
 
 
 @with_weights
+@in_full_precision
 def atlas(
     model: HookedModel, data: Data, *, top: int = 9, ablate: int = 32, **run: Unpack[Run]
 ) -> Perhaps[Atlas]:

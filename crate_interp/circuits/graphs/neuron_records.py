@@ -21,6 +21,7 @@ from crate_interp.circuits.atlases.atom_directions import answer_names
 from crate_interp.core import checks
 from crate_interp.core.run_options import DEFAULTS
 from crate_interp.data import Data
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
@@ -32,6 +33,7 @@ _BATCH = 8
 
 
 @with_weights
+@in_full_precision
 def neuron_records(
     model: HookedModel,
     data: Data,

@@ -11,6 +11,8 @@ import pandas as pd
 from crate_interp.circuits.graphs.question import Question, one_sample
 from crate_interp.circuits.graphs.steering import Steering, changes, steered, steering_hooks
 from crate_interp.core.safe_text import plain
+from crate_interp.measures.checks import in_full_precision
+from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.result import Result, first
 
@@ -256,6 +258,7 @@ class AttributionGraph(Result):
             return *own, question
         return model, one_sample(model, inputs), question
 
+    @in_full_precision
     def steer(
         self,
         edits: Mapping[str, float | int],
@@ -272,6 +275,7 @@ class AttributionGraph(Result):
         that was loaded. Raises ValueError for nodes that do not exist.
         """
         network, sample, question = self._network(model, inputs)
+        check_gradients("steer", network)
         names = self.table("answers")["name"].tolist()
         return steered(network, sample, question, self._changes(edits, how), names)
 
