@@ -10,6 +10,7 @@ import pandas as pd
 
 from crate_interp.circuits.graphs.question import Question, one_sample
 from crate_interp.circuits.graphs.steering import Steering, changes, steered, steering_hooks
+from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.gradients import check_gradients
@@ -297,5 +298,5 @@ class AttributionGraph(Result):
         path = Path(path)
         if path.suffix != ".json":
             raise ValueError(f"{str(path)!r}: give the name of a .json file.")
-        path.write_text(json.dumps(circuit_tracer_json(self), allow_nan=False), encoding="utf-8")
+        write_text(path, json.dumps(circuit_tracer_json(self), allow_nan=False))
         return path
