@@ -67,8 +67,10 @@ def test_in_batches_and_merged(tmp_path):
     both = merged.table("ablations")
     assert set(both["sample"]) == {0, 2, 5, 7} and set(merged.table()["ablated"]) <= {0, 2, 4}
     for _, row in merged.table().query("ablated == 4").head(5).iterrows():
-        parts = [half.row(row["layer"], row["atom"])["ablation"] for half in halves]
-        assert row["ablation"] == pytest.approx(np.mean(parts), rel=1e-9)
+        parts = [half.row(row["layer"], row["atom"]) for half in halves]
+        if all(one["ablated"] == 2 for one in parts):
+            wanted = np.mean([one["ablation"] for one in parts])
+            assert row["ablation"] == pytest.approx(wanted, rel=1e-9)
     total = sum(half.table("logits")["total"] for half in halves)
     np.testing.assert_allclose(merged.table("logits")["total"], total, rtol=1e-9)
     assert merged.table("logits")["n"].unique().tolist() == [4]
@@ -162,6 +164,21 @@ def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_p
     table = found.table().set_index(["layer", "atom"])
     assert len(rows) == len(table)
     assert tuple(rows[0][:2]) == found.lead()
+    # lead, card and table have one number, of the samples that did not choose the atom
+    for layer in (None, *range(LAYERS)):
+        place = found.lead(layer)
+        tried = found.table("ablations").set_index(["layer", "atom"]).loc[place]
+        judges = tried.sort_values("sample")["ablation"].iloc[1::2]
+        row = table.loc[place]
+        assert row["ablation"] == pytest.approx(judges.mean()) and row["ablated"] == len(judges)
+        assert f"the loss by {row['ablation']:+.2g} nats" in found.largest(layer)
+        card = next(one for one in rows if tuple(one[:2]) == place)
+        assert card[3] == pytest.approx(row["ablation"], rel=6e-3)
+    whole = found.table("ablations").groupby(["layer", "atom"])["ablation"].agg(["mean", "size"])
+    others = whole.index.difference([found.lead(layer) for layer in range(LAYERS)])
+    for name, column in (("ablation", "mean"), ("ablated", "size")):
+        wanted = whole.loc[others, column].to_numpy(float)
+        assert table.loc[others, name].to_numpy(float) == pytest.approx(wanted)
     kinds = [(row[7] == "dense", not row[6]) for row in rows[1:]]
     assert kinds == sorted(kinds) and len(set(kinds)) == 4
     for dense, exact in sorted(set(kinds)):
@@ -171,8 +188,9 @@ def test_atoms_come_in_the_order_of_their_measured_effects_and_cls_is_said(tmp_p
         assert sizes == sorted(sizes, reverse=True)
         for row in group[:9]:
             wanted = table.loc[(row[0], row[1]), [column, f"{column}_low", f"{column}_high"]]
-            wanted = [end if np.isfinite(end) else None for end in wanted.to_numpy(float)]
-            assert row[3:6] == pytest.approx(wanted, rel=6e-3)
+            wanted = [end if np.isfinite(end) else np.nan for end in wanted.to_numpy(float)]
+            shown = np.array(row[3:6], dtype=float)  # None becomes NaN
+            assert shown == pytest.approx(wanted, rel=6e-3, nan_ok=True)
     for row in rows[:20]:
         top = found.top(row[0], row[1])
         assert row[10] == top[["sample", "token"]].to_numpy().tolist()

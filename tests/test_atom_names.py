@@ -1,5 +1,6 @@
 """Names of atoms: AUC against scikit-like counts, planted candidates, nulls, records."""
 
+import importlib
 import json
 
 import numpy as np
@@ -73,6 +74,23 @@ def test_random_labels_name_few_atoms():
         found = ci.circuits.atom_names(model, IMAGES, batch_size=34, progress=False)
     share = (found.table()["name"] != "").mean()
     assert share < 0.25
+
+
+def test_names_do_not_depend_on_the_batch(monkeypatch):
+    """Tokens are compared up to a number that no batch moves, with the masks of their samples."""
+    module = importlib.import_module("crate_interp.circuits.graphs.atom_names")
+    monkeypatch.setattr(module, "_TOKENS", 13 * 17 - 5)
+    masks = [np.pad(np.ones((3, 7), np.uint8), ((0, 3), (n % 2, 13 - n % 2))) for n in range(34)]
+    data = [{"image": image, "mask": mask} for image, mask in zip(IMAGES, masks, strict=True)]
+    model = make("crate").double()
+    tables = [
+        ci.circuits.atom_names(model, data, batch_size=size, progress=False).table()
+        for size in (34, 5, 1)
+    ]
+    for table in tables[1:]:
+        pd.testing.assert_frame_equal(table, tables[0], rtol=1e-6)
+    of_tokens = tables[0]["n"].max()
+    assert of_tokens == 13 * 8  # of 17 samples every second one is held out
 
 
 def test_names_are_saved_and_shown_by_a_graph(tmp_path):

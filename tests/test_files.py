@@ -1,11 +1,18 @@
 """Single files are whole or not there, whoever else writes them."""
 
+import errno
 import os
+import re
 import threading
 import time
+from functools import cache
+from pathlib import Path
 
 import pytest
+import torch
 
+import crate_interp as ci
+from conftest import make, make_lm
 from crate_interp.core import files
 from crate_interp.core.files import own_name, write, write_text
 
@@ -54,3 +61,60 @@ def test_what_a_dead_writer_left_of_a_file_goes(tmp_path, monkeypatch, locks):
         write(path, lambda part: 1 / 0)
     assert path.read_text() == "whole"
     assert len(list(tmp_path.iterdir())) == 1 + len(others) + (not locks)
+
+
+# --- files that a caller asked for ---
+
+
+@cache
+def graph():
+    return ci.graph(make(), torch.zeros(1, 3, 6, 20), most=5)
+
+
+TOKENS = torch.arange(14).view(2, 7)
+WRITERS = {
+    "page.html": lambda path: ci.viz.pages.page.Html("title", "text").save(path),
+    "circuit.json": lambda path: ci.circuits.Circuit([]).save(path),
+    "graph.json": lambda path: graph().to_circuit_tracer(path),
+    "0/5.json": lambda path: ci.circuits.neuron_records(
+        make_lm(), TOKENS, path.parent.parent, layer=0, atoms=[5], top=2, random=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_write_that_fails_leaves_the_older_file(name, tmp_path, monkeypatch):
+    path = tmp_path / name
+    WRITERS[name](path)
+    content = path.read_bytes()
+    path.write_bytes(b"older")
+
+    def full(self, data, *args, **options):
+        with open(self, "wb") as file:
+            file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space"):
+            WRITERS[name](path)
+    assert path.read_bytes() == b"older" and list(path.parent.iterdir()) == [path]
+    WRITERS[name](path)
+    assert path.read_bytes() == content
+
+
+def test_files_are_written_in_place_only_where_nobody_reads_them_yet():
+    """In a stage, under a name of our own, or as a mark: elsewhere `core.files.write_text` does."""
+    root = Path(ci.__file__).parent
+    pattern = re.compile(r"\.write_(?:text|bytes)\(|\bopen\([^)\n]*[\"'][wax]b?\+?[\"']")
+    found = {
+        str(path.relative_to(root)).replace(os.sep, "/")
+        for path in root.rglob("*.py")
+        if pattern.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {
+        "checkpoints/hub/cache.py", "checkpoints/hub/download.py", "core/files.py",
+        "core/folders.py", "core/terminal.py",
+        "sweeps/ledgers/ledger.py", "sweeps/stores/arrow_files.py", "viz/pages/atlas_page.py",
+    }  # fmt: skip

@@ -57,6 +57,21 @@ def test_pointing_at_a_node_shows_what_feeds_it(driven, page, graph):  # noqa: F
         assert not shown.wrong and not shown.asked
 
 
+def test_a_nodes_colour_is_its_effect_or_hollow(driven, graph, tmp_path):  # noqa: F811
+    nodes = graph.table("nodes")
+    effect = -nodes["attribution"].where(nodes.index % 2 == 0)
+    other = ci.AttributionGraph({**graph.stored, "nodes": nodes.assign(effect=effect)}, graph.meta)
+    path = ci.viz.graph(other).save(tmp_path / "graph.html")
+    with opened(driven, path) as shown:
+        marks = "document.querySelectorAll('.node'), one => [one.dataset.id, one.classList.value]"
+        looks = dict(shown.page.evaluate(f"Array.from({marks})"))
+        for row in nodes.assign(effect=effect).query("atom >= 0").itertuples():
+            hollow = row.effect != row.effect
+            amount = row.attribution if hollow else row.effect
+            assert ("slope" in looks[row.node].split()) == hollow
+            assert ("below" in looks[row.node].split()) == (amount < 0)
+
+
 def test_keys_follow_edges_and_pin(driven, page, graph):  # noqa: F811
     with opened(driven, page) as shown:
         shown.page.focus("#canvas")

@@ -5,10 +5,11 @@ import warnings
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file, save_model
 
 import crate_interp as ci
 from conftest import FIXTURES
+from crate_interp.checkpoints.layouts import LAYOUTS
 from published import GIVEN, SIZES, published
 
 REAL = {  # what tensors cannot tell, as the table of models has it
@@ -35,6 +36,44 @@ NOT_KEPT = {  # numbers in tensors that the published code never reads, or holds
     "crate_alpha_clipa_L14": 24 * 2 * 1024**2,  # query, key and value are one
     "crate_alpha_clipa_H14": 32 * 2 * 1280**2,
 }
+
+
+TIED = [(one, *pair) for one in LAYOUTS for pair in one.copies.items()]
+
+
+@pytest.mark.parametrize(("layout", "copy", "original"), TIED)
+def test_a_layout_reads_either_of_two_tied_keys(layout, copy, original):
+    value = torch.randn(7, 5)
+    whole = layout.as_parameters({copy: value, original: value})
+    for key in (copy, original):
+        found = layout.as_parameters(layout.with_originals({key: value}))
+        assert found.keys() == whole.keys() == {original} and found[original] is value
+    other = {copy: value + 1, original: value}
+    assert layout.with_originals(other) == other  # and a later check refuses them
+
+
+@pytest.mark.parametrize("case", ["crate-lm", "crate-lm-vanilla", "gpt-baseline"])
+@pytest.mark.parametrize("dropped", [None, "lm_head.weight", "transformer.wte.weight"])
+def test_a_tied_model_saved_as_safetensors_do(case, dropped, tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self, weights):
+            super().__init__()
+            for key, value in weights.items():
+                self.register_parameter(key.replace(".", "|"), torch.nn.Parameter(value))
+
+    weights, path = published(case), tmp_path / "weights.safetensors"
+    weights["lm_head.weight"] = weights["transformer.wte.weight"]
+    if dropped is None:
+        save_model(Net(weights), path)
+        kept = {key.replace("|", "."): value for key, value in load_file(path).items()}
+        assert len(kept) == len(weights) - 1
+    else:
+        kept = {key: value for key, value in weights.items() if key != dropped}
+    save_file(kept, path)
+    wanted, found = ci.load(weights, **GIVEN[case]), ci.load(path, **GIVEN[case])
+    assert found.cfg.d_vocab == 47
+    for name, value in wanted.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
 
 
 LARGE = (

@@ -195,9 +195,9 @@ def test_tokens_of_what_is_no_text(chat):
 def test_every_text_comes_back(chat, text):
     if text:
         assert chat.to_string(chat.to_tokens(text, prepend_bos=False, truncate=False)) == [text]
-    assert 276 not in chat.to_tokens(
-        text + "<|bos|>", prepend_bos=False, truncate=False
-    )  # text never makes a special token
+    with pytest.warns(UserWarning, match="text holds"):  # text never makes a special token
+        ids = chat.to_tokens(text + "<|bos|>", prepend_bos=False, truncate=False)
+    assert 276 not in ids
 
 
 def slow_bpe(piece, ranks):

@@ -1,13 +1,16 @@
 """Linear probes: planted labels are found, permuted ones are not, and nothing leaks."""
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
 import crate_interp as ci
 from conftest import make, make_lm
+from crate_interp.sweeps.linear_probes import _split
 
 N = 120
 
@@ -89,7 +92,37 @@ def test_labels_of_the_data_and_text():
     )
 
 
-def test_refusals(images):
+@pytest.mark.parametrize(
+    ("classes", "groups", "words"),
+    [
+        ([0, 1] * 4, [0, 0, 1, 1, 2, 2, 2, 2], "the smallest class has 3 different samples"),
+        ([1, 0, 0, 1, 0, 1], [1, 3, 1, 0, 3, 0], "6 samples are only 3 different ones"),
+        ([1, 0, 1, 0, 1, 1], [0, 1, 2, 3, 3, 0], "6 samples are too few"),
+    ],
+)
+def test_too_few_groups_are_a_sentence(images, classes, groups, words):
+    test = 0.25 if "smallest" in words else 0.5
+    with pytest.raises(ValueError, match=words):
+        ci.linear_probe(make(), images[groups], labels=classes, test=test, progress=False)
+
+
+@hypothesis.given(st.integers(0, 2**16))
+def test_a_split_has_every_class_on_its_training_side_or_is_refused(seed):
+    generator = np.random.default_rng(seed)
+    n = int(generator.integers(4, 29))
+    classes, groups = generator.integers(0, 3, n), generator.integers(0, n, n)
+    try:
+        train = _split(classes, groups, float(generator.choice([0.5, 0.25])), 0)
+    except ValueError as error:
+        assert (
+            "different" in str(error) and str(error).endswith("samples.") or "data." in str(error)
+        )
+        return
+    assert set(classes[train]) == set(classes) and not train.all()
+    assert not set(groups[train]) & set(groups[~train])
+
+
+def test_refusals(images, monkeypatch):
     model = make()
     for match, given in (
         ("a linear probe needs labels", {}),
@@ -101,5 +134,9 @@ def test_refusals(images):
     ):
         with pytest.raises(ValueError, match=match):
             ci.linear_probe(model, images, progress=False, **given)
+    with monkeypatch.context() as patch:  # a class too small is refused before the model runs
+        patch.setattr(type(model), "forward", None)
+        with pytest.raises(ValueError, match="the smallest class has 3 different samples"):
+            ci.linear_probe(model, images, labels=[0] * (N - 3) + [1] * 3, progress=False)
     with pytest.raises(ValueError, match="'cls' needs a model with a CLS token"):
         ci.linear_probe(make_lm(), torch.zeros(2, 13, dtype=torch.long), labels=[0, 1], pool="cls")

@@ -334,7 +334,7 @@ def test_tables_as_text():
     found = small()
     assert found.to_csv() == f"name,value,n\na|b,{1 / 3!r},7\nc_d,,11\n"
     assert found.to_markdown("rows") == (
-        "| name | value | n |\n| --- | --- | --- |\n| a\\|b | 0.3333 | 7 |\n| c_d |  | 11 |\n"
+        "| name | value | n |\n| --- | --- | --- |\n| a\\|b | 0.3333 | 7 |\n| c\\_d |  | 11 |\n"
     )
     assert "a|b & 0.3333 & 7" in found.to_latex() and "c\\_d &  & 11" in found.to_latex()
     with pytest.raises(ValueError, match="name='row'"):

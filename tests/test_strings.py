@@ -1,9 +1,14 @@
 """Strings of files where they are shown: configs, figures, pages, tables, drawings, errors."""
 
+import importlib
+import io
 import json
+import pkgutil
 import re
 import string
+from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +24,7 @@ from crate_interp.config.families import FIELD_ORDER
 from crate_interp.core.safe_text import is_plain, markdown, plain, visible
 from crate_interp.data import open_text
 from crate_interp.models.sae import SAEConfig
-from crate_interp.results.result import as_text
+from crate_interp.results.result import Result, as_text, by
 from crate_interp.viz.figures.canvas import as_written, label
 from crate_interp.viz.pages.page import Html, _templates, render
 from crate_interp.viz.pages.page_pictures import figure_uri, inline_svg
@@ -272,6 +277,76 @@ def test_texts_that_no_tokenizer_takes_are_refused_before_work_starts(texts, wor
 
     with pytest.raises(ValueError, match=words):
         open_text(texts, windows)
+
+
+# --- notebook views ---
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(1)</script>\u202e"
+ROWS = pd.DataFrame({HOSTILE: [HOSTILE, 0.5]})
+WORDS = dict(headline=lambda self: HOSTILE, caution=lambda self: HOSTILE)
+LENS = pd.DataFrame(
+    [(0, 0, 0, HOSTILE, 0.5)], columns=["sample", "layer", "rank", "answer", "probability"]
+)
+LAYERS = pd.DataFrame(dict(layer=[0], probe=HOSTILE, statistic=HOSTILE, mean=0.5))
+CASES = {
+    "Html": lambda kind: kind(HOSTILE, HOSTILE),
+    "Circuit": lambda kind: kind([ci.circuits.Edge("embed", "logits", 1.0)], HOSTILE),
+    "Steering": lambda kind: kind(ROWS, 0.5, 0.5, 0.5, HOSTILE, 0),
+    "Result": lambda kind: stub(kind, _shown=lambda self: ROWS),
+    "AuditResult": lambda kind: stub(kind, text=lambda self: HOSTILE),
+    "SegmentResult": lambda kind: stub(kind, cells=lambda self: ([HOSTILE], [[HOSTILE]])),
+    "SweepResult": lambda kind: stub(kind, _table=lambda self, name: LAYERS),
+    "LogitLens": lambda kind: stub(
+        kind, _table=lambda self, name: LENS, meta={"model": HOSTILE, "settings": {"position": 0}}
+    ),
+}
+
+
+def stub(kind, **members):
+    return object.__new__(type(kind.__name__, (kind,), {**WORDS, **members}))
+
+
+def views():
+    """Every class of the package that says how a notebook shows it, with the method's name."""
+    for module in pkgutil.walk_packages(ci.__path__, "crate_interp."):
+        if module.name.endswith("__main__"):
+            continue
+        for kind in vars(importlib.import_module(module.name)).values():
+            if isinstance(kind, type) and kind.__module__ == module.name:
+                for name in vars(kind):
+                    if re.fullmatch(r"_repr_\w+_|_ipython_display_", name):
+                        yield kind, name
+
+
+VIEWS = list(views())
+
+
+@pytest.mark.parametrize(("kind", "method"), VIEWS, ids=[kind.__name__ for kind, _ in VIEWS])
+def test_no_text_is_obeyed_in_a_notebook_view(kind, method):
+    assert method == "_repr_html_"
+    shown = CASES[kind.__name__](kind)._repr_html_()
+    tags = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append((tag, dict(attributes)))
+    parser.feed(shown)
+    assert tags and harmless(shown) and "alert(1)" in shown
+    for tag, attributes in tags:
+        assert tag not in ("img", "script") and not any(name[:2] == "on" for name in attributes)
+
+
+def test_markdown_and_csv_of_a_result_are_no_markup_and_no_formula():
+    class Small(Result):
+        KIND, MAIN, STORED = "small", "rows", {"rows": by("label")}
+
+    labels = [HOSTILE, "[a](javascript:alert(1))", "a|b\\|c", "`d`", " the", "=cmd()", "-1"]
+    found = Small({"rows": pd.DataFrame({"label": labels, "value": -0.5})}, {})
+    cells = [re.findall(r"(?:\\.|[^|\\])+", line) for line in found.to_markdown().splitlines()]
+    assert all(len(row) == 2 for row in cells)
+    words = [re.sub(r"\\.", "", row[0]) for row in cells[2:]]
+    assert not any(set(text) & set("<>[]`|") for text in words)
+    rows = pd.read_csv(io.StringIO(found.to_csv()), dtype=str)
+    assert list(rows["label"][3:]) == ["`d`", " the", "'=cmd()", "'-1"]
+    assert list(rows["value"]) == ["-0.5"] * len(labels) and harmless(found.to_csv())
 
 
 # --- frames in notebooks ---

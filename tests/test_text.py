@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -57,12 +58,35 @@ def test_it_is_used_as_hugging_face_uses_its_own(chat):
 def test_text_never_becomes_a_special_token(chat):
     name = "the <|bos|>"
     plain = chat.tokenizer(name)["input_ids"]
-    assert 276 not in plain and chat.to_tokens(name, prepend_bos=False)[0].tolist() == plain
+    with pytest.warns(UserWarning, match="text holds"):
+        assert 276 not in plain and chat.to_tokens(name, prepend_bos=False)[0].tolist() == plain
     asked = chat.tokenizer(name, split_special_tokens=False)["input_ids"]  # Hugging Face's default
     assert asked[-1] == 276
     assert chat.tokenizer(name)["input_ids"] == plain == chat.tokenizer.encode(name)
     for other in (copy.deepcopy(chat), pickle.loads(pickle.dumps(chat)), twin(chat, 0)):
         assert other.tokenizer(name)["input_ids"] == plain
+
+
+WAYS = {
+    "to_tokens": lambda lm, texts: lm.to_tokens(texts),
+    "forward": lambda lm, texts: lm(texts),
+    "generate": lambda lm, texts: lm.generate(texts[0], max_new_tokens=1, verbose=False),
+    "windows": lambda lm, texts: lm.windows(texts * 20),
+    "sweep": lambda lm, texts: ci.sweep(
+        lm, texts * 20, probes=["sparsity"], limit=2, controls=0, progress=False
+    ),
+    "graph": lambda lm, texts: ci.graph(lm, texts[0], most=4),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_text_with_the_name_of_a_special_token_warns_once(chat, way):
+    for texts, count in ((["the <|bos|>", "the <|bos|>"], 1), (["the |bos|", "the |bos|"], 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            WAYS[way](chat, texts)
+        assert [str(one.message).count("<|bos|>") for one in caught].count(1) == count
+        assert len(caught) == count
 
 
 def test_models_without_a_tokenizer(tmp_path):

@@ -174,7 +174,9 @@ def _given(
     samples = range(start + first, start + stop)
     if "random" in setting.nulls:
         seeds = [_generator(setting.seed, "random", sample, -layer.index) for sample in samples]
-        drawn = torch.stack([torch.randn(z.shape[1:], generator=seed) for seed in seeds])
+        drawn = torch.stack(
+            [torch.randn(z.shape[1:], generator=seed, dtype=torch.float32) for seed in seeds]
+        )
         noise = drawn.to(z.device, single)
     orders = ()
     if "shuffled" in setting.nulls:

@@ -1,6 +1,5 @@
 """AuditResult: layers against claims, compared with nulls, ceilings and untrained networks."""
 
-import html
 from typing import Any
 
 import pandas as pd
@@ -8,6 +7,7 @@ import pandas as pd
 from crate_interp.audits.claim_summary import headline, judged, overview
 from crate_interp.audits.claims import BESIDE
 from crate_interp.audits.verdicts import cells, nulls
+from crate_interp.core.safe_text import in_html, notebook_view
 from crate_interp.results.result import Result, as_text, by, first
 
 
@@ -106,4 +106,4 @@ class AuditResult(Result):
         return headline(self)
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._words())}</p><pre>{html.escape(self.text())}</pre>"
+        return notebook_view(self._words(), f"<pre>{in_html(self.text())}</pre>")

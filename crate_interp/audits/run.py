@@ -20,7 +20,7 @@ from crate_interp.core import checks
 from crate_interp.core.device_waits import fetched
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
-from crate_interp.measures.checks import all_finite
+from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Rules, Tables
@@ -44,6 +44,7 @@ _EPS = (1e-4, 1e4)
 
 
 @with_weights
+@in_full_precision
 def audit(
     model: HookedModel,
     data: Data,

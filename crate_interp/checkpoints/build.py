@@ -93,8 +93,10 @@ def _published_parameters(contents: Contents) -> Parameters:
         check_dense(key, value, where)
     shapes = Shapes({key: tuple(value.shape) for key, value in contents.tensors.items()})
     layout = find_layout(shapes, contents.family, where)
+    tensors = layout.with_originals(contents.tensors)
+    shapes |= {key: tuple(value.shape) for key, value in tensors.items()}
     cfg = _config(layout, shapes, contents)
-    tensors = layout.as_parameters(contents.tensors)
+    tensors = layout.as_parameters(tensors)
     counts = {name: getattr(cfg, name) for name in _TOWERS[cfg.kind].values()}
     target_of = layout.key_map(counts)
     if layout.tolerant:

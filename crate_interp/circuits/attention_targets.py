@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from crate_interp.core import checks
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern
 from crate_interp.stats.intervals import mean_interval
@@ -55,6 +56,7 @@ def repeat_targets(
     return found
 
 
+@in_full_precision
 def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFrame:
     """Returns how much attention each head gives to each kind of target.
 

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.core import checks
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_read_out
 from crate_interp.models.layers.norm import HookedLayerNorm
@@ -112,6 +113,7 @@ class LogitAttribution(Result):
         return values.view(n, layers, len(values) // (n * layers))
 
 
+@in_full_precision
 def logit_attribution(
     cache: CrateCache, target: Target, *, minus: Target | None = None, position: int = -1
 ) -> LogitAttribution:

@@ -10,10 +10,12 @@ from crate_hooks import full_name
 from crate_interp.circuits.patching_arguments import Metric, check_runs, returned
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 
 
+@in_full_precision
 def attribution_patch(
     model: HookedModel,
     source: Tensor,

@@ -1,8 +1,9 @@
 """A drawing of layers of nodes and weighted edges, as SVG without a script."""
 
-import html
 import math
 from collections.abc import Sequence
+
+from crate_interp.core.safe_text import in_html
 
 WIDE, TALL, BOX = 120, 40, (72, 24)  # distance of columns, distance of rows, size of a node
 # Pages of this library define these colours for a light and a dark scheme. Elsewhere, as in a
@@ -27,7 +28,7 @@ def drawn(places: dict[str, Place], edges: Sequence[tuple[str, str, float]], tit
     largest = max((abs(weight) for *_, weight in edges), default=0.0) or 1.0
     parts = [_edge(spots, edge, largest) for edge in edges]
     parts += [_node(name, spot) for name, spot in spots.items()]
-    words = html.escape(title or "circuit", quote=True)
+    words = in_html(title or "circuit")
     style = f"max-width: 100%; width: {width}px; font: 12px system-ui, sans-serif"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{words}" '
@@ -77,7 +78,7 @@ def _edge(spots: dict[str, Point], edge: tuple[str, str, float], largest: float)
     (x0, y0), *rest = bend(spots[a], spots[b])
     path = f"M{x0:.1f} {y0:.1f} C" + " ".join(f"{x:.1f} {y:.1f}" for x, y in rest)
     colour, dashes = (_ABOVE, "") if weight >= 0 else (_BELOW, ' stroke-dasharray="6 3"')
-    words = html.escape(f"{a} to {b}: {weight:.3g}")
+    words = in_html(f"{a} to {b}: {weight:.3g}")
     return (
         f'<path d="{path}" fill="none" style="stroke: {colour}"{dashes} '
         f'stroke-width="{1 + 4 * share:.2f}" stroke-opacity="{0.6 + 0.4 * share:.2f}">'
@@ -92,5 +93,5 @@ def _node(name: str, spot: Point) -> str:
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width}" height="{height}" rx="5" '
         f'style="fill: {_CARD}; stroke: {_LINE}"/>'
         f'<text x="{x + width / 2:.1f}" y="{y + 16:.1f}" text-anchor="middle" '
-        f'style="fill: {_INK}">{html.escape(name)}</text>'
+        f'style="fill: {_INK}">{in_html(name)}</text>'
     )

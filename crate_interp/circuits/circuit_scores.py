@@ -15,6 +15,7 @@ from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.patching_arguments import Head, MetricBySample, as_values, heads_of
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.results.result import Result, counted, first
 from crate_interp.stats.bootstrap import RESAMPLES, Studentised, studentised
@@ -78,6 +79,7 @@ def _beside(row: Any) -> str:
     return f" ({words})" if words else ""
 
 
+@in_full_precision
 def evaluate(
     model: HookedModel,
     circuit: Circuit | Sequence[Head],

@@ -19,7 +19,7 @@ from crate_interp.config.families import SQUARE_STEPS
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, part
-from crate_interp.measures.checks import qr
+from crate_interp.measures.checks import in_full_precision, qr
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
@@ -61,6 +61,7 @@ class Swapping:
 
 
 @with_weights
+@in_full_precision
 def concentration(
     model: HookedModel,
     data: Data,

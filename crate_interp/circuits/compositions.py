@@ -15,7 +15,7 @@ from crate_interp.circuits.circuit import Circuit, Edge, head_name
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data
-from crate_interp.measures.checks import qr
+from crate_interp.measures.checks import in_full_precision, qr
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
@@ -130,6 +130,7 @@ def _names(row: Any) -> tuple[str, str]:
 
 
 @with_weights
+@in_full_precision
 def composition(
     model: HookedModel,
     data: Data | None = None,

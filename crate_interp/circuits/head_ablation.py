@@ -20,6 +20,7 @@ from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
@@ -49,6 +50,7 @@ class Ablating:
     shared: bool
 
 
+@in_full_precision
 def ablate_heads(
     model: HookedModel, data: Data, *, how: str = "mean", metric: str = "loss", **run: Unpack[Run]
 ) -> Perhaps[HeadAblation]:

@@ -1,6 +1,5 @@
 """The logit lens as a table: the answers that the unembedding reads from the stream, by layer."""
 
-import html
 from typing import Any
 
 import pandas as pd
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_directions import answer_names
 from crate_interp.core import checks, safe_text
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.results import sample_ranges
 from crate_interp.results.result import Result, by
@@ -56,17 +56,18 @@ class LogitLens(Result):
         settings = self.meta["settings"]
         at = "" if settings["position"] is None else f", position {settings['position']}"
         name = self.meta["model"] or self.meta["config"]["family"]
-        caption = html.escape(f"{safe_text.plain(name)}: logit lens, sample {sample}{at}")
+        caption = safe_text.in_html(f"{name}: logit lens, sample {sample}{at}")
         body = f"<caption>{caption}</caption><tbody>{''.join(rows)}</tbody>"
-        return f"<p>{html.escape(self.headline())}</p><table>{body}</table>"
+        return safe_text.notebook_view(self._words(), f"<table>{body}</table>")
 
 
 def _cell(row: Any) -> str:
     colour = f"rgba(60, 120, 220, {row.probability:.2f})"
-    words = f"{html.escape(repr(row.answer))} {row.probability:.0%}"
+    words = f"{safe_text.in_html(repr(row.answer))} {row.probability:.0%}"
     return f'<td style="text-align: left; background: {colour}">{words}</td>'
 
 
+@in_full_precision
 def logit_lens(
     cache: CrateCache, *, sample: int = 0, position: int = -1, count: int = 5
 ) -> LogitLens:

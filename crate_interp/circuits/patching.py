@@ -16,6 +16,7 @@ from transformer_lens import patching as lens
 
 from crate_interp.circuits.patching_arguments import Metric
 from crate_interp.core import checks
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import check_mark
@@ -41,6 +42,7 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
     axes = sweep.keywords["index_axis_names"]
     fixed = {name: value for name, value in sweep.keywords.items() if name != "index_axis_names"}
 
+    @in_full_precision
     def over_tokens(
         model: HookedModel,
         corrupted: Tensor,
@@ -69,6 +71,7 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
 def _over_heads(sweep: partial) -> Callable[..., Any]:
     """Returns a sweep of TransformerLens that refuses the cache of another model."""
 
+    @in_full_precision
     @wraps(sweep)
     def over_heads(
         model: HookedModel, corrupted_tokens: Tensor, clean_cache: Any, *args: Any, **options: Any

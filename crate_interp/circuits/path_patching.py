@@ -10,6 +10,7 @@ from torch import Tensor
 from crate_hooks import edit, full_name
 from crate_interp.circuits.patching_arguments import Head, Metric, as_number, check_runs, heads_of
 from crate_interp.core.progress import tqdm
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hook_points import check_pattern
 from crate_interp.models.hooked import HookedModel
 
@@ -17,6 +18,7 @@ _ROLES = ("q", "k", "v")
 _Hooks = list[tuple[str | Callable, Callable]]
 
 
+@in_full_precision
 def path_patch(
     model: HookedModel,
     source: Tensor,

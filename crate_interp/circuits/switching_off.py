@@ -10,6 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from crate_interp.circuits.graphs.question import one_sample
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
 
 ATOMS = 40  # how many of the largest atoms of all layers are switched off
@@ -21,6 +22,7 @@ Rows = Iterator[tuple[int, Float[Tensor, "answer"]]]
 
 
 @torch.no_grad()
+@in_full_precision
 def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.DataFrame:
     """Returns the likeliest answer to one input, with each part switched off in turn.
 

@@ -15,6 +15,7 @@ from crate_interp.core.folders import locked
 from crate_interp.core.run_options import Pass, run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results import sample_ranges
 from crate_interp.sweeps.result import SweepResult
@@ -27,6 +28,7 @@ SEEDS = 5  # untrained twins of each side by default
 _NAME = 80  # characters
 
 
+@in_full_precision
 def compare(
     a: networks.Compared,
     b: networks.Compared,

@@ -1,5 +1,6 @@
 """Text from files and the network, made safe for errors, tables, figures and file names."""
 
+import html
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -27,11 +28,29 @@ def plain(text: object, longest: int = LONGEST) -> str:
     )
 
 
+def in_html(text: object) -> str:
+    """Returns a text for HTML or SVG, for the inside of a tag or of a quoted attribute."""
+    return html.escape(visible(text))
+
+
+def notebook_view(words: str, body: str) -> str:
+    """Returns a result as a notebook shows it: a sentence of plain text above HTML."""
+    # these classes keep a notebook from reading a $ in a name as the start of a formula
+    return f'<div class="tex2jax_ignore mathjax_ignore"><p>{in_html(words)}</p>{body}</div>'
+
+
+def table_in_html(table: Any, index: bool = False) -> str:
+    """Returns a pandas table as HTML, with four digits a number and all text escaped."""
+    cells = table.map(lambda value: visible(value) if isinstance(value, str) else value)
+    cells = cells.rename(columns=lambda name: visible(name) if isinstance(name, str) else name)
+    return cells.to_html(index=index, float_format=lambda value: f"{value:.4g}")
+
+
 def in_markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Returns a table in Markdown, with one line per row; a bar within a cell is escaped."""
+    """Returns a table of cells in Markdown, a line per row; a bar within a cell is escaped."""
     names = list(head)
     lines = [
-        " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
+        " | ".join(re.sub(r"(?<!\\)\|", r"\\|", str(cell)).replace("\n", " ") for cell in row)
         for row in (names, ["---"] * len(names), *rows)
     ]
     return "\n".join(f"| {line} |" for line in lines)
@@ -75,7 +94,7 @@ def cell(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    shown = plain(value, longest=32_000)  # the most that a spreadsheet's cell holds
+    shown = visible(value, longest=32_000)  # the most that a spreadsheet's cell holds
     return f"'{shown}" if value.lstrip().startswith(_FORMULA) or shown[:1] in _FORMULA else shown
 
 

@@ -11,6 +11,7 @@ from crate_interp.core.device_waits import waits
 
 P = ParamSpec("P")
 R = TypeVar("R")
+AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # kinds of devices
 NO_TOKENS = "there are no tokens to measure"
 
 
@@ -41,19 +42,19 @@ def require_entries(tensor: Tensor, axes: str, empty: str) -> None:
 
 
 def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a function so that it runs with autocast off on the device of its first tensor.
+    """Wraps a function so that it runs with autocast off.
 
-    The rate of a Gram matrix in bfloat16 can be wrong by half, or negative.
+    The rate of a Gram matrix in bfloat16 can be wrong by half, or negative, and the effect of one
+    code on a logit is lost in rounding.
     """
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        values = (*args, *kwargs.values())
-        device = next((value.device.type for value in values if isinstance(value, Tensor)), "cpu")
-        if not torch.is_autocast_enabled(device):
+        kinds = [kind for kind in AUTOCAST if torch.is_autocast_enabled(kind)]
+        if not kinds:
             return function(*args, **kwargs)
-        with torch.autocast(device, enabled=False):
-            return function(*args, **kwargs)
+        with torch.autocast(kinds[0], enabled=False):
+            return run(*args, **kwargs)  # autocast may be on for another kind too
 
     return run
 

@@ -1,6 +1,5 @@
 """Results: named tables, where they come from, and the folder that holds them."""
 
-import html
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,14 @@ import pandas as pd
 
 from crate_interp.core import checks
 from crate_interp.core.folders import locked, replacing
-from crate_interp.core.safe_text import in_markdown, plain, visible
+from crate_interp.core.safe_text import (
+    cell,
+    in_markdown,
+    markdown,
+    notebook_view,
+    plain,
+    table_in_html,
+)
 from crate_interp.results import result_hash, sample_ranges
 from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
 
@@ -142,13 +148,19 @@ class Result:
         return self._table(name)
 
     def to_csv(self, name: str | None = None) -> str:
-        """Returns a table as CSV; None means the main table."""
-        return self._written(name).to_csv(index=False)
+        """Returns a table as CSV; None means the main table.
+
+        Text that a spreadsheet would run as a formula begins with an apostrophe.
+        """
+        return self._written(name).map(cell).to_csv(index=False)
 
     def to_markdown(self, name: str | None = None) -> str:
         """Returns a table in Markdown, numbers with four digits; None means the main table."""
         table = self._written(name)
-        rows = ([_cell(value) for value in row] for row in table.itertuples(index=False))
+        rows = (
+            [markdown(value) if isinstance(value, str) else _cell(value) for value in row]
+            for row in table.itertuples(index=False)
+        )
         return in_markdown(map(_cell, table.columns), rows) + "\n"
 
     def to_latex(self, name: str | None = None) -> str:
@@ -160,14 +172,7 @@ class Result:
         return table.map(_cell).to_latex(index=False, escape=True)
 
     def _repr_html_(self) -> str:
-        cells = self._shown().map(lambda value: visible(value) if type(value) is str else value)
-        shown = cells.to_html(index=False, float_format=lambda value: f"{value:.4g}")
-        return self._in_notebook(shown)
-
-    def _in_notebook(self, table: str) -> str:
-        # these classes keep a notebook from reading a $ in a name as the start of a formula
-        words = f"<p>{html.escape(self._words())}</p>"
-        return f'<div class="tex2jax_ignore mathjax_ignore">{words}{table}</div>'
+        return notebook_view(self._words(), table_in_html(self._shown()))
 
     def _shown(self) -> Table:
         """Returns the table that a notebook shows below the headline."""

@@ -19,7 +19,7 @@ from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
-from crate_interp.measures.checks import all_finite
+from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
 from crate_interp.results.kinds import Kind, Tables
@@ -41,6 +41,7 @@ _SUMS = ("tokens", "active", "error", "variance", "cosine")
 Key = tuple[str, str]  # (point, name of the coder)
 
 
+@in_full_precision
 def evaluate(
     model: HookedModel,
     data: Data,

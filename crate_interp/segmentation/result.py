@@ -1,10 +1,10 @@
 """SegmentResult: how well each layer and head segments, with intervals, compared with chance."""
 
-import html
 from typing import Any
 
 import pandas as pd
 
+from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.results.result import Result, as_text, by, counted
 from crate_interp.segmentation.examples import merged_examples
 from crate_interp.segmentation.input_maps import WITHOUT_NETWORK, check_maps
@@ -199,8 +199,7 @@ class SegmentResult(Result):
     def _repr_html_(self) -> str:
         header, rows = self.cells()
         words = f"{self._words()} Score ({', '.join(CELL.values())}):"
-        table = pd.DataFrame(rows, columns=header).to_html(index=False)
-        return f"<p>{html.escape(words)}</p>" + table
+        return notebook_view(words, table_in_html(pd.DataFrame(rows, columns=header)))
 
 
 def _cell(row: Any) -> str:

@@ -31,7 +31,7 @@ from crate_hooks import full_name
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data
-from crate_interp.measures.checks import all_finite
+from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
@@ -73,6 +73,7 @@ class _Rows:
 
 
 @with_weights
+@in_full_precision
 def surgery(
     model: HookedModel,
     data: Data,

@@ -119,7 +119,7 @@ def by_layer(
         if not layers:
             shape = (len(first), width)
             # allocated by torch, since NumPy would take huge pages wherever rows are written
-            layers = [torch.empty(shape).numpy() for _ in range(n_layers + 2)]
+            layers = [torch.empty(shape, dtype=torch.float32).numpy() for _ in range(n_layers + 2)]
         for layer, rows in enumerate(layers):
             rows[place[start : start + count]] = values[:, layer]
         start += count

@@ -1,5 +1,6 @@
 """ci.linear_probe: what a linear classifier reads from each layer, compared with chance."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -121,6 +122,7 @@ def linear_probe(
     wanted = _pool(model, pool)
     samples, forward = _samples(model, data, options)
     classes = _classes(samples.labels if labels is None else list(labels), samples.n)
+    _check_least(min(Counter(classes).values()), _folds(test))
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
     meta = data_meta(model, samples, options.batch_size) | {
         "statistics": {
@@ -165,6 +167,11 @@ def linear_result(
     features = by_layer(table, meta["n_layers"], meta["config"]["d_model"], train)
     alone = features.pop()
     shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
+    if len(np.unique(shuffled[train])) < 2:
+        raise ValueError(
+            f"the {len(classes)} samples are too few for a level of chance: dealt out anew, all "
+            "labels of the training part are equal. Give more samples, or another seed=."
+        )
     layers = range(meta["n_layers"] + 1)
     columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
     for _ in tqdm(layers, desc="linear probes", unit="layer", disable=not progress):
@@ -215,20 +222,34 @@ def _classes(labels: Any, n: int) -> list[str]:
 def _split(
     classes: np.ndarray, groups: np.ndarray, test: float, seed: int
 ) -> Bool[np.ndarray, "sample"]:
-    """Returns which samples are in the training part."""
+    """Returns which samples are in the training part; equal samples, a group, are on one side."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    folds = max(2, round(1 / test))
-    least = min(len(set(groups[classes == kind])) for kind in np.unique(classes))
+    kinds = np.unique(classes)
+    _check_least(min(len(set(groups[classes == kind])) for kind in kinds), _folds(test))
+    splitter = StratifiedGroupKFold(_folds(test), shuffle=True, random_state=seed)
+    train = np.zeros(len(classes), dtype=bool)
+    train[next(iter(splitter.split(classes, classes, groups)))[0]] = True
+    if len(np.unique(classes[train])) < len(kinds):
+        raise ValueError(
+            f"the {len(classes)} samples are only {len(set(groups))} different ones, and equal "
+            "samples stay together, so the training part has no sample of some class. Give more "
+            "different samples."
+        )
+    return train
+
+
+def _folds(test: float) -> int:
+    return max(2, round(1 / test))
+
+
+def _check_least(least: int, folds: int) -> None:
+    """Raises ValueError for a smallest class with fewer different samples than folds."""
     if least < folds:
         raise ValueError(
             f"the smallest class has {least} different samples, but the split needs at least "
             f"{folds}. Give more data."
         )
-    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-    train = np.zeros(len(classes), dtype=bool)
-    train[next(iter(splitter.split(classes, classes, groups)))[0]] = True
-    return train
 
 
 def _of_layer(

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.probes import built_in
 from crate_interp.results.result import Result, by, first
 from crate_interp.sweeps import sweep_tables
@@ -167,7 +168,7 @@ class SweepResult(Result):
             return super()._repr_html_()
         columns = ["probe", "statistic"]
         wide = table.pivot_table(index="layer", columns=columns, values="mean", sort=False)
-        return self._in_notebook(wide.to_html(float_format=lambda value: f"{value:.4g}"))
+        return notebook_view(self._words(), table_in_html(wide, index=True))
 
 
 def _ranked(heads: Any, statistic: str, count: int) -> str:

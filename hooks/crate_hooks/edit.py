@@ -169,7 +169,9 @@ def noise(
     arguments.require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
-        drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(int(seed)))
+        drawn = torch.randn(
+            tensor.shape, generator=torch.Generator().manual_seed(int(seed)), dtype=torch.float32
+        )
         return tensor + std * drawn.to(tensor)
 
     return edited(value, heads, atoms, positions)

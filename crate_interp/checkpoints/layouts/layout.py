@@ -230,6 +230,18 @@ class Layout:
                 keys |= stack.of_layer(layer)
         return keys
 
+    def with_originals(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the tensors, with each original for which a file holds only its copy.
+
+        `safetensors.torch.save_model` keeps one key of those that share a tensor.
+        """
+        originals = {
+            original: tensors[copy]
+            for copy, original in self.copies.items()
+            if copy in tensors and original not in tensors
+        }
+        return {**tensors, **originals}
+
     def as_parameters(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the tensors as views that have the shapes of the parameters.
 

@@ -21,6 +21,7 @@ from crate_interp.circuits.atlases.logit_effects import logit_effects, named
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
@@ -67,7 +68,8 @@ class Atlas(AtomResult):
       change over all samples, and the 95 % interval of the mean;
     - ablation, ablation_low, ablation_high, ablated: the same change, measured by running the model
       without the atom, and the number of samples on which it was measured. For atoms that were not
-      ablated, the change is NaN and the number is 0;
+      ablated, the change is NaN and the number is 0. The atom with the largest effect in its layer
+      is chosen on every second sample, and its row has the change on the other samples;
     - raises, lowers: names of classes or tokens whose logits the atom moves most. If the stream is
       a sum (crate-alpha, gpt-baseline, nanochat-crate), the effect on logit t is that of the direct
       path: `<row of W_out, g * w_t>` less the mean over t, with w_t the column of W_U and g the
@@ -203,6 +205,7 @@ class Atlas(AtomResult):
 
 
 @with_weights
+@in_full_precision
 def atlas(
     model: HookedModel, data: Data, *, top: int = 9, ablate: int = 32, **run: Unpack[Run]
 ) -> Perhaps[Atlas]:

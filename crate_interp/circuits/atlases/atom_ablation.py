@@ -63,7 +63,8 @@ def ablated(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per chosen atom.
 
     Columns: layer, atom, ablation (the mean over samples), ablation_low and ablation_high (the 95 %
-    interval of this mean, by resampling the samples), ablated (the number of samples).
+    interval of this mean, by resampling the samples), ablated (the number of samples). The atom
+    that is `strongest` in its layer has the numbers of the samples that did not choose it.
     """
     wide: Any = table.pivot(index="sample", columns=_KEYS, values="ablation")
     there = wide.notna().to_numpy()
@@ -79,7 +80,14 @@ def ablated(table: pd.DataFrame) -> pd.DataFrame:
         for at, place in enumerate(places):
             rows.append((*wide.columns[place], means[at], low[at], high[at], len(values)))
     names = [*_KEYS, "ablation", "ablation_low", "ablation_high", "ablated"]
-    return pd.DataFrame(rows, columns=names).sort_values(_KEYS, ignore_index=True)
+    found = pd.DataFrame(rows, columns=names).sort_values(_KEYS, ignore_index=True)
+    groups: Any = table.groupby("layer")
+    for layer, layer_rows in groups:
+        lead = strongest(layer_rows)
+        if lead is not None:
+            row = (found["layer"] == layer) & (found["atom"] == lead["atom"])
+            found.loc[row, names[2:]] = [lead[name] for name in ("effect", "low", "high", "n")]
+    return found
 
 
 def agreement(table: pd.DataFrame) -> pd.DataFrame:

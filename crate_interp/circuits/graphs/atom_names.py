@@ -25,6 +25,7 @@ from crate_interp.core.pictures import decoded
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.core.safe_text import visible
 from crate_interp.data import Data, Samples
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
@@ -37,7 +38,7 @@ from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
 
 EXAMPLES = 4  # the tokens at which an atom is largest
-_TOKENS = 2**13  # tokens that are compared one by one
+_TOKENS = 2**13  # tokens that are compared one by one, and the rest of the last sample's
 _SHUFFLES = 8
 _SIDE = 48  # pixels of an example
 _FEWEST = 8  # tokens or samples of a half at which a candidate must be present, and absent
@@ -123,6 +124,7 @@ def cut_out(file: bytes, place: tuple[int, int], grid: tuple[int, int]) -> bytes
 
 
 @with_weights
+@in_full_precision
 def atom_names(
     model: HookedModel, data: Data, *, seed: int = 0, **run: Unpack[Run]
 ) -> Perhaps[AtomNames]:
@@ -168,22 +170,22 @@ def _named(chunk: Chunk, samples: Samples, seed: int, progress: bool) -> Tables:
     codes: list[list[Tensor]] = [[] for _ in range(layers)]
     largest: list[list[Tensor]] = [[] for _ in range(layers)]
     inputs, masks, numbers = [], [], []
-    kept = 0
+
+    def compared(batch: Batch, pos: int) -> int:
+        return max(0, -(-_TOKENS // pos) - (batch.start - samples.start))
 
     def read(layer: int, acts: Any, batch: Batch) -> None:
         code = acts[CODE].detach().float()
         means[layer].append(code.mean(dim=1).cpu())
-        if kept < _TOKENS:
-            codes[layer].append(code.cpu())
+        codes[layer].append(code[: compared(batch, code.shape[1])].cpu())
         largest[layer].append(_largest(code, batch.start))
 
     for batch in chunk.batches():
         chunk.measure(batch, [Reading([CODE], read)])
         numbers += range(batch.start, batch.last + 1)
-        if kept < _TOKENS:
-            inputs.append(batch.inputs.cpu())
-            masks += [] if batch.masks is None else [batch.masks]
-        kept += len(batch.inputs) * codes[0][0].shape[1]
+        count = compared(batch, codes[0][0].shape[1])
+        inputs.append(batch.inputs[:count].cpu())
+        masks += [] if batch.masks is None else [batch.masks[:count]]
     tokens = [torch.cat(parts) for parts in codes]
     concepts = _concepts(chunk.model, torch.cat(inputs), masks, tokens[0].shape[1])
     own = None if samples.labels is None else [samples.labels[n - samples.start] for n in numbers]
@@ -236,7 +238,7 @@ def _of_layer(
     layer: int,
     means: Float[Tensor, "sample atom"],
     classes: Concepts,
-    tokens: Float[Tensor, "sample pos atom"],
+    tokens: Float[Tensor, "compared pos atom"],
     concepts: Concepts,
     generator: torch.Generator,
 ) -> pd.DataFrame:

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_directions import answer_names
 from crate_interp.core import checks
+from crate_interp.core.files import write_text
 from crate_interp.core.run_options import DEFAULTS
 from crate_interp.data import Data
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
@@ -32,6 +34,7 @@ _BATCH = 8
 
 
 @with_weights
+@in_full_precision
 def neuron_records(
     model: HookedModel,
     data: Data,
@@ -80,8 +83,7 @@ def neuron_records(
     generator = np.random.default_rng(seed)
     for place, atom in enumerate(chosen):
         record = _record(layer, atom, texts, codes[:, :, place].numpy(), top, random, generator)
-        path = folder / f"{atom}.json"
-        path.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
+        write_text(folder / f"{atom}.json", json.dumps(record, allow_nan=False))
     return Path(out)
 
 

@@ -15,7 +15,10 @@ from crate_interp.circuits.graphs.question import (
     sample_digest,
 )
 from crate_interp.circuits.graphs.steering import Steering, changes, steered, steering_hooks
+from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
+from crate_interp.measures.checks import in_full_precision
+from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.results.result import Result, first
 from crate_interp.sweeps.runs.provenance import model_meta
@@ -55,9 +58,9 @@ class AttributionGraph(Result):
     only k nodes of each layer stay (trust.py). whole: network, edit, logit, random_low,
     random_mean, random_high, nodes: the target if only the graph's nodes stay ("keep"), and without
     them ("remove"). network: "model", or "untrained" for a network with random weights and its own
-    graph of its own answer; in `whole` also "rival", for the model and its graph of the next answer
-    (`meta["rival"]` has its name and logit). What the rival's nodes alone give it is a null: nodes
-    chosen for an answer that the model did not give.
+    graph of its own answer; in `whole` also "rival", for the model and its graph of the likeliest
+    other answer (`meta["rival"]` has its name and logit). What the rival's nodes alone give it is a
+    null: nodes chosen for an answer that was not asked about.
     answers: answer, name, logit (less the mean of all), probability. places: layer, pos,
     attribution, summed over all nodes of a token; layer -1 is the input. picture: webp, rows,
     columns: the picture and its patches; no row for a text. examples: layer, atom, value, words,
@@ -98,6 +101,38 @@ class AttributionGraph(Result):
         return name if target["versus"] is None else f"{name} less {plain(target['versus_name'])!r}"
 
     @property
+    def top(self) -> int:
+        """Returns the number of the answer that the model gives."""
+        table: Any = self._table("answers")
+        return int(table["answer"].loc[table["logit"].idxmax()])
+
+    @property
+    def question(self) -> str:
+        """Returns what was asked: why an answer was given, or what speaks for another one."""
+        target = self.meta["target"]
+        if target["answer"] == self.top:
+            return f"why {self.answer}"
+        name = repr(plain(target["name"]))
+        if target["versus"] is not None:
+            name += f" over {plain(target['versus_name'])!r}"
+        answers: Any = self._table("answers").set_index("answer")["name"]
+        return f"how much speaks for {name} (it answers {plain(answers[self.top])!r})"
+
+    @property
+    def amounts(self) -> pd.Series:
+        """Returns what each node adds to the target: its effect, or its slope if not measured."""
+        table: Any = self._table("nodes")
+        return table["effect"].fillna(table["attribution"])
+
+    @property
+    def slope_agreement(self) -> float:
+        """Returns Pearson's r of the attributions and the effects of the graph's own codes."""
+        table: Any = self._table("nodes")
+        pairs = table[table["atom"] >= 0][["attribution", "effect"]].dropna()
+        varied = len(pairs) > 3 and bool((pairs.nunique() > 1).all())
+        return float(pairs.corr().iloc[0, 1]) if varied else np.nan
+
+    @property
     def predicts(self) -> float:
         """Returns how well attributions predict ablations: Pearson's r, mean over layers."""
         table: Any = self.of("agreement")
@@ -116,7 +151,10 @@ class AttributionGraph(Result):
         return float(table[table["edit"] == "keep"]["logit"].iloc[0]) / target
 
     def faithful(self) -> bool:
-        """Tells whether the graph keeps half of the answer, and predicts ablations with r of .5."""
+        """Tells whether the graph keeps half of the answer, and predicts ablations with r of .5.
+
+        It must predict those of its own codes too, where these were measured.
+        """
         return not self.warning()
 
     def headline(self) -> str:
@@ -129,6 +167,11 @@ class AttributionGraph(Result):
     def warning(self) -> str:
         """Returns what is wrong with a graph that is not faithful, or ""."""
         reasons = []
+        if self.slope_agreement < FAITHFUL:
+            reasons.append(
+                "Go by effects, not by attributions: over the graph's own codes they agree with "
+                f"r = {self.slope_agreement:.2f}."
+            )
         if np.isnan(self.predicts):
             reasons.append("Too few codes are on to test attributions.")
         elif self.predicts < FAITHFUL:
@@ -148,10 +191,15 @@ class AttributionGraph(Result):
         twin = self.of("agreement", UNTRAINED)["pearson"].mean()
         beside = "" if np.isnan(twin) else f"; untrained {twin:.2f} on average"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
+        name = plain(self.meta["model"] or "The model")
+        lead = f"{name} answers {self.answer}{where},"
+        if target["answer"] != self.top:
+            lead = f"{name}{where}: {self.question}:"
+        side = "above" if target["logit"] >= 0 else "below"
         return (
-            f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where}, "
-            f"{target['logit']:.2f} above {less}. {int(keep['nodes'])} codes alone give "
-            f"{keep['logit']:.2f}, as many random ones {keep['random_mean']:.2f} "
+            f"{lead} {abs(target['logit']):.2f} {side} {less}. "
+            f"{int(keep['nodes'])} codes alone give {keep['logit']:.2f}, "
+            f"as many random ones {keep['random_mean']:.2f} "
             f"({keep['random_low']:.2f} to {keep['random_high']:.2f}){self._rival()}; "
             f"without them {gone['logit']:.2f} is left, without as many random ones "
             f"{gone['random_mean']:.2f} ({gone['random_low']:.2f} to {gone['random_high']:.2f}). "
@@ -160,15 +208,23 @@ class AttributionGraph(Result):
         )
 
     def _rival(self) -> str:
-        """Returns what codes chosen for the next answer give that one, or "" without one."""
+        """Returns what codes chosen for another answer give that one, or "" without one."""
         rival = self.meta.get("rival")
         if rival is None:
             return ""
         keep = self.of("whole", RIVAL).set_index("edit").loc["keep"]
         return (
-            f"; {int(keep['nodes'])} chosen for {plain(rival['name'])!r}, the next answer, give "
+            f"; {int(keep['nodes'])} chosen for {plain(rival['name'])!r}, {self.rival_rank}, give "
             f"that {keep['logit']:.2f} of {rival['logit']:.2f}"
         )
+
+    @property
+    def rival_rank(self) -> str:
+        """Returns which of the model's answers the rival is."""
+        table: Any = self._table("answers").set_index("answer")["logit"]
+        above = int((table > table[self.meta["rival"]["answer"]]).sum())
+        words = {0: "the model's answer", 1: "the next answer"}
+        return words.get(above, "the likeliest other answer")
 
     def _by_layer(self) -> str:
         """Returns the lowest and the highest r of a layer, such as "0.25 (layer 5) to 0.97"."""
@@ -222,6 +278,7 @@ class AttributionGraph(Result):
             )
         return model, sample, question
 
+    @in_full_precision
     def steer(
         self,
         edits: Mapping[str, float | int],
@@ -239,6 +296,7 @@ class AttributionGraph(Result):
         and nodes that do not exist.
         """
         network, sample, question = self._network(model, inputs)
+        check_gradients("steer", network)
         names = self.table("answers")["name"].tolist()
         return steered(network, sample, question, self._changes(edits, how), names)
 
@@ -260,5 +318,5 @@ class AttributionGraph(Result):
         path = Path(path)
         if path.suffix != ".json":
             raise ValueError(f"{str(path)!r}: give the name of a .json file.")
-        path.write_text(json.dumps(circuit_tracer_json(self), allow_nan=False), encoding="utf-8")
+        write_text(path, json.dumps(circuit_tracer_json(self), allow_nan=False))
         return path

@@ -44,6 +44,7 @@ from crate_interp.circuits.graphs.trust import (
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import visible
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
@@ -65,6 +66,7 @@ class _Wanted:
 
 
 @with_weights
+@in_full_precision
 def graph(
     model: HookedModel,
     inputs: object,

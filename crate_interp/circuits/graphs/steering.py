@@ -14,6 +14,7 @@ from crate_hooks import full_name
 from crate_interp.circuits.graphs.derivatives import CODE, Hook, pushed
 from crate_interp.circuits.graphs.question import Question
 from crate_interp.core import checks
+from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.models.hooked import HookedModel
 
 HOW = ("scale", "set", "add")
@@ -149,8 +150,7 @@ class Steering:
         return f"Steering: {self.headline()}"
 
     def _repr_html_(self) -> str:
-        shown = self.table.head(10).to_html(index=False, float_format="{:.3g}".format)
-        return f"<p>{self.headline()}</p>{shown}"
+        return notebook_view(self.headline(), table_in_html(self.table.head(10)))
 
 
 def steered(

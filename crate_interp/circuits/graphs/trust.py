@@ -175,7 +175,9 @@ def _random_alike(
     """Returns masks of random entries that are not 0, `counts` at each token, for each draw."""
     active, masks = (code != 0).cpu(), []
     for _ in range(DRAWS_ALIKE):
-        scores = torch.rand(code.shape, generator=generator).masked_fill(~active, -1.0)
+        scores = torch.rand(code.shape, generator=generator, dtype=torch.float32).masked_fill(
+            ~active, -1.0
+        )
         places = scores.argsort(dim=-1, descending=True).argsort(dim=-1)
         masks.append((places < counts[:, None]) & active)
     return torch.stack(masks)

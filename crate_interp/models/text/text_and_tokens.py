@@ -12,6 +12,7 @@ from torch import Tensor
 
 from crate_interp.config import CrateConfig
 from crate_interp.core.errors import NoTokenizerError, ShortTextError, TextError
+from crate_interp.core.safe_text import plain
 from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import after_past, check_side, mask_from_pads, padded
@@ -20,6 +21,7 @@ from crate_interp.models.text.tokenizer import (
     encode,
     is_hugging_face,
     separator,
+    spelled_specials,
     token_name,
 )
 
@@ -33,8 +35,8 @@ class TextMixin:
 
     prepend_bos: whether the separator token comes first; None follows the training (True for
     nanochat-crate and crate-tiny-lm, False for CRATE-LM and its baseline). Text never becomes a
-    special token: "<|endoftext|>" in a text becomes a few ordinary tokens. To put the special token
-    there, give token ids.
+    special token: "<|endoftext|>" in a text becomes a few ordinary tokens, with a warning. To put
+    the special token there, give token ids.
     """
 
     cfg: CrateConfig
@@ -176,6 +178,12 @@ class TextMixin:
             raise ValueError(
                 "prepend_bos=True, but the tokenizer has no separator token: give "
                 "prepend_bos=False."
+            )
+        for name in spelled_specials(tokenizer, text):
+            warnings.warn(
+                f"a text holds {plain(name)!r}, which becomes ordinary tokens: give token ids to "
+                "have the special token.",
+                stacklevel=4,
             )
         ids = ([] if first is None else [first]) + encode(tokenizer, text)
         if not ids:

@@ -101,6 +101,15 @@ def separator(tokenizer: object) -> int | None:
     return held.bos_token_id if is_hugging_face(tokenizer) else held.bos
 
 
+def spelled_specials(tokenizer: object, text: str) -> list[str]:
+    """Returns the special tokens whose names stand in a text, and are ordinary text there."""
+    if not getattr(tokenizer, "split_special_tokens", False):
+        return []
+    held: Any = tokenizer
+    added = held.added_tokens_decoder.values()
+    return [token.content for token in added if token.special and token.content in text]
+
+
 def is_hugging_face(tokenizer: object) -> bool:
     """Tells whether a tokenizer is Hugging Face's; others have only `encode` and `bos`."""
     return hasattr(tokenizer, "bos_token_id")

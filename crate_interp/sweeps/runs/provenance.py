@@ -13,6 +13,7 @@ from crate_interp import __version__
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Samples
 from crate_interp.data.streams import Stream
+from crate_interp.measures.checks import AUTOCAST
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import model_digest, values_of_weights
@@ -131,7 +132,7 @@ def torch_settings() -> dict[str, str]:
     """Returns torch's settings that change numbers and are not those torch starts with."""
     found = {
         f"autocast {kind}": str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-        for kind in ("cpu", "cuda", "mps", "xpu")
+        for kind in AUTOCAST
         if torch.is_autocast_enabled(kind)
     }
     others = {

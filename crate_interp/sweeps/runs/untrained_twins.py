@@ -68,7 +68,12 @@ def stacked(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seeds torch's global generator while the context is open."""
+    """Seeds torch's global generator, and draws in float32, while the context is open."""
+    default = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        yield
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)

@@ -8,7 +8,6 @@ import pandas as pd
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, AttributionGraph
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded
-from crate_interp.core.safe_text import plain
 from crate_interp.viz.figures.canvas import PAGE, SMALL, canvas, finished, label
 from crate_interp.viz.figures.colours import CHANCE, INK, TRAINED, UNTRAINED
 
@@ -33,9 +32,9 @@ def graph_figure(
 
     Layers go upwards from the embeddings to the answer. Tokens stand in columns, in their order;
     patches on a sheet for each layer with the picture on it, CLS to the left of it. A node is as
-    large as its attribution, an input as what the answer loses without it; blue raises the answer,
-    orange lowers it. An edge is as wide as its weight, dashed below 0; edges that one head carries
-    more than the skip connection does are black.
+    large as what the answer loses without it, a hollow one as its attribution, where no forward
+    without it was run; blue raises the answer, orange lowers it. An edge is as wide as its weight,
+    dashed below 0; edges that one head carries more than the skip connection does are black.
 
     most: how many codes to draw; of an image, as many of each layer. ax, title, dpi: as
     in `ci.viz.layers`. Raises ValueError for anything but a graph.
@@ -60,17 +59,17 @@ def graph_figure(
         colour, style = (INK if row.head >= 0 else CHANCE), ("--" if row.weight < 0 else "-")
         axes.plot([x, to_x], [y, to_y], color=colour, ls=style, **look)
     codes = nodes[nodes["atom"] != TARGET]
-    # an input is as long as its value, so that its slope misleads; its effect is real
-    real = (codes["atom"] == EMBEDDING) & codes["effect"].notna()
-    amounts = codes["attribution"].where(~real, codes["effect"])
+    amounts = codes["node"].map(graph.amounts.set_axis(graph.table("nodes")["node"]))
     size = (amounts.abs() / max(amounts[codes["atom"] >= 0].abs().max(), 1e-30)).clip(upper=1.0)
     for row, amount, share in zip(codes.itertuples(), amounts, size, strict=True):
         colour = TRAINED if amount > 0 else UNTRAINED
-        marker = "s" if row.atom == EMBEDDING else "o"
-        axes.scatter(*spots[row.node], s=6 + 60 * share, color=colour, marker=marker, zorder=2)
+        look = {"color": colour, "marker": "s" if row.atom == EMBEDDING else "o", "zorder": 2}
+        if np.isnan(row.effect):
+            look["facecolor"] = "none"
+        axes.scatter(*spots[row.node], s=6 + 60 * share, **look)
     axes.scatter(*spots["logit"], s=70, color=INK, zorder=2)
     axes.text(*spots["logit"], f"   {label(graph.answer)}", va="center", fontsize=SMALL, color=INK)
-    return finished(figure, [axes], ax, title, f"Why {plain(graph.answer)}")
+    return finished(figure, [axes], ax, title, f"{graph.question[0].upper()}{graph.question[1:]}")
 
 
 def _shown(graph: AttributionGraph, most: int) -> tuple[Any, Any]:

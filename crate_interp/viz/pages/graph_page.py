@@ -26,17 +26,17 @@ def graph(graph: AttributionGraph) -> Html:
     """Returns a page of an attribution graph on which nodes and edges are pointed at and pinned.
 
     Layers go upwards, tokens across; nodes of an image stand on their patches, one picture for each
-    layer. A node is as large as its attribution, an edge as wide as its weight; its colour is that
-    of the head that carries most of it. Two sliders hide what holds least of the influence. Pinned
-    nodes may be named as a group. The address keeps the state. The page is one file that needs no
-    internet and runs no model.
+    layer. A node is as large as what the answer loses without it, a hollow one as its slope. An
+    edge is as wide as its weight; its colour is that of the head that carries most of it. Two
+    sliders hide what holds least of the influence. Pinned nodes may be named as a group. The
+    address keeps the state. The page is one file that needs no internet and runs no model.
 
     Raises ValueError for anything but a graph.
     """
     if not isinstance(graph, AttributionGraph):
         raise ValueError(f"got {type(graph).__name__}: give the graph that ci.graph returns.")
     name, picture = model_name(graph.meta), graph.table("picture")
-    title = f"{name}: why {plain(graph.answer, 60)}"
+    title = plain(f"{name}: {graph.question}")
     file = None if picture.empty else base64.b64encode(picture["webp"].iloc[0]).decode()
     page = render(
         "graph.html",
@@ -53,6 +53,7 @@ def graph(graph: AttributionGraph) -> Html:
         layers=graph.table("layers").to_dict("records"),
         whole=graph.table("whole").to_dict("records"),
         rival=graph.meta.get("rival"),
+        rival_rank=graph.rival_rank if "rival" in graph.meta else "",
         scores=graph.meta["scores"],
         target=graph.meta["target"],
         frozen=graph.meta["settings"]["freeze"],

@@ -1,7 +1,6 @@
 """Pictures inside a page: images, maps, outlines of masks and figures, as PNG, JPEG or SVG."""
 
 import base64
-import html
 import io
 import re
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from PIL import Image
 
-from crate_interp.core.safe_text import visible
+from crate_interp.core.safe_text import in_html
 from crate_interp.viz.figures.canvas import quiet
 from crate_interp.viz.figures.colours import INK, ON_A_PAGE
 
@@ -114,7 +113,7 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"(?<=[:] )#[0-9a-f]{6}\b", lambda at: ON_A_PAGE.get(at[0], at[0]), svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    words = html.escape(visible(alt), quote=True)
+    words = in_html(alt)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{words}" ', 1)
 
 

@@ -111,6 +111,7 @@ function drawNodes(svg, shown, focus) {
     const spot = plan.spots.get(node);
     if (!spot || !shown.nodes.has(node)) continue;
     const classes = ["node", amount(node) < 0 ? "below" : "above"];
+    if (node.kind !== "target" && node.effect === null) classes.push("slope");
     if (node === state.chosen) classes.push("chosen");
     if (state.pins.includes(node)) classes.push("pinned");
     if (focus && !reached.has(node)) classes.push("dim");
@@ -319,6 +320,6 @@ byId("legend").append("Edges, by the head that carries most: ", ...heads.map(hea
   swatch.style.background = colourOf(head);
   item.append(swatch, head < 0 ? "skip connection " : `${head} `);
   return item;
-}), data.grid ? "Shades of the patches: what all their codes add to the answer, over the largest of the layer. " : "", "Dashed edges are below 0. Nodes: blue raises the answer, orange lowers it; squares are the input, by what the answer really loses without it. A cause that is there several times may have no node: each copy has a small slope.");
+}), data.grid ? "Shades of the patches: the sum of the slopes of all their codes, over the largest of the layer. " : "", "Dashed edges are below 0. Nodes: blue raises the answer, orange lowers it, by what it really loses without the node; hollow ones by their slope, for no forward without them was run. Squares are the input. A cause that is there several times may have no node: each copy has a small slope.");
 recall();
 update();

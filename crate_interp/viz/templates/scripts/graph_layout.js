@@ -3,12 +3,12 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const drawn = data.nodes.filter(node => node.kind !== "bias");
+// What a node adds to the answer: by a real forward without it, or its slope where there is none.
+const amount = node => node.effect ?? node.attribution;
 const largest = Math.max(...drawn.filter(node => node.kind === "code")
-  .map(node => Math.abs(node.attribution)), 1e-30);
+  .map(node => Math.abs(amount(node))), 1e-30);
 const STEP = 14, LABEL = 44;
 
-// Slopes fail for inputs, which change by as much as they are long: these are shown by their effect.
-const amount = node => node.kind === "embedding" ? node.effect ?? node.attribution : node.attribution;
 const radius = node => node.kind === "target" ? 9
   : 2.5 + 4.5 * Math.sqrt(Math.min(1, Math.abs(amount(node)) / largest));
 
