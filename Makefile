@@ -18,6 +18,8 @@
 # make transformerlens  TransformerLens' own tests and six of its tutorials on our models
 # make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
 # make newest     install the newest dependencies that pyproject.toml admits, run the fast tests
+# make pythons    the fast tests on each Python from 3.11 on that pyenv has, with the versions of constraints.txt
+# make torchvision  what torchvision's data sets, loaders and transforms give, in an environment with torchvision
 # make graphs     how far attribution graphs may be trusted, on 20 inputs a model: table, picture
 # make notebooks  run demos/NN_*.py top to bottom, and keep the notebooks with their outputs
 # make pictures   open the pages in headless Chromium, wide and narrow, light and dark; runs/pictures, and the small
@@ -33,7 +35,7 @@ READY := .venv/.ready
 OUT ?= runs/first
 
 .PHONY: report test test-all oracles check fuzz attacks kill bench cost gpu maskcut pictures notebooks tables pairs \
-	family labs docs transformerlens oldest newest browser graphs clean
+	family labs docs transformerlens oldest newest pythons torchvision browser graphs clean
 
 report: $(INSTALLED)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -110,8 +112,11 @@ transformerlens: $(READY)
 	$(BIN)/python tests/transformerlens_suite.py -n 2
 	$(BIN)/python tests/transformerlens_demos.py
 
-oldest newest:
+oldest newest torchvision:
 	bash tests/versions.sh $@ $(PYTHON) $(ARGS)
+
+pythons: browser
+	bash tests/versions.sh $@ $(ARGS)
 
 graphs: $(READY)
 	$(BIN)/python demos/how_far_graphs_go.py

@@ -96,7 +96,8 @@ def test_a_folder_keeps_the_list_and_an_argument_shortens_it(tmp_path):
     )
     again = ci.load(tmp_path / "mine", lambd=0.1)
     assert list(again.cfg.assumed) == wanted[1:]
-    sure = ci.load(tensors, family="crate", eta=0.1, lambd=0.1, **given)
+    sure = ci.load(tensors, family="crate", eta=0.1, lambd=0.1, pool="cls", **given)
+    assert sure.cfg.assumed != again.cfg.assumed
     sure.cfg.set_model_name(loaded.cfg.model_name)
     assert model_digest(again) == model_digest(sure)  # the same network
     with pytest.raises(ValueError, match="assumed='n_heads'"):

@@ -65,6 +65,30 @@ def test_class_labels_and_limit(preprocess):
     assert open_data(dataset(), preprocess).labels is None
 
 
+class Wrapped:
+    """A table behind a wrapper that passes everything on."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def __getattr__(self, name):
+        return getattr(self.table, name)
+
+    def __len__(self):
+        return len(self.table)
+
+    def __getitem__(self, number):
+        return self.table[number]
+
+
+def test_a_wrapped_table_keeps_the_names_of_its_classes(preprocess):
+    classes = datasets.ClassLabel(names=["x", "y"])
+    table = dataset(label=[1, 0, 1, 1, 0, 0, 1]).cast_column("label", classes)
+    samples, wrapped = open_data(table, preprocess), open_data(Wrapped(table), preprocess)
+    assert wrapped.names == samples.names == ("x", "y")
+    assert wrapped.fingerprint == samples.fingerprint
+
+
 def test_the_classes_of_a_folder_are_spread_evenly(preprocess, folder):
     assert open_data(f"imagefolder:{folder}", preprocess, limit=4).labels == list("abab")
     assert spread(list("aaaabbb")).tolist() == [0, 4, 1, 5, 2, 6, 3]

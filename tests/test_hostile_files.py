@@ -39,7 +39,7 @@ def test_only_files_are_opened(model, tmp_path):
     for place in ("odd", "voc/JPEGImages", "voc/SegmentationClass", "stamps/backgrounds", "things"):
         (tmp_path / place).mkdir(parents=True)
     refused("it is a folder, not a file", model.preprocess, tmp_path)
-    refused(r"the image 'a\\x00b': embedded null", model.preprocess, "a\0b")
+    refused(r"the image 'a\\x00b': .*embedded null", model.preprocess, "a\0b")
     refused("File name too long", model.preprocess, "a" * 5000)
     refused(
         "the image 'https://127.0.0.1/a.png': No such", model.preprocess, "https://127.0.0.1/a.png"

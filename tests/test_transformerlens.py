@@ -1,12 +1,19 @@
 """TransformerLens' own cache helpers on vision models, each against a direct computation."""
 
+import sys
+from inspect import getattr_static
+
 import pytest
 import torch
 from transformer_lens import ActivationCache
 from transformer_lens.model_protocol import TransformerLensModelWithWeights
+from typing_extensions import get_protocol_members
 
+from bridged import make_mae
 from conftest import BATCH, CLASSES, D_MODEL, HEADS, LAYERS, make, make_lm
 from crate_interp.models.compat.unsupported_methods import RefusedError
+from foreign import pair
+from neighbours import make_clip
 from test_whitebox_family import member
 
 POS = 13
@@ -34,6 +41,28 @@ def test_shorthand(run):
     )
     assert torch.equal(cache["pooled"], cache["hook_pooled"])
     assert isinstance(model, TransformerLensModelWithWeights)
+
+
+def protocols():
+    """The members of each Protocol of TransformerLens that isinstance may be asked about."""
+    ours = [module for name, module in sys.modules.items() if name.startswith("transformer_lens")]
+    values = {id(value): value for module in ours for value in vars(module).values()}.values()
+    asked = [one for one in values if isinstance(one, type) and "_is_runtime_protocol" in vars(one)]
+    return {one: get_protocol_members(one) for one in asked if one._is_runtime_protocol}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [make, make_lm, make_mae, make_clip, lambda: make_clip().text, lambda: pair("gpt2")[1]],
+    ids=["vision", "language", "autoencoder", "clip", "text tower", "bridged"],
+)
+def test_a_protocol_is_met_by_every_way_to_look(build):
+    """Since Python 3.12 isinstance looks for members as getattr_static does."""
+    model, nothing = build(), object()
+    for protocol, names in protocols().items():
+        met = all(hasattr(model, name) for name in names)
+        static = all(getattr_static(model, name, nothing) is not nothing for name in names)
+        assert (static, isinstance(model, protocol)) == (met, met), protocol
 
 
 def test_results_of_heads(run):

@@ -38,8 +38,15 @@ def check_not_several(data: object) -> None:
     raise ValueError(f"the data is a {type(data).__name__}: give {which}.")
 
 
+class _ByAttributes(type(Protocol)):
+    """Finds a wrapped table too: since Python 3.12 Protocols pass over a wrapper's __getattr__."""
+
+    def __instancecheck__(cls, data: object) -> bool:
+        return hasattr(data, "features") and hasattr(data, "column_names")
+
+
 @runtime_checkable
-class Table(Protocol):
+class Table(Protocol, metaclass=_ByAttributes):
     """A datasets.Dataset, recognised without importing datasets, which takes a second."""
 
     @property

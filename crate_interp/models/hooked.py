@@ -134,6 +134,14 @@ def check_finite(x: Float[Tensor, "batch *any"]) -> None:
         )
 
 
+def _part(name: str) -> Any:
+    """Returns an attribute of the class for a submodule, which is else found in the instance alone.
+
+    Since Python 3.12 isinstance of TransformerLens' Protocols passes over torch's __getattr__.
+    """
+    return property(lambda model: nn.Module.__getattr__(model, name))
+
+
 class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, SharedModel):
     """The base class of all hooked models.
 
@@ -143,7 +151,8 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
     """
 
     cfg: CrateConfig
-    blocks: nn.ModuleList
+    blocks: nn.ModuleList = _part("blocks")
+    ln_final: Any = _part("ln_final")
     unembed: Any
     unit: str = "images"
     towers: tuple[str, ...] = ()

@@ -20,9 +20,13 @@ _VALUES: WeakKeyDictionary[nn.Module, tuple[tuple, dict[Hashable, Any]]] = WeakK
 
 
 def model_digest(model: nn.Module) -> str:
-    """Returns the SHA-256 of the config and of every tensor's name, dtype, shape and bytes."""
+    """Returns the SHA-256 of the config and of every tensor's name, dtype, shape and bytes.
+
+    A setting that was assumed and the same setting when given make the same network.
+    """
     cfg: Any = model.cfg
-    digest = hashlib.sha256(json.dumps(cfg.to_dict(), sort_keys=True).encode())
+    settings = {name: value for name, value in cfg.to_dict().items() if name != "assumed"}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     with onloaded(model):
         for name, value in sorted(_tensors(model).items()):
             digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
