@@ -121,8 +121,7 @@ def linear_probe(
     check_model(model)
     wanted = _pool(model, pool)
     samples, forward = _samples(model, data, options)
-    labels = samples.labels if labels is None else list(labels)
-    classes = _classes(labels, samples.n, _folds(test))
+    classes = _classes(samples.labels if labels is None else labels, samples.n, _folds(test))
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
     meta = data_meta(model, samples, options.batch_size) | {
         "statistics": {
@@ -203,6 +202,7 @@ def _classes(labels: Any, n: int, folds: int) -> list[str]:
         raise ValueError(
             "a linear probe needs labels, and the data has none. Give labels=[...], one per sample."
         )
+    labels = list(labels)
     if None in labels[:n]:
         raise ValueError(
             f"sample {labels.index(None)} has no label. Leave out samples without a label."
