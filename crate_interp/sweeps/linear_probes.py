@@ -121,8 +121,7 @@ def linear_probe(
     check_model(model)
     wanted = _pool(model, pool)
     samples, forward = _samples(model, data, options)
-    classes = _classes(samples.labels if labels is None else list(labels), samples.n)
-    _check_least(min(Counter(classes).values()), _folds(test))
+    classes = _classes(samples.labels if labels is None else labels, samples.n, _folds(test))
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
     meta = data_meta(model, samples, options.batch_size) | {
         "statistics": {
@@ -197,12 +196,13 @@ def _pool(model: HookedModel, pool: str | None) -> str:
     return wanted
 
 
-def _classes(labels: Any, n: int) -> list[str]:
+def _classes(labels: Any, n: int, folds: int) -> list[str]:
     """Returns the label of each sample as a text."""
     if labels is None:
         raise ValueError(
             "a linear probe needs labels, and the data has none. Give labels=[...], one per sample."
         )
+    labels = list(labels)
     if None in labels[:n]:
         raise ValueError(
             f"sample {labels.index(None)} has no label. Leave out samples without a label."
@@ -216,6 +216,7 @@ def _classes(labels: Any, n: int) -> list[str]:
         raise ValueError(
             f"all {n} samples have the label {classes[0]!r}: there is nothing to classify."
         )
+    _check_least(min(Counter(classes).values()), folds)
     return classes
 
 
