@@ -290,7 +290,10 @@ def test_bad_text():
     lm = make_lm()
     lm.tokenizer = Words()
     for match, data in (
-        ("the texts have 3 tokens, but a window has 13", ["1 2 3"]),
+        (
+            "the texts have 3 tokens, but a window has 13",
+            datasets.Dataset.from_dict({"text": ["1 2 3"]}),
+        ),
         ("the data is empty: there is no text", []),
         ("entry 1 of the data is of type int: give only strings", ["1", 2]),
         ("whole numbers \\[n, pos\\]", torch.zeros(3, 13)),

@@ -201,15 +201,16 @@ def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:
 
     Raises ValueError for images of several sizes, whose positions are different places.
     """
-    if model.unit != "windows" and table["pos"].nunique() > 1:
+    if model.unit != "windows" and len(set(table["pos"])) > 1:
         raise ValueError(
             "the samples differ in their number of tokens, so positions have no mean: give images "
             "of one size, or how='zero'."
         )
-    means = {}
-    for layer, rows in table.groupby("layer"):
-        longest: Any = rows["pos"].max()
-        total, count = torch.zeros(()), torch.zeros(longest, 1, 1)
+    means: dict[int, Means] = {}
+    for layer in sorted(set(table["layer"])):
+        rows: Any = table[table["layer"] == layer]
+        longest = max(rows["pos"])
+        total, count = torch.zeros(()), torch.zeros(longest, 1, 1, dtype=torch.float64)
         for row in rows.itertuples():
             part = torch.from_numpy(from_bytes(row.sums, row.pos, model.cfg.n_heads, -1))
             total = total + F.pad(part, (0, 0, 0, 0, 0, longest - row.pos))
