@@ -313,7 +313,7 @@ def test_the_step_that_is_audited_is_the_layers(name):
 def test_a_layer_at_a_large_scale_and_with_equal_tokens():
     """Cholesky cannot be trusted there; singular values stand in."""
     model = make("crate", n_layers=1).double()
-    images = torch.randn(5, 3, 6, 20, dtype=torch.float64) * 0 + 1e4
+    images = torch.randn(5, 3, 6, 20, dtype=torch.float64) * 0 - 1e4
     _, cache = model.run_with_cache(images)
     result = ci.audit(model, images, eps=0.01, untrained=0, progress=False)
     z, _, u, _ = streams(model, cache, 0, layer=0)

@@ -178,5 +178,5 @@ def test_misuse_of_models_is_told_before_work_starts(data, monkeypatch, unchecke
     lm.windows, other.windows = lambda texts: tokens, lambda texts: tokens[:, :5]
     with pytest.raises(ValueError, match="read the data as different samples"):
         ci.compare(lm, other, ["a text"])
-    with pytest.raises(ValueError, match="a CLIP is two models|tokens"):
+    with pytest.raises(ValueError, match="a CLIP is two models|token"):
         ci.compare(model, lm, data)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import crate_interp as ci
 from crate_interp.bridge.loading import BLACK_BOXES
+from crate_interp.bridge.network_bridge import build
 from crate_interp.bridge.transformers_folder import preprocessing
 from crate_interp.cli.options import load
 from foreign import _IMAGES, inputs, network
@@ -247,3 +248,73 @@ def test_a_classifier_of_no_labels_has_features(name, tmp_path):
     torch.testing.assert_close(model(x), body(x).last_hidden_state[:, 0])
     with pytest.raises(AttributeError, match="unembed"):
         _ = model.unembed
+
+
+def with_setting(kind, **setting):
+    """A network of a kind with another setting in its config; equal weights."""
+    plain = network(kind, dtype=torch.float32)
+    config = type(plain.config)(**{**plain.config.to_dict(), **setting})
+    config._attn_implementation = "eager"
+    other = type(plain)(config).eval().requires_grad_(False)
+    other.load_state_dict(plain.state_dict(), strict=False)
+    return other
+
+
+SETTINGS = {
+    "every layer its own scale": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    "another activation": ("gpt2", {"activation_function": "relu"}),
+    "another epsilon": ("gpt2", {"layer_norm_epsilon": 0.3}),
+    "no biases": ("vit", {"qkv_bias": False}),
+    "slower rotations": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 97.0}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_a_setting_that_is_known_gives_the_numbers_of_transformers(case, tmp_path):
+    kind, setting = SETTINGS[case]
+    net = with_setting(kind, **setting)
+    net.save_pretrained(tmp_path)
+    given = inputs(kind, dtype=torch.float32)
+    wanted = net(given).logits
+    assert not torch.allclose(wanted, network(kind, dtype=torch.float32)(given).logits, atol=1e-3)
+    assert torch.allclose(ci.bridge.load(tmp_path)(given), wanted, atol=1e-5)
+
+
+def test_a_setting_that_the_adapter_ignores_is_refused(tmp_path):
+    net = with_setting("gpt2", scale_attn_weights=False)
+    net.save_pretrained(tmp_path)
+    with pytest.raises(ci.CheckpointError, match="another function.*: layer 0 is the first"):
+        ci.bridge.load(tmp_path)
+    with pytest.raises(ValueError, match="another function.*: layer 0 is the first"):
+        ci.from_bridge(build(net))
+
+
+PLACES = {
+    "the embedding": lambda bridge: bridge.embed,
+    "layer 1": lambda bridge: bridge.blocks[1].attn.q,
+    "what follows the last layer": lambda bridge: bridge.unembed,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_first_place_that_differs_is_named(place):
+    bridge = build(network("gpt2", dtype=torch.float32))
+    ci.from_bridge(bridge)
+    PLACES[place](bridge).hook_out.add_hook(lambda value, hook: 3 * value)
+    with pytest.raises(ValueError, match=f"another function.*: {place} is the first"):
+        ci.from_bridge(bridge)
+    bridge.reset_hooks()
+    ci.from_bridge(bridge)
+
+
+def test_the_networks_own_parts_leave_the_bridge_as_it_was():
+    bridge = build(network("gpt2", dtype=torch.float32))
+    before = {name: id(module) for name, module in bridge.named_modules()}
+    tokens = inputs("gpt2")
+    wanted = bridge(tokens)
+    model = ci.from_bridge(bridge)
+    assert {name: id(module) for name, module in bridge.named_modules()} == before
+    assert torch.equal(model(tokens), wanted)

@@ -1,9 +1,12 @@
 """ci.from_bridge: a hooked model of ours over a TransformerLens bridge to a black box."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
 from crate_hooks import read
 from crate_interp.bridge.bridged_config import config_of
@@ -37,8 +40,6 @@ def check_reading(model: BridgedModel) -> None:
             "than 1 GiB in each layer. Give a smaller image_size."
         )
     seen: dict[int, dict[str, Tensor]] = {}
-    training = model.training
-    model.eval()
     try:
         with read(model, POINTS, seen.__setitem__):
             model.full_forward(fixed_input.full_input(model))
@@ -46,8 +47,6 @@ def check_reading(model: BridgedModel) -> None:
         raise ValueError(
             f"the bridge to {model.cfg.architecture} cannot be read: {error}"
         ) from None
-    finally:
-        model.train(training)
     for layer, block in enumerate(model.blocks):
         if layer not in seen:
             raise ValueError(
@@ -94,6 +93,71 @@ def _pairs(
     ]
 
 
+@torch.no_grad()
+def check_network(model: BridgedModel) -> None:
+    """Raises ValueError, naming the first place, if the bridge computes another function.
+
+    A bridge computes attention and norms itself, by the settings that its adapter reads. One small
+    sample runs through the bridge, and through the network with its own parts.
+    """
+    given, network = fixed_input.full_input(model), model.network
+    layers = [block.original_component for block in model.bridge.blocks]
+    bridged = _streams(layers, lambda: model(given))
+    with _without_bridge(network):
+        text = model.cfg.kind == "text"
+        plain = lambda: network(given, use_cache=False).logits if text else model(given)  # noqa: E731
+        original = _streams(layers, plain)
+    numbered = [f"layer {layer}" for layer in range(len(layers))]
+    places = ["the embedding", *numbered, "what follows the last layer"]
+    for place, ours, theirs in zip(places, bridged, original, strict=True):
+        size, difference = theirs.abs(), (ours - theirs).abs()
+        # the mean beside the entry: a stream of GPT-2 has a few entries in the thousands
+        if not bool((difference <= _CLOSE.get(model.cfg.dtype, 0.2) * (size + size.mean())).all()):
+            raise ValueError(
+                f"the bridge to {model.cfg.architecture} computes another function than the "
+                f"network: {place} is the first to differ, by up to {float(difference.max()):.2g}. "
+                "Its adapter does not know a setting of the network's config (in GPT-2, "
+                "scale_attn_weights=False is one): give a network without it."
+            )
+
+
+def _streams(layers: list[nn.Module], run: Callable[[], Tensor]) -> list[Tensor]:
+    """Returns the input of the first layer, the output of each layer, and that of the network."""
+    streams: list[Tensor] = []
+
+    def keep(layer: nn.Module, args: tuple, named: dict[str, Any], out: Any) -> None:
+        if not streams:
+            streams.append(args[0] if args else named["hidden_states"])
+        streams.append(out[0] if isinstance(out, tuple) else out)
+
+    handles = [layer.register_forward_hook(keep, with_kwargs=True) for layer in layers]
+    try:
+        out = run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [*streams, out]
+
+
+@contextmanager
+def _without_bridge(network: nn.Module) -> Iterator[None]:
+    """Puts a network's own parts back into their places while the context is open."""
+    places = [
+        (parent, name, part)
+        for parent in network.modules()
+        if not isinstance(parent, GeneralizedComponent)
+        for name, part in parent.named_children()
+        if isinstance(part, GeneralizedComponent)
+    ]
+    try:
+        for parent, name, part in places:
+            parent._modules[name] = part.original_component
+        yield
+    finally:
+        for parent, name, part in places:
+            parent._modules[name] = part
+
+
 def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object) -> BridgedModel:
     """Returns a hooked model over a bridge, for sweeps, probes, audits and pages.
 
@@ -111,13 +175,14 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
     crop, labels, n_ctx (shorter windows of text) or model_name.
 
     The model shares the bridge's weights, and the hooks on the bridge. One small sample is run to
-    check that the activation at each point agrees with the point's name. An edit of
+    check that the activation at each point agrees with the point's name, and that the bridge
+    computes what the network computes without it. An edit of
     `attn.hook_pattern` reaches the network only if TransformerLens computes the attention itself
     (GPT-2 and Llama, but not ViT); otherwise TransformerLens warns. An edit of `hook_resid_mid`
     reaches the MLP but not the stream.
 
-    Raises ValueError for anything but such a bridge, and for a point whose activation contradicts
-    its name.
+    Raises ValueError for anything but such a bridge, for a point whose activation contradicts its
+    name, and for a bridge whose adapter does not know a setting of the network's config.
     """
     if isinstance(bridge, HookedModel):
         raise ValueError(
@@ -143,5 +208,11 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
             f"the layers of {cfg.architecture} cannot be read: {error}. Give a bridge to a ViT, "
             "DeiT, DINOv2, GPT-2 or Llama."
         ) from None
-    check_reading(model)
+    training = model.training
+    model.eval()
+    try:
+        check_reading(model)
+        check_network(model)
+    finally:
+        model.train(training)
     return model

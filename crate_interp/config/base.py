@@ -38,15 +38,6 @@ def choice(choices: Collection[str]) -> Check:
     return partial(checks.one_of, choices=choices)
 
 
-def untestable_names(name: str, value: object) -> tuple[str, ...]:
-    """Returns a list of names of UNTESTABLE fields as a tuple.
-
-    Raises ValueError, with the field's `name`, for anything else.
-    """
-    names = value if isinstance(value, (list, tuple)) else [value]
-    return tuple(checks.one_of(name, each, UNTESTABLE) for each in names)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CrateConfig:
     """The shape and constants of one hooked model.
@@ -88,7 +79,7 @@ class CrateConfig:
         "ln_eps": checks.non_negative,
         "ln_final_eps": checks.non_negative,
         "model_name": checks.one_line,
-        "assumed": untestable_names,
+        "assumed": lambda name, value: tuple(checks.one_of(name, one, UNTESTABLE) for one in value),
     }
 
     family: str

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -251,8 +252,9 @@ def _separated(data: Any, tokens: bool = False) -> Iterator[Item]:
 
 def _copied(value: Any) -> Any:
     """Returns a copy of a sample: a stream may fill the same memory with its next batch."""
-    copied = getattr(value, "clone", None) or getattr(value, "copy", None)
-    return copied() if copied else value
+    if isinstance(value, Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _of_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:

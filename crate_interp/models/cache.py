@@ -15,7 +15,7 @@ from crate_hooks import full_name
 from crate_hooks.names import position_axis
 from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import resolve
-from crate_interp.models.compat.unsupported_methods import refuse
+from crate_interp.models.compat.unsupported_methods import REFUSALS, refuse
 from crate_interp.models.hook_points import check_atoms, check_read_out
 from crate_interp.models.layers.norm import NoNorm
 from crate_interp.models.weight_cache import Mark, check_mark, mark_of_part
@@ -245,11 +245,8 @@ class CrateCache(ActivationCache):
         return CrateCache(cut.cache_dict, self.model, cut.has_batch_dim, mask, self.mark)
 
     def accumulated_resid(self, *args: object, **kwargs: object) -> Any:
-        """Returns TransformerLens' stack of the stream before each layer, with the same arguments.
-
-        Raises ValueError for a `pos_slice` of padded texts, as the other stacks do.
-        """
-        self._refuse_slice("accumulated_resid", args, kwargs)
+        """Returns TransformerLens' stack of the stream before each layer, with its arguments."""
+        self._check_stack("accumulated_resid", args, kwargs)
         return super().accumulated_resid(*args, **kwargs)  # pyright: ignore
 
     def decompose_resid(self, *args: object, **kwargs: object) -> Any:
@@ -259,23 +256,24 @@ class CrateCache(ActivationCache):
         (crate, crate-mae, crate-lm, cbt, tost-ista) or the stream is mixed anew before each layer
         (nanochat-crate): there, parts of different layers do not add up to a logit.
         """
-        self._refuse_parts("decompose_resid")
-        self._refuse_slice("decompose_resid", args, kwargs)
+        self._check_stack("decompose_resid", args, kwargs)
         return super().decompose_resid(*args, **kwargs)  # pyright: ignore
 
     @_own_weights
     def stack_head_results(self, *args: object, **kwargs: object) -> Any:
         """Returns TransformerLens' stack of what each head adds, with the same arguments.
 
-        Raises RefusedError as `decompose_resid` does. There, `cache.compute_head_results()` and
-        `cache["result", layer]` give what the heads of one layer add.
+        Raises RefusedError as `decompose_resid` does; for the heads of one layer, take
+        `cache.compute_head_results()` and `cache["result", layer]`.
         """
-        self._refuse_parts("stack_head_results")
-        self._refuse_slice("stack_head_results", args, kwargs)
+        self._check_stack("stack_head_results", args, kwargs)
         return super().stack_head_results(*args, **kwargs)  # pyright: ignore
 
-    def _refuse_slice(self, method: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raises ValueError for a pos_slice of padded rows: places differ from text to text."""
+    def _check_stack(self, method: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Raises RefusedError for parts that do not add up, ValueError for cut padded rows."""
+        mixed = not self.model.cfg.residual or hasattr(self.model, "resid_lambdas")
+        if mixed and method in REFUSALS:
+            raise refuse(method)
         if self.is_padded:
             given = signature(getattr(ActivationCache, method)).bind_partial(self, *args, **kwargs)
             if given.arguments.get("pos_slice") is not None:
@@ -287,9 +285,8 @@ class CrateCache(ActivationCache):
 
         Raises RefusedError as `decompose_resid` does, and ValueError if there are no atoms.
         """
-        self._refuse_parts("stack_neuron_results")
+        self._check_stack("stack_neuron_results", args, kwargs)
         check_atoms(self.model.cfg, "stack_neuron_results")
-        self._refuse_slice("stack_neuron_results", args, kwargs)
         return super().stack_neuron_results(*args, **kwargs)
 
     @_own_weights
@@ -300,10 +297,9 @@ class CrateCache(ActivationCache):
 
         Raises RefusedError as `decompose_resid` does, and ValueError if there are no atoms.
         """
-        self._refuse_parts("get_full_resid_decomposition")
+        self._check_stack("get_full_resid_decomposition", args, kwargs)
         if expand_neurons:
             check_atoms(self.model.cfg, "stack_neuron_results")
-        self._refuse_slice("get_full_resid_decomposition", args, kwargs)
         return super().get_full_resid_decomposition(*args, expand_neurons=expand_neurons, **kwargs)
 
     @_own_weights
@@ -320,13 +316,10 @@ class CrateCache(ActivationCache):
 
         Unlike in TransformerLens, `tokens` and `incorrect_tokens` may also be lists of numbers and
         names. Raises ValueError if they differ in shape, for a token or class that the model does
-        not have, and for ToST, whose layers see no CLS token; RefusedError as `decompose_resid`
-        does.
+        not have, and for ToST, whose CLS comes last; RefusedError as `decompose_resid` does.
         """
-        self._refuse_parts("logit_attrs")
+        self._check_stack("logit_attrs", (residual_stack, tokens), {"pos_slice": pos_slice})
         check_read_out(self.model.cfg, "logit_attrs")
-        if pos_slice is not None:
-            self.refuse_padding("logit_attrs at some positions")
         right = self.model.answer_ids(tokens)
         wrong = None
         if incorrect_tokens is not None:
@@ -342,11 +335,6 @@ class CrateCache(ActivationCache):
 
     compute_head_results = _own_weights(ActivationCache.compute_head_results)
     get_neuron_results = _own_weights(ActivationCache.get_neuron_results)
-
-    def _refuse_parts(self, method: str) -> None:
-        """Raises RefusedError if parts of different layers do not add up to what is read."""
-        if not self.model.cfg.residual or hasattr(self.model, "resid_lambdas"):
-            raise refuse(method)
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):
@@ -384,7 +372,7 @@ class CrateCache(ActivationCache):
         Unlike in TransformerLens, if the model has no final norm (CRATE-LM vanilla), the stack
         before the unembedding is not centred; only `batch_slice` is applied to it.
         """
-        self._refuse_slice("apply_ln_to_stack", (residual_stack, layer, *args), kwargs)
+        self._check_stack("apply_ln_to_stack", (residual_stack, layer, *args), kwargs)
         last = layer in (None, -1, self.model.cfg.n_layers)
         if last:
             check_read_out(self.model.cfg, "the last norm")
