@@ -395,6 +395,6 @@ def test_what_a_new_user_meets_first(tmp_path):
     here = (*asked, "--data", f"imagefolder:{tmp_path / 'photos'}")
     fails("Give --config channels=1, if images are grey and patches are 4 x 4", *here)
     grey = ("--config", "channels=1", "--config", "image_size=28")  # a square would be a guess
-    fails('Give --config "mean=[...]" and --config "std=[...]"', *here, *grey)
+    fails('Give --config "mean=[...]" and --config "std=[...]"', *here, *grey, "--quiet")
     done = run(*here, *grey, "--config", "mean=[0.5]", "--config", "std=[0.25]", "--controls", 0)
     assert done.returncode == 0, done.stderr
