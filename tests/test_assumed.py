@@ -13,8 +13,8 @@ from command import run
 from conftest import make
 from crate_interp.config.families import UNTESTABLE
 from crate_interp.models.weight_cache import model_digest
+from crate_interp.results.assumed_settings import assumed, near_chance
 from crate_interp.results.kinds import KINDS, kind_of
-from crate_interp.results.result import assumed, near_chance
 from published import GIVEN, SIZES, published
 from reference import published_layout
 

@@ -21,6 +21,7 @@ from crate_interp.core.safe_text import (
     table_in_html,
 )
 from crate_interp.results import result_hash, sample_ranges
+from crate_interp.results.assumed_settings import assumed
 from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
 
 # from this many samples on, intervals have the coverage that tests/benchmarks/bench_coverage.py
@@ -293,38 +294,6 @@ def as_text(header: list[str], rows: list[list[str]]) -> str:
 def model_name(meta: Mapping[str, Any]) -> str:
     """Returns the name that pages and commands use for a model; its family if it has no name."""
     return plain(meta["model"] or f"{meta['config']['family']} model")
-
-
-def assumed(meta: Mapping[str, Any]) -> str:
-    """Returns a sentence on eta and lambd if only a default gave them to a result's model, or "".
-
-    A wrong eta or lambd gives other numbers, and no tensor of a file can tell.
-    """
-    config = meta.get("config", {})
-    sides = {"": config} if "family" in config else {f" of {side}": config[side] for side in config}
-    words = [
-        f"{name}{side} {one[name]:g}"
-        for side, one in sides.items()
-        if isinstance(one, Mapping)
-        for name in one.get("assumed", ())
-        if name in ("eta", "lambd")
-    ]
-    return f"Assumed: {', '.join(words)}." if words else ""
-
-
-def near_chance(meta: Mapping[str, Any], accuracy: float) -> str:
-    """Returns a warning if answers are little better than chance while settings are assumed.
-
-    accuracy: of the model's own answers. Twice chance counts as little; with two answers that is 1.
-    """
-    config = meta["config"]
-    choices, names = config.get("n_classes") or config.get("d_vocab") or 1, config.get("assumed")
-    if not names or choices <= 2 or choices * accuracy >= 2:
-        return ""
-    return (
-        f"The model is right in {accuracy:.1%} of its answers, by chance in {1 / choices:.1%}, and "
-        f"{', '.join(names)} were assumed: load it with those of its training."
-    )
 
 
 def counted(n: int, unit: str) -> str:

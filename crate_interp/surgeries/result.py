@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.results.result import Result, by, counted, near_chance, sums
+from crate_interp.results.assumed_settings import near_chance
+from crate_interp.results.result import Result, by, counted, sums
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.stats.paired_shares import paired_shares

@@ -14,7 +14,7 @@ from typing import Any
 
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import visible
-from crate_interp.results.result import assumed
+from crate_interp.results.assumed_settings import assumed
 from crate_interp.viz.pages.glossary import explained
 
 
@@ -49,20 +49,17 @@ def is_page(name: str) -> bool:
     return re.fullmatch(r"[\w.-]{1,80}\.html", name) is not None
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     """Returns a template of the folder `templates`, filled in.
 
     The first use of a word of `glossary.TERMS` shows its meaning under the pointer. Every value is
     escaped as HTML, and control characters, marks of writing direction and lone
-    surrogates are made visible. meta: of a result, whose assumed settings the page names.
+    surrogates are made visible. `meta` is that of a result, whose assumed settings the page names.
 
     Raises jinja2.UndefinedError if the template needs a value that is not given.
     """
-    text = (
-        _templates()
-        .get_template(template)
-        .render({"assumed": assumed(values.get("meta", {}))} | values)
-    )
+    meta: Any = values.get("meta", {})
+    text = _templates().get_template(template).render({"assumed": assumed(meta)} | values)
     return explained(text) if text.startswith("<!doctype html>") else text
 
 

@@ -14,7 +14,8 @@ from crate_interp.core.files import write_text
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
-from crate_interp.results.result import ENOUGH, as_text, assumed, counted, model_name
+from crate_interp.results.assumed_settings import assumed
+from crate_interp.results.result import ENOUGH, as_text, counted, model_name
 from crate_interp.sweeps import control_tables, layer_curves
 from crate_interp.sweeps.report_findings import (
     beginning,
