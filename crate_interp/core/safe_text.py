@@ -4,7 +4,10 @@ import html
 import re
 import unicodedata
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LONGEST = 200  # characters
 _JOINERS = "\u200c\u200d"  # invisible, but needed in Persian words and emoji
@@ -39,7 +42,7 @@ def notebook_view(words: str, body: str) -> str:
     return f'<div class="tex2jax_ignore mathjax_ignore"><p>{in_html(words)}</p>{body}</div>'
 
 
-def table_in_html(table: Any, index: bool = False) -> str:
+def table_in_html(table: "pd.DataFrame", index: bool = False) -> str:
     """Returns a pandas table as HTML, with four digits a number and all text escaped."""
     cells = table.map(lambda value: visible(value) if isinstance(value, str) else value)
     cells = cells.rename(columns=lambda name: visible(name) if isinstance(name, str) else name)
