@@ -45,7 +45,7 @@ def test_every_file_is_opened_by_the_names_of_formats():
         for path in [*sources(), *(HERE.parent / "demos").glob("*.py")]
         for call in re.findall(r"\bImage\.open\((.*)", path.read_text())
     ]
-    assert sorted(name for name, _ in calls) == ["drawings.py", "first_look.py", "pictures.py"]
+    assert sorted(name for name, _ in calls) == ["drawings.py", "pictures.py"]
     assert all("formats=" in call for _, call in calls)
     assert not {"EPS", "WMF", "FITS", "IM", "HDF5", "GRIB", "BUFR"} & set(pictures.FORMATS)
 

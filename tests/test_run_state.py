@@ -246,7 +246,9 @@ VERBS = {
     ),
     "ablate_heads": lambda out: ci.circuits.ablate_heads(IMAGES, LABELLED, out=out, **RUN),
     "atlas": lambda out: ci.circuits.atlas(IMAGES, LABELLED, ablate=0, out=out, **RUN),
-    "linear_probe": lambda out: ci.linear_probe(IMAGES, LABELLED, out=out, **RUN),
+    "linear_probe": lambda out: ci.linear_probe(
+        IMAGES, (PICTURES, torch.tensor([0, 1, 0, 1, 0])), test=0.5, out=out, **RUN
+    ),
     "surgery": lambda out: ci.surgeries.surgery(IMAGES, LABELLED, out=out, **RUN),
     "watch": lambda out: ci.watch(IMAGES, PICTURES, out=out).__enter__().__exit__(None),
 }

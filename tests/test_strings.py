@@ -268,7 +268,7 @@ def test_errors_of_the_command_line_are_plain():
     [
         (["fine", "a\ud800b"], "text 1 holds half of a surrogate pair, at character 1"),
         (["fine", 5], "entry 1 of the data is of type int: give only strings"),
-        (torch.zeros(2, 3, dtype=torch.complex64), "give whole numbers"),
+        (torch.zeros(2, 3, dtype=torch.complex64), "whole numbers"),
     ],
 )
 def test_texts_that_no_tokenizer_takes_are_refused_before_work_starts(texts, words):
@@ -318,7 +318,8 @@ def views():
                         yield kind, name
 
 
-VIEWS = list(views())
+# a figure is drawn by matplotlib, as an image: nothing in it is HTML
+VIEWS = [(kind, method) for kind, method in views() if method != "_repr_png_"]
 
 
 @pytest.mark.parametrize(("kind", "method"), VIEWS, ids=[kind.__name__ for kind, _ in VIEWS])
