@@ -37,7 +37,9 @@ def test_a_short_text_has_the_numbers_of_its_cache(family):
         assert np.array_equal(swept.heads()["mean"], probed.heads()["mean"], equal_nan=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES[1:])]
+)
 @pytest.mark.parametrize("texts", [RAGGED, EQUAL], ids=["ragged", "equal"])
 def test_each_short_text_of_a_list_is_a_sample(family, texts, tmp_path):
     lm = reader(family)
