@@ -28,7 +28,7 @@ DEMOS = Path(__file__).parent.parent / "demos"
 SHOWN = {  # what their outputs must hold, and how many pictures
     "01_meet_crate": ("Answer: you can see every step", 1),
     "02_is_each_layer_doing_its_job": ("Answer, for 6 layers", 2),
-    "03_segmentation_for_free": ("Answer: the fixed head", 1),
+    "03_segmentation_for_free": ("Answer: the fixed head", 2),
     "04_edit_a_subspace": ("Answer: on images that did not choose it", 1),
     "05_a_circuit_in_a_tiny_language_model": ("Answer: L0H0", 5),
     "06_watch_it_learn": ("Answer: the rate", 3),
