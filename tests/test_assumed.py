@@ -86,6 +86,27 @@ def test_each_source_of_a_setting_counts(tmp_path, monkeypatch, capsys):
         assert ci.load(name).cfg.assumed == ()
 
 
+def test_a_config_hands_its_list_on_and_an_argument_shortens_it():
+    tensors, given = weights("crate")
+    model = ci.load(tensors, family="crate", **given)
+    for source in (tensors, model.state_dict()):
+        assert ci.load(source, config=model.cfg).cfg.assumed == ALL["crate"]
+        surer = ci.load(source, config=model.cfg, eta=0.25, lambd=0.1).cfg
+        assert surer.assumed == ALL["crate"][2:] and surer.eta == 0.25
+
+
+def test_assumed_or_given_makes_the_same_run(tmp_path):
+    tensors, given = weights("crate")
+    assuming = ci.load(tensors, family="crate", **given)
+    sure = ci.load(tensors, family="crate", eta=0.1, lambd=0.1, **given)
+    images = torch.randn(7, 3, 6, 20, generator=torch.Generator().manual_seed(0))
+    run = dict(controls=0, progress=False, probes=["sparsity"])
+    first = ci.sweep(assuming, images, out=tmp_path, **run)
+    assert ci.sweep(sure, images, out=tmp_path, **run).samples().equals(first.samples())
+    halves = ci.sweep(assuming, images[:3], **run), ci.sweep(sure, images[3:], **run)
+    assert len(halves[0].merge(halves[1]).samples()) == len(first.samples())
+
+
 def test_a_folder_keeps_the_list_and_an_argument_shortens_it(tmp_path):
     tensors, given = weights("crate")
     torch.save(tensors, tmp_path / "a.pth")

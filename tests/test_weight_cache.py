@@ -241,3 +241,17 @@ def test_a_watch_measures_the_weights_of_each_step():
     wanted = ci.sweep(own, images, probes="alignment", progress=False).table("weights")
     steps = [table[table["step"] == step]["value"].to_numpy() for step in (0, 1)]
     assert (steps[1] == wanted["value"].to_numpy()).all() and (steps[0] != steps[1]).any()
+
+
+def test_weights_that_are_strided_are_marked():
+    """A parameter may be a view: every other entry of another tensor, or one entry repeated."""
+    own = model()
+    images = torch.randn(2, 1, 14, 14)
+    weight = torch.ones(30)
+    own.blocks[0].ln1.weight.data = weight[::2]
+    own.blocks[0].ln1.bias.data = torch.zeros(1).expand(15)
+    _, cache = own.run_with_cache(images)
+    ci.probe(cache)
+    weight[4] = 2.0
+    with pytest.raises(ValueError, match="changed since this cache"):
+        ci.probe(cache)

@@ -125,12 +125,10 @@ def _assumed(cfg: CrateConfig) -> str:
     values = {name: getattr(cfg, name) for name in cfg.assumed}
     numbers = [f"{name} {value}" for name, value in values.items() if value is not None]
     absent = [name for name, value in values.items() if value is None]
-    name = cfg.assumed[0]
-    return (
-        f"assumed {', '.join(numbers)} (published defaults)"
-        f"{', no ' if absent else ''}{', '.join(absent)}. Give what you trained otherwise: "
-        f"ci.load(..., {name}={values[name]!r})."
-    )
+    parts = [f"{', '.join(numbers)} (published defaults)"] * bool(numbers)
+    parts += [f"no {', '.join(absent)}"] * bool(absent)
+    example = f"{cfg.assumed[0]}={values[cfg.assumed[0]]!r}" if numbers else "mean=[...], std=[...]"
+    return f"assumed {', '.join(parts)}. Give what you trained otherwise: ci.load(..., {example})."
 
 
 def _built(contents: Contents, dtype: torch.dtype) -> Any:

@@ -28,6 +28,7 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
     """
     if config is None:
         return dict(given) | ({} if family is None else {"family": family})
+    fields: dict[str, Any]
     if isinstance(config, CrateConfig):
         fields = config.to_dict()
     elif isinstance(config, Mapping):
@@ -39,8 +40,9 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
             f"config={config!r}: give a CrateConfig such as model.cfg, a dict of its fields, or "
             "the path of a config.json."
         )
+    assumed = fields.pop("assumed", ())
     for name, value in {**given, **({"family": family} if family else {})}.items():
-        told = fields.get(name, value)
+        told = value if name in assumed else fields.get(name, value)
         one, other = (list(x) if isinstance(x, tuple) else x for x in (told, value))
         headless = name == "n_classes" and value == 0  # the head is left out
         if one != other and not headless:
@@ -48,7 +50,8 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
                 f"{name}={value!r} contradicts config=, which says {told!r}: "
                 "give only one of the two."
             )
-    return fields | dict(given)
+    unsure = [name for name in assumed if name not in given]
+    return fields | dict(given) | ({"assumed": unsure} if unsure else {})
 
 
 def _own_fields(content: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -91,8 +94,7 @@ def config_of(contents: Contents) -> CrateConfig:
             "call model.save_pretrained(folder) and load the folder."
         )
     cfg = CrateConfig.from_dict(fields)
-    if "assumed" not in fields:
-        cfg.assume(fields)
+    cfg.assume(fields)
     return cfg
 
 

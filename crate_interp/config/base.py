@@ -182,20 +182,21 @@ class CrateConfig:
         """Sets the name of a model without a name, in the model's own frozen config."""
         self._set(model_name=checks.one_line("model_name", name))
 
-    def assume(self, told: Collection[str]) -> None:
+    def assume(self, told: Mapping[str, Any]) -> None:
         """Lists in `assumed` every setting of this model that only a default has given.
 
-        told: the fields that the caller, the file's config or its tensors gave.
+        told: the fields that the caller, a config (with a list of its own) or the tensors gave.
         """
         steps = self.sparse_step in families.STEPS_WITH_ETA
         without = () if steps else ("eta", "lambd")
         without += () if self.family in families.WITH_VARIANTS else ("variant",)
         without += () if self.rotary else ("window",)
+        known = set(told) - set(told.get("assumed", ()))
         self._set(
             assumed=tuple(
                 name
                 for name in UNTESTABLE
-                if name in self.__dataclass_fields__ and name not in (*told, *without)
+                if name in self.__dataclass_fields__ and name not in (*known, *without)
             )
         )
 

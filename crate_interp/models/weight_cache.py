@@ -98,4 +98,4 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _bytes(value: Tensor) -> memoryview:
-    return value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

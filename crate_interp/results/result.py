@@ -21,7 +21,7 @@ from crate_interp.core.safe_text import (
     table_in_html,
 )
 from crate_interp.results import result_hash, sample_ranges
-from crate_interp.results.assumed_settings import assumed
+from crate_interp.results.assumed_settings import assumed, without_list
 from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
 
 # from this many samples on, intervals have the coverage that tests/benchmarks/bench_coverage.py
@@ -347,6 +347,9 @@ def sums(*keys: str) -> Merge:
 
 
 def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    mine, theirs = (
+        {**meta, "config": without_list(meta.get("config", {}))} for meta in (mine, theirs)
+    )
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):
             values = " and ".join(repr(meta.get(name))[:_LONGEST] for meta in (mine, theirs))
