@@ -61,7 +61,7 @@ def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> t
     if not text:
         check_count(model, model.cfg.n_tokens)
     samples = (
-        open_text(data, model.windows, None, model.to_tokens)
+        open_text(data, model.window_rows, None, model.to_tokens)
         if text
         else open_data(data, model.preprocess)
     )

@@ -178,7 +178,8 @@ def _options_of(of: type) -> dict[str, tuple[Any, Any]]:
     kinds = {name: get_args(hint) for name, hint in hints.items()}
     found = {}
     for name in (name for name in kinds if name not in ("out", "progress", "resume")):
-        kind, text = kinds[name]
+        kind, text, *typed = kinds[name]
+        kind = typed[0] if typed else kind
         default = getattr(DEFAULTS, name)
         flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
         found[name] = (Annotated[kind, Option(*flag, help=text)], default)

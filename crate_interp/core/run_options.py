@@ -1,7 +1,7 @@
 """The options of every verb that streams data: named once, checked once, carried as one object."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -15,6 +15,9 @@ class Pass(TypedDict, total=False):
     batch_size: 32 unless the verb has another default. limit: the first n samples; from a folder,
     they come from all its classes. workers: how many processes decode samples ahead. skip_bad:
     leave out samples that cannot be decoded and list them in meta["skipped"], instead of raising.
+    groups: which samples belong together, such as the pictures of a patient: a list with a group
+    for each sample, or the name of a column of the data. Intervals, tests and splits then treat
+    groups as independent, not samples. The windows of a text are a group by themselves.
     """
 
     batch_size: Annotated[int, "Samples that run at once."]
@@ -23,6 +26,11 @@ class Pass(TypedDict, total=False):
     ]
     workers: Annotated[int, "Processes that decode pictures. 0: only the main process."]
     skip_bad: Annotated[bool, "Leave out samples that cannot be decoded, and list them."]
+    groups: Annotated[
+        Sequence[int | str] | str | None,
+        "The column that says which samples belong together, such as patient.",
+        str | None,  # what the command takes
+    ]
     progress: Annotated[bool, "Show progress."]
 
 
@@ -61,6 +69,7 @@ class RunOptions:
     limit: int | None = None
     workers: int = 0
     skip_bad: bool = False
+    groups: Sequence[int | str] | str | None = None
     progress: bool = True
     out: Path | None = None
     chunk_size: int = 256
@@ -72,7 +81,7 @@ class RunOptions:
     def of_a_pass(self) -> Pass:
         """Returns the options for a pass over samples to which the limit was already applied."""
         given: Any = {name: getattr(self, name) for name in Pass.__annotations__}
-        return given | {"limit": None}
+        return given | {"limit": None, "groups": None}
 
 
 DEFAULTS = RunOptions()

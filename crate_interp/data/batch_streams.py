@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
+from crate_interp.data.groups import windows_of_texts
 from crate_interp.data.item_samples import DRAWS, is_item_data, masks_of, names_of
 from crate_interp.data.items import (
     Item,
@@ -142,7 +143,8 @@ def token_stream(
         items = chain([first], items)
         if isinstance(first.value, str):
             texts = checked(item.value for item in items)
-            yield from (Item(torch.tensor(row)) for row in window_rows(texts))
+            windows = windows_of_texts(window_rows, texts)
+            yield from (Item(torch.tensor(row), group=text) for row, text in windows)
         else:
             yield from items
 
@@ -168,7 +170,8 @@ def _held(
     """Returns items of a stream as samples; the first item has the number start."""
     known = known_labels([item.label for item in found])
     place = {"start": start, "of": start + len(found)}
-    return Samples(len(found), known, fingerprint, read, **place, **more)
+    groups = None if found[0].group is None else tuple(item.group for item in found)
+    return Samples(len(found), known, fingerprint, read, **place, groups=groups, **more)
 
 
 def _rows_of(

@@ -40,12 +40,14 @@ class Item:
     """A sample, or a batch of samples: the value, and its label and mask if there are any.
 
     value: a picture (PIL image or path), an array of an image, tokens or a text; in a batch, a
-    sequence of these or an array with one axis more.
+    sequence of these or an array with one axis more. group: the number of the text that a window of
+    tokens is of.
     """
 
     value: Any
     label: Any = None
     mask: Any = None
+    group: int | None = None
 
 
 def is_array(value: object) -> TypeGuard[Tensor | np.ndarray]:

@@ -40,6 +40,8 @@ class Samples:
     samples have files. listing: the listed files, if the data is a folder. files: the files whose
     content the fingerprint leaves out, which a run notes as it reads them. lengths: how many tokens
     each sample of the whole data set has, if they differ; `read` then takes samples of one length.
+    groups: a number for each of the n samples, or None. Samples with the same number, such as the
+    windows of one document, are not independent: intervals resample groups.
     """
 
     n: int
@@ -54,6 +56,7 @@ class Samples:
     listing: Listing | None = None
     files: Files | None = None
     lengths: tuple[int, ...] | None = None
+    groups: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.of:
@@ -93,8 +96,13 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
             f"start={start!r}, stop={stop!r}: give whole numbers with "
             f"{begin} <= start < stop <= {end}."
         )
-    labels = None if samples.labels is None else samples.labels[start - begin : stop - begin]
-    return dataclasses.replace(samples, n=int(stop - start), labels=labels, start=int(start))
+    labels, groups = (
+        None if one is None else one[start - begin : stop - begin]
+        for one in (samples.labels, samples.groups)
+    )
+    return dataclasses.replace(
+        samples, n=int(stop - start), labels=labels, groups=groups, start=int(start)
+    )
 
 
 def first(samples: Samples, limit: int | None) -> Samples:

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from crate_interp.core import checks, pictures
 from crate_interp.core.errors import ShortTextError
 from crate_interp.core.safe_text import plain
 from crate_interp.data import batch_streams, coco, cutouts, images, named_data, streams, voc
+from crate_interp.data.groups import windows_of_texts
 from crate_interp.data.item_samples import (
     is_item_data,
     is_pair,
@@ -61,6 +63,14 @@ SOURCES = (
     Source("coco:ANNOTATIONS.json", coco.coco_samples),
     Source("hf:owner/name:split", named_data.hub_samples, table=named_data.from_hub),
 )
+
+
+def table_named(data: object) -> Table | None:
+    """Returns the table that data is, or that a string such as "embedded:NAME" names, or None."""
+    if isinstance(data, str) and not os.path.exists(data):
+        source, where = source_of(data, IMAGES)
+        return None if source.table is None else source.table(where)
+    return data if isinstance(data, Table) else None
 
 
 def forms(*, masks: bool = False, text: bool = False) -> str:
@@ -206,7 +216,7 @@ def _images(
 
 def open_text(
     data: object,
-    windows: Callable[[Iterable[str]], Tensor],
+    windows: Callable[[Iterable[str]], Tensor | Iterator[list[int]]],
     limit: int | None = None,
     encode: Callable[[str], Tensor] | None = None,
 ) -> Samples:
@@ -220,7 +230,8 @@ def open_text(
     strings; a datasets.Dataset (its column input_ids, of one length, or its first text column); the
     path of a text file; "embedded:held-out-text", "embedded:repeats" (tokens, for
     crate-tiny-induction) or "hf:owner/name:split". `windows` turns texts into token ids
-    `[n, pos]`; windows have no labels. Data that is already a Samples is only cut to the limit.
+    `[n, pos]`, `model.windows`, or yields their rows, `model.window_rows`; the latter shows of
+    which text a window is, its group (`Samples.groups`). Windows have no labels. Data that is already a Samples is only cut to the limit.
 
     Raises ValueError for anything else, for data without tokens, and for texts shorter than one
     window.
@@ -254,7 +265,7 @@ def open_text(
     if not len(texts):
         raise ValueError("the data is empty: there is no text in it.")
     try:
-        return first(_token_samples(windows(checked(texts))), limit)
+        return first(_window_samples(windows, checked(texts)), limit)
     except ShortTextError:
         if encode is None or isinstance(given, Table):
             raise
@@ -308,6 +319,24 @@ def _text_of(path: Path) -> str:
             f"{pictures.quoted(path)} is not a text file in UTF-8 ({error.reason} at byte "
             f"{error.start})."
         ) from None
+
+
+def _window_samples(windows: Callable[[Iterable[str]], Any], texts: Iterable[str]) -> Samples:
+    """Returns the windows of texts as samples, grouped by text if they come row by row."""
+    joined, groups, whole = array("q"), [], None
+
+    def rows_of(texts: Iterable[str]) -> Iterator[list[int]]:
+        nonlocal whole
+        whole = windows(texts)
+        return iter(()) if isinstance(whole, Tensor) else whole
+
+    for row, text in windows_of_texts(rows_of, texts):
+        joined.extend(row)
+        groups.append(text)
+    if not groups:
+        return _token_samples(torch.as_tensor(whole))
+    tokens = torch.frombuffer(joined, dtype=torch.int64).view(len(groups), -1)
+    return replace(_token_samples(tokens), groups=tuple(groups))
 
 
 def _text_samples(rows: list[Tensor]) -> Samples:

@@ -10,12 +10,13 @@ import torch
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
+from crate_interp.data.groups import windows_of_texts
 from crate_interp.data.items import Item
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, checked, columns_of, row_samples, text_column
 
 # a row of a table as {column: value}, the tokens of a window, or an item of a batch
-Row = dict[str, Any] | list[int] | Item
+Row = dict[str, Any] | Item
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,15 @@ def text_stream(
 
     def rows() -> Iterator[Row]:
         texts = (row[name] for row in _rows(alone))
-        yield from islice(window_rows(checked(texts)), limit)
+        windows = islice(windows_of_texts(window_rows, checked(texts)), limit)
+        yield from (Item(row, group=text) for row, text in windows)
 
-    def held(rows: Sequence[Row], start: int) -> Samples:
-        tokens = torch.tensor(rows, dtype=torch.long)
+    def held(rows: Sequence[Any], start: int) -> Samples:
+        tokens = torch.tensor([row.value for row in rows], dtype=torch.long)
         read = lambda first, stop: tokens[first - start : stop - start]  # noqa: E731
-        return Samples(len(rows), None, print_, read, start=start, of=start + len(rows))
+        place = {"start": start, "of": start + len(rows)}
+        groups = tuple(row.group for row in rows)
+        return Samples(len(rows), None, print_, read, **place, groups=groups)
 
     return not_empty(Stream(rows, held, print_, limit), "text")
 

@@ -4,12 +4,18 @@ An entry stands for the samples from `start` up to, not including, `stop`, of th
 fingerprint. If results of different data were merged, `first` is the number of the entry's first
 sample in the merged result. `content` and `mask_content` are digests of the samples' picture files
 and mask files, if the fingerprint leaves out what these files hold: sums modulo 2**256, in
-hexadecimal, with one summand for each file of each sample.
+hexadecimal, with one summand for each file of each sample. `groups` says which samples are not
+independent, such as the windows of a document: a list of [group, count], for `count` samples in a
+row.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int
 
 from crate_interp.core import checks
 
@@ -21,6 +27,31 @@ _CONTENT = re.compile("[0-9a-f]{64}")
 def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
     """Returns the samples from `start` to `stop - 1` of one data set; None means unknown data."""
     return [{"fingerprint": fingerprint, "start": start, "stop": stop}]
+
+
+def grouped(groups: Iterable[int]) -> Range:
+    """Returns the entry `groups` for samples with these groups."""
+    return {"groups": [[int(group), len(list(same))] for group, same in groupby(groups)]}
+
+
+def groups_of(data: Sequence[Range]) -> Int[np.ndarray, "n 2"] | None:
+    """Returns the number and the group of each sample, or None if no entry has groups.
+
+    Samples of an entry without groups are groups of their own, and so are groups of other data.
+    """
+    if not any("groups" in entry for entry in data):
+        return None
+    numbers, names = [], []
+    for place, entry in enumerate(data):
+        count = entry["stop"] - entry["start"]
+        numbers += range(_first(entry), _first(entry) + count)
+        whose = entry["fingerprint"] or place
+        if "groups" in entry:
+            names += [(whose, group) for group, many in entry["groups"] for _ in range(many)]
+        else:
+            names += [(whose, "sample", number) for number in range(count)]
+    known = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers, [known[name] for name in names]]).T
 
 
 def total(contents: Iterable[str]) -> str:
@@ -76,7 +107,11 @@ def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
     kept: list[Range] = entries[:1]
     for entry in entries[1:]:
         if entry["start"] == kept[-1]["stop"]:
-            kept[-1] = _place(kept[-1]) | _summed(kept[-1], entry) | {"stop": entry["stop"]}
+            both = _place(kept[-1]) | _summed(kept[-1], entry) | {"stop": entry["stop"]}
+            if "groups" in kept[-1] and "groups" in entry:
+                runs = [*kept[-1]["groups"], *entry["groups"]]
+                both |= grouped(group for group, many in runs for _ in range(many))
+            kept[-1] = both
         else:
             kept.append(entry)
     return kept
@@ -92,8 +127,18 @@ def is_valid(data: object) -> bool:
         and 0 <= entry["start"] <= entry["stop"]
         and checks.is_int(entry.get("first", 0))
         and all(_is_content(entry[name]) for name in CONTENTS if name in entry)
+        and ("groups" not in entry or _fits(entry["groups"], entry["stop"] - entry["start"]))
         for entry in data
     )
+
+
+def _fits(groups: Any, count: int) -> bool:
+    """Tells whether a value is the groups of `count` samples."""
+    pairs = isinstance(groups, list) and all(
+        isinstance(run, list) and len(run) == 2 and all(map(checks.is_int, run)) and run[1] > 0
+        for run in groups
+    )
+    return pairs and sum(many for _, many in groups) == count
 
 
 def _is_content(value: Any) -> bool:
@@ -101,7 +146,7 @@ def _is_content(value: Any) -> bool:
 
 
 def _place(entry: Range) -> Range:
-    return {name: value for name, value in entry.items() if name not in CONTENTS}
+    return {name: value for name, value in entry.items() if name not in (*CONTENTS, "groups")}
 
 
 def _summed(mine: Range, theirs: Range) -> dict[str, str]:

@@ -17,8 +17,10 @@ from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.data.batch_reading import Found, bad_ones, next_of, read_runs
 from crate_interp.data.batch_streams import batch_stream, is_batches, token_stream
+from crate_interp.data.groups import grouped
 from crate_interp.data.item_samples import is_pair
 from crate_interp.data.samples import Preprocess
+from crate_interp.data.sources import table_named
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
 from crate_interp.data.tables import Table
 from crate_interp.measures.checks import all_finite
@@ -204,20 +206,29 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     given: Any = data
     if model.unit == "windows":
         stream = _stream(model, data, options)
-        read = (reader.windows, options.limit, reader.to_tokens)
+        read = (reader.window_rows, options.limit, reader.to_tokens)
         samples = stream.kept() if stream else open_text(given, *read)
         for start, stop in ranges_of(samples, options.chunk_size):
             for run in read_runs(samples, start, stop).runs:
                 _check_values(model, run.inputs, run.start)
-        return samples
+        return with_groups(samples, data, options)
     kept = options.out / LISTING if options.out is not None and options.resume else None
     try:
-        return open_data(
+        samples = open_data(
             given, on_cpu(model), options.limit, reader.preprocess_masks,
             skip_bad=options.skip_bad, kept=kept,
         )  # fmt: skip
     except Undecodable as error:
         raise ValueError(advised(error)) from None
+    return with_groups(samples, data, options)
+
+
+def with_groups(samples: Samples, data: Data, options: RunOptions) -> Samples:
+    """Returns samples with the groups of the option `groups`, if it was given."""
+    if options.groups is None:
+        return samples
+    table = table_named(data) if isinstance(options.groups, str) else None
+    return grouped(samples, options.groups, table)
 
 
 def check_one_length(samples: Samples, what: str) -> None:
@@ -237,7 +248,13 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
     A stream is a datasets.IterableDataset, a DataLoader or another iterable of batches. It is for
     verbs that read each sample only once.
     """
-    return _stream(model, data, options) or samples_of(model, data, options)
+    stream = _stream(model, data, options)
+    if stream is not None and options.groups is not None:
+        raise ValueError(
+            "groups= needs data with a length, but this is a stream: give it with limit=n to a "
+            "verb that keeps its samples, or a map-style dataset."
+        )
+    return stream or samples_of(model, data, options)
 
 
 def _stream(model: HookedModel, data: Data, options: RunOptions) -> Stream | None:

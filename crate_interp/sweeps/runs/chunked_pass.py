@@ -15,6 +15,7 @@ from crate_interp.data.batch_reading import Found
 from crate_interp.data.picture_contents import Notes, add, contents, noting, table_of
 from crate_interp.data.streams import Row, Stream
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results import sample_ranges
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import Merge, Result, by, sums
 from crate_interp.sweeps.runs.batches import Chunk, Forward, nobody, run_layers
@@ -102,6 +103,9 @@ class Stage:
         row = {"start": samples.start, "stop": samples.start + samples.n}
         row |= {"seconds": time.perf_counter() - started}
         more = {"pictures": table_of(notes)} if samples.files else {}
+        if isinstance(self.samples, Stream) and samples.groups is not None:
+            number = range(samples.start, samples.start + samples.n)
+            more["groups"] = pd.DataFrame({"sample": number, "group": samples.groups})
         return {**tables, "chunk": pd.DataFrame([row]), **more}
 
     def network(self) -> HookedModel:
@@ -164,9 +168,10 @@ def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) ->
 
 # The tables that every stage has. chunk: the samples of a chunk, and the seconds that it took.
 # counts: sums for the meta. skipped: samples that could not be decoded. pictures: what the files of
-# samples held when they were read.
+# samples held when they were read. groups: the groups of the samples of a stream.
 OF_A_CHUNK: dict[str, Merge] = {
     "chunk": _whole, "counts": sums("name"), "skipped": by("sample"), "pictures": by("sample"),
+    "groups": by("sample"),
 }  # fmt: skip
 
 
@@ -189,6 +194,8 @@ def with_facts(
         )
     count = stop - start - len(skipped)
     known = contents(tables["pictures"], start, stop, count) if "pictures" in tables else {}
+    if "groups" in tables:
+        known |= sample_ranges.grouped(tables["groups"]["group"])
     facts = {
         "data": [meta["data"][0] | {"start": start, "stop": stop} | known],
         "n_samples": count,

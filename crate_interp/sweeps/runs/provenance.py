@@ -79,6 +79,8 @@ def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) ->
     """
     n = samples.n or 0
     data = sample_ranges.of(samples.fingerprint, samples.start, samples.start + n)
+    if isinstance(samples, Samples) and samples.groups is not None:
+        data[0] |= sample_ranges.grouped(samples.groups)
     found = edits(model)
     more = {"edits": found} if found else {}
     return model_meta(model, n) | {"data": data, "batch_size": int(batch_size)} | more

@@ -17,7 +17,8 @@ from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import model_digest
 from crate_interp.probes import Probe
-from crate_interp.sweeps.runs.batches import Forward, run_layers, samples_of
+from crate_interp.results.sample_ranges import groups_of
+from crate_interp.sweeps.runs.batches import Forward, run_layers, samples_of, with_groups
 from crate_interp.sweeps.stores import arrow_files
 from crate_interp.sweeps.stores.activation_store import facts_of
 
@@ -147,6 +148,11 @@ def opened(
         if arrow_files.LABEL in stored.features
         else None
     )
-    samples = Samples(n, labels, ours["fingerprint"], torch.arange, start=ours["start"])
+    known = groups_of([ours])
+    groups = None if known is None else tuple(known[:, 1].tolist())
+    samples = Samples(
+        n, labels, ours["fingerprint"], torch.arange, start=ours["start"], groups=groups
+    )
     shapes = {name: tuple(shape) for name, shape in facts["points"].items()}
-    return first(samples, options.limit), Replay(stored, shapes, ours["start"])
+    chosen = with_groups(first(samples, options.limit), data, options)
+    return chosen, Replay(stored, shapes, ours["start"])
