@@ -19,8 +19,8 @@ HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
     {"core"},
-    {"config", "measures", "crate_hooks", "results"},
-    {"stats"},
+    {"config", "measures", "crate_hooks", "stats"},
+    {"results"},
     {"models"},
     {"checkpoints", "data"},
     {"probes"},

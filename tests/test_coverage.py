@@ -33,6 +33,12 @@ many = pytest.mark.parametrize(
 )
 
 
+def independent(n):
+    """A result of n samples that are not grouped, without tables."""
+    empty = {name: pd.DataFrame() for name in ci.SweepResult.STORED}
+    return ci.SweepResult(empty, {"n_samples": n, "unit": "images", "data": []})
+
+
 def covered(ends, truth):
     low, high = ends
     return ((low <= truth) & (truth <= high)).mean()
@@ -46,7 +52,7 @@ def test_students(n):
     assert covered(student_interval(mean, error, n), 3) >= LEAST
     assert covered(interval_of_sums(pd.DataFrame(sums))[1:], 3) >= LEAST
     rows = pd.DataFrame({"mean": mean, "std": error * n**0.5, "n": n})
-    assert covered(sweep_findings.mean_ends(rows), 3) >= LEAST
+    assert covered(sweep_findings.mean_ends(independent(n), rows), 3) >= LEAST
 
 
 @many
@@ -55,7 +61,7 @@ def test_a_change_in_a_headline(n):
     random, layers = np.random.default_rng(n), 4000
     before = random.uniform(90, 110, size=(n, layers))
     after = before * random.normal(1.05, 0.1, size=before.shape)
-    change = sweep_findings._change(range(layers), before, after)
+    change = sweep_findings._change(independent(n), range(layers), pd.DataFrame(before), after)
     assert covered((change.low, change.high), 0.05) >= LEAST
 
 

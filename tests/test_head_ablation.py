@@ -218,7 +218,9 @@ def test_the_headline_says_what_chance_would_find(result):
     rows = result.heads()
     out = int(((rows["low"] > 0) | (rows["high"] < 0)).sum())
     words = result.headline().partition("as in its training. ")[2]  # of random weights
-    assert words.startswith("Of 15 heads of the model, none is shown to help or to harm (p of 0.05")
+    assert words.startswith(
+        "Of 15 heads of the model on 7 images, none is shown to help or to harm (p of 0.05"
+    )
     assert (rows["p"] > 0.05).all()
     assert f"intervals that exclude 0: {out}, by chance 0.75)" in words
     best = rows.loc[rows["drop"].abs().idxmax()]

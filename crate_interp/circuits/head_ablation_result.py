@@ -13,7 +13,7 @@ from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
 from crate_interp.stats.max_t import max_t
 from crate_interp.stats.paired_shares import paired_shares
-from crate_interp.stats.significance import LEVEL, holm, interval_words, signs
+from crate_interp.stats.significance import LEVEL, holm, signs
 
 _HOW = {
     "mean": "mean ablation: at each position, the head's output is replaced by its mean over all "
@@ -31,12 +31,13 @@ def _heads(result: Result) -> pd.DataFrame:
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
     drops = worse * (ablated - whole)
+    values = result.by_group(drops, wide.index)
     if _one_answer(result):
         found = paired_shares(drops)
         adjusted = holm(found.p)
     else:
-        found = paired(drops)
-        adjusted = max_t(drops, found.p)
+        found = paired(values)
+        adjusted = max_t(values, found.p)
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
     means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
     tests = {"low": found.low, "high": found.high, "p_alone": found.p, "p": adjusted}
@@ -44,8 +45,9 @@ def _heads(result: Result) -> pd.DataFrame:
 
 
 def _one_answer(result: Result) -> bool:
-    """Tells whether a sample has one right answer; a text has one per token."""
-    return result.meta["unit"] == "images" and result.meta["settings"]["metric"] == "accuracy"
+    """Tells whether each independent sample has one right answer; a text has one per token."""
+    accuracy = result.meta["settings"]["metric"] == "accuracy"
+    return accuracy and result.independent[1] == "images"
 
 
 def _counts(shown: Any) -> str:
@@ -98,7 +100,8 @@ class HeadAblation(Result):
     def legend(self) -> str:
         """Returns the meaning of the columns of `heads()`."""
         metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
-        interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "these resamples"
+        interval = f"bootstrap-t over {self.independent[1]}, {RESAMPLES:,} resamples"
+        test = "these resamples"
         way = "how often the largest effect of all heads would be so clear"
         none = "A head whose drops are all equal shows no spread: it has no interval and no test."
         before = "read low to high and p_alone"
@@ -135,8 +138,8 @@ class HeadAblation(Result):
         apart = int((signs(table["low"], table["high"]) != 0).sum())
         shown: Any = table[table["p"] <= LEVEL]
         return (
-            f"{self._worse()}Of {count} of {name}, {_counts(shown)} (p of {LEVEL} or less, "
-            f"adjusted over heads; intervals that exclude 0: {apart}, "
+            f"{self._worse()}Of {count} of {name} on {self.counted_samples()}, {_counts(shown)} "
+            f"(p of {LEVEL} or less, adjusted over heads; intervals that exclude 0: {apart}, "
             f"by chance {self.by_chance:.2g}). " + self._largest(shown if len(shown) else table)
         )
 
@@ -145,7 +148,7 @@ class HeadAblation(Result):
         settings, unit = self.meta["settings"], _UNITS[self.meta["settings"]["metric"]]
         best = among.loc[among["drop"].abs().idxmax()]
         head = head_name(int(best["layer"]), int(best["head"]))
-        ends, p = interval_words(best["low"], best["high"], before="by itself "), best["p"]
+        ends, p = self.interval_words(best["low"], best["high"], before="by itself "), best["p"]
         which = "The largest of their effects"
         if np.isnan(p) or p > LEVEL:
             by = "" if np.isnan(p) else f" (p {p:.2g})"

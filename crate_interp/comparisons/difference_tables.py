@@ -12,7 +12,7 @@ from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, p
 from crate_interp.stats.max_t import max_t
 from crate_interp.stats.significance import LEVEL, holm
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.sweep_tables import TOGETHER, with_std
+from crate_interp.sweeps.sweep_tables import TOGETHER, moments_of
 
 NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
 _CHOSEN = "subspaces"  # setting: the map measured in place of U; may differ between sides
@@ -47,7 +47,7 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     over heads, the mean of the heads' standard errors is used instead, which is an upper bound.
     """
     samples, heads = result.table("samples"), result.table("head_samples")
-    found = _of_weights(result.table("weights")) | _of_moments(result.table("moments"))
+    found = _of_weights(result.table("weights")) | _of_moments(moments_of(result))
     for name in heads.columns[3:]:
         found[name] = _of_values(_mean_over_heads(heads, name), per_head=True)
     averaged = set(result.meta.get("heads_averaged", []))
@@ -71,10 +71,8 @@ def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
     return whole.unstack("layer").dropna(axis=1, how="all")
 
 
-def _of_moments(moments: pd.DataFrame) -> dict[str, Statistic]:
+def _of_moments(table: pd.DataFrame) -> dict[str, Statistic]:
     found: dict[str, Statistic] = {}
-    table = with_std(moments)
-    table["error"] = table["std"] / table["n"] ** 0.5
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
         together = own[own["head"] == TOGETHER]
         own = together if len(together) else own

@@ -14,15 +14,16 @@ Rows = Callable[[Iterable[str]], Iterator[list[int]]]
 
 def windows_of_texts(window_rows: Rows, texts: Iterable[str]) -> Iterator[tuple[list[int], int]]:
     """Yields each window of tokens, with the number of the text that its last token is of."""
-    number = -1
+    begun = 0
 
     def counted() -> Iterator[str]:
-        nonlocal number
-        for number, text in enumerate(texts):
+        nonlocal begun
+        for text in texts:
+            begun += 1
             yield text
 
     for row in window_rows(counted()):
-        yield row, number
+        yield row, begun - 1
 
 
 def grouped(samples: Samples, groups: Any, table: Table | None) -> Samples:

@@ -229,9 +229,10 @@ def open_text(
     ...}; a list, or a map-style torch Dataset, of token ids of one length; a list or a Dataset of
     strings; a datasets.Dataset (its column input_ids, of one length, or its first text column); the
     path of a text file; "embedded:held-out-text", "embedded:repeats" (tokens, for
-    crate-tiny-induction) or "hf:owner/name:split". `windows` turns texts into token ids
-    `[n, pos]`, `model.windows`, or yields their rows, `model.window_rows`; the latter shows of
-    which text a window is, its group (`Samples.groups`). Windows have no labels. Data that is already a Samples is only cut to the limit.
+    crate-tiny-induction) or "hf:owner/name:split". `windows`: `model.windows`, which
+    turns texts into token ids `[n, pos]`, or `model.window_rows`, which yields their rows and so
+    shows of which text a window is, its group (`Samples.groups`). Windows have no labels. Data that
+    is already a Samples is only cut to the limit.
 
     Raises ValueError for anything else, for data without tokens, and for texts shorter than one
     window.

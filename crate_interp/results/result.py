@@ -22,11 +22,14 @@ from crate_interp.core.safe_text import (
 )
 from crate_interp.results import result_hash, sample_ranges
 from crate_interp.results.assumed_settings import assumed, without_list
+from crate_interp.results.grouped_samples import GroupedSamples
 from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
+from crate_interp.stats.groups import FEWEST
 
 # from this many samples on, intervals have the coverage that tests/benchmarks/bench_coverage.py
 # prints
 ENOUGH = 32
+ENOUGH_GROUPS = 20  # the same for groups
 # Entries of meta that may differ between results that merge: they describe the run, not the
 # measurement.
 _OF_A_RUN = {
@@ -40,7 +43,7 @@ Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # (ours, theirs, met
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result:
+class Result(GroupedSamples):
     """The result of a measurement: named tables of numbers, and where they come from.
 
     `stored` holds the tables that were measured, `meta` the model, data, settings and versions.
@@ -118,13 +121,20 @@ class Result:
 
     def caution(self) -> str:
         """Returns a one-line warning about edits of the model and too few samples, or ""."""
-        n, found = self.meta["n_samples"], self.meta.get("edits")
+        (n, what), found = self.independent, self.meta.get("edits")
         words = f"Measured with edits: {', '.join([*found][:4])}. " if found else ""
-        if not self.INTERVALS or n >= ENOUGH:
+        grouped = what != self.meta["unit"]
+        enough, of = (ENOUGH_GROUPS, what) if grouped else (ENOUGH, "samples")
+        if not self.INTERVALS or n >= enough:
             return words.strip()
+        if grouped and n < FEWEST:
+            return words + (
+                f"{self.counted_samples()} are too few for an interval: give {FEWEST} {what} or "
+                "more."
+            )
         return words + (
-            f"Intervals of fewer than {ENOUGH} samples may be too narrow: this result has "
-            f"{counted(n, self.meta['unit'])}."
+            f"Intervals of fewer than {enough} {of} may be too narrow: this result has "
+            f"{self.counted_samples()}."
         )
 
     def _words(self) -> str:
@@ -269,6 +279,11 @@ class Result:
                 "give a result of the same kind."
             )
         _check_same(self.meta, other.meta)
+        if (self._group_of is None) != (other._group_of is None):
+            raise ValueError(
+                "one of the results knows which samples belong together, the other does not: "
+                "measure both with groups=, or neither."
+            )
         shift = sample_ranges.shift(self.meta["data"], other.meta["data"])
         theirs = {name: _renumbered(table, shift) for name, table in other.stored.items()}
         pairs = {name: (self.stored[name], theirs[name]) for name in self.STORED}
@@ -294,11 +309,6 @@ def as_text(header: list[str], rows: list[list[str]]) -> str:
 def model_name(meta: Mapping[str, Any]) -> str:
     """Returns the name that pages and commands use for a model; its family if it has no name."""
     return plain(meta["model"] or f"{meta['config']['family']} model")
-
-
-def counted(n: int, unit: str) -> str:
-    """Returns a number and its unit, such as "1 image" and "1,024 images"."""
-    return f"{n:,} {unit.removesuffix('s') if n == 1 else unit}"
 
 
 def by(*keys: str) -> Merge:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.results.result import Result, by, counted
+from crate_interp.results.result import Result, by
+from crate_interp.stats.groups import by_group
 from crate_interp.stats.intervals import linearised_ratio, mean_interval
 from crate_interp.stats.significance import interval_words
 
@@ -23,16 +24,21 @@ _RATIOS = {  # column -> its numerator and denominator, both sums over samples
 }
 
 
-def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
+Groups = np.ndarray | None  # the group of each sample; None: samples are independent
+
+
+def ratio(
+    above: np.ndarray, below: np.ndarray, groups: Groups = None
+) -> tuple[float, float, float]:
     """Returns sum(above) / sum(below) over samples, and the ends of a 95 % interval.
 
     The interval is a bootstrap-t of the linearised ratio. All three are NaN if sum(below) is 0.
     """
-    return _mean_and_ends(linearised_ratio(above[:, None], below[:, None]))
+    return _mean_and_ends(linearised_ratio(above[:, None], below[:, None]), groups)
 
 
 def recovered(
-    ablated: np.ndarray, own: np.ndarray, clean: np.ndarray
+    ablated: np.ndarray, own: np.ndarray, clean: np.ndarray, groups: Groups = None
 ) -> tuple[float, float, float]:
     """Returns (L_ablated - L_own) / (L_ablated - L_clean) and its interval, from losses by sample.
 
@@ -40,16 +46,17 @@ def recovered(
     then there is nothing to recover.
     """
     cost = ablated - clean
-    mean, low, _ = _mean_and_ends(cost[:, None])
+    mean, low, _ = _mean_and_ends(cost[:, None], groups)
     if mean <= 0 or low <= 0:
         return float("nan"), float("nan"), float("nan")
-    return ratio(ablated - own, cost)
+    return ratio(ablated - own, cost, groups)
 
 
 def _points(result: Result) -> pd.DataFrame:
     samples: Any = result.table("samples")
     features: Any = result.table("features").set_index(["point", "coder"])
     clean = result.table("clean")["loss"].to_numpy()
+    groups = result.groups_at(result.table("clean")["sample"])
     rows = []
     for (point, coder), own in samples.groupby(["point", "coder"], sort=False):
         loss = own["loss"].to_numpy()
@@ -57,17 +64,17 @@ def _points(result: Result) -> pd.DataFrame:
         found = {"point": point, "coder": coder}
         own = own.assign(explained=own["variance"] - own["error"])
         for name, (above, below) in _RATIOS.items():
-            numbers = ratio(own[above].to_numpy(float), own[below].to_numpy(float))
+            numbers = ratio(own[above].to_numpy(float), own[below].to_numpy(float), groups)
             found |= _named(name, numbers)
         counts = features.loc[(point, coder)]
         count = int(counts["features"])
         dead = float(counts["dead"] / count) if count else float("nan")
         found |= {"features": count, "dead": dead}
         found |= {"loss": loss.mean(), "clean": clean.mean()}
-        found |= _named("loss_change", _mean_and_ends(change[:, None]))
+        found |= _named("loss_change", _mean_and_ends(change[:, None], groups))
         for name in (ZERO, MEAN):
             rest = samples[(samples["point"] == point) & (samples["coder"] == name)]
-            numbers = recovered(rest["loss"].to_numpy(), loss, clean)
+            numbers = recovered(rest["loss"].to_numpy(), loss, clean, groups)
             found |= _named(f"recovered_{name}", numbers)
         rows.append(found | {"n": len(own)})
     return pd.DataFrame(rows)
@@ -77,8 +84,8 @@ def _named(name: str, numbers: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
 
 
-def _mean_and_ends(values: np.ndarray) -> tuple[float, float, float]:
-    (low,), (high,) = mean_interval(values)
+def _mean_and_ends(values: np.ndarray, groups: Groups) -> tuple[float, float, float]:
+    (low,), (high,) = mean_interval(by_group(values, groups))
     return float(values.mean()), float(low), float(high)
 
 
@@ -130,7 +137,7 @@ class SaeResult(Result):
             _sentence(str(point), rows.set_index("coder"))
             for point, rows in table.groupby("point", sort=False)
         ]
-        samples = counted(self.meta["n_samples"], self.meta["unit"])
+        samples = self.counted_samples()
         loss = LOSSES[self.meta["settings"]["loss"]]
         return f"On {samples}, with {loss}: {'; '.join(found)}."
 

@@ -5,6 +5,7 @@ import pandas as pd
 from jaxtyping import Float, Shaped
 
 from crate_interp.stats.contrasts import paired
+from crate_interp.stats.groups import FEWEST, OF_GROUPS
 from crate_interp.stats.significance import CONFIDENCE
 
 Ends = tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]
@@ -31,10 +32,15 @@ def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.nda
     """Returns mean, low and high by Student's t, for each row of sums over samples.
 
     Columns of sums: n, the number of samples; total, the sum of the samples; squares, the sum of
-    their squares.
+    their squares. With the columns of `groups.columns_of_sums` too, the interval is over groups.
     """
     n, total, squares = (sums[name].to_numpy(float) for name in ("n", "total", "squares"))
     mean = total / n
+    if "groups" in sums:
+        between, cross, sizes, groups = (sums[name].to_numpy(float) for name in OF_GROUPS)
+        off = np.maximum(between - 2 * mean * cross + mean**2 * sizes, 0)  # sum_g (S_g - n_g m)^2
+        error = np.sqrt(off * groups / np.maximum(groups - 1, 1)) / n
+        return mean, *student_interval(mean, np.where(groups < FEWEST, np.nan, error), groups)
     variance = np.maximum(squares - total * mean, 0) / np.maximum(n - 1, 1)
     return mean, *student_interval(mean, np.sqrt(variance / n), n)
 

@@ -18,15 +18,15 @@ def signs(low: object, high: object) -> Any:
 
 
 def interval_words(
-    low: float, high: float, form: str = "+.3g", before: str = "95 % interval "
+    low: float, high: float, form: str = "+.3g", before: str = "95 % interval ", of: str = "samples"
 ) -> str:
     """Returns an interval as words, such as "95 % interval +0.1 to +0.3".
 
-    form: the format of a number. If an end is unknown, or both are infinite, the words are "too few
-    samples for an interval".
+    form: the format of a number. of: what there are too few of if an end is unknown, or both are
+    infinite: then the words are "too few samples for an interval".
     """
     if np.isnan([low, high]).any() or np.isinf([low, high]).all():
-        return "too few samples for an interval"
+        return f"too few {of} for an interval"
     return f"{before}{low:{form}} to {high:{form}}"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.assumed_settings import near_chance
-from crate_interp.results.result import Result, by, counted, sums
+from crate_interp.results.result import Result, by, sums
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.stats.paired_shares import paired_shares
@@ -25,8 +25,9 @@ _MIXES = [
 def _slopes(result: Result) -> pd.DataFrame:
     keys, slopes = _wide(result, "samples", "slope", ["replacement", "layer"])
     _, added = _wide(result, "samples", "added", ["replacement", "layer"])
-    low, high = mean_interval(slopes)
-    added_low, added_high = mean_interval(added)
+    samples = result.table("unchanged")["sample"]
+    low, high = mean_interval(result.by_group(slopes, samples))
+    added_low, added_high = mean_interval(result.by_group(added, samples))
     random = result.table("random")
     random["mean"] = random["slope"] / random["n"]
     by_layer: Any = random.groupby(["replacement", "layer"])["mean"]
@@ -63,8 +64,10 @@ def _mixes(result: Result) -> pd.DataFrame:
     parts: list[np.ndarray] = []
     for values, name in ((loss, "loss"), (right, "right")):
         paired = values - own[name].to_numpy()[:, None]
-        flips = name == "right" and result.meta["unit"] == "images"  # a text has several answers
-        ends = paired_shares(paired).ends if flips else mean_interval(paired)
+        # a text has several answers
+        flips = name == "right" and result.independent[1] == "images"
+        values = result.by_group(paired, own["sample"])
+        ends = paired_shares(paired).ends if flips else mean_interval(values)
         parts += [values.mean(axis=0), paired.mean(axis=0), *ends]
     columns = np.stack([*parts, change.mean(axis=0)], axis=1)
     rows = [(*key, *numbers, len(own)) for key, numbers in zip(keys, columns, strict=True)]
@@ -132,7 +135,7 @@ class SurgeryResult(Result):
         table: Any = self._table("slopes")
         single = table[table["layer"] != ALL]
         rises, falls = int((single["slope_low"] > 0).sum()), int(single["falls"].sum())
-        samples = counted(self.meta["n_samples"], self.meta["unit"])
+        samples = self.counted_samples()
         better = single[single["better"]]
         names = [
             f"{name} in {', '.join(map(str, rows['layer']))}"

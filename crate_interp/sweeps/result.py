@@ -83,7 +83,7 @@ class SweepResult(Result):
         The interval is Student's t. Its ends are NaN for a single sample, and for statistics of the
         weights.
         """
-        return mean_ends(rows)
+        return mean_ends(self, rows)
 
     def controls(self) -> pd.DataFrame:
         """Returns a row per negative control, statistic and layer.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from crate_interp.probes.built_in import OF_MEMBERS
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import MASKS, is_ours, on_activations, on_final, on_weights
 from crate_interp.results.kinds import Tables
+from crate_interp.stats.groups import MOST_GROUPS
 from crate_interp.sweeps.controls import Controls, check_controls
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.runs import batches
@@ -128,7 +130,9 @@ SWEEP = kind_of_one_stage(SweepResult)
 def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:
     samples, mark = chunk.samples, weight_mark(chunk.model)
     reported = chunk.once.setdefault("reported", {})
-    tally, controlled = Tally(samples.n, samples.start, reported=reported), no_controls()
+    groups = None if samples.groups is None else np.array(samples.groups) % MOST_GROUPS
+    tally = Tally(samples.n, samples.start, groups, reported=reported)
+    controlled = no_controls()
     with torch.no_grad():
         layers: Any = getattr(chunk.model, chunk.blocks)
         if not chunk.number:  # weights are measured once, in the first chunk

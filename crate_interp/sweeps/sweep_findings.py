@@ -13,6 +13,7 @@ from crate_interp.results.result import Result, counted
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import student_interval
 from crate_interp.stats.significance import interval_words, signs
+from crate_interp.sweeps.sweep_tables import errors
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"
@@ -42,6 +43,7 @@ class Change:
     change: Float[np.ndarray, "layer"]
     low: Float[np.ndarray, "layer"]
     high: Float[np.ndarray, "layer"]
+    of: str = "samples"  # what there are too few of, if there is no interval
 
     @property
     def signs(self) -> list[int]:
@@ -78,7 +80,7 @@ def _between(result: Result, first: str, second: str) -> Change | None:
     if before is None or after is None:
         return None
     layers = [layer for layer in before if layer in after]
-    return _change(layers, before[layers].to_numpy(float), after[layers].to_numpy(float))
+    return _change(result, layers, before[layers], after[layers].to_numpy(float))
 
 
 def along_layers(result: Result) -> Change | None:
@@ -89,17 +91,15 @@ def along_layers(result: Result) -> Change | None:
     rates = _wide(result, OFFICIAL)
     if rates is None or rates.shape[1] < 2:
         return None
-    values = rates.to_numpy(float)
-    return _change(list(rates.columns)[1:], values[:, :-1], values[:, 1:])
+    later = rates.columns[1:]
+    return _change(result, list(later), rates[rates.columns[:-1]], rates[later].to_numpy(float))
 
 
 def headline(result: Result) -> str:
     """Returns what was measured, and how both rates that are called R^c change."""
     meta = result.meta
     number = counted(len(meta["statistics"]), "statistics")
-    count = (
-        f"{number} of {meta['model'] or 'a model'} on {counted(meta['n_samples'], meta['unit'])}"
-    )
+    count = f"{number} of {meta['model'] or 'a model'} on {result.counted_samples()}"
     said: list[str] = []
     step, along, own = at_attention(result), along_layers(result), own_at_attention(result)
     if own is not None:
@@ -135,7 +135,7 @@ def is_mssa(result: Result) -> bool:
 def few_words(change: Change) -> str:
     """Returns a remark in brackets if no layer has an interval, else ""."""
     none = np.isnan(change.low).all()
-    return f" ({interval_words(np.nan, np.nan)})" if none else ""
+    return f" ({interval_words(np.nan, np.nan, of=change.of)})" if none else ""
 
 
 def sharpest(result: Result, statistic: str) -> pd.DataFrame:
@@ -150,17 +150,17 @@ def sharpest(result: Result, statistic: str) -> pd.DataFrame:
     of_itself = table[table["statistic"] == ("self_cls" if statistic == "entropy_cls" else None)]
     own = of_itself[["layer", "head", "mean"]].rename(columns={"mean": "own"})
     rows = rows.merge(own, on=["layer", "head"], how="left")
-    low, high = mean_ends(rows)
+    low, high = mean_ends(result, rows)
     return rows.assign(low=low, high=high)
 
 
-def mean_ends(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def mean_ends(result: Result, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`, by Student's t.
 
     The ends are NaN for a single sample, and for statistics of the weights.
     """
-    mean, std, n = (rows[name].to_numpy(float) for name in ("mean", "std", "n"))
-    return student_interval(mean, std / np.sqrt(n), n)
+    error, n = errors(result, rows)
+    return student_interval(rows["mean"].to_numpy(float), error, n)
 
 
 def beyond_untrained(
@@ -173,9 +173,9 @@ def beyond_untrained(
     """
     table, weights = result.layers(), result.table("weights")
     rows = table[table["probe"] + "." + table["statistic"] == statistic]
-    mean, std, n = (rows[name].to_numpy(float) for name in ("mean", "std", "n"))
-    exact = statistic in set(weights["probe"] + "." + weights["statistic"])
-    error = np.zeros(len(mean)) if exact else std / np.sqrt(n)
+    mean, (error, n) = rows["mean"].to_numpy(float), errors(result, rows)
+    if statistic in set(weights["probe"] + "." + weights["statistic"]):
+        error = np.zeros(len(mean))
     return signs(*against_networks(mean, error, untrained, n).ends)
 
 
@@ -278,11 +278,14 @@ def _wide(result: Result, name: str) -> Any:
 
 
 def _change(
-    layers: Sequence[int], before: Float[np.ndarray, "n layer"], after: Float[np.ndarray, "n layer"]
+    result: Result, layers: Sequence[int], first: pd.DataFrame, after: Float[np.ndarray, "n layer"]
 ) -> Change:
+    before = first.to_numpy(float)
     with np.errstate(divide="ignore", invalid="ignore"):  # a stream of zeros has no rate
-        share = pd.DataFrame(np.where(before != 0, after / before - 1, np.nan))
-    tables = (pd.DataFrame(before), pd.DataFrame(after), share)
-    was, now, mean = (table.mean().to_numpy(float) for table in tables)
-    ends = student_interval(mean, share.sem().to_numpy(float), share.count().to_numpy())
-    return Change(np.asarray(layers), was, now, mean, *ends)
+        share = np.where(before != 0, after / before - 1, np.nan)
+    was, now, mean = (
+        pd.DataFrame(table).mean().to_numpy(float) for table in (before, after, share)
+    )
+    free = pd.DataFrame(result.by_group(share, first.index))
+    ends = student_interval(mean, free.sem().to_numpy(float), free.count().to_numpy())
+    return Change(np.asarray(layers), was, now, mean, *ends, result.few)

@@ -16,6 +16,7 @@ from torch import Tensor
 from crate_interp.core.device_waits import fetched
 from crate_interp.probes import Probe
 from crate_interp.results.result import Result
+from crate_interp.stats.groups import of_sums
 
 Key = tuple[str, str, int]  # probe, statistic, layer
 CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
@@ -60,9 +61,10 @@ class Tally:
 
     n: int
     start: int = 0  # number of the first sample
+    groups: np.ndarray | None = None  # of each sample; None if samples are independent
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
-    # a column for each head, then a column for the mean over heads
-    heads: dict[Key, Moments] = field(default_factory=dict)
+    # a column for each head, then a column for the mean over heads; by statistic and group
+    heads: dict[tuple[Key, int], Moments] = field(default_factory=dict)
     # [n, head] for statistics in Probe.per_head
     head_samples: dict[Key, np.ndarray] = field(default_factory=dict)
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
@@ -121,14 +123,17 @@ class Tally:
         else:
             if key[1] in probe.per_head:
                 self._keep(self.head_samples, key, values, start)
-            complete = values[~np.isnan(values).any(axis=1)] if probe.partial else values
-            if len(complete):
-                together = complete.mean(axis=1)
-                moments = Moments.of(np.column_stack([complete, together]))
-                if key in self.heads:
-                    _same_heads(key, self.heads[key].mean[:-1].shape, moments.mean[:-1].shape)
-                    moments = self.heads[key].merged(moments)
-                self.heads[key] = moments
+            complete = ~np.isnan(values).any(axis=1)
+            whole = np.column_stack([values, values.mean(axis=1)])[complete]
+            first, places = start - self.start, np.zeros(len(whole), dtype=int)
+            if self.groups is not None:
+                places = self.groups[first : first + len(values)][complete]
+            for group in np.unique(places):
+                moments, place = Moments.of(whole[places == group]), (key, int(group))
+                if place in self.heads:
+                    _same_heads(key, self.heads[place].mean[:-1].shape, moments.mean[:-1].shape)
+                    moments = self.heads[place].merged(moments)
+                self.heads[place] = moments
 
     def _keep(self, store: dict[Key, np.ndarray], key: Key, values: np.ndarray, start: int) -> None:
         """Writes a batch into the array of all samples; the array begins as NaN."""
@@ -188,12 +193,14 @@ def no_controls() -> pd.DataFrame:
 def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str, Any]:
     """Returns the stored tables of the measured numbers; the table of controls is empty."""
     moments = [
-        (*key, head, item.n, mean, squares)
-        for key, item in tally.heads.items()
+        (*key, head, item.n, mean, squares, group)
+        for (key, group), item in tally.heads.items()
         for head, mean, squares in zip(
             [*range(len(item.mean) - 1), TOGETHER], item.mean, item.squares, strict=True
         )
     ]
+    columns = [*_STATISTIC, "head", "n", "mean", "squares", "group"]
+    by_group: Any = pd.DataFrame(moments, columns=columns)
     weights = [
         (*key, head, float(value))
         for key, values in tally.weights.items()
@@ -202,7 +209,7 @@ def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str
     return {
         "samples": _sample_table(tally, labels, n_layers),
         "head_samples": _head_sample_table(tally),
-        "moments": pd.DataFrame(moments, columns=[*_STATISTIC, "head", "n", "mean", "squares"]),
+        "moments": by_group if tally.groups is not None else by_group.drop(columns="group"),
         "weights": pd.DataFrame(weights, columns=[*_STATISTIC, "head", "value"]).astype(
             {"head": "Int64"}
         ),
@@ -274,7 +281,7 @@ def layers(result: Result) -> pd.DataFrame:
 
 def heads(result: Result) -> pd.DataFrame:
     """Returns mean, std and n, over samples, for each statistic, layer and head."""
-    moments: Any = with_std(result.stored["moments"])
+    moments: Any = moments_of(result)
     weights: Any = result.table("weights")
     measured = moments.loc[moments["head"] != TOGETHER, [*_STATISTIC, "head", *_NUMBERS]]
     own = weights[weights["head"].notna()].rename(columns={"value": "mean"})
@@ -283,8 +290,55 @@ def heads(result: Result) -> pd.DataFrame:
     return _in_order(pd.concat(parts, ignore_index=True))
 
 
-def with_std(moments: pd.DataFrame) -> Any:
-    """Returns a table of moments with a column std, which divides by n - 1 and is NaN for n < 2."""
+def errors(result: Result, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the standard error of the mean of each row of `layers()` or `heads()`, and its n.
+
+    n: the number of independent samples. NaN for a statistic of the weights. Where samples are not
+    independent (`Result.by_group`), the error is that over groups.
+    """
+    std, n = rows["std"].to_numpy(float), rows["n"].to_numpy(float)
+    if result.independent[1] == result.meta["unit"]:
+        return std / np.sqrt(n), n
+    known: dict[tuple, tuple[float, float]] = {}
+    for layer, part in result.table("samples").groupby("layer"):
+        columns = part.columns[3:]
+        free = pd.DataFrame(result.by_group(part[columns].to_numpy(float), part["sample"]))
+        for column, error, count in zip(columns, free.sem(), free.count(), strict=True):
+            known[(*column.split("."), layer)] = (error, count)
+    for row in moments_of(result).itertuples():
+        place = (row.probe, row.statistic, row.layer)
+        known[place if row.head == TOGETHER else (*place, row.head)] = (row.error, row.free)
+    keys = [name for name in ("probe", "statistic", "layer", "head") if name in rows]
+    found = [known.get(key, (np.nan, 0)) for key in zip(*(rows[k] for k in keys), strict=True)]
+    error, count = np.array(found, dtype=float).reshape(-1, 2).T
+    return error, count
+
+
+def moments_of(result: Result) -> Any:
+    """Returns n, mean, std over samples, and the error of the mean, by statistic, layer and head.
+
+    std divides by n - 1 and is NaN for n < 2. free: the number of independent samples, over which
+    the error is (`stats.groups.by_group`).
+    """
+    keys, moments = [*_STATISTIC, "head"], result.stored["moments"]
+    if "group" not in moments:
+        table = _with_std(moments)
+        return table.assign(error=table["std"] / np.sqrt(table["n"]), free=table["n"])
+    parts: Any = moments.assign(total=moments["n"] * moments["mean"])
+    table: Any = parts.groupby(keys, sort=False, as_index=False)[["n", "total", "squares"]].sum()
+    table["mean"] = table["total"] / table["n"]
+    off: Any = parts.merge(table[[*keys, "mean"]], on=keys, suffixes=("", "_of_all"))
+    between = (off["n"] * (off["mean"] - off["mean_of_all"]) ** 2).groupby(
+        [off[key] for key in keys], sort=False
+    )
+    table["squares"] += between.sum().to_numpy()
+    wide: Any = parts.pivot(index="group", columns=keys, values=["total", "n"]).fillna(0)
+    order = pd.MultiIndex.from_frame(table[keys])
+    free = pd.DataFrame(of_sums(wide["total"][order].to_numpy(), wide["n"][order].to_numpy()))
+    return _with_std(table).assign(error=free.sem().to_numpy(), free=free.count().to_numpy())
+
+
+def _with_std(moments: pd.DataFrame) -> Any:
     several = moments["n"] > 1
     variance = np.where(several, moments["squares"] / (moments["n"] - 1).clip(lower=1), np.nan)
     return moments.assign(std=np.sqrt(variance))
@@ -297,7 +351,7 @@ def mean_of_heads(result: Result) -> pd.DataFrame:
     """
     both: Any = result.table("heads").groupby(_STATISTIC, sort=False, as_index=False)
     means = both.agg(mean=("mean", "mean"), n=("n", "first"))
-    moments = with_std(result.stored["moments"])
+    moments = moments_of(result)
     known = moments.loc[moments["head"] == TOGETHER, [*_STATISTIC, "std"]]
     return means.merge(known, on=_STATISTIC, how="left")[[*_STATISTIC, *_NUMBERS]]
 
@@ -315,7 +369,7 @@ def merged_moments(
     mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
 ) -> pd.DataFrame:
     """Returns the moments of both sets of samples together (Chan, Golub, LeVeque 1979)."""
-    keys = [*_STATISTIC, "head"]
+    keys = [*_STATISTIC, "head", *(["group"] if "group" in mine else [])]
     both: Any = mine.merge(theirs, on=keys, how="outer", suffixes=("", "_other"), sort=False)
     both = both.fillna({name: 0 for name in both if name not in keys})
     n = both["n"] + both["n_other"]
@@ -324,7 +378,8 @@ def merged_moments(
     mean = both["mean"] + step * (both["n_other"] / n)
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
     # drops a mean over heads that only one result has, as it covers only that result's samples
-    whole = merged.groupby(_STATISTIC)["n"].transform("max") == merged["n"]
+    statistic = [key for key in keys if key != "head"]
+    whole = merged.groupby(statistic)["n"].transform("max") == merged["n"]
     merged = merged[whole | (merged["head"] != TOGETHER)]
     order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
     return order.merge(merged, on=keys).reset_index(drop=True)

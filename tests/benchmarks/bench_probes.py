@@ -57,7 +57,8 @@ def measured(side: int, batch: int, pair_limit: float, suite_limit: float) -> bo
         times = least(jobs, seconds=160)
         tally = Tally(batch)
         measure(suite, tally)
-    found = {(probe, statistic) for probe, statistic, _ in [*tally.samples, *tally.heads]}
+    keys = [*tally.samples, *(key for key, _ in tally.heads)]
+    found = {(probe, statistic) for probe, statistic, _ in keys}
     forward = min(times["forward"], times["forward again"])
     size = f"{model.cfg.n_ctx} tokens, batch {batch}, 12 layers"
     print(f"CRATE-S (d=576, 12 heads), {size}: forward {forward * 1e3:.0f} ms")

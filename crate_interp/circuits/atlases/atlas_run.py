@@ -29,7 +29,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import Result, by, counted, first, sums
 from crate_interp.stats.intervals import interval_of_sums
-from crate_interp.stats.significance import LEVEL, interval_words, signs
+from crate_interp.stats.significance import LEVEL, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage
 from crate_interp.sweeps.runs.batches import Chunk, check_model, check_one_length, samples_of
 from crate_interp.sweeps.runs.chunked_pass import OF_A_CHUNK, Stage, with_facts
@@ -49,7 +49,8 @@ def _atlas(result: Result) -> pd.DataFrame:
     numbers = {"first_order": mean, "first_order_low": low, "first_order_high": high}
     effects = effects[_KEYS].assign(**numbers)
     atoms = result.table("atoms").merge(effects, on=_KEYS)
-    atoms = atoms.merge(ablated(result.table("ablations")), on=_KEYS, how="left")
+    tried = result.table("ablations")
+    atoms = atoms.merge(ablated(tried, result.groups_at(tried["sample"])), on=_KEYS, how="left")
     atoms = atoms.assign(ablated=atoms["ablated"].fillna(0).astype(int))
     sides: Any = result.table("directions")
     if len(result.table("logits")):
@@ -147,7 +148,7 @@ class Atlas(AtomResult):
     def lead(self, layer: int | None = None) -> tuple[int, int]:
         """Returns (layer, atom) of the atom that `largest` is about."""
         tried, effects = (self._of_layer(name, layer) for name in ("ablations", "effects"))
-        found = strongest(tried)
+        found = strongest(tried, self.groups_at(tried["sample"]))
         if found is not None:
             return int(found["layer"]), int(found["atom"])
         place = (effects["squares"] / effects["n"]).idxmax()
@@ -163,7 +164,7 @@ class Atlas(AtomResult):
         """
         unit = self.meta["unit"]
         tried = self._of_layer("ablations", layer)
-        found = strongest(tried)
+        found = strongest(tried, self.groups_at(tried["sample"]))
         if found is None:
             found = self.row(*self.lead(layer))
             low, high = found["first_order_low"], found["first_order_high"]
@@ -171,10 +172,10 @@ class Atlas(AtomResult):
                 f"The largest first-order effects on the loss (by root mean square) are those of "
                 f"atom {found['atom']} of layer {found['layer']}: to first order it changes the "
                 f"loss by {found['first_order']:+.2g} nats "
-                f"({interval_words(low, high, '+.2g')}, "
-                f"{counted(self.meta['n_samples'], unit)})."
+                f"({self.interval_words(low, high, form='+.2g')}, "
+                f"{self.counted_samples()})."
             )
-        ends = interval_words(found["low"], found["high"], "+.2g")
+        ends = self.interval_words(found["low"], found["high"], form="+.2g")
         return (
             f"Set to 0 everywhere, atom {found['atom']} of layer {found['layer']} changes the loss "
             f"by {found['effect']:+.2g} nats ({ends}, {counted(found['n'], unit)}): of "
@@ -232,7 +233,7 @@ def atlas(
     If a forward of a sample costs 1, each sample costs about 6, and each sample of `ablate` a
     further 3 for each layer and 1 for each measured logit. With ablate=0 neither exact
     effects nor effects on logits are measured. Memory does not grow with the number of samples.
-    Intervals assume that samples are independent, which neighbouring windows of a text are not.
+    Intervals are over texts, not over windows, whose neighbours are alike.
 
     data, run: as in `ci.sweep`. The shard that finishes last also measures the `ablate` samples.
     `ci.viz.atlas_pages(atlas, out)` writes an atlas as pages.
@@ -327,7 +328,7 @@ def _of_few(
     with torch.no_grad():
         known = directions(model)
     tables = {
-        "logits": logit_effects(model, None if model.cfg.residual else inputs),
+        "logits": logit_effects(model, None if model.cfg.residual else inputs, numbers, samples),
         "ablations": ablations(model, inputs, numbers, loss, effects, progress),
         "directions": known,
         **excerpts(places, model, samples, progress),

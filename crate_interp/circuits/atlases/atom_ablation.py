@@ -7,13 +7,14 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.circuits.atlases.atom_effects import Loss, at_once, loss_effects, losses
 from crate_interp.core.progress import tqdm
 from crate_interp.models.hooked import HookedModel
+from crate_interp.stats.groups import by_group
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.sweeps.atom_statistics import CODE
 
@@ -59,7 +60,10 @@ def ablations(
     return pd.DataFrame(columns).sort_values(["sample", *_KEYS], ignore_index=True)
 
 
-def ablated(table: pd.DataFrame) -> pd.DataFrame:
+Groups = Int[np.ndarray, "row"] | None  # of the sample of each row; None: they are independent
+
+
+def ablated(table: pd.DataFrame, groups: Groups = None) -> pd.DataFrame:
     """Returns a row per chosen atom.
 
     Columns: layer, atom, ablation (the mean over samples), ablation_low and ablation_high (the 95 %
@@ -67,6 +71,8 @@ def ablated(table: pd.DataFrame) -> pd.DataFrame:
     that is `strongest` in its layer has the numbers of the samples that did not choose it.
     """
     wide: Any = table.pivot(index="sample", columns=_KEYS, values="ablation")
+    every = table["sample"] if groups is None else pd.Series(groups, table.index)
+    of_sample = every.groupby(table["sample"]).first()
     there = wide.notna().to_numpy()
     # atoms ablated on the same samples are resampled together
     together: dict[bytes, list[int]] = {}
@@ -74,16 +80,17 @@ def ablated(table: pd.DataFrame) -> pd.DataFrame:
         together.setdefault(there[:, place].tobytes(), []).append(place)
     rows: list[tuple] = []
     for places in together.values():
-        values = wide.to_numpy()[there[:, places[0]]][:, places]
-        low, high = mean_interval(values)
+        rows_there = there[:, places[0]]
+        values = wide.to_numpy()[rows_there][:, places]
+        low, high = mean_interval(by_group(values, of_sample.to_numpy()[rows_there]))
         means = values.mean(axis=0)
         for at, place in enumerate(places):
             rows.append((*wide.columns[place], means[at], low[at], high[at], len(values)))
     names = [*_KEYS, "ablation", "ablation_low", "ablation_high", "ablated"]
     found = pd.DataFrame(rows, columns=names).sort_values(_KEYS, ignore_index=True)
-    groups: Any = table.groupby("layer")
-    for layer, layer_rows in groups:
-        lead = strongest(layer_rows)
+    by_layer: Any = table.groupby("layer")
+    for layer, layer_rows in by_layer:
+        lead = strongest(layer_rows, every[layer_rows.index].to_numpy())
         if lead is not None:
             row = (found["layer"] == layer) & (found["atom"] == lead["atom"])
             found.loc[row, names[2:]] = [lead[name] for name in ("effect", "low", "high", "n")]
@@ -108,23 +115,25 @@ def agreement(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["layer", "atoms", "samples", "rank_correlation"])
 
 
-def strongest(table: pd.DataFrame) -> dict[str, Any] | None:
+def strongest(table: pd.DataFrame, groups: Groups = None) -> dict[str, Any] | None:
     """Returns the atom with the largest exact effect: layer, atom, effect, low, high, n.
 
     Every second sample, from the first on, chooses the atom, by the absolute mean of its effect.
     effect, low, high, n: the mean over the other samples, its 95 % interval, and their number.
-    Returns None if no atom was measured on two samples.
+    groups: every second group, instead of every second sample. Returns None if no atom was measured
+    on two samples, or on samples of two groups.
     """
-    ordered = table.sort_values("sample", kind="stable")
-    second = ordered.groupby(_KEYS).cumcount() % 2 == 1
-    effects: Any = ordered.set_index(_KEYS)["ablation"]
-    judges, choosers = effects[second.to_numpy()], effects[~second.to_numpy()]
+    ordered = table.assign(group=table["sample"] if groups is None else groups)
+    ordered = ordered.sort_values("sample", kind="stable")
+    judging = (ordered.groupby(_KEYS)["group"].rank("dense") % 2 == 0).to_numpy()
+    effects: Any = ordered.set_index(_KEYS)[["ablation", "group"]]
+    judges, choosers = effects[judging], effects["ablation"][~judging]
     if not len(judges):
         return None
     means = choosers[choosers.index.isin(judges.index)].groupby(_KEYS).mean()
     layer, atom = place = means.abs().idxmax()
-    values = judges.loc[[place]].to_numpy()
-    (low,), (high,) = mean_interval(values[:, None])
+    values, whose = (judges.loc[[place]][name].to_numpy() for name in ("ablation", "group"))
+    (low,), (high,) = mean_interval(by_group(values[:, None], whose))
     ends = {"effect": values.mean(), "low": low, "high": high, "n": len(values)}
     return {"layer": int(layer), "atom": int(atom)} | ends
 

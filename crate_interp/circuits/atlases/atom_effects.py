@@ -18,6 +18,7 @@ from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.losses import next_token_loss
 from crate_interp.results.kinds import Tables
+from crate_interp.stats.groups import MOST_GROUPS, columns_of_sums
 from crate_interp.sweeps.atom_statistics import CODE
 from crate_interp.sweeps.runs.batches import Chunk
 
@@ -176,15 +177,17 @@ def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
     """Returns the table "effects", a row per layer and atom: layer, atom, n, loss, total, squares.
 
     n: the number of samples. loss: the sum of their losses. total, squares: the sums of the
-    first-order effects and of their squares.
+    first-order effects and of their squares. For samples with groups, also the columns of
+    `stats.groups.columns_of_sums`.
     """
     total = squares = torch.zeros(())
-    value, n = 0.0, 0
+    value, n, groups = 0.0, 0, SumsOfGroups(chunk.samples)
     for batch in chunk.batches():
         numbers = range(batch.start, batch.last + 1)
         effects, of_each = loss_effects(chunk.model, batch.inputs, numbers, loss)
         total, squares = total + effects.sum(dim=0), squares + effects.square().sum(dim=0)
         value, n = value + float(of_each.sum()), n + len(of_each)
+        groups.add(effects, numbers)
     layers, width = total.shape
     columns: dict[str, Any] = {
         "layer": np.repeat(np.arange(layers), width),
@@ -194,4 +197,27 @@ def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
         "total": total.flatten().numpy(),
         "squares": squares.flatten().numpy(),
     }
-    return {"effects": pd.DataFrame(columns)}
+    return {"effects": pd.DataFrame(columns | groups.columns())}
+
+
+class SumsOfGroups:
+    """Sums of values by group of samples; without groups, nothing."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.start, self.groups = samples.start, samples.groups
+        self.totals: dict[int, Tensor] = {}
+        self.counts: Counter[int] = Counter()
+
+    def add(self, values: Float[Tensor, "batch ..."], numbers: Sequence[int]) -> None:
+        """Adds the values of the samples with these numbers."""
+        for value, number in zip(values, numbers if self.groups else (), strict=False):
+            group = self.groups[number - self.start] % MOST_GROUPS
+            self.totals[group] = self.totals.get(group, 0) + value.flatten().double()
+            self.counts[group] += 1
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the columns of `stats.groups.columns_of_sums`."""
+        if not self.totals:
+            return {}
+        total = torch.stack(list(self.totals.values())).numpy()
+        return columns_of_sums(total, np.array(list(self.counts.values())))

@@ -1,6 +1,6 @@
 """Which logits an atom raises or lowers, to first order, measured on data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from crate_interp.circuits.atlases import atom_directions, atom_effects
+from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import signs
@@ -18,7 +19,9 @@ MANY, FEW = 16, 8
 COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
 
 
-def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
+def logit_effects(
+    model: HookedModel, inputs: Tensor | None, numbers: Sequence[int], samples: Samples
+) -> pd.DataFrame:
     """Returns a row per layer, atom and logit: layer, atom, logit, name, n, total, squares.
 
     total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square, with
@@ -26,14 +29,17 @@ def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
     text, it is averaged over tokens. A positive sum means that the atom raises the logit, to first
     order. Each logit takes its own backward. So if there are more than 16 classes or tokens, only
     the 8 that the model answers most often on these samples are measured. The table is empty
-    without inputs.
+    without inputs. numbers: those of the inputs among the samples. For samples with groups it
+    also has the columns of `stats.groups.columns_of_sums`.
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
     chosen = _chosen(model, inputs)
     total = squares = torch.zeros(())
-    for piece in inputs.split(atom_effects.at_once(model, inputs)):
+    size, groups = atom_effects.at_once(model, inputs), atom_effects.SumsOfGroups(samples)
+    for start, piece in zip(range(0, len(inputs), size), inputs.split(size), strict=True):
         effects = _effects(model, piece, chosen)  # [logit, batch, layer, atom]
+        groups.add(effects.transpose(0, 1), numbers[start : start + size])
         total, squares = total + effects.sum(dim=1), squares + effects.square().sum(dim=1)
     layers, width = total.shape[1:]
     names = atom_directions.answer_names(model)
@@ -47,7 +53,7 @@ def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
         "total": total.flatten().numpy(),
         "squares": squares.flatten().numpy(),
     }
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns | groups.columns())
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
