@@ -12,7 +12,7 @@ from crate_interp.audits.operators import KINDS
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.config.families import FAMILIES
 from crate_interp.probes.layer_reading import FRAMES
-from crate_interp.results.result import Result, counted
+from crate_interp.results.result import Result
 from crate_interp.results.verdict_strip import low_to_high
 
 DEPENDS, BY_CONSTRUCTION = "depends", "by construction"
@@ -226,7 +226,7 @@ def findings(result: Result) -> list[str]:
     """
     claims: Any = result.table("claims")
     where = f"{result.meta['model'] or 'a model'} on "
-    where += counted(result.meta["n_samples"], result.meta["unit"])
+    where += result.counted_samples()
     layers = result.meta["n_layers"]
     words = {
         name: rows["verdict"].value_counts().to_dict() for name, rows in claims.groupby("claim")

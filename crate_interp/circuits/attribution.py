@@ -15,7 +15,7 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_read_out
 from crate_interp.models.layers.norm import HookedLayerNorm
-from crate_interp.results.result import Result, by, counted
+from crate_interp.results.result import Result, by
 from crate_interp.sweeps.runs.provenance import model_meta
 
 _COLUMNS = ["sample", "part", "layer", "number", "value"]
@@ -98,7 +98,7 @@ class LogitAttribution(Result):
         return (
             f"The largest part of {words} comes from {name}: {row['mean']:+.3f} of "
             f"{float(self.total().double().mean()):.3f} on average over "
-            f"{counted(self.meta['n_samples'], self.meta['unit'])}."
+            f"{self.counted_samples()}."
         )
 
     def _of(self, part: str) -> Tensor:

@@ -17,7 +17,8 @@ from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel, check_hooked
-from crate_interp.results.result import Result, counted, first
+from crate_interp.results.grouped_samples import counted
+from crate_interp.results.result import Result, first
 from crate_interp.stats.bootstrap import RESAMPLES, Studentised, studentised
 from crate_interp.stats.intervals import linearised_ratio
 from crate_interp.stats.significance import CONFIDENCE, interval_words

@@ -8,7 +8,8 @@ import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
 from crate_interp.results.assumed_settings import near_chance
-from crate_interp.results.result import Result, by, counted
+from crate_interp.results.grouped_samples import counted
+from crate_interp.results.result import Result, by
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
 from crate_interp.stats.max_t import max_t

@@ -9,6 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, paired, without_test
+from crate_interp.stats.groups import by_group
 from crate_interp.stats.max_t import max_t
 from crate_interp.stats.significance import LEVEL, holm
 from crate_interp.sweeps.result import SweepResult
@@ -25,12 +26,14 @@ class Statistic:
     numbers: a row per layer with mean, error and n, over samples. error is the standard error: 0
     for statistics of the weights, NaN for a single sample. values: a row per sample and a column
     per layer; None if the sweep holds no values by sample: for weights, and for heads of which only
-    the means were saved. per_head: whether the numbers are means over heads. of_weights:
-    whether the statistic is of weights, not of samples.
+    the means were saved. groups: the group of each of these samples, or None if samples are
+    independent; error and n are over groups then. per_head: whether the numbers are means over
+    heads. of_weights: whether the statistic is of weights, not of samples.
     """
 
     numbers: pd.DataFrame
     values: pd.DataFrame | None = None
+    groups: np.ndarray | None = None
     per_head: bool = False
     of_weights: bool = False
 
@@ -49,19 +52,22 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     samples, heads = result.table("samples"), result.table("head_samples")
     found = _of_weights(result.table("weights")) | _of_moments(moments_of(result))
     for name in heads.columns[3:]:
-        found[name] = _of_values(_mean_over_heads(heads, name), per_head=True)
+        found[name] = _of_values(result, _mean_over_heads(heads, name), per_head=True)
     averaged = set(result.meta.get("heads_averaged", []))
     for name in samples.columns[3:]:
         wide: Any = samples.pivot(index="sample", columns="layer", values=name)
-        found[name] = _of_values(wide.dropna(axis=1, how="all"), per_head=name in averaged)
+        wide = wide.dropna(axis=1, how="all")
+        found[name] = _of_values(result, wide, per_head=name in averaged)
     order = list(result.meta["statistics"])
     known = {name: found[name] for name in order if name in found}
     return {name: one for name, one in known.items() if len(one.numbers)}
 
 
-def _of_values(wide: Any, per_head: bool) -> Statistic:
-    numbers = {"mean": wide.mean(), "error": wide.sem(), "n": wide.count()}
-    return Statistic(pd.DataFrame(numbers), wide, per_head)
+def _of_values(result: SweepResult, wide: Any, per_head: bool) -> Statistic:
+    groups = result.groups_at(wide.index)
+    free = pd.DataFrame(by_group(wide.to_numpy(float), groups), columns=wide.columns)
+    numbers = {"mean": wide.mean(), "error": free.sem(), "n": free.count()}
+    return Statistic(pd.DataFrame(numbers), wide, groups, per_head)
 
 
 def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
@@ -76,6 +82,7 @@ def _of_moments(table: pd.DataFrame) -> dict[str, Statistic]:
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
         together = own[own["head"] == TOGETHER]
         own = together if len(together) else own
+        own = own.assign(n=own["free"])
         numbers: Any = own.groupby("layer")[["mean", "error", "n"]].mean()
         found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=True)
     return found
@@ -155,7 +162,7 @@ def _of_statistic(
     if same_twins:
         two = replace(two, twins=one.twins)
     means, n = (centre(one.means), centre(two.means)), np.ones(len(pairs), dtype=int)
-    adjusted = None
+    adjusted, independent = None, n
     if not one.single or not two.single:
         difference = contrast(means[0] - means[1], *_over_networks(one, two))
         n *= len(one.means) + len(two.means)
@@ -163,12 +170,13 @@ def _of_statistic(
         difference = without_test(means[0] - means[1], error=0.0)
     else:
         values = first.values[own].to_numpy(float), second.values[other].to_numpy(float)
-        means, difference, n = _over_samples(*values)
-        adjusted = max_t(values[0] - values[1], difference.p)
+        means, n = _over_samples(*values)
+        free = by_group(values[0] - values[1], first.groups)
+        difference = paired(free)
+        adjusted, independent = max_t(free, difference.p), (~np.isnan(free)).sum(axis=0)
     columns: dict[str, Any] = {"layer": own, "layer_b": other, "a": means[0], "b": means[1]}
-    columns |= (
-        _numbers(difference, adjusted) | {"n": n} | _beside(one, two, difference, n, same_twins)
-    )
+    beside = _beside(one, two, difference, independent, same_twins)
+    columns |= _numbers(difference, adjusted) | {"n": n} | beside
     probe, statistic = name.split(".")
     return pd.DataFrame({"probe": probe, "statistic": statistic} | columns)
 
@@ -184,13 +192,13 @@ def _group(side: Side, name: str, layers: list[int]) -> Group:
 
 def _over_samples(
     a: Float[np.ndarray, "sample layer"], b: Float[np.ndarray, "sample layer"]
-) -> tuple[tuple[np.ndarray, np.ndarray], Difference, np.ndarray]:
-    """Returns both means, the paired difference and n, over the samples that both sides have."""
+) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """Returns both means and n, over the samples that both sides have."""
     there = ~np.isnan(a - b)
     n = there.sum(axis=0)
     sums = (np.where(there, each, 0.0).sum(axis=0) for each in (a, b))
     one, two = (np.divide(each, n, where=n > 0, out=np.full(n.shape, np.nan)) for each in sums)
-    return (one, two), paired(a - b), n
+    return (one, two), n
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.results.result import Result, as_text, counted
+from crate_interp.results.grouped_samples import counted
+from crate_interp.results.result import Result, as_text
 from crate_interp.stats.significance import LEVEL
 
 _SIGNS = {1: "+", -1: "-", 0: "?", None: "."}

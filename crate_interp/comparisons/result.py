@@ -7,7 +7,8 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from crate_interp.comparisons.headline import headline, overview
-from crate_interp.results.result import Result, counted, first
+from crate_interp.results.grouped_samples import counted
+from crate_interp.results.result import Result, first
 from crate_interp.stats.intervals import student_interval
 
 _NUMBERS = (

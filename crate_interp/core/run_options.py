@@ -69,7 +69,7 @@ class RunOptions:
     limit: int | None = None
     workers: int = 0
     skip_bad: bool = False
-    groups: Sequence[int | str] | str | None = None
+    groups: object = None
     progress: bool = True
     out: Path | None = None
     chunk_size: int = 256

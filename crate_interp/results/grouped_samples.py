@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Int, Shaped
 
 from crate_interp.results import sample_ranges
-from crate_interp.stats.groups import FEWEST, by_group
+from crate_interp.stats.groups import by_group
 from crate_interp.stats.significance import interval_words
 
 
@@ -31,7 +31,7 @@ class GroupedSamples:
 
     def by_group(
         self, values: Shaped[np.ndarray, "n c"], samples: Iterable[int]
-    ) -> Shaped[np.ndarray, "g c"]:
+    ) -> Shaped[np.ndarray, "free c"]:
         """Returns one value per group of samples (`stats.groups.by_group`), for an interval.
 
         samples: the numbers of the n samples. Where samples are independent, the values stay.
@@ -60,8 +60,8 @@ class GroupedSamples:
     @property
     def few(self) -> str:
         """What there are too few of, where there is no interval: samples, texts or groups."""
-        count, what = self.independent
-        return what if count < FEWEST and what != self.meta["unit"] else "samples"
+        what = self.independent[1]
+        return "samples" if what == self.meta["unit"] else what
 
     def interval_words(self, low: float, high: float, **form: str) -> str:
         """Returns an interval as words (`stats.significance.interval_words`)."""

@@ -5,7 +5,8 @@ from typing import Any
 import pandas as pd
 
 from crate_interp.core.safe_text import notebook_view, table_in_html
-from crate_interp.results.result import Result, as_text, by, counted
+from crate_interp.results.grouped_samples import counted
+from crate_interp.results.result import Result, as_text, by
 from crate_interp.segmentation.examples import merged_examples
 from crate_interp.segmentation.input_maps import WITHOUT_NETWORK, check_maps
 from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table

@@ -13,7 +13,7 @@ OF_GROUPS = ("between", "cross", "sizes", "groups")  # the columns of `columns_o
 
 def by_group(
     values: Shaped[np.ndarray, "n c"], groups: Int[np.ndarray, "n"] | None
-) -> Shaped[np.ndarray, "g c"]:
+) -> Shaped[np.ndarray, "free c"]:
     """Returns one value per group, in place of one per sample, for intervals and tests of the mean.
 
     Groups are independent, samples of a group are not. With m the mean over all N samples, S_g the
@@ -23,7 +23,7 @@ def by_group(
     and McCaffrey 2002): without it a group that holds much of the data pulls m to itself, hides how
     far it lies off, and intervals are too narrow. If the 22 groups have 7 to 104 samples with a
     correlation of .35 to .75 from one to the next, 95 % intervals contain the true mean in 93 to 96
-    % of cases (`make coverage`).
+    % of cases (tests/benchmarks/bench_coverage.py).
 
     groups: the group of each sample; None, or all different, returns the values as they are. A NaN
     is left out. Of fewer than 10 groups only the mean is returned, as a single row: too few for an
@@ -44,7 +44,7 @@ def by_group(
 
 def of_sums(
     total: Float[np.ndarray, "g c"], n: Float[np.ndarray, "g c"]
-) -> Float[np.ndarray, "g c"]:
+) -> Float[np.ndarray, "free c"]:
     """Returns the values of `by_group`, from the sum and the number of values of each group."""
     every = n.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):  # of a column without values
@@ -54,7 +54,10 @@ def of_sums(
         away = np.where(n > 0, (total - n * mean) / (1 - n / every), np.nan)
         count = (n > 0).sum(axis=0)
         away -= np.nansum(away, axis=0) / count
-        return mean + count / every * away
+        found = mean + count / every * away
+    few = count < FEWEST
+    found[0, few], found[1:, few] = mean[few], np.nan
+    return found
 
 
 def columns_of_sums(total: Float[np.ndarray, "g c"], n: Int[np.ndarray, "g"]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.context import contexts
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import tied_subspaces
-from crate_interp.results.result import counted
+from crate_interp.results.grouped_samples import counted
 
 ATTENTION = ("gradient", "neumann", "plus", "minus")
 SOLUTION = "solution"

@@ -19,7 +19,7 @@ from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.layer_reading import dictionary
 from crate_interp.results.kinds import Tables
-from crate_interp.results.result import Result, counted, first
+from crate_interp.results.result import Result, first
 from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, data_of
@@ -142,7 +142,7 @@ class AtomResult(Result):
         """Returns how many atoms there are, and how many are dead or dense."""
         layers: Any = self._table("layers")
         total, dead, dense = (int(layers[name].sum()) for name in ("atoms", "dead", "dense"))
-        where = counted(self.meta["n_samples"], self.meta["unit"])
+        where = self.counted_samples()
         model = self.meta["model"] or "a model"
         return (
             f"Over {where}, {dense:,} of {total:,} atoms of {model} are on at more than "

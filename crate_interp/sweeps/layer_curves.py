@@ -10,7 +10,7 @@ from jaxtyping import Float
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
-from crate_interp.results.result import counted, model_name
+from crate_interp.results.result import model_name
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import even
 
@@ -178,7 +178,7 @@ def _cells(result: SweepResult, untrained: Sequence[SweepResult], name: str) -> 
 def heading(result: SweepResult, untrained: Sequence[SweepResult], data: str) -> str:
     """Returns a line that says what was measured, on which data, and what the brackets hold."""
     meta = result.meta
-    what = f"{model_name(meta)}, {counted(meta['n_samples'], meta['unit'])}"
+    what = f"{model_name(meta)}, {result.counted_samples()}"
     what += f" of {plain(data)}" if data else ""
     if not untrained:
         return f"{what}: means over them."

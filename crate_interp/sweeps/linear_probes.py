@@ -18,10 +18,12 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
+from crate_interp.results import sample_ranges
 from crate_interp.results.kinds import Kind, Tables
+from crate_interp.stats.contrasts import paired
+from crate_interp.stats.groups import by_group
 from crate_interp.stats.intervals import share_interval
 from crate_interp.stats.paired_shares import paired_shares
-from crate_interp.stats.significance import interval_words
 from crate_interp.sweeps.linear_features import POOLED, by_layer, pooled
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.runs.batches import Forward, check_model
@@ -44,8 +46,12 @@ class LinearProbeResult(SweepResult):
     def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of the 95 % interval of each row of `layers()`.
 
-        The interval is that of a share, because each mean is a share of samples.
+        The interval is that of a share, because each mean is a share of samples; over groups, if
+        samples are not independent, it is Student's t.
         """
+        if self.independent[1] != self.meta["unit"]:
+            low, high = super().mean_ends(rows)
+            return low.clip(0, 1), high.clip(0, 1)
         n = rows["n"].to_numpy()
         return share_interval(rows["mean"].to_numpy(float) * n, n)
 
@@ -71,9 +77,11 @@ class LinearProbeResult(SweepResult):
         samples: Any = self._table("samples")
         held = samples[(samples["layer"] == layer) & samples["linear.input"].notna()]
         alone = held["linear.input"].to_numpy()
-        more = paired_shares((held["linear.accuracy"].to_numpy() - alone)[:, None])
+        better = (held["linear.accuracy"].to_numpy() - alone)[:, None]
+        groups = self.groups_at(held["sample"])
+        more = paired_shares(better) if groups is None else paired(by_group(better, groups))
         what = "pixels" if self.meta["unit"] == "images" else "token ids"
-        ends = interval_words(more.low[0], more.high[0], "+.3f", "")
+        ends = self.interval_words(more.low[0], more.high[0], form="+.3f", before="")
         return f"{alone.mean():.3f} from {what} alone (difference {more.value[0]:+.3f}, {ends}), "
 
 
@@ -94,8 +102,9 @@ def linear_probe(
     classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
     token per sample. pool: "cls", "mean" (over tokens) or "last"; None means "cls" if the model has
     a CLS token, else "last" for texts and "mean" for images. labels: one per sample; None takes the
-    labels of the data. The split is stratified and the same for every layer, and equal samples are
-    on the same side of it. Means and scales come from the training part.
+    labels of the data. The split is stratified and the same for every layer. Equal samples, and
+    samples of a group (`groups=`, or the windows of a text), are on the same side of it. Means and
+    scales come from the training part.
 
     `linear.input` is the accuracy of the same classifier, with the same split, on the input alone,
     in at most d_model features: means of colours over a grid, or tokens (`input_features`). A layer
@@ -161,7 +170,7 @@ def linear_result(
     samples: Any = own["samples"]
     settings = meta["probes"]["linear"]["settings"]
     classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
-    groups = samples["digest"].factorize()[0]  # equal samples get the same number
+    groups = _together(samples, sample_ranges.groups_of(meta["data"]))
     train = _split(classes, groups, settings["test"], settings["seed"])
     features = by_layer(table, meta["n_layers"], meta["config"]["d_model"], train)
     alone = features.pop()
@@ -218,6 +227,20 @@ def _classes(labels: Any, n: int, folds: int) -> list[str]:
         )
     _check_least(min(Counter(classes).values()), folds)
     return classes
+
+
+def _together(samples: Any, known: Int[np.ndarray, "n 2"] | None) -> Int[np.ndarray, "sample"]:
+    """Returns the same number for samples that are equal, and for samples of a group."""
+    equal = samples["digest"].factorize()[0]
+    if known is None:
+        return equal
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    group = pd.Series(known[:, 1], known[:, 0]).loc[samples["sample"]].to_numpy()
+    size = max(equal.max(), group.max()) + 1
+    links = coo_array((np.ones(len(equal)), (equal, size + group)), shape=(2 * size, 2 * size))
+    return connected_components(links, directed=False)[1][equal]
 
 
 def _split(

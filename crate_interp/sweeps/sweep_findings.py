@@ -9,7 +9,8 @@ import pandas as pd
 from jaxtyping import Float, Int, Shaped
 
 from crate_interp.config.families import FAMILIES
-from crate_interp.results.result import Result, counted
+from crate_interp.results.grouped_samples import counted
+from crate_interp.results.result import Result
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import student_interval
 from crate_interp.stats.significance import interval_words, signs

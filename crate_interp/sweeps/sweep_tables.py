@@ -321,7 +321,7 @@ def moments_of(result: Result) -> Any:
     the error is (`stats.groups.by_group`).
     """
     keys, moments = [*_STATISTIC, "head"], result.stored["moments"]
-    if "group" not in moments:
+    if "group" not in moments or not len(moments):
         table = _with_std(moments)
         return table.assign(error=table["std"] / np.sqrt(table["n"]), free=table["n"])
     parts: Any = moments.assign(total=moments["n"] * moments["mean"])

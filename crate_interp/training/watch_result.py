@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.core import checks
-from crate_interp.results.result import Result, by, counted, first
+from crate_interp.results.grouped_samples import counted
+from crate_interp.results.result import Result, by, first
 from crate_interp.stats.significance import LEVEL
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import no_controls
@@ -129,7 +130,7 @@ class WatchResult(Result):
         meta, steps = self.meta, self.steps
         what = counted(len(meta["statistics"]), "statistics")
         where = (
-            f"{what} of {meta['model'] or 'a model'} on {counted(meta['n_samples'], meta['unit'])} "
+            f"{what} of {meta['model'] or 'a model'} on {self.counted_samples()} "
             f"at {counted(len(steps), 'steps')}, {steps[0]:,} to {steps[-1]:,}"
         )
         missed = len(meta["not_measured"])

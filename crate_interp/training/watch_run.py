@@ -21,6 +21,7 @@ from crate_interp.data.batch_reading import read_runs
 from crate_interp.data.picture_contents import Notes, Reads, contents, noting, table_of
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results import sample_ranges
 from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.ledgers.folder_access import writable
 from crate_interp.sweeps.ledgers.ledger import Ledger, opened
@@ -265,6 +266,7 @@ def watch(
     samples = stage.samples.kept() if isinstance(stage.samples, Stream) else stage.samples
     samples, known = _remembered(samples, options.batch_size, stage.masks)
     stage = replace(stage, samples=samples)
+    known |= sample_ranges.grouped(samples.groups) if samples.groups else {}
     meta["data"] = [entry | known for entry in meta["data"]]
     code = {} if out is None else code_of(model, read, tag)
     place, settings = None if out is None else Path(out), _settings(meta, code, every)

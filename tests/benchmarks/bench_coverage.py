@@ -1,4 +1,4 @@
-"""How often intervals that say 95 % hold the truth: means, shares, one network against others.
+"""How often intervals that say 95 % hold the truth: means, texts, shares, one network of others.
 
 An experiment draws n samples and asks whether the true mean lies in the interval. The experiments
 of a line are columns that are resampled together: the same row numbers, other rows.
@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 from timing import verdict
+from windows_of_texts import SIZES, STATISTICS, covered_texts
 
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval
@@ -54,6 +55,12 @@ def main() -> bool:
                 good &= verdict(f"{name}, n = {n}", share, wanted, at_least=True)
             else:
                 print(f"{name}, n = {n}: {share:.3f}")
+    for name in STATISTICS:
+        for memory in (0.35, 0.55, 0.75):
+            share, windows = covered_texts(random, name, memory, EXPERIMENTS)
+            words = f"{name} of {len(SIZES)} texts, correlation {memory} of neighbouring windows"
+            good &= verdict(words, share, 0.9, at_least=True)
+            print(f"  as if the windows were independent: {windows:.3f}")
     for seeds in (3, 5):
         for spread in (0.3, 1.0):
             share = networks_covered(random, seeds, spread)

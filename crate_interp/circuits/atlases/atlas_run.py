@@ -26,8 +26,9 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.grouped_samples import counted
 from crate_interp.results.kinds import Kind, Tables
-from crate_interp.results.result import Result, by, counted, first, sums
+from crate_interp.results.result import Result, by, first, sums
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import LEVEL, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage

@@ -30,7 +30,7 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Tables
-from crate_interp.results.result import Result, counted, first
+from crate_interp.results.result import Result, first
 from crate_interp.sweeps.atom_statistics import CODE
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
@@ -70,7 +70,7 @@ class AtomNames(Result):
         table: Any = self._table("names")
         named = table[table["name"] != ""]
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in named["kind"].value_counts().items())
-        where = counted(self.meta["n_samples"], self.meta["unit"])
+        where = self.counted_samples()
         return (
             f"{len(named):,} of {len(table):,} atoms of {self.meta['model'] or 'the model'} have a "
             f"name ({kinds or 'none'}), over {where}; 5 % of atoms without one would get it."

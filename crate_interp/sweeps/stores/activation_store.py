@@ -12,9 +12,10 @@ from crate_interp.core.files import digest
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import plain
 from crate_interp.results import json_schemas
+from crate_interp.results.grouped_samples import counted
 from crate_interp.results.json_schemas import fault_of_file
 from crate_interp.results.kinds import Tables
-from crate_interp.results.result import Result, by, counted
+from crate_interp.results.result import Result, by
 from crate_interp.sweeps.ledgers.chunk_tables import check_table
 from crate_interp.sweeps.ledgers.ledger import Ledger
 from crate_interp.sweeps.ledgers.own_files import CHUNKS, RUN
@@ -42,7 +43,7 @@ class ActivationStore(Result):
     def finding(self) -> str:
         """Returns the number of samples, the number of points, and the size of the activations."""
         table: Any = self._table("files")
-        samples = counted(self.meta["n_samples"], self.meta["unit"])
+        samples = self.counted_samples()
         points = counted(len(self.meta["points"]), "points")
         size = size_of(int(table["bytes"].sum()))
         return f"{samples} of {points} in {self.meta['stored']}: {size}."

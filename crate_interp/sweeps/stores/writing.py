@@ -18,8 +18,8 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.grouped_samples import counted
 from crate_interp.results.kinds import Tables
-from crate_interp.results.result import counted
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.ledgers.folder_access import writable
 from crate_interp.sweeps.ledgers.ledger import Ledger

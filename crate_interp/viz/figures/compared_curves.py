@@ -9,7 +9,7 @@ from jaxtyping import Float
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
 from crate_interp.probes import built_in
-from crate_interp.results.result import counted
+from crate_interp.results.grouped_samples import counted
 from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, finished, label, panels, set_frame
 from crate_interp.viz.figures.colours import CHANCE, FIRST, INK, SECOND
 

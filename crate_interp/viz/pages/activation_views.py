@@ -16,7 +16,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
-from crate_interp.results.result import counted
+from crate_interp.results.grouped_samples import counted
 from crate_interp.viz.pages.cache_views import (
     Grid,
     Images,

@@ -19,7 +19,7 @@ from crate_interp.comparisons.result import Comparison
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
 from crate_interp.probes.built_in import heading, statistic
-from crate_interp.results.result import counted
+from crate_interp.results.grouped_samples import counted
 from crate_interp.results.verdict_strip import MINUS, Row, Sign, sign_of
 from crate_interp.stats.significance import LEVEL
 from crate_interp.viz.figures.compared_curves import Compared, compared

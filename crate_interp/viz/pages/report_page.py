@@ -15,7 +15,8 @@ from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
 from crate_interp.results.assumed_settings import assumed
-from crate_interp.results.result import ENOUGH, as_text, counted, model_name
+from crate_interp.results.grouped_samples import counted
+from crate_interp.results.result import ENOUGH, as_text, model_name
 from crate_interp.sweeps import control_tables, layer_curves
 from crate_interp.sweeps.report_findings import (
     beginning,

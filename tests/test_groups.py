@@ -1,0 +1,287 @@
+"""Samples that belong together: intervals, tests and splits treat groups as independent."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import crate_interp as ci
+from crate_interp.data.groups import windows_of_texts
+from crate_interp.results import sample_ranges
+from crate_interp.stats.contrasts import paired
+from crate_interp.stats.groups import by_group, columns_of_sums, of_sums
+from crate_interp.stats.intervals import interval_of_sums, mean_interval
+from crate_interp.sweeps.sweep_tables import errors
+
+sys.path.append(str(Path(__file__).parent / "benchmarks"))
+from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured  # noqa: E402
+
+TEXT = "embedded:held-out-text"
+QUIET = {"progress": False}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return ci.load("crate-tiny-lm")
+
+
+@pytest.fixture(scope="module")
+def fashion():
+    return ci.load("crate-tiny-fashion")
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("memory", [0.35, pytest.param(0.55, marks=pytest.mark.slow), 0.75])
+def test_intervals_over_texts_hold_the_mean(name, memory):
+    """Of the same windows taken as independent, 95 % intervals hold it in .6 to .8 of cases."""
+    texts, windows = covered_texts(np.random.default_rng(1), name, memory, 600)
+    assert texts >= 0.9
+    assert windows < 0.87
+
+
+def slow_by_group(values, groups):
+    """The values of `by_group`, one group and one column at a time."""
+    names, columns = sorted(set(groups)), []
+    for column in values.T:
+        mean = np.nanmean(column)
+        there = ~np.isnan(column)
+        away = {}
+        for name in names:
+            own = column[there & (groups == name)]
+            if len(own):
+                away[name] = (own - mean).sum() / (1 - len(own) / there.sum())
+        middle = np.mean(list(away.values()))
+        scale = len(away) / there.sum()
+        columns.append([mean + scale * (away[n] - middle) if n in away else np.nan for n in names])
+    return np.array(columns).T
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**31), st.integers(11, 23), st.sampled_from([0.0, 0.1]))
+def test_values_of_groups_against_a_slow_form(seed, count, missing):
+    random = np.random.default_rng(seed)
+    groups = random.permutation(np.repeat(np.arange(count), random.integers(1, 7, count)))
+    values = random.normal(3, 2, (len(groups), 5))
+    values[random.random(values.shape) < missing / 2] = np.nan
+    found = by_group(values, groups)
+    if len(groups) == count:
+        assert found is values
+        return
+    enough = [len(set(groups[~np.isnan(column)])) >= 10 for column in values.T]
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    np.testing.assert_allclose(found[:, enough], slow_by_group(values, groups)[:, enough], **close)
+    np.testing.assert_allclose(np.nanmean(found, axis=0), np.nanmean(values, axis=0), **close)
+    # names and order do not matter, nor does a constant
+    order = random.permutation(len(groups))
+    np.testing.assert_allclose(by_group(values[order], 100 - groups[order])[::-1], found, **close)
+    np.testing.assert_allclose(by_group(values + 7, groups), found + 7, **close)
+
+
+def test_a_sample_each_is_no_group():
+    values = np.random.default_rng(0).normal(size=(13, 3))
+    assert by_group(values, None) is values and by_group(values, np.arange(13)) is values
+
+
+def test_copies_of_a_sample_add_nothing():
+    """Ten copies of each of 11 samples have the interval of 11 samples, but for the divisor."""
+    values = np.random.default_rng(0).normal(size=(11, 3))
+    low, high = mean_interval(by_group(np.repeat(values, 10, axis=0), np.repeat(range(11), 10)))
+    one, two = mean_interval(values)
+    np.testing.assert_allclose(high - low, (two - one) * 11 / 10, rtol=1e-9)
+
+
+def test_few_groups_have_a_mean_and_no_interval():
+    values = np.random.default_rng(0).normal(size=(36, 3))
+    found = by_group(values, np.arange(36) % 9)
+    np.testing.assert_allclose(found, values.mean(axis=0, keepdims=True), rtol=1e-12)
+    assert np.isnan(paired(found).ends).all() and np.isnan(paired(found).p).all()
+
+
+def test_sums_of_parts_give_the_interval_of_the_whole():
+    random = np.random.default_rng(3)
+    values, groups = random.normal(1, 2, (57, 5)), np.repeat(range(19), 3)
+    parts = []
+    for own in (groups < 7, groups >= 7):
+        names = np.unique(groups[own])
+        total = np.stack([values[groups == name].sum(axis=0) for name in names])
+        n = np.array([(groups == name).sum() for name in names])
+        sums = {"n": own.sum(), "total": values[own].sum(axis=0), "squares": 0.0}
+        parts.append(pd.DataFrame(sums | columns_of_sums(total, n)))
+    mean, low, high = interval_of_sums(parts[0] + parts[1])
+    means = np.stack([values[groups == name].mean(axis=0) for name in range(19)])
+    assert mean == pytest.approx(values.mean(axis=0))
+    half = 2.10092 * means.std(axis=0, ddof=1) / 19**0.5  # groups are of one size
+    assert high - low == pytest.approx(2 * half, rel=1e-5)
+
+
+def test_windows_know_their_text(lm):
+    rows = ci.data.embedded("held-out-text")["text"]
+    found = list(windows_of_texts(lm.window_rows, rows))
+    assert torch.equal(torch.tensor([row for row, _ in found]), lm.windows(rows))
+    assert tuple(np.bincount([text for _, text in found])) == SIZES
+    # the last token of a window is of its text
+    ends = np.cumsum([len(lm.tokenizer.encode(text)) + 1 for text in rows])
+    for number in (0, 14, 15, 100, 374):
+        last = (number + 1) * len(found[0][0]) - 1
+        assert found[number][1] == np.searchsorted(ends, last, side="right")
+
+
+@pytest.mark.parametrize("chunk", [7, 256])
+def test_a_result_carries_texts_however_it_was_run(lm, tmp_path, chunk):
+    texts = ci.data.embedded("held-out-text")
+    more = {"limit": 60, "controls": 0, "probes": ["sparsity", "attention"], **QUIET}
+    whole = ci.sweep(lm, texts, **more)
+    assert whole.counted_samples() == "60 windows of 5 texts"
+    stream = ci.sweep(lm, texts.to_iterable_dataset(), chunk_size=chunk, **more)
+    assert [one.meta["data"][0]["groups"] for one in (whole, stream)] == [
+        [[0, 15], [1, 7], [2, 10], [3, 16], [4, 12]]
+    ] * 2
+    for shard in ("0/2", "1/2"):
+        parts = ci.sweep(lm, texts, out=tmp_path, chunk_size=chunk, shard=shard, **more)
+    again = ci.SweepResult.load(tmp_path)
+    for one in (stream, parts or again, again):
+        pd.testing.assert_frame_equal(one.heads(), whole.heads())
+        np.testing.assert_allclose(errors(one, one.layers()), errors(whole, whole.layers()))
+
+
+def test_intervals_of_a_sweep_are_over_texts(lm):
+    result = ci.sweep(lm, TEXT, controls=0, progress=False)
+    layers = result.layers()
+    low, high = result.mean_ends(layers)
+    table = measured()
+    for name in STATISTICS:
+        probe, statistic = name.split(".")
+        row = (layers["probe"] == probe) & (layers["statistic"] == statistic)
+        row &= layers["layer"] == 2
+        own = table.loc[table["layer"] == 2, name].to_numpy()
+        free = by_group(own[:, None], GROUPS)[:, 0]
+        half = 2.07961 * free.std(ddof=1) / 22**0.5
+        assert (high - low)[row] == pytest.approx([2 * half], rel=1e-5)
+        # taken as independent, the windows would give at most two thirds of it
+        assert 2 * 1.96 * own.std() / len(own) ** 0.5 < 0.67 * 2 * half
+    few = ci.sweep(lm, TEXT, limit=90, controls=0, probes=["sparsity", "attention"], progress=False)
+    assert (
+        np.isnan(few.mean_ends(few.layers())).all() and np.isnan(few.mean_ends(few.heads())).all()
+    )
+    assert few.caution() and not few.caution().startswith("Intervals")
+
+
+def test_moments_by_group_are_those_of_all_samples(fashion):
+    """A statistic of heads, of which only moments are kept: over 13 groups of two to three."""
+    groups = [n % 13 for n in range(37)]
+    more = {"limit": 37, "controls": 0, "probes": ["attention"], **QUIET}
+    alone = ci.sweep(fashion, "embedded:fashion", **more)
+    found = ci.sweep(fashion, "embedded:fashion", groups=groups, chunk_size=11, **more)
+    pd.testing.assert_frame_equal(found.heads(), alone.heads(), rtol=1e-9)
+    pd.testing.assert_frame_equal(found.layers(), alone.layers(), rtol=1e-9)
+    patterns = fashion.run_with_cache(
+        fashion.preprocess(ci.data.embedded("fashion")[:37]["image"])
+    )[1]
+    probe = dataclasses.replace(ci.probes.attention(), per_head=("entropy",))
+    entropy = ci.probe(patterns, [probe])
+    wide = entropy.head_samples().pivot(
+        index="sample", columns=["layer", "head"], values="attention.entropy"
+    )
+    free = pd.DataFrame(by_group(wide.to_numpy(), np.array(groups)))
+    rows = found.heads().query("statistic == 'entropy'")
+    error, count = errors(found, rows)
+    assert error == pytest.approx(free.sem().to_numpy(), rel=1e-4) and (count == 13).all()
+
+
+def test_groups_of_a_user(fashion, tmp_path):
+    table = ci.data.embedded("fashion").select(range(48))
+    patients = [f"patient {n // 4}" for n in range(48)]
+    named = table.add_column("patient", patients)
+    more = {"how": "zero", **QUIET}
+    one = ci.ablate_heads(fashion, table, groups=patients, **more)
+    two = ci.ablate_heads(fashion, named, groups="patient", out=tmp_path, **more)
+    pd.testing.assert_frame_equal(one.heads(), two.heads())
+    alone = ci.ablate_heads(fashion, table, **more).heads()
+    assert (one.heads()["drop"] == alone["drop"]).all()
+    assert (one.heads()["low"] != alone["low"]).any()
+    assert one.independent == (12, "groups")
+    with pytest.raises(ValueError, match="groups"):
+        ci.ablate_heads(fashion, named, out=tmp_path, **more)  # a folder of grouped samples
+    for wrong in ("patience", patients[:7], [1.5] * 48, 3):
+        with pytest.raises(ValueError, match="groups"):
+            ci.ablate_heads(fashion, named, groups=wrong, **more)
+    with pytest.raises(ValueError, match="stream"):
+        ci.sweep(fashion, named.to_iterable_dataset(), groups="patient", **QUIET)
+
+
+def test_a_linear_probe_splits_by_group(fashion):
+    table = ci.data.embedded("fashion").select(range(200))
+    groups = [n // 5 for n in range(200)]
+    found = ci.linear_probe(fashion, table, groups=groups, **QUIET)
+    samples = found.samples().query("layer == 0")
+    held = samples["linear.accuracy"].notna().to_numpy()
+    sides = pd.Series(held).groupby(groups).nunique()
+    assert (sides == 1).all() and 0 < held.sum() < 100
+
+
+def test_results_with_and_without_groups_do_not_merge(fashion):
+    data = ci.data.embedded("fashion").select(range(24))
+    samples = ci.data.open_data(data, fashion.preprocess)
+    more = {"controls": 0, "probes": ["sparsity"], **QUIET}
+    first = ci.sweep(fashion, ci.data.part(samples, 0, 12), groups=[0, 1] * 6, **more)
+    second = ci.sweep(fashion, ci.data.part(samples, 12, 24), **more)
+    with pytest.raises(ValueError, match="groups="):
+        first.merge(second)
+    both = first.merge(ci.sweep(fashion, ci.data.part(samples, 12, 24), groups=[1, 2] * 6, **more))
+    assert sample_ranges.groups_of(both.meta["data"])[:, 1].tolist() == [0, 1] * 12
+
+
+@pytest.mark.parametrize(
+    "groups", [[[0, 3]], [[0, 2], ["a", 1]], [[0, 2, 1]], "0", [[0, 3], [1, 0]]]
+)
+def test_a_file_with_wrong_groups_is_refused(groups):
+    entry = {"fingerprint": "x", "start": 5, "stop": 7, "groups": [[4, 1], [2, 1]]}
+    assert sample_ranges.is_valid([entry])
+    assert not sample_ranges.is_valid([entry | {"groups": groups}])
+
+
+def test_groups_of_other_data_are_other_groups():
+    one = {"fingerprint": "x", "start": 0, "stop": 3, "groups": [[0, 2], [1, 1]]}
+    two = {"fingerprint": "y", "start": 0, "stop": 2, "groups": [[0, 2]]}
+    known = sample_ranges.groups_of(sample_ranges.joined([one], [two]))
+    assert known.tolist() == [[0, 0], [1, 0], [2, 1], [3, 2], [4, 2]]
+    alone = {"fingerprint": "x", "start": 3, "stop": 5}
+    assert len(set(sample_ranges.groups_of([one, alone])[:, 1])) == 4
+    assert sample_ranges.groups_of([alone]) is None
+
+
+def test_a_column_with_few_groups_has_no_interval():
+    random = np.random.default_rng(5)
+    total, n = random.normal(size=(17, 2)), np.ones((17, 2))
+    total[8:, 1], n[8:, 1] = 0, 0
+    found = of_sums(total, n)
+    assert not np.isnan(found[:, 0]).any() and np.isnan(found[1:, 1]).all()
+    assert found[0, 1] == pytest.approx(total[:8, 1].mean())
+
+
+def test_a_store_keeps_groups(fashion, tmp_path):
+    table = ci.data.embedded("fashion").select(range(24))
+    groups = [n // 2 for n in range(24)]
+    points = [f"blocks.{layer}.mlp.hook_post" for layer in range(6)]
+    ci.store(fashion, table, points=points, out=tmp_path, groups=groups, **QUIET)
+    stored = ci.open_store(tmp_path)
+    more = {"controls": 0, "probes": ["sparsity"], **QUIET}
+    found, wanted = (
+        ci.sweep(fashion, stored, **more),
+        ci.sweep(fashion, table, groups=groups, **more),
+    )
+    assert found.independent == wanted.independent == (12, "groups")
+    np.testing.assert_allclose(found.mean_ends(found.layers()), wanted.mean_ends(wanted.layers()))
+
+
+def test_a_dataset_is_not_changed(fashion):
+    table = datasets.Dataset.from_dict({"image": ci.data.embedded("fashion")[:12]["image"]})
+    ci.sweep(fashion, table, groups=list(range(12)), controls=0, probes=["sparsity"], **QUIET)
+    assert table.column_names == ["image"]
