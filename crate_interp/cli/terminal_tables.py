@@ -8,7 +8,6 @@ import pandas as pd
 
 import crate_interp as ci
 from crate_interp.results.result import as_text
-from crate_interp.stats.significance import interval_words
 from crate_interp.sweeps import layer_curves
 
 HEADS = 10  # heads that `ablate` prints
@@ -46,7 +45,10 @@ def of_head_ablation(result: ci.HeadAblation, named: set[tuple[int, int]]) -> st
     header = ["head", "base", "ablated", "drop (95 %)", "p"]
     rows = [
         [f"L{row.layer}H{row.head}", f"{row.base:.4g}", f"{row.ablated:.4g}"]
-        + [f"{row.drop:+.3g} ({_ends(row.low, row.high)})", f"{row.p:.2g}"]
+        + [
+            f"{row.drop:+.3g} ({result.interval_words(row.low, row.high, before='')})",
+            f"{row.p:.2g}",
+        ]
         for row in every[kept].itertuples()
     ]
     table, left = as_text(header, rows), every[[not one for one in kept]]
@@ -80,12 +82,12 @@ def of_atlas(result: ci.Atlas) -> str:
     header = ["atom", "loss without it (95 %)", "on at", "energy", "nearest"]
     rows = [
         [f"L{row.layer}A{row.atom}"]
-        + [f"{row.ablation:+.3g} ({_ends(row.ablation_low, row.ablation_high)})"]
+        + [f"{row.ablation:+.3g} ({_ends(result, row)})"]
         + [f"{row.firing_rate:.1%}", f"{row.energy_share:.1%}", row.nearest.split(",")[0]]
         for row in most.itertuples()
     ]
     return as_text(header, rows) if rows else ""
 
 
-def _ends(low: float, high: float) -> str:
-    return interval_words(low, high, "+.3g", "")
+def _ends(result: ci.Atlas, row: Any) -> str:
+    return result.interval_words(row.ablation_low, row.ablation_high, before="")

@@ -134,7 +134,7 @@ class SaeResult(Result):
         """Returns how much each autoencoder explains and recovers, compared with PCA."""
         table: Any = self._table("points")
         found = [
-            _sentence(str(point), rows.set_index("coder"))
+            _sentence(str(point), rows.set_index("coder"), self.few)
             for point, rows in table.groupby("point", sort=False)
         ]
         samples = self.counted_samples()
@@ -142,10 +142,10 @@ class SaeResult(Result):
         return f"On {samples}, with {loss}: {'; '.join(found)}."
 
 
-def _sentence(point: str, rows: Any) -> str:
+def _sentence(point: str, rows: Any, few: str) -> str:
     own, pca = rows.loc[SAE], rows.loc[PCA]
     names = ("variance_explained", "recovered_mean")
-    explained, back = (_with_interval(own, name) for name in names)
+    explained, back = (_with_interval(own, name, few) for name in names)
     return (
         f"the autoencoder at {point} explains {explained} of the variance with {own['l0']:.1f} of "
         f"{own['features']} features active per token ({own['dead']:.0%} never active), and as "
@@ -155,7 +155,7 @@ def _sentence(point: str, rows: Any) -> str:
     )
 
 
-def _with_interval(row: Any, name: str) -> str:
+def _with_interval(row: Any, name: str, few: str) -> str:
     value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
     # nan: ablation costs nothing, so there is nothing to recover
-    return "nan" if np.isnan(value) else f"{value:.3f} ({interval_words(low, high, '.3f')})"
+    return "nan" if np.isnan(value) else f"{value:.3f} ({interval_words(low, high, '.3f', of=few)})"

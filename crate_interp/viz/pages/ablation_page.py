@@ -9,7 +9,7 @@ from crate_interp.circuits import HeadAblation
 from crate_interp.core import checks
 from crate_interp.core.files import write_text
 from crate_interp.results.result import model_name
-from crate_interp.stats.significance import LEVEL, interval_words
+from crate_interp.stats.significance import LEVEL
 from crate_interp.viz.figures.heatmaps import head_ablation, ink_on
 from crate_interp.viz.pages.page import is_page, render, sources
 
@@ -60,7 +60,7 @@ def _map(result: HeadAblation) -> list[list[dict[str, Any]]]:
     cells: dict[int, list[dict[str, Any]]] = {}
     for row in table.sort_values(["layer", "head"]).itertuples():
         colour = matplotlib.colormaps["RdBu_r"](0.5 + 0.5 * row.drop / most)
-        ends = interval_words(row.low, row.high, "+.3g")
+        ends = result.interval_words(row.low, row.high)
         cells.setdefault(row.layer, []).append(
             {"drop": row.drop, "layer": row.layer, "head": row.head, "ground": to_hex(colour)}
             | {"ink": ink_on(list(colour)), "shown": row.p <= LEVEL, "ends": ends}
@@ -72,6 +72,10 @@ def _rows(result: HeadAblation) -> list[list[str]]:
     table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")
     return [
         [f"L{row.layer}H{row.head}", f"{row.base:.4g}", f"{row.ablated:.4g}", f"{row.drop:+.3g}"]
-        + [interval_words(row.low, row.high, "+.3g", ""), f"{row.p_alone:.2g}", f"{row.p:.2g}"]
+        + [
+            result.interval_words(row.low, row.high, before=""),
+            f"{row.p_alone:.2g}",
+            f"{row.p:.2g}",
+        ]
         for row in table.itertuples()
     ]

@@ -16,7 +16,7 @@ from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
 from crate_interp.results.assumed_settings import assumed
 from crate_interp.results.grouped_samples import counted
-from crate_interp.results.result import ENOUGH, as_text, model_name
+from crate_interp.results.result import as_text, model_name
 from crate_interp.sweeps import control_tables, layer_curves
 from crate_interp.sweeps.report_findings import (
     beginning,
@@ -320,16 +320,8 @@ def _few_seeds(count: int) -> str:
 
 
 def _caution(result: SweepResult) -> str:
-    """Returns cautions: on what replaces U, on edits, and on intervals over few samples."""
-    n = result.meta["n_samples"]
-    few = (
-        f"Intervals over {counted(n, result.meta['unit'])} may be too narrow: {ENOUGH} are enough."
-        if n < ENOUGH
-        else ""
-    )
-    found = result.meta.get("edits")
-    edited = f"Measured with edits: {', '.join([*found][:4])}." if found else ""
-    return " ".join(words for words in (instead_of_u(result), edited, few) if words)
+    """Returns cautions: on what replaces U, and those of every result."""
+    return f"{instead_of_u(result)} {result.caution()}".strip()
 
 
 def _command(
