@@ -108,9 +108,8 @@ def text_stream(
     def held(rows: Sequence[Any], start: int) -> Samples:
         tokens = torch.tensor([row.value for row in rows], dtype=torch.long)
         read = lambda first, stop: tokens[first - start : stop - start]  # noqa: E731
-        place = {"start": start, "of": start + len(rows)}
-        groups = tuple(row.group for row in rows)
-        return Samples(len(rows), None, print_, read, **place, groups=groups)
+        of, groups = start + len(rows), tuple(row.group for row in rows)
+        return Samples(len(rows), None, print_, read, start=start, of=of, groups=groups)
 
     return not_empty(Stream(rows, held, print_, limit), "text")
 
