@@ -157,7 +157,7 @@ def _of_statistic(
     if same_twins:
         two = replace(two, twins=one.twins)
     means, n = (centre(one.means), centre(two.means)), np.ones(len(pairs), dtype=int)
-    adjusted = None
+    adjusted, untrained_p = None, np.full(len(pairs), np.nan)
     if not one.single or not two.single:
         difference = contrast(means[0] - means[1], *_over_networks(one, two))
         n *= len(one.means) + len(two.means)
@@ -165,12 +165,18 @@ def _of_statistic(
         difference = without_test(means[0] - means[1], error=0.0)
     else:
         values = first.values[own].to_numpy(float), second.values[other].to_numpy(float)
-        means, difference, n = _over_samples(*values)
-        adjusted = max_t(values[0] - values[1], difference.p)
+        means, difference, n, adjusted = _over_samples(*values)
+        # two untrained networks, compared in the same way
+        pair = a.twins[:2] if same_twins else [*a.twins[:1], *b.twins[:1]]
+        twins: list[Any] = [twin[name].values for twin in pair if name in twin]
+        if len(twins) == 2 and all(table is not None for table in twins):
+            tables = twins[0].reindex(columns=own), twins[1].reindex(columns=other)
+            untrained_p = _over_samples(*(table.to_numpy(float) for table in tables))[-1]
     columns: dict[str, Any] = {"layer": own, "layer_b": other, "a": means[0], "b": means[1]}
     columns |= (
         _numbers(difference, adjusted) | {"n": n} | _beside(one, two, difference, n, same_twins)
     )
+    columns["untrained_p"] = untrained_p
     probe, statistic = name.split(".")
     return pd.DataFrame({"probe": probe, "statistic": statistic} | columns)
 
@@ -186,13 +192,17 @@ def _group(side: Side, name: str, layers: list[int]) -> Group:
 
 def _over_samples(
     a: Float[np.ndarray, "sample layer"], b: Float[np.ndarray, "sample layer"]
-) -> tuple[tuple[np.ndarray, np.ndarray], Difference, np.ndarray]:
-    """Returns both means, the paired difference and n, over the samples that both sides have."""
+) -> tuple[tuple[np.ndarray, np.ndarray], Difference, np.ndarray, np.ndarray]:
+    """Returns both means, the paired difference, n, and p adjusted over layers.
+
+    All are over the samples that both sides have.
+    """
     there = ~np.isnan(a - b)
     n = there.sum(axis=0)
     sums = (np.where(there, each, 0.0).sum(axis=0) for each in (a, b))
     one, two = (np.divide(each, n, where=n > 0, out=np.full(n.shape, np.nan)) for each in sums)
-    return (one, two), paired(a - b), n
+    difference = paired(a - b)
+    return (one, two), difference, n, max_t(a - b, difference.p)
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:
