@@ -153,7 +153,8 @@ def compared(sweeps: dict[Network, ci.SweepResult]) -> ci.Comparison:
         (kind, trained): [
             result
             for network, result in sweeps.items()
-            if (network.kind, network.trained) == (kind, trained) and network.subspaces != "key"
+            if (network.kind, network.trained) == (kind, trained)
+            and network.subspaces in ("", "value")
         ]
         for kind in KINDS
         for trained in (True, False)

@@ -66,13 +66,10 @@ def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
         }
         for key, value in numbers.items():
             found.setdefault(key, []).append(float(value))
-        table: Any = graph.table("sufficiency")
-        share = table["logit"] / [target[one] for one in table["network"]]
-        curves.append(table.assign(share=share)[table["network"] == "model"].assign(kind="largest"))
-        curves.append(
-            table.assign(share=share)[table["network"] != "model"].assign(kind="untrained")
-        )
-        own = table[table["network"] == "model"]
+        for network, kind in (("model", "largest"), ("untrained", "untrained")):
+            table = graph.of("sufficiency", network)
+            curves.append(table.assign(share=table["logit"] / target[network], kind=kind))
+        own = graph.of("sufficiency")
         for kind, column in (("random", "random_mean"), ("rotated", "rotated")):
             curves.append(own.assign(share=own[column] / target["model"], kind=kind))
     joined: Any = pd.concat(curves)[["k", "kind", "share"]]

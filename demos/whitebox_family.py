@@ -59,17 +59,17 @@ def of_audit(model: Any, data: Any) -> dict[str, float]:
     """Returns the objective before and after attention, its change, and that of the nulls."""
     result = ci.audit(model, data, limit=AUDITED, untrained=2, progress=False)
     at = "frame == 'read' and eps == 0.1 and basis == 'stored' and tokens == 'all'"
-    cells: Any = result.table("cells").query(f"number == 'compresses' and {at}")
-    nulls: Any = result.table("nulls").query(f"number == 'compresses' and {at}")
-    rates: Any = result.table("layers").query(at)
-    means: Any = nulls["value"].groupby(nulls["of"].eq("shuffled")).mean()
+    numbers: Any = result.table("numbers").query(at)
+    untrained: Any = result.table("untrained").query(f"{at} and weights == 'drawn'")
+    # the draws of a null are numbered: "random map 0"
+    means: Any = numbers.groupby(numbers["of"].str.rstrip(" 0123456789")).mean(numeric_only=True)
     return {
-        "before": rates["rate_before"].mean(),
-        "after": rates["rate_after"].mean(),
-        "change": cells["value"].mean(),
-        "untrained": cells["untrained"].mean(),
-        "shuffled": means[True],
-        "random": means[False],
+        "before": means["rate_before"]["layer"],
+        "after": means["rate_after"]["layer"],
+        "change": means["compresses"]["layer"],
+        "untrained": untrained["compresses"].mean(),
+        "shuffled": means["compresses"]["shuffled"],
+        "random": means["compresses"]["random map"],
     }
 
 

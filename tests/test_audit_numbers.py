@@ -1,6 +1,7 @@
 """The audit: its numbers by another way."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from audit_reference import drawn, number, same, sparse_numbers, steps_of
 from conftest import make, make_lm
 from crate_interp.audits import layer as layers
 from crate_interp.audits.attention import DRAWS_OF_GRID
-from crate_interp.audits.claim_summary import tokens_of
+from crate_interp.audits.claim_summary import main_rows, tokens_of
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
 from crate_interp.audits.setting import Setting
 from crate_interp.audits.sparse import SCALES, SIZES, _codes, evenly
@@ -226,6 +227,16 @@ def test_few_tokens_change_only_what_needs_the_solution_of_the_lasso(monkeypatch
             rows.loc[name, "value"] / rows.loc[name, "ceiling"], rel=1e-9
         )
     assert "are measured on 2 of 13 tokens" in tokens_of(results[0])
+
+
+def test_a_basis_or_choice_of_tokens_that_is_new_is_not_the_main_one(audited, monkeypatch):
+    rows = [("", ""), ("stored", "all"), ("stored", "2 of 13"), ("stored", "patches")]
+    rows += [("orthonormal", "all"), ("whitened", "all"), ("stored", "CLS")]
+    cells = pd.DataFrame(rows, columns=["basis", "tokens"]).assign(eps=EPS, number="compresses")
+    result = audited[-1]
+    monkeypatch.setattr(type(result), "table", lambda self, name: cells)
+    assert main_rows(result, "cells").index.tolist() == [0, 1, 2]
+    assert "CLS" not in tokens_of(result)
 
 
 def test_random_dictionaries(audited):

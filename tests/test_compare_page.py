@@ -98,7 +98,7 @@ def test_the_page_holds_every_number_and_the_csv_too(single, tmp_path):
         "CRATE 7 against ViT 8",
         "How to read this",
         "largest t",
-        "by chance in at most",
+        "by chance at most",
         "untrained",
     ):
         assert words in text
@@ -134,10 +134,10 @@ def test_signs_say_which_side_is_higher():
 
 def test_the_text_has_a_sign_for_each_layer(single):
     lines = single.text().splitlines()
-    assert len(lines) == 6 and "by chance in at most 0.15" in lines[-1] and lines[1].split()[0] == R
-    wanted = {True: "+", False: "?"}
+    assert len(lines) == 5 and lines[1].split()[0] == R
     table = single.table().query("statistic == 'rate_pre'")
-    assert lines[1].split()[1] == "".join(wanted[bool(holds)] for holds in table["holds"])
+    wanted = np.where(table["excess_p"] <= 0.05, "+", "o")
+    assert lines[1].split()[1] == "".join(np.where(table["holds"], wanted, "?"))
 
 
 @pytest.mark.slow

@@ -148,7 +148,8 @@ def test_the_page_on_comparisons_says_what_its_command_prints(tmp_path):
     words = command.replace("\\\n", " ").replace("runs/compare", str(tmp_path)).split()
     done = run(*words, "--quiet")
     assert done.returncode == 0, done.stderr
-    (quoted,) = re.findall(
-        r'"(\d+ of \d+ differences hold)"', (PAGES / "how/compare.md").read_text()
-    )
+    text = " ".join((PAGES / "how/compare.md").read_text().split())
+    (quoted,) = re.findall(r'"(\d+ of \d+ differences exceed[^"]*)"', text)
     assert quoted in done.stdout
+    held, untrained = re.findall(r", here (\d+)\b", text)
+    assert f"{held} hold between" in done.stdout and f"differ in {untrained}." in done.stdout

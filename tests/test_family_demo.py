@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 import pair_measures
 import pairs
+import planted
 import whitebox_family as demo
 
 SPREAD = np.array([-0.02, -0.01, 0.0, 0.01, 0.02])
@@ -54,6 +56,29 @@ def test_an_objective_is_followed_if_it_falls_beyond_every_null(table):
     # Student's interval of 5: 2.776 standard errors
     half = 2.7764451 * np.std(SPREAD, ddof=1) / 5**0.5
     assert less["random"].high == pytest.approx(-0.2 + half, rel=1e-6)
+
+
+def writing(share, seed):
+    """A planted layer whose W_O is, in this share, the multiple of U^T that lowers R^c."""
+    one = planted.ideal(n=4, n_layers=1)
+    weight = one.model.blocks[0].attn.out_proj.weight
+    generator = torch.Generator().manual_seed(seed)
+    turn = torch.linalg.qr(torch.randn(len(weight), len(weight), generator=generator))[0]
+    with torch.no_grad():
+        weight.copy_(share * weight + (1 - share) * turn @ weight)
+    return one
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.4, "yes"), (0.0, "no")])
+def test_a_planted_attention_is_judged_beside_random_maps_alone(share, wanted):
+    """Gradient steps, ceilings and U itself lower R^c more than the planted layer does."""
+    parts = []
+    for seed in range(3):
+        one = writing(share, seed)
+        found = demo.of_audit(one.model, one.images)
+        values = pd.DataFrame({"statistic": found.keys(), "value": found.values()})
+        parts.append(values.assign(kind="crate", seed=seed))
+    assert demo.followed(pd.concat(parts), "crate")[0] == wanted
 
 
 def test_the_tables_and_the_picture(table):

@@ -16,6 +16,7 @@ from crate_interp.results.result import Result
 from crate_interp.results.verdict_strip import low_to_high
 
 DEPENDS, BY_CONSTRUCTION = "depends", "by construction"
+_SOME = " of "  # in the tokens of a cell: "32 of 197"
 _STILL = 1e-6  # a relative change below this counts as none
 MARKS = {
     KEPT: "+", BROKEN: "-", DEPENDS: "~", BY_CONSTRUCTION: "c", UNDECIDED: "?", NOT_APPLICABLE: "",
@@ -138,7 +139,8 @@ def main_rows(result: Result, name: str) -> Any:
     """Returns the rows of a table at the main eps, with U as stored and all tokens, for a page."""
     table = result.table(name)
     at = table["eps"].isna() | table["eps"].isin([NO_EPS, result.meta["settings"]["eps"]])
-    return table[at & (table["basis"] != "orthonormal") & (table["tokens"] != "patches")]
+    tokens = table["tokens"].isin(["", "all"]) | table["tokens"].str.contains(_SOME)
+    return table[at & table["basis"].isin(["", "stored"]) & tokens]
 
 
 def overview(result: Result) -> pd.DataFrame:
@@ -188,7 +190,7 @@ def legend(result: Result) -> str:
 def tokens_of(result: Result) -> str:
     """Returns on which tokens the numbers of the sparse step were measured, as a text."""
     cells = result.table("cells")
-    some: Any = cells[~cells["tokens"].isin(["", "all", "patches"])]
+    some: Any = cells[cells["tokens"].str.contains(_SOME)]
     said = "The sparse step is measured on all tokens of each sample."
     for tokens, rows in some.groupby("tokens"):
         names = " and ".join(f'"{NUMBERS[name].title}"' for name in rows["number"].unique())

@@ -110,7 +110,10 @@ def compare(
     result = ci.compare(one, two, asked.data, **arguments)
     page = ci.viz.compare_page(result, asked.out)
     sides = ", ".join(f"{side}: {result.meta[side]['name']}" for side in "ab")
-    signs = "+: a is higher, -: a is lower, ?: undecided, a dot: cannot be tested."
+    signs = (
+        "+: a is higher, -: a is lower, o: no more than untrained networks differ, ?: undecided, "
+        "a dot: cannot be tested."
+    )
     first = f"{options.finding(result)}\nThe page: {page}"
     asked.say_result(first, f"{sides}. {signs}\n{result.text()}")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, paired, without_test
 from crate_interp.stats.groups import by_group
@@ -162,7 +162,7 @@ def _of_statistic(
     if same_twins:
         two = replace(two, twins=one.twins)
     means, n = (centre(one.means), centre(two.means)), np.ones(len(pairs), dtype=int)
-    adjusted, independent = None, n
+    adjusted, independent, untrained_p = None, n, np.full(len(pairs), np.nan)
     if not one.single or not two.single:
         difference = contrast(means[0] - means[1], *_over_networks(one, two))
         n *= len(one.means) + len(two.means)
@@ -170,13 +170,18 @@ def _of_statistic(
         difference = without_test(means[0] - means[1], error=0.0)
     else:
         values = first.values[own].to_numpy(float), second.values[other].to_numpy(float)
-        means, n = _over_samples(*values)
-        free = by_group(values[0] - values[1], first.groups)
-        difference = paired(free)
-        adjusted, independent = max_t(free, difference.p), (~np.isnan(free)).sum(axis=0)
+        means, n = _means(*values)
+        difference, adjusted, independent = _over_samples(*values, first.groups)
+        # two untrained networks, compared in the same way
+        pair = a.twins[:2] if same_twins else [*a.twins[:1], *b.twins[:1]]
+        twins: list[Any] = [twin[name].values for twin in pair if name in twin]
+        if len(twins) == 2 and all(table is not None for table in twins):
+            tables = twins[0].reindex(columns=own), twins[1].reindex(columns=other)
+            arrays = (table.to_numpy(float) for table in tables)
+            untrained_p = _over_samples(*arrays, pair[0][name].groups)[1]
     columns: dict[str, Any] = {"layer": own, "layer_b": other, "a": means[0], "b": means[1]}
     beside = _beside(one, two, difference, independent, same_twins)
-    columns |= _numbers(difference, adjusted) | {"n": n} | beside
+    columns |= _numbers(difference, adjusted) | {"n": n, "untrained_p": untrained_p} | beside
     probe, statistic = name.split(".")
     return pd.DataFrame({"probe": probe, "statistic": statistic} | columns)
 
@@ -190,7 +195,7 @@ def _group(side: Side, name: str, layers: list[int]) -> Group:
     return Group(means, errors, n, np.array([twin[0] for twin in twins]).reshape(-1, len(layers)))
 
 
-def _over_samples(
+def _means(
     a: Float[np.ndarray, "sample layer"], b: Float[np.ndarray, "sample layer"]
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
     """Returns both means and n, over the samples that both sides have."""
@@ -199,6 +204,20 @@ def _over_samples(
     sums = (np.where(there, each, 0.0).sum(axis=0) for each in (a, b))
     one, two = (np.divide(each, n, where=n > 0, out=np.full(n.shape, np.nan)) for each in sums)
     return (one, two), n
+
+
+def _over_samples(
+    a: Float[np.ndarray, "sample layer"],
+    b: Float[np.ndarray, "sample layer"],
+    groups: Int[np.ndarray, "sample"] | None,
+) -> tuple[Difference, np.ndarray, np.ndarray]:
+    """Returns the paired difference, its p adjusted over layers, and over how many it is.
+
+    These are the independent samples, or groups of samples, that both sides have.
+    """
+    free = by_group(a - b, groups)
+    difference = paired(free)
+    return difference, max_t(free, difference.p), (~np.isnan(free)).sum(axis=0)
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:

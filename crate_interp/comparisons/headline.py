@@ -1,4 +1,4 @@
-"""The findings of a comparison in words: how many differences hold, and the largest of them."""
+"""The findings of a comparison in words: how many differences are evidence, and the largest."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,12 +14,12 @@ SHOWN = 3  # number of statistics with the largest differences to show
 
 
 def headline(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> str:
-    """Returns how many differences hold, and the largest of them with direction and interval.
+    """Returns how many differences are evidence, and the largest with direction and interval.
 
     named: a function that returns the title of a "probe.statistic".
     """
-    said = [words.removesuffix(".") for words in sentences(result, named, shown)]
-    return f"{'; '.join([said[0], *(words[0].lower() + words[1:] for words in said[1:])])}."
+    most = "; ".join(list_of_largest(result, named, shown))
+    return " ".join([*sentences(result), *([f"The largest: {most}."] if most else [])])
 
 
 def sign(row: Mapping[str, Any]) -> int | None:
@@ -50,34 +50,14 @@ def overview(result: Result) -> str:
     header = ["statistic", "layers", "a - b", *beside.values()]
     rows: list[list[str]] = []
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
-        signs = "".join(_SIGNS[sign(row)] for row in own.to_dict("records"))
+        signs = "".join(
+            "o" if way and row["excess_p"] > LEVEL else _SIGNS[way]
+            for row in own.to_dict("records")
+            for way in [sign(row)]
+        )
         cells = [span(own[name].to_numpy()) for name in ("difference", *beside)]
         rows.append([f"{probe}.{statistic}", signs, *cells])
-    return f"{as_text(header, rows)}\n{by_chance(result)}".strip()
-
-
-def by_chance(result: Result) -> str:
-    """Returns a sentence on how many statistics differ, and how many would by chance, or ""."""
-    words = _in_statistics(result)
-    return f"Some layer differs {words}." if words else ""
-
-
-def _in_statistics(result: Result) -> str:
-    """Returns in how many statistics with intervals a layer differs, and how many have none."""
-    table: Any = result.table("differences")
-    by_name = table.groupby(["probe", "statistic"])
-    tested = by_name["p"].apply(lambda p: p.notna().any())
-    count, held = int(tested.sum()), int(by_name["holds"].any()[tested].sum())
-    if not count:
-        return ""
-    words = (
-        f"in {held} of {counted(count, 'statistics')} with intervals (by chance in at most "
-        f"{LEVEL * count:.2g}"
-    )
-    without = len(tested) - count
-    if without:
-        words += f"; {without} more {'has' if without == 1 else 'have'} none"
-    return f"{words})"
+    return as_text(header, rows)
 
 
 def span(values: np.ndarray) -> str:
@@ -93,60 +73,80 @@ def signed(value: float) -> str:
     return "0" if value == 0 else f"{value:+.3g}"
 
 
-def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> list[str]:
-    """Returns the findings as sentences: how many differences hold, then the largest of them.
+def evidence(table: Any) -> Any:
+    """Returns which rows of `differences` other trainings would show, as a column of bool.
 
-    The first sentence also says how many would hold by chance, if there were no differences.
+    Those that hold and exceed the spread between untrained networks; where that spread is unknown,
+    all that hold.
+    """
+    known = table["excess_p"].notna().any()
+    return table["holds"] & (table["excess_p"] <= LEVEL) if known else table["holds"]
+
+
+def sentences(result: Result) -> list[str]:
+    """Returns how many differences are evidence, and what stands beside that number.
+
+    That is how many differences hold between these networks, and how many between two untrained
+    networks, which differ by their seeds alone.
     """
     table: Any = result.table("differences")
-    one, two = (result.meta[side]["name"] for side in "ab")
-    tested = table[table["p"].notna()]
-    count, held = len(tested), int(tested["holds"].sum())
-    start = f"{one} against {two}: "
+    one, two = (result.meta[side] for side in "ab")
+    start, count = f"{one['name']} against {two['name']}: ", int(table["p"].notna().sum())
     if len(table) and not (table["difference"].fillna(0) != 0).any():
         return [f"{start}every difference is 0."]
     if not count:
         return [f"{start}no difference has an interval."]
-    among = f"of {counted(count, 'differences')}"
-    ending = f"at 95 %, adjusted over layers (by chance at most {LEVEL * count:.2g}"
-    if not held:
-        return [f"{start}no evidence of a difference: none {among} holds {ending})."]
-    words = f"{start}{held} {among} hold {ending}), {_in_statistics(result)}"
+    held, beyond = int(table["holds"].sum()), int(evidence(table).sum())
+    single = len(one["networks"]) == len(two["networks"]) == 1
+    among, chance = (
+        f"of {counted(count, 'differences')}",
+        f"(by chance at most {LEVEL * count:.2g})",
+    )
+    if beyond <= LEVEL * count:
+        start += "no evidence of a difference: "
+    holding = f"hold{'s' if held < 2 else ''}"
     if table["excess_p"].notna().any():
-        changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
-        # if both sides share untrained networks, these differ by 0 but show how trainings scatter
-        same = not (table["untrained"].fillna(0) != 0).any()
-        beyond = "the spread between random initialisations" if same else "that of untrained ones"
-        words += f"; {changed or 'none'} exceed{'' if changed > 1 else 's'} {beyond}"
-    most = "; ".join(list_of_largest(result, named, shown))
-    return [f"{words}.", f"The largest: {most}."]
+        same = one["untrained"] == two["untrained"]
+        spread = (
+            "the spread between random initialisations" if same else "that of untrained networks"
+        )
+        verb = "exceeds" if beyond < 2 else "exceed"
+        said = [f"{start}{beyond or 'none'} {among} {verb} {spread} {chance}."]
+        said.append(f"{held or 'None'} {holding} between these networks.")
+    else:
+        unknown = "; whether other seeds differ as much is unknown" if single else ""
+        said = [f"{start}{held or 'none'} {among} {holding} {chance}{unknown}."]
+    if "untrained_p" in table and table["untrained_p"].notna().any():  # not in older results
+        twins = int((table["untrained_p"] <= LEVEL).sum())
+        said.append(f"Two untrained networks, compared in the same way, differ in {twins}.")
+    return said
 
 
 def list_of_largest(
     result: Result, named: Callable[[str], str] = str, shown: int = SHOWN
 ) -> list[str]:
-    """Returns the largest differences that hold as texts, with direction and interval."""
+    """Returns the largest differences as texts, with direction and interval."""
     units = {name: about[0] for name, about in result.meta["statistics"].items()}
     depth = result.meta["a"]["n_layers"]
     return [_said(row, named, units, depth) for row in largest(result, shown)]
 
 
 def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
-    """Returns the rows of the largest differences that hold, one for each statistic.
+    """Returns the rows of the largest differences that are evidence, one for each statistic.
 
     Of a statistic it is the layer in which a and b differ most. Statistics have different units, so
-    they are ordered by the largest difference relative to the larger of the two means. Those that
-    untrained networks do not have come first.
+    they are ordered by the largest difference relative to the larger of the two means. There are
+    none if there are no more than by chance.
     """
     table: Any = result.table("differences")
-    rows = table[table["holds"]]
+    rows = table[evidence(table)]
+    if len(rows) <= LEVEL * table["p"].notna().sum():
+        return []
     most = np.maximum(rows["a"].abs(), rows["b"].abs())
     share = rows["difference"].abs() / most.where(most > 0, 1.0)
-    unlike = rows["excess_p"] <= LEVEL
-    rows = rows.assign(share=share, unlike=unlike, size=rows["difference"].abs())
-    of = rows.groupby(["probe", "statistic"])
-    rows = rows.assign(first=of["unlike"].transform("max"), most=of["share"].transform("max"))
-    ordered = rows.sort_values(["first", "most", "size"], ascending=False, kind="stable")
+    rows = rows.assign(share=share, size=rows["difference"].abs())
+    rows = rows.assign(most=rows.groupby(["probe", "statistic"])["share"].transform("max"))
+    ordered = rows.sort_values(["most", "size"], ascending=False, kind="stable")
     return ordered.drop_duplicates(["probe", "statistic"]).head(shown).to_dict("records")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from crate_interp.comparisons.headline import headline, overview
+from crate_interp.comparisons.headline import evidence, headline, overview
 from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, first
 from crate_interp.stats.intervals import student_interval
@@ -28,7 +28,8 @@ class Comparison(Result):
     single networks. This statistic, and a difference that is equal in all samples, has neither
     interval nor p. untrained_a, untrained_b, untrained: the means of the untrained twins and their
     difference, with untrained_low, untrained_high. excess: difference - untrained, with excess_low,
-    excess_high and excess_p, adjusted over layers (Holm). `ci.compare` describes the intervals.
+    excess_high and excess_p, adjusted over layers (Holm). untrained_p: as p, between two untrained
+    networks; NaN for groups, or without twins. `ci.compare` describes the intervals.
 
     Stored tables: `differences`; and `networks`, with a row per network (side, number, trained),
     statistic and layer: mean, error (standard error over samples), n. meta: a and b with names and
@@ -86,13 +87,13 @@ class Comparison(Result):
     def text(self) -> str:
         """Returns a table as text: a row per statistic, with a sign for each layer.
 
-        + a is higher, - a is lower, ? undecided, . cannot be tested. The last line says in how many
-        statistics a layer differs, and in how many by chance.
+        + a is higher, - a is lower, o no more than untrained networks differ, ? undecided, . cannot
+        be tested.
         """
         return overview(self)
 
     def finding(self) -> str:
-        """Returns how many differences hold, and the largest of them."""
+        """Returns how many differences are evidence, what stands beside that, and the largest."""
         return headline(self)
 
     def caution(self) -> str:
@@ -137,11 +138,12 @@ class Comparison(Result):
                 raise ValueError(f"the statistic {name} is not described")
         self.networks()[["side", "network", "trained", "layer", "mean", "error", "n"]]
         table: Any = self._table("differences")
-        for column in _NUMBERS:
+        for column in (*_NUMBERS, *({"untrained_p"} & set(table))):  # older results have none
             if not pd.api.types.is_numeric_dtype(table[column]):
                 raise ValueError(f"the column {column} holds no numbers")
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("differences")
         columns = ["probe", "statistic", "layer", "a", "b", "difference", "low", "high", "p"]
-        return table[[*columns, "holds", "untrained", "excess"]].head(40)
+        first = table.loc[(~evidence(table)).sort_values(kind="stable").index]
+        return first[[*columns, "holds", "untrained", "excess"]].head(40)

@@ -5,6 +5,7 @@ tables beside the weights of the pairs. Where they stand here they are what a co
 """
 
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,15 +39,17 @@ RATES = {
 ZEROS = {"fashion": (0.54, 0.55, 0.50, 0.70), "cutouts": (0.52, 0.52, 0.51, 0.69),
          "lm": (0.70, 0.88, 0.56, 0.55)}  # fmt: skip
 AXES = {"yes": 4, "no": 5, "both": 3}  # layers: 16 nodes of the code beside 16 principal axes
-AUDITED = {  # rule: the claim of ci.audit, and what else is said of its values
-    "stream": ("objective falls", ""),
+UPDATES = "shuffled updates, random W_O"
+AUDITED = {  # rule: the claim of ci.audit, its nulls, and what else is said of its values
+    "stream": ("objective falls", UPDATES, ""),
     "gradient": (
         "a gradient step",
+        UPDATES,
         "; cosine with the gradient at most {high:g} at eps .1; MSSA on orthonormal subspaces "
         "stays below .5 too",
     ),
-    "output_map": ("W_O is U", "; cosine {low:g} to {high:g}"),
-    "lasso": ("lasso falls", ""),
+    "output_map": ("W_O is U", "random W_O", "; cosine {low:g} to {high:g}"),
+    "lasso": ("lasso falls", "random dictionaries", ""),
 }
 # Jaccard index of a head, less that of maps that know no network
 MAPS = {"middle": (0.408 - 0.325, 0.475 - 0.325), "border": (-0.204, -0.121)}
@@ -80,7 +83,7 @@ def audited(rule: str) -> Elsewhere:
 
     A layer whose verdict is that it depends says yes in one frame and no in another.
     """
-    name, more = AUDITED[rule]
+    name, null, more = AUDITED[rule]
     lines = (PAGES / "how" / "audit.md").read_text().splitlines()
     cells = [
         [cell.strip() for cell in line.split("|")[3:8]] for line in lines if f"| {name} |" in line
@@ -90,15 +93,17 @@ def audited(rule: str) -> Elsewhere:
             f"the table of how/audit.md has no row {name!r}: see the short names there."
         )
     kept, broken, depends = (sum(int(row[at]) for row in cells) for at in range(3))
-    other = sum(int(row[3].split()[0]) for row in cells if row[3])
+    others = {
+        word: sum(int(count) for row in cells for count in re.findall(rf"(\d+) {word}", row[3]))
+        for word in ("undecided", "by construction")
+    }
+    other = sum(others.values())
     cases = counted({"yes": kept + depends, "no": broken + depends, "both": other})
     ours = f"kept in {kept} of {kept + broken + depends + other} layers, broken in {broken}"
     ours += f", depends on the frame in {depends}" * (depends > 0)
     values = [float(end) for row in cells for end in row[4].split(" to ")]
-    ours += f", undecided in {other}" * (other > 0)
+    ours += "".join(f", {word} in {count}" for word, count in others.items() if count)
     ours += more.format(low=min(values), high=max(values))
-    nulls = {"lasso": "random dictionaries", "output_map": "random W_O"}
-    null = nulls.get(rule, "shuffled updates, random W_O")
     return made(rule, cases, "`make tables`", ours, null, 16)
 
 

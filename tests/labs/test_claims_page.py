@@ -75,6 +75,16 @@ def test_a_number_is_beyond_its_rivals_only_if_it_is_beyond_each():
     assert rules.short_of((1.5, 3.0), (0.0, 1.0), (9.0, 9.0))[0] > 0
 
 
+def test_layers_that_an_ideal_layer_misses_too_are_not_undecided(tmp_path, monkeypatch):
+    row = "| m | W_O is U | 1 | 2 | 0 | 1 undecided, 4 by construction | -1 to 1 | | |\n"
+    (tmp_path / "how").mkdir()
+    (tmp_path / "how" / "audit.md").write_text(row)
+    monkeypatch.setattr(elsewhere, "PAGES", tmp_path)
+    ours = elsewhere.audited("output_map").ours
+    assert "of 8 layers" in ours
+    assert "undecided in 1," in ours and "by construction in 4;" in ours
+
+
 def test_every_rule_says_all_that_a_reader_needs():
     for name, rule in rules.rules().items():
         said = rule._replace(range="x", over="x", needs="x")

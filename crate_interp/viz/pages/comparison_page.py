@@ -47,6 +47,7 @@ def _page(result: Comparison) -> str:
     layers = sorted({int(layer) for one in every.values() for layer in one.layers})
     twins = [len(result.meta[side]["untrained"]) for side in "ab"]
     sections, depth = _sections(result, every, layers), int(result.meta["a"]["n_layers"])
+    finding, *beside = sentences(result)
 
     def named(name: str) -> str:
         return statistic(result.meta, name).title
@@ -56,7 +57,8 @@ def _page(result: Comparison) -> str:
         title=result.meta["model"],
         meta=result.meta,
         single=result.single,
-        finding=sentences(result, named)[0],
+        finding=finding,
+        beside=" ".join(beside),
         largest=list_of_largest(result, named, _HERO),
         caution=result.caution(),
         names=[result.meta[side]["name"] for side in "ab"],
