@@ -181,9 +181,8 @@ def test_the_next_image_judges_the_heads_that_the_images_own_masks_chose():
     chance = {"_other": np.tile([0.1, 0.4, 0.1], 8 * 2), "_random": np.tile([0.0, 0.3, 0.6], 8 * 2)}
     columns = {"segmentation.mass_token": planted}
     columns |= {f"segmentation.mass_token{name}": values for name, values in chance.items()}
-    found = ci.SegmentResult(
-        result.stored | {"head_samples": rows.assign(**columns)}, result.meta
-    ).overall()
+    tables = {**result.stored, "head_samples": rows.assign(**columns)}
+    found = ci.SegmentResult(tables, result.meta).overall()
     assert (found["value"], found["other_image"], found["random"]) == pytest.approx((0.8, 0.1, 0))
     assert (found["head_layer"], found["head"], found["chosen"]) == (0, 0, 1.0)
 
@@ -253,7 +252,8 @@ def test_the_table_agrees_with_a_slow_one():
                 assert row["value"] == pytest.approx(np.mean(wanted[key][0]), rel=1e-6)
                 place = (row["head_layer"], row["head"])
                 assert (None if pd.isna(place[0]) else place) == wanted[key][1]
-                assert row["other_image"] == pytest.approx(np.nanmean(other_image[key][0]), rel=1e-6)
+                judged = np.nanmean(other_image[key][0])
+                assert row["other_image"] == pytest.approx(judged, rel=1e-6)
                 assert row["random"] == pytest.approx(np.mean(random[key][0]), rel=1e-6)
                 untrained = np.mean([np.mean(other[key][0]) for other in others])
                 assert row["untrained"] == pytest.approx(untrained, rel=1e-6)

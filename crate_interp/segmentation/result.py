@@ -113,8 +113,8 @@ class SegmentResult(Result):
             f"map. top rule: the {settings['fraction']:.0%} of the patches with most attention.\n"
             "best head for each image: the mask itself chooses the head, as in papers, so that "
             "chance is high as well.\n"
-            "fixed head: for each half of the images, the head that is best on the other half, mean "
-            "over 50 splits; its number is that of the head chosen most often.\n"
+            "fixed head: for each half of the images, the head that is best on the other half, mean"
+            " over 50 splits; its number is that of the head chosen most often.\n"
             "Jaccard index: overlap over union, 1 is best."
         )
 

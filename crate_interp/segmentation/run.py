@@ -67,8 +67,8 @@ def segment(
     the same rules: a centred map, colour contrast to the border and to the mean, local variance,
     and two colour clusters (`SegmentResult`). A head that finds objects no better than the
     strongest of them shows nothing that the network has learned. Intervals are over images, and for
-    a fixed head over splits too. The data is read once for each network; maps are not kept. run: as in
-    `ci.sweep`.
+    a fixed head over splits too. The data is read once for each network; maps are not kept. run: as
+    in `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
     object, if the model is not of images, or if a measure refuses a setting. With several shards,
