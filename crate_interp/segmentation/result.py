@@ -26,15 +26,18 @@ class SegmentResult(Result):
     """How well attention maps segment.
 
     `table("scores")`, the main table, has a row per rule, resolution, way (of choosing heads)
-    and layer, with 95 % bootstrap intervals over images. layer is empty in the row of the head that
-    is fixed over all layers; head_layer and head name this head if both halves of the images agree
-    on it. Further columns hold scores to compare with: the same maps judged by the mask of the next
-    image, the maps with patches in random order, untrained networks, and six masks that need no
-    network. strongest names the one of the six with the highest mean over all images; excess is the
-    difference to it, with its interval over images.
+    and layer, with 95 % intervals over images. A fixed head is chosen on one half of the images and
+    scored on the other; its numbers are means over 50 splits, and its interval has the spread
+    between splits in it too (`stats.splits.over_splits`). layer is empty in the row of the head
+    that is fixed over all layers; head_layer and head name the head that was chosen most often,
+    and chosen is its share of all choices. Further columns hold scores to compare with: the same
+    heads judged by the mask of the next image, the same heads with patches in random order,
+    untrained networks, and six masks that need no network. strongest names the one of the six with
+    the highest mean over all images; excess is the difference to it, with its interval.
 
     `table("heads")` has a row per rule, resolution, layer and head. `table("images")` has a row per
-    image with an object: the score of the fixed head by the rule "mass" at the resolution "token".
+    image with an object: the score of the fixed head by the rule "mass" at the resolution "token",
+    mean over splits, and the head that scored the image in most of them.
     `table("examples")` has the images with the highest and lowest scores.
 
     Stored tables: `samples` and `head_samples` as in a sweep; the same two tables for the untrained
@@ -111,8 +114,8 @@ class SegmentResult(Result):
             f"map. top rule: the {settings['fraction']:.0%} of the patches with most attention.\n"
             "best head for each image: the mask itself chooses the head, as in papers, so that "
             "chance is high as well.\n"
-            "fixed head: for each half of the images, the head that is best on the other half; its "
-            "number is shown if both halves agree.\n"
+            "fixed head: for each half of the images, the head that is best on the other half, mean"
+            " over 50 splits; its number is that of the head chosen most often.\n"
             "Jaccard index: overlap over union, 1 is best."
         )
 
@@ -122,11 +125,7 @@ class SegmentResult(Result):
         return table[table["layer"].isna()].iloc[0].to_dict()
 
     def chosen(self) -> list[tuple[int, int]]:
-        """Returns (layer, head) of each head that was chosen among all layers.
-
-        One head was chosen for each half of the images. If both halves chose the same head, one
-        pair is returned.
-        """
+        """Returns (layer, head) of each head that scores some image in most of its splits."""
         table: Any = self._table("images")
         places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
         return sorted((int(layer), int(head)) for layer, head in places)
@@ -185,16 +184,17 @@ class SegmentResult(Result):
         """Returns whether heads find objects, the strongest mask without a network, and chance."""
         row = self.overall()
         levels = (
-            ("other_image", "the same maps on the mask of another image"),
+            ("other_image", "the same heads on the mask of another image"),
             ("centre", "a centred map"),
             ("all_foreground", "all foreground"),
             ("untrained", f"{counted(self.meta['untrained'], 'untrained networks')}, mean"),
-            ("random", "the same maps in random order"),
+            ("random", "the same heads with patches in random order"),
         )
         chance = [f"{words} {row[name]:.3f}" for name, words in levels if not pd.isna(row[name])]
         return (
             f"{self.verdict()}; {self.worth()}. Head and layer are those that are best on the "
-            f"other half of the images. Beside it: {self.against()}. Chance: {', '.join(chance)}."
+            f"other half of the images, mean over 50 splits. Beside it: {self.against()}. Chance: "
+            f"{', '.join(chance)}."
         )
 
     def _repr_html_(self) -> str:

@@ -50,12 +50,14 @@ def segment(
 
     A layer is scored in three ways. "best head for each image" is the published mIoU (arXiv
     2308.16271 eq. 13-14): the data's mask chooses the head. "fixed head" takes the head that is
-    best on the other half of the images. "mean over heads" averages over all heads.
+    best on the other half of the images, over 50 random splits. "mean over heads" averages over
+    all heads.
 
-    There are two chance levels, each with heads chosen in the same three ways. One judges the same
-    maps by the mask of the next image, which keeps the maps' knowledge of where objects usually
-    are. The other puts the patches of the same maps in random order. A further level is the mean of
-    networks with random weights (`untrained` says how many; seeds 0, 1, ...).
+    There are two chance levels, scored in the same three ways; a fixed head stays the one that was
+    chosen on the images' masks. One judges the same maps by the mask of the next image, which keeps
+    the maps' knowledge of where objects usually are. The other puts the patches of the same maps in
+    random order. A further level is the mean of networks with random weights, which choose heads of
+    theirs (`untrained` says how many; seeds 0, 1, ...).
 
     The map of a head is the attention of CLS; in ToST the membership of each patch, in CBT the
     row of CLS in A^T A (`ci.probes.segmentation`). size: the side, or (h, w), of larger images, for
@@ -64,9 +66,9 @@ def segment(
     Six masks need no network: the whole image, and those of five maps made of the picture alone by
     the same rules: a centred map, colour contrast to the border and to the mean, local variance,
     and two colour clusters (`SegmentResult`). A head that finds objects no better than the
-    strongest of them shows nothing that the network has learned. Intervals are over images, with
-    the chosen heads fixed. The data is read once for each network; maps are not kept. run: as in
-    `ci.sweep`.
+    strongest of them shows nothing that the network has learned. Intervals are over images, and for
+    a fixed head over splits too. The data is read once for each network; maps are not kept. run: as
+    in `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
     object, if the model is not of images, or if a measure refuses a setting. With several shards,

@@ -1,6 +1,6 @@
 """The three ways to score how well a layer segments, beside chance and maps without a network."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
 from crate_interp.results.result import Result
 from crate_interp.segmentation.input_maps import without_network
 from crate_interp.stats.intervals import mean_interval
+from crate_interp.stats.splits import halves, over_splits
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
-Columns = tuple[pd.DataFrame, np.ndarray]  # keys of the columns, and scores `[n, column]`
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,20 @@ class Scores:
     heads: np.ndarray
     best: np.ndarray
 
-    def on(self, chosen: np.ndarray) -> "Scores":
+    def on(self, samples: np.ndarray) -> "Scores":
         """Returns the scores of some samples."""
-        return Scores(self.heads[chosen], self.best[chosen])
+        return Scores(self.heads[samples], self.best[samples])
+
+    def chosen(self, heads: np.ndarray) -> np.ndarray:
+        """Returns the scores of the heads of `choices`, `[draw, n, layer + 1]`."""
+        flat = self.heads.reshape(1, len(self.heads), -1)
+        return np.take_along_axis(flat, heads, axis=2)
+
+    def by_way(self, heads: np.ndarray) -> np.ndarray:
+        """Returns scores `[n, column]`: each way of each layer, then the head of all layers."""
+        fixed = self.chosen(heads).mean(axis=0)
+        ways = np.stack([self.best, fixed[:, :-1], self.heads.mean(axis=2)], axis=2)
+        return np.concatenate([ways.reshape(len(ways), -1), fixed[:, -1:]], axis=1)
 
 
 def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> Scores:
@@ -39,134 +50,135 @@ def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> S
     return Scores(heads, best[:, : shape[1]])
 
 
-def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each sample's score `[n]`, and the layer and head that gave the score `[n, 2]`.
+def choices(heads: np.ndarray) -> np.ndarray:
+    """Returns the head that scores each sample in each split, `[draw, n, layer + 1]`.
 
-    The samples with even numbers are one half, those with odd numbers the other; each half is
-    scored by the head that is best on the other half. heads: `[n, layer, head]`. If heads are
-    equally good, the first one is taken.
+    It is the head of the layer that is best on the other half of the samples; in the last column,
+    that of all layers. heads: scores `[n, layer, head]`. A head is given by its place among all
+    heads of all layers. If heads are equally good, the first one is taken.
     """
-    score, place = np.empty(len(heads)), np.empty((len(heads), 2), dtype=int)
-    for half in (0, 1):
-        best = heads[1 - half :: 2].mean(axis=0).argmax()
-        chosen = np.unravel_index(best, heads.shape[1:])
-        score[half::2] = heads[half::2, chosen[0], chosen[1]]
-        place[half::2] = chosen
-    return score, place
+    n, layers, count = heads.shape
+    flat, first = heads.reshape(n, -1), halves(n)
+    best = []
+    for half in (first, ~first):
+        sums = half @ flat
+        by_layer = sums.reshape(-1, layers, count).argmax(axis=2) + count * np.arange(layers)
+        best.append(np.concatenate([by_layer, sums.argmax(axis=1)[:, None]], axis=1))
+    return np.where(first[:, :, None], best[1][:, None], best[0][:, None])
 
 
 def score_table(result: Result) -> pd.DataFrame:
     """Returns a row per rule, resolution, way and layer, with chance levels.
 
-    strongest: the one of the masks without a network that has the highest mean over all images. The
-    columns excess, excess_low and excess_high are the mean over images of the difference to it, and
-    its interval.
+    Heads are chosen once, on the data's masks: the next image's mask and maps in random order have
+    the scores of the same heads, networks of random weights those of their own. head_layer and
+    head: the head that was chosen most often; chosen: the share of scores that are this head's.
+    strongest: the one of the masks without a network that has the highest mean over all images.
+    excess, excess_low, excess_high: the mean over images of the difference to it, and its interval.
     """
-    kept = _with_object(result)
-    constants: Any = result.table("constants")[kept]
+    constants: Any = result.table("constants")[_with_object(result)]
     parts: list[pd.DataFrame] = []
-    for rule, resolution, table, values in _beside_chance(result, _by_way, fewest=2):
+    for rule, resolution, (own, random, other), twins in _scores(result):
+        heads = choices(own.heads)
+        values, table = own.by_way(heads), _columns(own, heads)
+        is_fixed = (table["way"] == WAYS[1]).to_numpy()
         blind = without_network(constants, rule, resolution)
         means: Any = blind.mean()
         strongest = str(means.idxmax())
-        excess = values - blind[[strongest]].to_numpy()
-        low, high = mean_interval(excess)
+        bare = blind[[strongest]].to_numpy()
+        ends = []
+        for less in (0.0, bare):
+            low, high = mean_interval(values - less)
+            low[is_fixed], high[is_fixed] = over_splits(own.chosen(heads) - less).ends
+            ends += [low, high]
         table = table.assign(
-            **means, strongest=strongest, excess=excess.mean(axis=0), excess_low=low,
-            excess_high=high,
+            n=len(values), value=values.mean(axis=0), low=ends[0], high=ends[1],
+            other_image=_mean(other.by_way(heads)), random=_mean(random.by_way(heads)),
+            untrained=_untrained([twin.by_way(choices(twin.heads)) for twin in twins]),
+            **means, strongest=strongest, excess=(values - bare).mean(axis=0),
+            excess_low=ends[2], excess_high=ends[3],
         )  # fmt: skip
-        table.insert(7, "n", int(kept.sum()))
+        table.insert(0, "rule", rule)
+        table.insert(1, "resolution", resolution)
         parts.append(table.astype({"layer": "Int64", "head_layer": "Int64", "head": "Int64"}))
     return pd.concat(parts, ignore_index=True)
 
 
 def head_table(result: Result) -> pd.DataFrame:
     """Returns a row per rule, resolution, layer and head: its mean, interval and chance levels."""
-    parts = [table for _, _, table, _ in _beside_chance(result, _by_head, fewest=1)]
+    parts = []
+    for rule, resolution, models, twins in _scores(result):
+        layer, head = np.indices(models[0].heads.shape[1:]).reshape(2, -1)
+        flat, random, other, *untrained = (
+            scores.heads.reshape(-1, layer.size) for scores in (*models, *twins)
+        )
+        low, high = mean_interval(flat)
+        columns = {"rule": rule, "resolution": resolution, "layer": layer, "head": head}
+        columns |= {"value": flat.mean(axis=0), "low": low, "high": high}
+        columns |= {"other_image": _mean(other), "random": _mean(random)}
+        parts.append(pd.DataFrame(columns | {"untrained": _untrained(untrained)}))
     return pd.concat(parts, ignore_index=True)
 
 
 def image_table(result: Result) -> pd.DataFrame:
-    """Returns a row per image with an object: the fixed head's score `mass_token`."""
-    kept, constants = _with_object(result), result.table("constants")
-    own = scores_of(result.table("samples"), result.table("head_samples"), "mass_token")
-    score, place = fixed(own.heads[kept])
-    images = constants.loc[kept, ["sample", "label"]].assign(score=score)
-    images["layer"], images["head"] = place.T
+    """Returns a row per image with an object: the fixed head's score `mass_token`.
+
+    score: the mean over splits. layer, head: the head that scores the image in most of them.
+    """
+    there = _with_object(result)
+    own = scores_of(result.table("samples"), result.table("head_samples"), "mass_token").on(there)
+    heads, constants = choices(own.heads), result.table("constants")
+    places = [np.bincount(column).argmax() for column in heads[:, :, -1].T]
+    score = own.chosen(heads)[:, :, -1].mean(axis=0)
+    images = constants.loc[there, ["sample", "label"]].assign(score=score)
+    images["layer"], images["head"] = np.divmod(places, own.heads.shape[2])
     return images.reset_index(drop=True)
 
 
-def _by_way(scores: Scores) -> Columns:
-    """Returns a column for each way and layer, and one for the head that is fixed over all layers.
+def _columns(scores: Scores, heads: np.ndarray) -> pd.DataFrame:
+    """Returns a row for each column of `by_way`, with the head that was chosen most often."""
+    count, rows = scores.heads.shape[2], []
+    for layer, column in enumerate(heads.reshape(-1, heads.shape[2]).T):
+        often = np.bincount(column)
+        place = (*divmod(int(often.argmax()), count), often.max() / len(column))
+        where = layer if layer < scores.heads.shape[1] else None
+        fixed = (WAYS[1], where, *place)
+        blank = [(way, where, None, None, np.nan) for way in (WAYS[0], WAYS[2])]
+        rows += [fixed] if where is None else [blank[0], fixed, blank[1]]
+    return pd.DataFrame(rows, columns=["way", "layer", "head_layer", "head", "chosen"])
 
-    head_layer and head: the head that both halves of the samples chose, or None if they differ.
+
+def _scores(result: Result) -> Iterator[tuple[str, str, list[Scores], list[Scores]]]:
+    """Yields rule, resolution, the scores of the model, and those of its twins.
+
+    Those of the model are by the data's masks, with patches in random order, and by the next
+    image's masks. All are of images with an object; where the next image has none, the last are
+    NaN.
     """
-    rows: list[tuple] = []
-    for layer in range(scores.heads.shape[1]):
-        score, place = fixed(scores.heads[:, layer : layer + 1])
-        rows.append((WAYS[0], layer, None, None, scores.best[:, layer]))
-        rows.append((WAYS[1], layer, *_agreed(place + [layer, 0]), score))
-        rows.append((WAYS[2], layer, None, None, scores.heads[:, layer].mean(axis=1)))
-    score, place = fixed(scores.heads)
-    rows.append((WAYS[1], None, *_agreed(place), score))
-    table = pd.DataFrame(rows, columns=["way", "layer", "head_layer", "head", "scores"])
-    return table, np.stack(list(table.pop("scores")), axis=1)
-
-
-def _by_head(scores: Scores) -> Columns:
-    """Returns a column for each layer and head."""
-    layer, head = np.indices(scores.heads.shape[1:]).reshape(2, -1)
-    return pd.DataFrame({"layer": layer, "head": head}), scores.heads.reshape(-1, layer.size)
-
-
-def _beside_chance(
-    result: Result, columns: Callable[[Scores], Columns], fewest: int
-) -> Iterator[tuple[str, str, pd.DataFrame, np.ndarray]]:
-    """Yields rule, resolution, a table, and the scores `[n, row of the table]`.
-
-    The table has each column's mean, interval and chance levels.
-
-    Scores by the next image's mask use only images whose next image has an object; they are NaN for
-    fewer than `fewest` such images.
-    """
-    kept, tables = _with_object(result), _tables(result)
-
-    def means(scores: Scores, chosen: np.ndarray = kept) -> np.ndarray:
-        return columns(scores.on(chosen))[1].mean(axis=0)
-
-    for rule in RULES:
-        for resolution in RESOLUTIONS:
-            name = f"{rule}_{resolution}"
-            own, random, other = (scores_of(*tables[0], f"{name}{chance}") for chance in CHANCE)
-            table, values = columns(own.on(kept))
-            low, high = mean_interval(values)
-            table = table.assign(value=values.mean(axis=0), low=low, high=high)
-            both = kept & ~np.isnan(other.best[:, 0])
-            table["other_image"] = means(other, both) if both.sum() >= fewest else np.nan
-            table["random"] = means(random)
-            untrained = [means(scores_of(*twin, name)) for twin in tables[1:]]
-            table["untrained"] = np.mean(untrained, axis=0) if untrained else np.nan
-            table.insert(0, "rule", rule)
-            table.insert(1, "resolution", resolution)
-            yield rule, resolution, table, values
-
-
-def _with_object(result: Result) -> np.ndarray:
-    """Returns which samples have an object `[n]`."""
-    return result.table("constants")["all_token"].notna().to_numpy()
-
-
-def _tables(result: Result) -> list[tuple[Any, Any]]:
-    """Returns the tables samples and head_samples of the model, then of each twin."""
+    there = _with_object(result)
     samples, heads = (result.table(f"untrained_{name}") for name in ("samples", "head_samples"))
     twins: list[tuple[Any, Any]] = [
         (samples[samples["seed"] == seed], heads[heads["seed"] == seed])
         for seed in range(result.meta["untrained"])
     ]
-    return [(result.table("samples"), result.table("head_samples")), *twins]
+    own = result.table("samples"), result.table("head_samples")
+    for rule in RULES:
+        for resolution in RESOLUTIONS:
+            name = f"{rule}_{resolution}"
+            models = [scores_of(*own, f"{name}{chance}").on(there) for chance in CHANCE]
+            yield rule, resolution, models, [scores_of(*twin, name).on(there) for twin in twins]
 
 
-def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
-    """Returns the layer and head in `[n, 2]` if all samples share them, else None, None."""
-    same = (place == place[0]).all()
-    return (int(place[0, 0]), int(place[0, 1])) if same else (None, None)
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Returns the mean over samples that have values, NaN if none has."""
+    there = values[~np.isnan(values).any(axis=1)]
+    return there.mean(axis=0) if len(there) else np.full(values.shape[1], np.nan)
+
+
+def _untrained(values: Sequence[np.ndarray]) -> np.ndarray | float:
+    return np.mean([each.mean(axis=0) for each in values], axis=0) if values else np.nan
+
+
+def _with_object(result: Result) -> np.ndarray:
+    """Returns which samples have an object `[n]`."""
+    return result.table("constants")["all_token"].notna().to_numpy()

@@ -1,6 +1,7 @@
 """ci.circuits.atom_names: what an atom's activation tells, on held-out samples, or "no name"."""
 
 import io
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import numpy as np
@@ -31,6 +32,7 @@ from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result, first
+from crate_interp.stats.splits import halves
 from crate_interp.sweeps.atom_statistics import CODE
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
@@ -39,21 +41,28 @@ from crate_interp.sweeps.runs.provenance import data_meta
 
 EXAMPLES = 4  # the tokens at which an atom is largest
 _TOKENS = 2**13  # tokens that are compared one by one, and the rest of the last sample's
-_SHUFFLES = 8
+_SPLITS = 8
 _SIDE = 48  # pixels of an example
-_FEWEST = 8  # tokens or samples of a half at which a candidate must be present, and absent
+_FEWEST = 4  # tokens or samples of a half at which a candidate must be present, and absent
 
 
 class AtomNames(Result):
     """What the activation of each atom tells: the candidate that it separates best, if any.
 
     `table()` has a row per layer and atom: layer, atom, name, kind, auc, null, present, n. A
-    candidate is chosen on the samples with even numbers, as the one whose presence the activation
-    separates best. auc: on the other samples, the chance that a token (or a sample, for classes)
-    with it has a larger activation than one without it; 0.5 says nothing. null: the 95th percentile
-    of the same number, candidate chosen anew, for atoms of the layer if what is present is shifted
-    by random amounts along each sample, or dealt out anew among samples. name is "" where auc does
-    not exceed null. present, n: tokens or samples with it, and all, of the held-out half.
+    candidate is chosen on half of the samples, as the one whose presence the activation separates
+    best. auc: on the other half, the chance that a token (or a sample, for classes) with it has a
+    larger activation than one without it; 0.5 says nothing. It is the mean over 8 splits; name and
+    kind are those of the candidate that was chosen most often. null: the 95th percentile of the
+    same number in a split, candidate chosen anew, for atoms of the layer if what is present is
+    disturbed.
+
+    What a token is and where it is are told apart. Classes, objects and words are judged with the
+    position held fixed: a token's activation is its rank among the activations of other samples at
+    the same position, and the null deals out what is present anew among samples, which leaves it
+    where it is. An atom that tells nothing of the kind may be named after a position; the null then
+    shifts positions by random amounts along each sample. name is "" where auc does not exceed null
+    either way. present, n: tokens or samples with it, and all.
 
     examples: layer, atom, rank, sample, token, value: where the atom is largest. images, contexts:
     the pictures and the texts of these places, as in an atlas.
@@ -73,7 +82,8 @@ class AtomNames(Result):
         where = self.counted_samples()
         return (
             f"{len(named):,} of {len(table):,} atoms of {self.meta['model'] or 'the model'} have a "
-            f"name ({kinds or 'none'}), over {where}; 5 % of atoms without one would get it."
+            f"name ({kinds or 'none'}), over {where}; of atoms without one at most 5 % would get "
+            "one that holds with the position fixed, and 5 % a position."
         )
 
     def name_of(self, layer: int, atom: int) -> str:
@@ -133,11 +143,12 @@ def atom_names(
     Candidates for images: the class of the image (by its mean activation), CLS, nine places, and
     patches on an object if the data has masks. For texts: the 40 commonest tokens, the tokens after
     these, sets such as digits or quotation marks, and the first tokens of a window. The score is
-    the area under the ROC curve (AUC); `AtomNames` has the rule. A name says what separates best
-    among these candidates, not what an atom is for.
+    the area under the ROC curve (AUC), with the position held fixed for all that is not a place;
+    `AtomNames` has the rule. A name says what separates best among these candidates, not what an
+    atom is for.
 
     data, run: as in `ci.sweep`; tokens are compared one by one on about 8,000 of them, the first.
-    seed: draws the shifts of the null. Raises ValueError as `ci.sweep` does, for a model without
+    seed: draws the nulls. Raises ValueError as `ci.sweep` does, for a model without
     codes, and for fewer than four samples.
     """
     options = run_options(atom_names, run)
@@ -243,56 +254,76 @@ def _of_layer(
     generator: torch.Generator,
 ) -> pd.DataFrame:
     """Returns the rows of the table "names" of a layer."""
-    parts = (
-        [_Half(tokens[half::2].flatten(0, 1), concepts.present[:, half::2]) for half in (0, 1)],
-        [_Half(means[half::2], classes.present[:, half::2]) for half in (0, 1)],
-    )
-    names, kinds = concepts.names + classes.names, concepts.kinds + classes.kinds
-    own, places = _best([[half.scores() for half in pair] for pair in parts])
-    null = torch.cat(
-        [_best([[half.scores(generator) for half in pair] for pair in parts])[0]
-         for _ in range(_SHUFFLES)]
-    )  # fmt: skip
-    level = float(null.quantile(0.95))
-    held = [pair[1] for pair in parts]
-    present = torch.cat([half.present.flatten(1).sum(dim=1) for half in held])[places]
-    sizes = torch.tensor([len(concepts.names), len(classes.names)])
-    n = torch.tensor([len(half.values) for half in held]).repeat_interleave(sizes)[places]
-    told = own > level
-    chosen = [place if good else None for place, good in zip(places.tolist(), told, strict=True)]
-    return pd.DataFrame(
-        {
-            "layer": layer, "atom": range(len(own)),
-            "name": ["" if place is None else names[place] for place in chosen],
-            "kind": ["" if place is None else kinds[place] for place in chosen],
-            "auc": own.numpy(), "null": level, "present": present.numpy(), "n": n.numpy(),
-        }
-    )  # fmt: skip
+    at_position = torch.from_numpy(rankdata(tokens.numpy(), axis=0)).float()
+    sources = [(at_position, concepts.part("position", False)), (means, classes)]
+    table = _best(sources, _dealt, generator)
+    places = _best([(tokens, concepts.part("position", True))], _shifted, generator)
+    table = table.where(table["auc"] > table["null"], places)
+    table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
+    table.insert(0, "layer", layer)
+    table.insert(1, "atom", range(len(table)))
+    return table
 
 
-class _Half:
-    """The activations of one half of the samples as ranks, and what is present where."""
+def _best(
+    sources: list[tuple[Float[Tensor, "sample *pos atom"], Concepts]],
+    disturbed: Callable[[Tensor, torch.Generator], Tensor],
+    generator: torch.Generator,
+) -> pd.DataFrame:
+    """Returns the candidate that tells most of each atom: name, kind, auc, null, present, n.
 
-    def __init__(
-        self, values: Float[Tensor, "row atom"], present: Bool[Tensor, "concept sample *pos"]
-    ) -> None:
-        self.values, self.present = values, present
-        self.ranks = torch.from_numpy(rankdata(values.numpy(), axis=0))
+    In each split the best candidate of one half is scored on the other. auc: the mean over splits.
+    null: the 95th percentile of the score in a split, over atoms and splits, if candidates are
+    disturbed first.
+    """
+    names = [name for _, concepts in sources for name in concepts.names]
+    kinds = [kind for _, concepts in sources for kind in concepts.kinds]
+    counts = [
+        (int(present.sum()), present.numel())
+        for _, concepts in sources for present in concepts.present
+    ]  # fmt: skip
+    if not names:
+        blank = {"name": "", "kind": "", "auc": 0.5, "null": 0.5, "present": 0, "n": 0}
+        return pd.DataFrame(blank, index=range(sources[0][0].shape[-1]))
+    scores, places = [], []
+    splits = [halves(len(values), draws=_SPLITS) for values, _ in sources]
+    for split in zip(*splits, strict=True):
+        sides = []
+        for side in (split, [~half for half in split]):
+            parts = []
+            for (values, concepts), rows in zip(sources, side, strict=True):
+                ranks = torch.from_numpy(rankdata(values[rows].flatten(0, -2).numpy(), axis=0))
+                present = concepts.present[:, rows]
+                both = [present, disturbed(present, generator)]
+                parts.append(torch.stack([auc(ranks, one.flatten(1)) for one in both], dim=1))
+            sides.append(torch.cat(parts))
+        best = sides[0].argmax(dim=0, keepdim=True)
+        scores.append(sides[1].gather(0, best)[0])
+        places.append(best[0, 0])
+    own, null = torch.stack(scores).unbind(dim=1)
+    columns: dict[str, Any] = {"auc": own.mean(dim=0).numpy(), "null": float(null.quantile(0.95))}
+    often = torch.stack(places).mode(dim=0).values.tolist()
+    for column, values in (("name", names), ("kind", kinds)):
+        columns[column] = [values[place] for place in often]
+    columns["present"], columns["n"] = zip(*(counts[place] for place in often), strict=True)
+    return pd.DataFrame(columns)[["name", "kind", "auc", "null", "present", "n"]]
 
-    def scores(self, generator: torch.Generator | None = None) -> Float[Tensor, "concept atom"]:
-        """Returns the AUC of each candidate and atom, of shifted or dealt out ones if asked.
 
-        A candidate that is present or absent in too few rows has .5.
-        """
-        present = self.present
-        if generator is not None and present.ndim == 3:
-            _, samples, pos = present.shape
-            shift = torch.randint(pos, (samples, 1), generator=generator)
-            order = (torch.arange(pos) + shift) % pos
-            present = present.gather(2, order.expand(len(present), -1, -1))
-        elif generator is not None:
-            present = present[:, torch.randperm(present.shape[1], generator=generator)]
-        return auc(self.ranks, present.flatten(1))
+def _dealt(
+    present: Bool[Tensor, "concept sample *pos"], generator: torch.Generator
+) -> Bool[Tensor, "concept sample *pos"]:
+    """Returns what is present in each sample dealt out anew among samples, at the same places."""
+    return present[:, torch.randperm(present.shape[1], generator=generator)]
+
+
+def _shifted(
+    present: Bool[Tensor, "concept sample pos"], generator: torch.Generator
+) -> Bool[Tensor, "concept sample pos"]:
+    """Returns what is present in each sample shifted by a random amount along it."""
+    _, samples, pos = present.shape
+    shift = torch.randint(pos, (samples, 1), generator=generator)
+    order = (torch.arange(pos) + shift) % pos
+    return present.gather(2, order.expand(len(present), -1, -1))
 
 
 def auc(
@@ -301,20 +332,10 @@ def auc(
     """Returns the area under the ROC curve, from mean ranks (from 1) of the activations.
 
     `(sum of the ranks where present - n1 (n1 + 1) / 2) / (n1 n0)`, in 0 to 1. It is .5 for a
-    candidate that is present in fewer than 8 rows, or absent in fewer.
+    candidate that is present in fewer than 4 rows, or absent in fewer.
     """
     ones = present.double().sum(dim=1, keepdim=True)
     zeros = present.shape[1] - ones
     area = (present.double() @ ranks - ones * (ones + 1) / 2) / (ones * zeros).clamp_min(1)
     few = (ones < _FEWEST) | (zeros < _FEWEST)
     return torch.where(few, 0.5, area)
-
-
-def _best(scores: list[list[Tensor]]) -> tuple[Float[Tensor, "atom"], Tensor]:
-    """Returns the held-out score of the candidate that is best in the other half, and its number.
-
-    scores: for tokens and for samples, those of both halves.
-    """
-    train, held = (torch.cat([pair[half] for pair in scores]) for half in (0, 1))
-    places = train.argmax(dim=0)
-    return held.gather(0, places[None])[0], places

@@ -39,6 +39,12 @@ class Concepts:
     kinds: list[str]
     present: Bool[Tensor, "concept sample *pos"]
 
+    def part(self, kind: str, of_kind: bool) -> "Concepts":
+        """Returns the candidates of a kind, or all others."""
+        places = [place for place, one in enumerate(self.kinds) if (one == kind) == of_kind]
+        names, kinds = ([column[place] for place in places] for column in (self.names, self.kinds))
+        return Concepts(names, kinds, self.present[places])
+
 
 def special_tokens(model: HookedModel) -> int | None:
     """Returns how many tokens come before the patches of an image; None for a text."""
