@@ -80,7 +80,8 @@ def test_values_of_groups_against_a_slow_form(seed, count, missing):
     np.testing.assert_allclose(np.nanmean(found, axis=0), np.nanmean(values, axis=0), **close)
     # names and order do not matter, nor does a constant
     order = random.permutation(len(groups))
-    np.testing.assert_allclose(by_group(values[order], 100 - groups[order])[::-1], found, **close)
+    turned = by_group(values[order], 100 - groups[order])[::-1]
+    np.testing.assert_allclose(turned[:, enough], found[:, enough], **close)
     np.testing.assert_allclose(by_group(values + 7, groups), found + 7, **close)
 
 
@@ -129,7 +130,7 @@ def test_windows_know_their_text(lm):
     # the last token of a window is of its text
     ends = np.cumsum([len(lm.tokenizer.encode(text)) + 1 for text in rows])
     for number in (0, 14, 15, 100, 374):
-        last = (number + 1) * len(found[0][0]) - 1
+        last = (number + 1) * (lm.cfg.n_ctx - lm.cfg.prepend_bos) - 1
         assert found[number][1] == np.searchsorted(ends, last, side="right")
 
 

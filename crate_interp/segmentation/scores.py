@@ -10,6 +10,7 @@ import pandas as pd
 from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
 from crate_interp.results.result import Result
 from crate_interp.segmentation.input_maps import without_network
+from crate_interp.stats.groups import by_group
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.stats.splits import halves, over_splits
 
@@ -50,7 +51,7 @@ def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> S
     return Scores(heads, best[:, : shape[1]])
 
 
-def choices(heads: np.ndarray) -> np.ndarray:
+def choices(heads: np.ndarray, groups: np.ndarray | None = None) -> np.ndarray:
     """Returns the head that scores each sample in each split, `[draw, n, layer + 1]`.
 
     It is the head of the layer that is best on the other half of the samples; in the last column,
@@ -58,7 +59,7 @@ def choices(heads: np.ndarray) -> np.ndarray:
     heads of all layers. If heads are equally good, the first one is taken.
     """
     n, layers, count = heads.shape
-    flat, first = heads.reshape(n, -1), halves(n)
+    flat, first = heads.reshape(n, -1), halves(n, groups)
     best = []
     for half in (first, ~first):
         sums = half @ flat
@@ -78,8 +79,9 @@ def score_table(result: Result) -> pd.DataFrame:
     """
     constants: Any = result.table("constants")[_with_object(result)]
     parts: list[pd.DataFrame] = []
+    groups = result.groups_at(constants["sample"])
     for rule, resolution, (own, random, other), twins in _scores(result):
-        heads = choices(own.heads)
+        heads = choices(own.heads, groups)
         values, table = own.by_way(heads), _columns(own, heads)
         is_fixed = (table["way"] == WAYS[1]).to_numpy()
         blind = without_network(constants, rule, resolution)
@@ -88,13 +90,14 @@ def score_table(result: Result) -> pd.DataFrame:
         bare = blind[[strongest]].to_numpy()
         ends = []
         for less in (0.0, bare):
-            low, high = mean_interval(values - less)
-            low[is_fixed], high[is_fixed] = over_splits(own.chosen(heads) - less).ends
+            low, high = mean_interval(by_group(values - less, groups))
+            fixed = own.chosen(heads) - less
+            low[is_fixed], high[is_fixed] = over_splits(fixed, groups).ends
             ends += [low, high]
         table = table.assign(
             n=len(values), value=values.mean(axis=0), low=ends[0], high=ends[1],
             other_image=_mean(other.by_way(heads)), random=_mean(random.by_way(heads)),
-            untrained=_untrained([twin.by_way(choices(twin.heads)) for twin in twins]),
+            untrained=_untrained([twin.by_way(choices(twin.heads, groups)) for twin in twins]),
             **means, strongest=strongest, excess=(values - bare).mean(axis=0),
             excess_low=ends[2], excess_high=ends[3],
         )  # fmt: skip
@@ -106,13 +109,14 @@ def score_table(result: Result) -> pd.DataFrame:
 
 def head_table(result: Result) -> pd.DataFrame:
     """Returns a row per rule, resolution, layer and head: its mean, interval and chance levels."""
-    parts = []
+    parts, constants = [], result.table("constants")[_with_object(result)]
+    groups = result.groups_at(constants["sample"])
     for rule, resolution, models, twins in _scores(result):
         layer, head = np.indices(models[0].heads.shape[1:]).reshape(2, -1)
         flat, random, other, *untrained = (
             scores.heads.reshape(-1, layer.size) for scores in (*models, *twins)
         )
-        low, high = mean_interval(flat)
+        low, high = mean_interval(by_group(flat, groups))
         columns = {"rule": rule, "resolution": resolution, "layer": layer, "head": head}
         columns |= {"value": flat.mean(axis=0), "low": low, "high": high}
         columns |= {"other_image": _mean(other), "random": _mean(random)}
@@ -127,7 +131,8 @@ def image_table(result: Result) -> pd.DataFrame:
     """
     there = _with_object(result)
     own = scores_of(result.table("samples"), result.table("head_samples"), "mass_token").on(there)
-    heads, constants = choices(own.heads), result.table("constants")
+    constants = result.table("constants")
+    heads = choices(own.heads, result.groups_at(constants.loc[there, "sample"]))
     places = [np.bincount(column).argmax() for column in heads[:, :, -1].T]
     score = own.chosen(heads)[:, :, -1].mean(axis=0)
     images = constants.loc[there, ["sample", "label"]].assign(score=score)

@@ -1,10 +1,11 @@
 """Splits of samples in halves: one half to choose on, the other to score the choice."""
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.contrasts import Difference, Spread, contrast
+from crate_interp.stats.groups import by_group
 
 SPLITS = 50
 
@@ -33,7 +34,9 @@ def halves(
     return np.stack([random.permutation(first) for _ in range(draws)])[:, member]
 
 
-def over_splits(scores: np.ndarray) -> Difference:
+def over_splits(
+    scores: Float[np.ndarray, "draw n c"], groups: Int[np.ndarray, "n"] | None = None
+) -> Difference:
     """Returns the mean over samples and splits of scores `[draw, n, column]`, with its interval.
 
     In each split a choice was made on one half of the samples and scored on the other. The number
@@ -41,8 +44,8 @@ def over_splits(scores: np.ndarray) -> Difference:
     splits (as `studentised` has it), plus the variance between the means of splits. The latter
     counts whole, not divided by the number of splits: more splits of the same samples only tell
     what these samples choose, and other samples would choose anew. The interval is Student's
-    (`contrast`).
+    (`contrast`). groups: as in `halves`; samples then are groups (`by_group`).
     """
-    samples = studentised(scores.mean(axis=0))
-    spread = Spread(scores.mean(axis=1), 1.0)
-    return contrast(samples.mean, [spread], samples.error**2, float(scores.shape[1]))
+    values = by_group(scores.mean(axis=0), groups)
+    samples, spread = studentised(values), Spread(scores.mean(axis=1), 1.0)
+    return contrast(samples.mean, [spread], samples.error**2, float(len(values)))

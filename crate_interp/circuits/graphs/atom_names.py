@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from scipy.stats import rankdata
 from torch import Tensor
@@ -202,8 +202,13 @@ def _named(chunk: Chunk, samples: Samples, seed: int, progress: bool) -> Tables:
     own = None if samples.labels is None else [samples.labels[n - samples.start] for n in numbers]
     classes = of_samples(own, samples.names, len(numbers))
     generator = torch.Generator().manual_seed(seed)
+    groups = None
+    if samples.groups is not None:
+        groups = np.array([samples.groups[n - samples.start] for n in numbers])
     rows = [
-        _of_layer(layer, torch.cat(means[layer]), classes, tokens[layer], concepts, generator)
+        _of_layer(
+            layer, torch.cat(means[layer]), classes, tokens[layer], concepts, generator, groups
+        )
         for layer in range(layers)
     ]
     places = pd.concat([_examples(layer, parts) for layer, parts in enumerate(largest)])
@@ -252,12 +257,13 @@ def _of_layer(
     tokens: Float[Tensor, "compared pos atom"],
     concepts: Concepts,
     generator: torch.Generator,
+    groups: Int[np.ndarray, "sample"] | None = None,
 ) -> pd.DataFrame:
-    """Returns the rows of the table "names" of a layer."""
+    """Returns the rows of the table "names" of a layer; groups: those of the samples."""
     at_position = torch.from_numpy(rankdata(tokens.numpy(), axis=0)).float()
     sources = [(at_position, concepts.part("position", False)), (means, classes)]
-    table = _best(sources, _dealt, generator)
-    places = _best([(tokens, concepts.part("position", True))], _shifted, generator)
+    table = _best(sources, _dealt, generator, groups)
+    places = _best([(tokens, concepts.part("position", True))], _shifted, generator, groups)
     table = table.where(table["auc"] > table["null"], places)
     table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
     table.insert(0, "layer", layer)
@@ -269,10 +275,12 @@ def _best(
     sources: list[tuple[Float[Tensor, "sample *pos atom"], Concepts]],
     disturbed: Callable[[Tensor, torch.Generator], Tensor],
     generator: torch.Generator,
+    groups: Int[np.ndarray, "sample"] | None,
 ) -> pd.DataFrame:
     """Returns the candidate that tells most of each atom: name, kind, auc, null, present, n.
 
-    In each split the best candidate of one half is scored on the other. auc: the mean over splits.
+    In each split the best candidate of one half is scored on the other; a group of samples stays on
+    one side, if there are several. auc: the mean over splits.
     null: the 95th percentile of the score in a split, over atoms and splits, if candidates are
     disturbed first.
     """
@@ -286,7 +294,11 @@ def _best(
         blank = {"name": "", "kind": "", "auc": 0.5, "null": 0.5, "present": 0, "n": 0}
         return pd.DataFrame(blank, index=range(sources[0][0].shape[-1]))
     scores, places = [], []
-    splits = [halves(len(values), draws=_SPLITS) for values, _ in sources]
+    splits = []
+    for values, _ in sources:
+        whose = None if groups is None else groups[: len(values)]
+        several = whose is not None and len(np.unique(whose)) > 1
+        splits.append(halves(len(values), whose if several else None, draws=_SPLITS))
     for split in zip(*splits, strict=True):
         sides = []
         for side in (split, [~half for half in split]):
