@@ -99,6 +99,7 @@ def test_the_page_holds_every_number_and_the_csv_too(single, tmp_path):
         "How to read this",
         "largest t",
         "by chance at most",
+        "Two untrained networks",
         "untrained",
     ):
         assert words in text
