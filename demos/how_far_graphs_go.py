@@ -28,7 +28,7 @@ from crate_interp.stats.intervals import mean_interval
 MODELS = ("crate-tiny-lm", "crate-tiny-induction", "crate-tiny-fashion", SHIPPED.name)
 WINDOW = 48  # tokens of a text
 SINGLE = 48  # codes of a layer that are ablated one at a time
-BLUE, GREY, ORANGE = "#1f66a3", "#808890", "#a8500f"
+BLUE, GREY, ORANGE, PURPLE = "#1f66a3", "#808890", "#a8500f", "#7a4fa3"
 
 
 def inputs_of(name: str, model: Any, count: int) -> Iterator[torch.Tensor]:
@@ -54,7 +54,8 @@ def with_both_held(graph: ci.AttributionGraph, case: Explained) -> float:
     tests = graph.of("ablations")
     places = tests[["layer", "pos", "atom"]].itertuples(index=False)
     slopes = [float(held.attribution(layer)[pos, atom]) for layer, pos, atom in places]
-    return float(agreement(tests.assign(attribution=slopes))["pearson"].mean())
+    by_layer: Any = agreement(tests.assign(attribution=slopes))
+    return float(by_layer["pearson"].mean())
 
 
 def single_codes(case: Explained) -> dict[str, float]:
@@ -80,7 +81,8 @@ def single_codes(case: Explained) -> dict[str, float]:
             "one code, sign: one for all": max(helps, 1 - helps),
         }
         layers.append(found)
-    return pd.DataFrame(layers).mean().to_dict()
+    table: Any = pd.DataFrame(layers)
+    return table.mean().to_dict()
 
 
 def shares(graph: ci.AttributionGraph) -> dict[str, float]:
@@ -91,13 +93,14 @@ def shares(graph: ci.AttributionGraph) -> dict[str, float]:
     )}  # fmt: skip
     found = {}
     for edit, words in (("keep", "alone"), ("remove", "without")):
-        row = whole["model"].loc[edit]
+        row, other = whole["model"].loc[edit], whole["rival_nodes"].loc[edit, "logit"]
         found |= {
             f"{words}: graph": row["logit"],
             f"{words}: largest activations there": row["largest"],
             f"{words}: graph less largest": row["logit"] - row["largest"],
             f"{words}: random codes there": row["random_mean"],
-            f"{words}: codes of the next answer's graph": whole["rival_nodes"].loc[edit, "logit"],
+            f"{words}: codes of the next answer's graph": other,
+            f"{words}: graph less next answer's": row["logit"] - other,
         }
     found["the next answer: its graph alone"] = whole["rival"].loc["keep", "logit"]
     found["the next answer: whole"] = graph.meta["rival"]["logit"] / answer
@@ -147,12 +150,12 @@ def draw(curves: dict[str, pd.DataFrame], out: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
-        1, len(curves), figsize=(11, 2.9), sharey=True, layout="constrained"
+        1, len(curves), figsize=(11, 3.2), sharey=True, layout="constrained"
     )
     looks = {
         "logit": (BLUE, "-", "largest attribution"), "largest": (ORANGE, "-", "largest activation"),
-        "random_mean": (GREY, ":", "random nodes"), "rotated": (ORANGE, ":", "rotated axes"),
-        "untrained": (GREY, "-", "untrained, attribution"),
+        "random_mean": (GREY, ":", "random nodes"), "rotated": (PURPLE, "--", "rotated axes"),
+        "untrained": (GREY, "-", "untrained copy, largest attribution"),
     }  # fmt: skip
     for ax, (name, table) in zip(axes, curves.items(), strict=True):
         for kind, (colour, dashes, words) in looks.items():
@@ -162,7 +165,7 @@ def draw(curves: dict[str, pd.DataFrame], out: Path) -> None:
         ax.axhline(1, color="#1a1d20", lw=0.6)
         ax.set(title=name, xscale="log", xlabel="nodes kept in each layer", ylim=(-0.8, 1.6))
     axes[0].set_ylabel("share of the answer")
-    axes[0].legend(fontsize=7, loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), ncols=5, loc="outside lower center")
     figure.savefig(out, dpi=160)
 
 
