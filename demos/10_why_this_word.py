@@ -179,8 +179,9 @@ print(f"correlation with the real effect {np.corrcoef(attributed, lost)[0, 1]:.2
 
 # %% [markdown]
 # ## How far to trust it
-# Attributions are compared with real ablations of nodes that the graph does not hold; the graph's
-# nodes are kept alone, and taken away, beside as many random nodes.
+# Attributions are compared with real ablations of nodes that the graph does not hold. The graph's
+# nodes are kept alone, and taken away, beside the largest activations at the same tokens and
+# layers, which need no attribution.
 
 
 # %%
@@ -193,9 +194,11 @@ def trust(graphs):
         one.of("whole").set_index("edit").loc["remove", "logit"] / one.meta["target"]["logit"]
         for one in graphs
     ]
+    more, less = np.transpose([one.beyond_size for one in graphs])
     return (
         f"r {said(predicted)}, untrained {said(untrained)}; nodes alone keep {said(kept)} of the "
-        f"answer, without them {said(left)} is left"
+        f"answer, {said(more)} more than the largest activations; without them {said(left)} is "
+        f"left, {said(less)} less than without the largest activations"
     )
 
 

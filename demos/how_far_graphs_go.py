@@ -2,9 +2,10 @@
 
     python demos/how_far_graphs_go.py [--inputs 20] [--out demos/how_far_graphs_go.png]
 
-For each embedded model, graphs of 20 inputs: a table in Markdown, and a figure of how much of the
-answer is left if only k nodes of each layer stay, beside random nodes, rotated axes and untrained
-networks. `make graphs`; about six minutes on one core.
+For each embedded model, graphs of 20 inputs: a table in Markdown of whether attributions choose
+better than size, and a figure of how much of the answer is left if only k nodes of each layer stay,
+by attribution, by size, at random, along rotated axes, and in untrained networks. `make graphs`;
+about five minutes on one core.
 """
 
 import argparse
@@ -12,17 +13,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
 from train_tiny_cutouts import SHIPPED, composites, loaded
 
 import crate_interp as ci
+from crate_interp.circuits.graphs.derivatives import Explained, values
+from crate_interp.circuits.graphs.edited_runs import without
+from crate_interp.circuits.graphs.question import asked
+from crate_interp.circuits.graphs.trust import agreement
+from crate_interp.stats.intervals import mean_interval
 
 MODELS = ("crate-tiny-lm", "crate-tiny-induction", "crate-tiny-fashion", SHIPPED.name)
 WINDOW = 48  # tokens of a text
-BLUE, GREY, ORANGE = "#1f66a3", "#808890", "#a8500f"
+SINGLE = 48  # codes of a layer that are ablated one at a time
+BLUE, GREY, ORANGE, PURPLE = "#1f66a3", "#808890", "#a8500f", "#7a4fa3"
 
 
 def inputs_of(name: str, model: Any, count: int) -> Iterator[torch.Tensor]:
@@ -42,66 +48,124 @@ def inputs_of(name: str, model: Any, count: int) -> Iterator[torch.Tensor]:
         yield from images.split(1)
 
 
-def measured(name: str, count: int) -> tuple[list[Any], pd.DataFrame]:
-    """Returns the row of a model in the table, and its curves: k, kind, share of the answer."""
+def with_both_held(graph: ci.AttributionGraph, case: Explained) -> float:
+    """Returns r of attributions with pattern and norm held, with the ablations of the graph."""
+    held = values(case.model, case.sample, case.question, ("pattern", "norm"))
+    tests = graph.of("ablations")
+    places = tests[["layer", "pos", "atom"]].itertuples(index=False)
+    slopes = [float(held.attribution(layer)[pos, atom]) for layer, pos, atom in places]
+    by_layer: Any = agreement(tests.assign(attribution=slopes))
+    return float(by_layer["pearson"].mean())
+
+
+def single_codes(case: Explained) -> dict[str, float]:
+    """Returns how attribution and size agree with real effects of single codes, mean over layers.
+
+    Codes are drawn at random among those that are not 0, which favours neither. Size says nothing
+    of a sign; beside it is the more frequent sign of the layer's effects.
+    """
+    generator = torch.Generator().manual_seed(0)
+    layers = []
+    for layer, code in enumerate(case.values.codes):
+        active = code.nonzero()
+        nodes = active[torch.randperm(len(active), generator=generator)[:SINGLE]]
+        effect = pd.Series(case.values.target - without(case, layer, nodes).numpy())
+        at = nodes[:, 0], nodes[:, 1]
+        attribution = pd.Series(case.values.attribution(layer)[at].numpy())
+        size = pd.Series(code[at].abs().numpy())
+        helps = float((effect > 0).mean())
+        found = {
+            "one code, rank: attribution": effect.abs().corr(attribution.abs(), "spearman"),
+            "one code, rank: size": effect.abs().corr(size, "spearman"),
+            "one code, sign: attribution": float(((effect > 0) == (attribution > 0)).mean()),
+            "one code, sign: one for all": max(helps, 1 - helps),
+        }
+        layers.append(found)
+    table: Any = pd.DataFrame(layers)
+    return table.mean().to_dict()
+
+
+def shares(graph: ci.AttributionGraph) -> dict[str, float]:
+    """Returns what sets of codes give alone, and what is left without them, over the answer."""
+    answer = graph.meta["target"]["logit"]
+    whole = {who: graph.of("whole", who).set_index("edit") / answer for who in (
+        "model", "rival", "rival_nodes",
+    )}  # fmt: skip
+    found = {}
+    for edit, words in (("keep", "alone"), ("remove", "without")):
+        row, other = whole["model"].loc[edit], whole["rival_nodes"].loc[edit, "logit"]
+        found |= {
+            f"{words}: graph": row["logit"],
+            f"{words}: largest activations there": row["largest"],
+            f"{words}: graph less largest": row["logit"] - row["largest"],
+            f"{words}: random codes there": row["random_mean"],
+            f"{words}: codes of the next answer's graph": other,
+            f"{words}: graph less next answer's": row["logit"] - other,
+        }
+    found["the next answer: its graph alone"] = whole["rival"].loc["keep", "logit"]
+    found["the next answer: whole"] = graph.meta["rival"]["logit"] / answer
+    return found
+
+
+def curves_of(graph: ci.AttributionGraph) -> pd.DataFrame:
+    """Returns the share of the answer if k nodes of each layer stay, [k, kind]."""
+    table = graph.of("sufficiency").set_index("k") / graph.meta["target"]["logit"]
+    untrained = graph.of("sufficiency", "untrained").set_index("k")["logit"]
+    return table.assign(untrained=untrained / graph.meta["untrained"])
+
+
+def measured(name: str, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns the numbers of a model, [input, measure], and its curves, [(input, k), kind]."""
     model: Any = loaded(name)
-    found: dict[str, list[float]] = {}
-    curves: list[Any] = []
+    rows, curves = [], {}
     for sample in tqdm(inputs_of(name, model, count), total=count, desc=name):
         graph = ci.graph(model, sample)
-        target = {"model": graph.meta["target"]["logit"], "untrained": graph.meta["untrained"]}
-        whole = graph.of("whole").set_index("edit")
-        rival = graph.of("whole", "rival").set_index("edit").loc["keep", "logit"]
+        question = asked(model, model(sample).detach(), None, None)
+        case = Explained(model, sample, question, values(model, sample, question, ()))
+        curve = curves[len(rows)] = curves_of(graph)
+        beyond: Any = curve["logit"] - curve["largest"]
         numbers = {
-            "r": graph.predicts,
-            "both held": ci.graph(model, sample, freeze=("pattern", "norm")).predicts,
-            "untrained r": graph.of("agreement", "untrained")["pearson"].mean(),
-            "codes": float(whole.loc["keep", "nodes"]),
-            "alone": whole.loc["keep", "logit"] / target["model"],
-            "random": whole.loc["keep", "random_mean"] / target["model"],
-            "next alone": rival / target["model"],
-            "next whole": graph.meta["rival"]["logit"] / target["model"],
-            "without": whole.loc["remove", "logit"] / target["model"],
-            "without random": whole.loc["remove", "random_mean"] / target["model"],
+            "r with ablations": graph.predicts,
+            "r, pattern and norm held": with_both_held(graph, case),
+            "r, untrained": graph.of("agreement", "untrained")["pearson"].mean(),
+            "codes": graph.of("whole")["nodes"].iloc[0],
+            **shares(graph),
+            "k codes at any token: attribution less size": beyond.mean(),
         }
-        for key, value in numbers.items():
-            found.setdefault(key, []).append(float(value))
-        for network, kind in (("model", "largest"), ("untrained", "untrained")):
-            table = graph.of("sufficiency", network)
-            curves.append(table.assign(share=table["logit"] / target[network], kind=kind))
-        own = graph.of("sufficiency")
-        for kind, column in (("random", "random_mean"), ("rotated", "rotated")):
-            curves.append(own.assign(share=own[column] / target["model"], kind=kind))
-    joined: Any = pd.concat(curves)[["k", "kind", "share"]]
-    return [name, *map(spread, found.values())], joined
+        single = single_codes(case)
+        for what, other in (("rank", "size"), ("sign", "one for all")):
+            gain = single[f"one code, {what}: attribution"] - single[f"one code, {what}: {other}"]
+            single[f"one code, {what}: attribution less {other}"] = gain
+        rows.append(numbers | single)
+    return pd.DataFrame(rows), pd.concat(curves, names=["input"])
 
 
-def spread(values: list[float]) -> str:
-    """Returns the mean and its 95 % interval over inputs."""
-    mean, half = np.mean(values), 2.09 * np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{mean:.2f} ({mean - half:.2f} to {mean + half:.2f})"
+def spread(table: Any) -> pd.DataFrame:
+    """Returns mean, low, high of each column: the mean and its 95 % interval over inputs."""
+    low, high = mean_interval(table.to_numpy(float))
+    return pd.DataFrame({"mean": table.mean(), "low": low, "high": high})
 
 
 def draw(curves: dict[str, pd.DataFrame], out: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
-        1, len(curves), figsize=(11, 2.9), sharey=True, layout="constrained"
+        1, len(curves), figsize=(11, 3.2), sharey=True, layout="constrained"
     )
     looks = {
-        "largest": (BLUE, "-", "largest attribution"), "random": (GREY, ":", "random nodes"),
-        "rotated": (ORANGE, "--", "rotated axes"), "untrained": (GREY, "-", "untrained, largest"),
+        "logit": (BLUE, "-", "largest attribution"), "largest": (ORANGE, "-", "largest activation"),
+        "random_mean": (GREY, ":", "random nodes"), "rotated": (PURPLE, "--", "rotated axes"),
+        "untrained": (GREY, "-", "untrained copy, largest attribution"),
     }  # fmt: skip
     for ax, (name, table) in zip(axes, curves.items(), strict=True):
         for kind, (colour, dashes, words) in looks.items():
-            own: Any = table[table["kind"] == kind].groupby("k")["share"]
-            mean, half = own.mean(), 2.09 * own.sem()
-            ax.plot(mean.index, mean, color=colour, ls=dashes, label=words)
-            ax.fill_between(mean.index, mean - half, mean + half, color=colour, alpha=0.15, lw=0)
+            line = spread(table[kind].unstack("k"))
+            ax.plot(line.index, line["mean"], color=colour, ls=dashes, label=words)
+            ax.fill_between(line.index, line["low"], line["high"], color=colour, alpha=0.15, lw=0)
         ax.axhline(1, color="#1a1d20", lw=0.6)
         ax.set(title=name, xscale="log", xlabel="nodes kept in each layer", ylim=(-0.8, 1.6))
     axes[0].set_ylabel("share of the answer")
-    axes[0].legend(fontsize=7, loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), ncols=5, loc="outside lower center")
     figure.savefig(out, dpi=160)
 
 
@@ -109,19 +173,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".png"))
-    asked = parser.parse_args()
-    head = [
-        "model", "r with ablations", "pattern and norm held", "untrained", "codes", "alone",
-        "random alone",
-        "the next answer, its codes alone", "the next answer, whole",
-        "without them", "without random",
-    ]  # fmt: skip
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    curves = {}
+    settings = parser.parse_args()
+    cells, curves = {}, {}
     for name in MODELS:
-        row, curves[name] = measured(name, asked.inputs)
-        print(f"| {' | '.join(row)} |", flush=True)
-    draw(curves, asked.out)
+        numbers, curves[name] = measured(name, settings.inputs)
+        words = "{mean:.2f} ({low:.2f} to {high:.2f})"
+        cells[name] = spread(numbers).apply(lambda row, words=words: words.format(**row), axis=1)
+    table = pd.DataFrame(cells)
+    print(f"| | {' | '.join(table)} |\n|{'---|' * (1 + table.shape[1])}")
+    for measure, row in table.iterrows():
+        print(f"| {measure} | {' | '.join(row)} |")
+    draw(curves, settings.out)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def test_a_target_that_is_not_the_answer_is_not_called_one(graph):  # noqa: F811
     assert other.question == words and words in ci.viz.graph(other).title
     assert words in other.headline() and words in unescape(other._repr_html_())
     assert f": {abs(logit):.2f} {'above' if logit > 0 else 'below'} the mean" in other.finding()
-    assert ", the model's answer, give" in other.finding() and "next answer" not in other.finding()
+    assert other.rival_rank == "the model's answer"
     for pair, rival, question in (
         ((third, first), "the next answer", f"{names[third]!r} over {names[first]!r}"),
         ((first, second), "the likeliest other answer", None),
@@ -47,7 +47,7 @@ def test_slopes_that_do_not_agree_with_effects_are_said_first(graph):  # noqa: F
     turned = nodes.assign(effect=-nodes["effect"])
     bad = ci.AttributionGraph({**graph.stored, "nodes": turned}, graph.meta)
     assert bad.slope_agreement == pytest.approx(-wanted) and not bad.faithful()
-    assert bad.headline().startswith("Go by effects") and f"r = {-wanted:.2f}" in bad.warning()
+    assert "Go by effects" in bad.headline() and f"r = {-wanted:.2f}" in bad.warning()
     few = ci.AttributionGraph({**graph.stored, "nodes": nodes.assign(effect=np.nan)}, graph.meta)
     assert np.isnan(few.slope_agreement) and few.warning() == graph.warning()
 

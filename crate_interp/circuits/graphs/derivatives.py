@@ -59,6 +59,16 @@ class Values:
         return self.codes[layer].double() * self.slopes[layer].double()
 
 
+@dataclass(frozen=True)
+class Explained:
+    """A sample, an answer, and the values of a network for it."""
+
+    model: HookedModel
+    sample: Tensor
+    question: Question
+    values: Values
+
+
 def strict(model: HookedModel) -> bool:
     """Tells whether a code replaces the stream, so that every path passes through each layer."""
     return not model.cfg.residual

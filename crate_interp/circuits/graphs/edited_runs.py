@@ -4,12 +4,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.circuits.graphs.derivatives import CODE, Hook, Values, directions, frozen_points
-from crate_interp.circuits.graphs.question import Question
+from crate_interp.circuits.graphs.derivatives import (
+    CODE,
+    Explained,
+    Hook,
+    Values,
+    directions,
+    frozen_points,
+)
 from crate_interp.circuits.head_ablation import may_share
 from crate_interp.models.hooked import HookedModel
 
@@ -20,39 +26,35 @@ _THRESHOLDS = (
 _NUMBERS = 2**26  # of the largest activation of a batch of edited copies
 
 
-def copies_at_once(model: HookedModel, values: Values) -> int:
+def copies_at_once(case: Explained) -> int:
     """Returns how many copies of the sample one forward may take."""
-    pos, cfg = len(values.embedded), model.cfg
-    answers = len(values.logits) * (pos if cfg.kind == "text" else 1)
+    pos, cfg = len(case.values.embedded), case.model.cfg
+    answers = len(case.values.logits) * (pos if cfg.kind == "text" else 1)
     return max(1, _NUMBERS // max(pos * max(pos * cfg.n_heads, cfg.d_mlp * 2), answers))
 
 
 @torch.no_grad()
-def without(
-    model: HookedModel,
-    sample: Tensor,
-    question: Question,
-    values: Values,
-    layer: int,
-    nodes: Int[Tensor, "node 2"],
-) -> Float[Tensor, "node"]:
+def without(case: Explained, layer: int, nodes: Int[Tensor, "node 2"]) -> Float[Tensor, "node"]:
     """Returns the target without each node (token, atom) of a layer, one at a time.
 
     A code of 0 takes its place; layer -1 stands for embeddings, which become 0. The layers below
     do not run again, except in nanochat-crate.
     """
-    found = []
-    for group in nodes.to(values.embedded.device).split(copies_at_once(model, values)):
+    found, model = [], case.model
+    for group in nodes.to(case.values.embedded.device).split(copies_at_once(case)):
         if not may_share(model):  # later layers read the embedding again
             point = "hook_embed" if layer < 0 else full_name(CODE, layer)
-            many = sample.expand(len(group), *sample.shape[1:])
             hooks = [(point, partial(_zeroed, nodes=group))]
-            logits = model.run_with_hooks(many, fwd_hooks=hooks)
+            logits = model.run_with_hooks(_copies(case, len(group)), fwd_hooks=hooks)
         else:
-            copies = _without_in_stream(model, values, layer, group)
+            copies = _without_in_stream(model, case.values, layer, group)
             logits = model(copies, start_at_layer=layer + 1)
-        found.append(question.of(logits).double().cpu())
+        found.append(case.question.of(logits).double().cpu())
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
+
+def _copies(case: Explained, count: int) -> Tensor:
+    return case.sample.expand(count, *case.sample.shape[1:])
 
 
 def _zeroed(value: Tensor, hook: Any, nodes: Int[Tensor, "copy 2"]) -> Tensor:
@@ -80,40 +82,44 @@ def _without_in_stream(
 
 @torch.no_grad()
 def keeping(
-    model: HookedModel,
-    sample: Tensor,
-    question: Question,
-    masks: list[Bool[Tensor, "copy pos atom"]],
+    case: Explained,
+    nodes: list[Int[Tensor, "copy node"]],
+    *,
+    others: bool = False,
     axes: list[Float[Tensor, "atom axis"]] | None = None,
 ) -> Float[Tensor, "copy"]:
     """Returns the target if only some nodes of each layer stay and the others are 0.
 
-    axes: an orthonormal basis of the codes of each layer, one axis a column, in which the nodes
-    are coordinates.
+    nodes: their numbers in the flat code of each layer, for each copy of the sample. others: the
+    others stay and these are 0. axes: an orthonormal basis of the codes of each layer, one axis a
+    column, in which the nodes are coordinates.
     """
 
-    def edit(code: Tensor, hook: Any, layer: int) -> Tensor:
-        mask = masks[layer].to(code)
-        if axes is None:
-            return code * mask
-        return ((code @ axes[layer].to(code)) * mask) @ axes[layer].to(code).T
+    def edit(code: Tensor, hook: Any, chosen: Tensor, axis: Tensor | None) -> Tensor:
+        mask = torch.zeros_like(code).flatten(1).scatter_(1, chosen.to(code.device), 1.0)
+        mask = (1 - mask if others else mask).view_as(code)
+        return code * mask if axis is None else ((code @ axis) * mask) @ axis.T
 
-    layers = range(len(masks))
-    hooks = [(full_name(CODE, layer), partial(edit, layer=layer)) for layer in layers]
-    many = sample.expand(len(masks[0]), *sample.shape[1:])
-    return question.of(model.run_with_hooks(many, fwd_hooks=hooks)).double().cpu()
+    found = []
+    names = [full_name(CODE, layer) for layer in range(len(nodes))]
+    turned = axes or [None] * len(nodes)
+    for group in zip(*(one.split(copies_at_once(case)) for one in nodes), strict=True):
+        edits = [partial(edit, chosen=c, axis=a) for c, a in zip(group, turned, strict=True)]
+        hooks = list(zip(names, edits, strict=True))
+        logits = case.model.run_with_hooks(_copies(case, len(group[0])), fwd_hooks=hooks)
+        found.append(case.question.of(logits).double().cpu())
+    return torch.cat(found)
 
 
 @torch.no_grad()
-def baselines(
-    model: HookedModel, sample: Tensor, question: Question, values: Values, freeze: tuple[str, ...]
-) -> list[float]:
+def baselines(case: Explained, freeze: tuple[str, ...]) -> list[float]:
     """Returns the target without all nodes of a layer, for each layer, with what is frozen held.
 
     Which codes are on in the layers above stays as it is, as do patterns and norms that `freeze`
     names. If both are frozen, the network is affine in the codes, and the target is the sum of the
     layer's attributions and of this baseline.
     """
+    model, sample, values = case.model, case.sample, case.values
     layers = range(model.cfg.n_layers)
     pairs = [pair for pair in _THRESHOLDS if full_name(pair[0], 0) in model.hook_dict.keys()]
     pairs = pairs if _has_thresholds(model) else []
@@ -136,7 +142,7 @@ def baselines(
             stream = (values.streams[layer] - written)[None]
             after = [hook for hook in held if _is_above(hook[0], layer)]
             logits = model.run_with_hooks(stream, fwd_hooks=after, start_at_layer=layer + 1)
-        found.append(float(question.of(logits)[0]))
+        found.append(float(case.question.of(logits)[0]))
     return found
 
 

@@ -10,11 +10,10 @@ from torch import Tensor
 from crate_interp.circuits.atlases.atom_directions import answer_names
 from crate_interp.circuits.atlases.excerpts import as_webp, rgb
 from crate_interp.circuits.graphs.atom_names import AtomNames
-from crate_interp.circuits.graphs.derivatives import CutPass, Values
+from crate_interp.circuits.graphs.derivatives import CutPass, Explained, Values
 from crate_interp.circuits.graphs.edited_runs import baselines, without
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, node_name
 from crate_interp.circuits.graphs.selection import SKIP, Graph
-from crate_interp.circuits.graphs.trust import Explained
 from crate_interp.core.safe_text import visible
 from crate_interp.models.hooked import HookedModel
 
@@ -83,7 +82,7 @@ def _with_effects(case: Explained, table: pd.DataFrame) -> pd.DataFrame:
     nodes = nodes.nlargest(max(_EFFECTS, _WORK // work), "influence")
     for layer, own in nodes.groupby("layer"):
         places = torch.tensor(own[["pos", "atom"]].to_numpy())
-        after = without(case.model, case.sample, case.question, case.values, int(layer), places)
+        after = without(case, int(layer), places)
         table.loc[own.index, "effect"] = case.values.target - after.numpy()
     return table
 
@@ -101,8 +100,7 @@ def edge_rows(chosen: Graph, links: list[tuple[int, int, float, int]]) -> pd.Dat
 
 def layer_table(case: Explained, freeze: tuple[str, ...]) -> pd.DataFrame:
     """Returns the table "layers": what all nodes of a layer add, and what is left."""
-    own = case.values
-    found = baselines(case.model, case.sample, case.question, own, freeze)
+    own, found = case.values, baselines(case, freeze)
     rows = []
     for layer, bias in enumerate(found):
         total = float(own.attribution(layer).sum())

@@ -25,7 +25,8 @@ from crate_interp.sweeps.runs.provenance import model_meta
 
 FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answer, and predicts
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom
-MODEL, UNTRAINED, RIVAL = "model", "untrained", "rival"
+CLEAR = 0.05  # a set of codes is called better than another from this share of the answer on
+MODEL, UNTRAINED, RIVAL, RIVAL_NODES = "model", "untrained", "rival", "rival_nodes"
 
 
 def node_name(layer: int, pos: int, atom: int) -> str:
@@ -54,13 +55,15 @@ class AttributionGraph(Result):
     which codes are on); error is what is missing to the target.
     ablations: network, layer, pos, atom, attribution, effect, of nodes outside the graph.
     agreement: network, layer, pearson, low, high, spearman, n, of these ablations.
-    sufficiency: network, k, logit, random_low, random_mean, random_high, rotated: the target if
-    only k nodes of each layer stay (trust.py). whole: network, edit, logit, random_low,
-    random_mean, random_high, nodes: the target if only the graph's nodes stay ("keep"), and without
-    them ("remove"). network: "model", or "untrained" for a network with random weights and its own
-    graph of its own answer; in `whole` also "rival", for the model and its graph of the likeliest
-    other answer (`meta["rival"]` has its name and logit). What the rival's nodes alone give it is a
-    null: nodes chosen for an answer that was not asked about.
+    sufficiency: network, k, logit, largest, random_mean, rotated: the target if only k nodes of
+    each layer stay (trust.py). whole: network, edit, logit, largest, random_mean, random_q025,
+    random_q975, draws, nodes: the target if only the graph's nodes stay ("keep"), and without them
+    ("remove"); beside it with as many of the largest codes, or of random ones, at each token of
+    each layer. random_q025, random_q975: the middle 95 % of so many draws. network: "model", or
+    "untrained" for a network with random weights and its own graph of its own answer. In `whole`
+    also two nulls of the model, without random draws: "rival" is what the graph of the likeliest
+    other answer gives that answer (`meta["rival"]` has its name and logit), "rival_nodes" what the
+    same nodes give the answer that was asked about.
     answers: answer, name, logit (less the mean of all), probability. places: layer, pos,
     attribution, summed over all nodes of a token; layer -1 is the input. picture: webp, rows,
     columns: the picture and its patches; no row for a text. examples: layer, atom, value, words,
@@ -87,6 +90,14 @@ class AttributionGraph(Result):
         first,
     )
     ALONE = "a graph explains one answer of one sample, and graphs do not merge."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "largest" not in self.stored["whole"]:
+            raise ValueError(
+                "the table 'whole' lacks the largest activations: an earlier version made this "
+                "graph. Make it again, ci.graph(model, inputs)."
+            )
 
     def of(self, name: str, network: str = MODEL) -> pd.DataFrame:
         """Returns the rows of a table that belong to the model, or to the untrained network."""
@@ -141,24 +152,30 @@ class AttributionGraph(Result):
     @property
     def kept(self) -> float:
         """Returns the share of the target that the graph's nodes alone give."""
-        return self._alone(MODEL)
+        whole: Any = self.of("whole").set_index("edit")
+        return float(whole.loc["keep", "logit"]) / self.meta["target"]["logit"]
 
-    def _alone(self, network: str) -> float:
-        table: Any = self.of("whole", network)
-        if table.empty:
-            return np.nan
-        target = self.meta["target"]["logit"] if network == MODEL else self.meta["untrained"]
-        return float(table[table["edit"] == "keep"]["logit"].iloc[0]) / target
+    @property
+    def beyond_size(self) -> tuple[float, float]:
+        """Returns what the graph's codes do beyond the largest codes at the same tokens and layers.
+
+        How much more of the answer they give alone, and how much less is left without them, in
+        shares of the answer.
+        """
+        whole: Any = self.of("whole").set_index("edit")
+        more = (whole["logit"] - whole["largest"]) / self.meta["target"]["logit"]
+        return float(more["keep"]), -float(more["remove"])
 
     def faithful(self) -> bool:
-        """Tells whether the graph keeps half of the answer, and predicts ablations with r of .5.
+        """Tells whether the graph does more than size, keeps half of the answer, and predicts.
 
-        It must predict those of its own codes too, where these were measured.
+        It does more than size if one number of `beyond_size` is .05 or more. It must predict
+        ablations with r of .5, those of its own codes too, where these were measured.
         """
         return not self.warning()
 
     def headline(self) -> str:
-        """Returns the answer, how much of it the graph carries, and how well it predicts.
+        """Returns the answer, what the graph's codes do beside others, and how well it predicts.
 
         A warning comes first if the graph is not faithful.
         """
@@ -166,7 +183,12 @@ class AttributionGraph(Result):
 
     def warning(self) -> str:
         """Returns what is wrong with a graph that is not faithful, or ""."""
-        reasons = []
+        reasons, whole = [], self.of("whole")
+        if max(self.beyond_size) < CLEAR and int(whole["nodes"].iloc[0]):
+            reasons.append(
+                "Size is as good a choice as attribution here: the largest activations at the same "
+                "tokens do as well as the graph's codes."
+            )
         if self.slope_agreement < FAITHFUL:
             reasons.append(
                 "Go by effects, not by attributions: over the graph's own codes they agree with "
@@ -184,12 +206,13 @@ class AttributionGraph(Result):
         return " ".join(reasons)
 
     def finding(self) -> str:
-        """Returns the answer, how much of it the graph carries, and how well it predicts."""
+        """Returns the answer, what the graph's codes do beside others, and how well it predicts."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         where = "" if target["position"] is None else f" after token {target['position']}"
-        twin = self.of("agreement", UNTRAINED)["pearson"].mean()
-        beside = "" if np.isnan(twin) else f"; untrained {twin:.2f} on average"
+        random = "{random_mean:.2f} (95 % of draws: {random_q025:.2f} to {random_q975:.2f})"
+        gains = zip(("what is enough", "what is needed"), self.beyond_size, strict=True)
+        better = " and ".join(words for words, gain in gains if gain >= CLEAR)
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
         name = plain(self.meta["model"] or "The model")
         lead = f"{name} answers {self.answer}{where},"
@@ -198,24 +221,12 @@ class AttributionGraph(Result):
         side = "above" if target["logit"] >= 0 else "below"
         return (
             f"{lead} {abs(target['logit']):.2f} {side} {less}. "
-            f"{int(keep['nodes'])} codes alone give {keep['logit']:.2f}, "
-            f"as many random ones {keep['random_mean']:.2f} "
-            f"({keep['random_low']:.2f} to {keep['random_high']:.2f}){self._rival()}; "
-            f"without them {gone['logit']:.2f} is left, without as many random ones "
-            f"{gone['random_mean']:.2f} ({gone['random_low']:.2f} to {gone['random_high']:.2f}). "
-            "Attributions predict real ablations of other nodes with "
-            f"r = {self._by_layer()}{beside}."
-        )
-
-    def _rival(self) -> str:
-        """Returns what codes chosen for another answer give that one, or "" without one."""
-        rival = self.meta.get("rival")
-        if rival is None:
-            return ""
-        keep = self.of("whole", RIVAL).set_index("edit").loc["keep"]
-        return (
-            f"; {int(keep['nodes'])} chosen for {plain(rival['name'])!r}, {self.rival_rank}, give "
-            f"that {keep['logit']:.2f} of {rival['logit']:.2f}"
+            + (f"Attributions choose better than size {better}. " if better else "")
+            + f"{int(keep['nodes'])} codes alone give {keep['logit']:.2f}, the largest activations "
+            f"there {keep['largest']:.2f}, random codes there {random.format(**keep)}. "
+            f"Without them {gone['logit']:.2f} is left, without the largest activations "
+            f"{gone['largest']:.2f}, without random codes {random.format(**gone)}. Attributions "
+            f"predict real ablations of other nodes with r = {self._by_layer()}."
         )
 
     @property

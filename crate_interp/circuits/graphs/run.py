@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crate_interp.circuits.graphs.atom_names import AtomNames
 from crate_interp.circuits.graphs.concepts import special_tokens
-from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, values
+from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, Explained, values
 from crate_interp.circuits.graphs.graph_tables import (
     answer_table,
     edge_rows,
@@ -32,10 +32,17 @@ from crate_interp.circuits.graphs.question import (
     read_part,
     sample_digest,
 )
-from crate_interp.circuits.graphs.result import MODEL, RIVAL, UNTRAINED, AttributionGraph
+from crate_interp.circuits.graphs.result import (
+    MODEL,
+    RIVAL,
+    RIVAL_NODES,
+    UNTRAINED,
+    AttributionGraph,
+)
 from crate_interp.circuits.graphs.selection import Graph, edge_table, select
 from crate_interp.circuits.graphs.trust import (
-    Explained,
+    DRAWS,
+    DRAWS_UNTRAINED,
     ablations,
     agreement,
     alone_and_gone,
@@ -135,7 +142,7 @@ def _measured(
         bar.update()
         tables = _tables(case, cut, chosen, wanted.freeze, names)
         bar.update()
-        own = _trust(case, chosen, seed)
+        own = _trust(case, chosen, DRAWS, seed)
         bar.update()
         drawn, beside = _untrained(model, sample, question.position, wanted, seed)
         bar.update()
@@ -212,11 +219,11 @@ def _untrained(
     with torch.no_grad():
         question = asked(other, other(sample), None, position)
     case, _, chosen = _chosen(other, sample, question, wanted)
-    return case.values.target, _trust(case, chosen, seed)
+    return case.values.target, _trust(case, chosen, DRAWS_UNTRAINED, seed)
 
 
 def _rival(case: Explained, wanted: _Wanted, seed: int) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Returns the likeliest other answer, and what the nodes of its own graph give it.
+    """Returns the likeliest other answer, and what the nodes of its own graph give both answers.
 
     They are chosen as those of the answer are. Without another answer both are empty.
     """
@@ -227,13 +234,17 @@ def _rival(case: Explained, wanted: _Wanted, seed: int) -> tuple[dict[str, Any],
         return {}, pd.DataFrame()
     asked_too = Question(others[0], None, question.position)
     rival, _, chosen = _chosen(case.model, case.sample, asked_too, wanted)
-    table = alone_and_gone(rival, inside(rival, chosen), seed).assign(network=RIVAL)
+    nodes = inside(rival, chosen)
+    tables = [
+        alone_and_gone(one, nodes, 0, seed).assign(network=name)
+        for name, one in ((RIVAL, rival), (RIVAL_NODES, case))
+    ]
     name = names_of(case.model)[others[0]]
     found = {"answer": others[0], "name": name, "logit": rival.values.target}
-    return {"rival": found}, table
+    return {"rival": found}, pd.concat(tables)
 
 
-def _trust(case: Explained, chosen: Graph, seed: int) -> dict[str, pd.DataFrame]:
+def _trust(case: Explained, chosen: Graph, draws: int, seed: int) -> dict[str, pd.DataFrame]:
     """Returns the tables that say how far a graph may be trusted."""
     masks = inside(case, chosen)
     tests = ablations(case, masks, seed)
@@ -241,7 +252,7 @@ def _trust(case: Explained, chosen: Graph, seed: int) -> dict[str, pd.DataFrame]
         "ablations": tests,
         "agreement": agreement(tests),
         "sufficiency": sufficiency(case, seed),
-        "whole": alone_and_gone(case, masks, seed),
+        "whole": alone_and_gone(case, masks, draws, seed),
     }
 
 

@@ -1,7 +1,6 @@
 """How far a graph may be trusted: real ablations, and what is left of the answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,25 +10,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crate_interp.circuits.code_swaps import rotation
-from crate_interp.circuits.graphs.derivatives import Values
-from crate_interp.circuits.graphs.edited_runs import copies_at_once, keeping, without
-from crate_interp.circuits.graphs.question import Question
-from crate_interp.models.hooked import HookedModel
+from crate_interp.circuits.graphs.derivatives import Explained
+from crate_interp.circuits.graphs.edited_runs import keeping, without
 
 KEPT = (1, 3, 10, 30, 100, 300, 1000)  # nodes of each layer that are kept alone
-_BESIDE = ("logit", "random_low", "random_mean", "random_high")
-DRAWS, DRAWS_ALIKE = 3, 10  # of as many random nodes of a layer, and of each token of a layer
+DRAWS, DRAWS_UNTRAINED = 100, 10  # of random nodes at each token, beside those of a graph
+DRAWS_OF_K = 3  # of k random nodes of a layer
 _TESTED = 96  # nodes that are ablated, of all layers together, but at least 8 of each
-
-
-@dataclass(frozen=True)
-class Explained:
-    """A sample, an answer, and the values of a network for it."""
-
-    model: HookedModel
-    sample: Tensor
-    question: Question
-    values: Values
 
 
 def ablations(
@@ -53,7 +40,7 @@ def ablations(
         rest = order[each:][torch.randperm(max(0, len(order) - each), generator=generator)]
         chosen = torch.cat([order[:each], rest[:each]])
         nodes = torch.stack([chosen // free.shape[1], chosen % free.shape[1]], dim=1)
-        after = without(case.model, case.sample, case.question, case.values, layer, nodes)
+        after = without(case, layer, nodes)
         rows.append(
             pd.DataFrame(
                 {
@@ -87,97 +74,81 @@ def agreement(tests: pd.DataFrame) -> pd.DataFrame:
 
 
 def sufficiency(case: Explained, seed: int) -> pd.DataFrame:
-    """Returns the target if only k nodes of each layer stay: k, logit, random and rotated ones.
+    """Returns the target if only k nodes of each layer stay: k, logit, largest, random, rotated.
 
-    logit: with the k nodes of each layer whose attribution is largest in size. random_low,
-    random_mean, random_high: with as many random nodes that are not 0, the least, mean and most of
-    the draws. rotated: with the k largest coordinates of the codes in random orthonormal axes, by
-    attribution in these axes.
+    logit: with the k nodes of each layer whose attribution is largest in size. largest: with the k
+    largest codes. random_mean: with k random nodes that are not 0, the mean of three draws.
+    rotated: with the k largest coordinates of the codes in random orthonormal axes, by attribution
+    in these axes.
     """
-    codes = case.values.codes
+    codes, own = [code.cpu() for code in case.values.codes], case.values
     active = [int((code != 0).sum()) for code in codes]
-    axes = [rotation(code.shape[1], seed).to(code) for code in codes]
+    axes = [rotation(code.shape[1], seed).to(code) for code in own.codes]
+    turned = [
+        (code @ axis) * (slope @ axis)
+        for code, slope, axis in zip(own.codes, own.slopes, axes, strict=True)
+    ]
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for k in [k for k in KEPT if k < max(active)]:
-        best = [_top(case.values.attribution(n).abs(), k)[None] for n in range(len(codes))]
-        random = [_random(code, k, generator) for code in codes]
-        masks = [torch.cat(both) for both in zip(best, random, strict=True)]
-        found = _in_parts(case, masks)
-        turned = []
-        for layer, axis in enumerate(axes):
-            coordinates = codes[layer] @ axis
-            slopes = case.values.slopes[layer] @ axis
-            turned.append(_top((coordinates * slopes).abs(), k)[None])
-        rotated = float(_in_parts(case, turned, axes)[0])
-        rows.append((k, *_beside_random(found), rotated))
-    return pd.DataFrame(rows, columns=["k", *_BESIDE, "rotated"])
+        count = torch.tensor([k])
+        nodes, coordinates = [], []
+        for layer, code in enumerate(codes):
+            sizes = torch.stack([own.attribution(layer).cpu(), code.double()]).abs()
+            best = largest(sizes.view(2, 1, -1), count)
+            draws = random_nodes(code.view(1, -1), count, DRAWS_OF_K, generator)
+            nodes.append(torch.cat([best, draws]))
+            coordinates.append(largest(turned[layer].abs().cpu().view(1, 1, -1), count))
+        found = keeping(case, nodes)
+        rotated = keeping(case, coordinates, axes=axes)
+        rows.append((k, *found[:2].tolist(), float(found[2:].mean()), float(rotated)))
+    return pd.DataFrame(rows, columns=["k", "logit", "largest", "random_mean", "rotated"])
 
 
 def alone_and_gone(
-    case: Explained, inside: Sequence[Bool[Tensor, "pos atom"]], seed: int
+    case: Explained, inside: Sequence[Bool[Tensor, "pos atom"]], draws: int, seed: int
 ) -> pd.DataFrame:
     """Returns the target with the graph's nodes alone, and without them: rows "keep", "remove".
 
-    Columns: edit, logit, random_low, random_mean, random_high, nodes. Random nodes are as many at
-    each token of each layer, and not 0.
+    Columns: edit, logit, largest, random_mean, random_q025, random_q975, draws, nodes. largest:
+    with the largest codes in place of the graph's nodes, as many at each token of each layer.
+    random: with as many random codes that are not 0, the mean and the middle 95 % of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
-    keep = []
-    for code, own in zip(case.values.codes, inside, strict=True):
-        drawn = _random_alike(code, own.sum(dim=-1), generator)
-        keep.append(torch.cat([own[None], drawn]).to(code.device))
-    count = sum(int(own.sum()) for own in inside)
-    rows = []
-    for edit, masks in (("keep", keep), ("remove", [~mask for mask in keep])):
-        rows.append((edit, *_beside_random(_in_parts(case, masks)), count))
-    return pd.DataFrame(rows, columns=["edit", *_BESIDE, "nodes"])
+    nodes = []
+    for code, mask in zip(case.values.codes, inside, strict=True):
+        size, counts = code.cpu().abs(), mask.sum(dim=-1)
+        beside = random_nodes(size, counts, draws, generator)
+        nodes.append(torch.cat([largest(torch.stack([mask.to(size), size]), counts), beside]))
+    rows, count = [], sum(one.shape[1] for one in nodes)
+    for edit in ("keep", "remove"):
+        found = keeping(case, nodes, others=edit == "remove")
+        random = pd.Series(found[2:].numpy())
+        middle = (random.mean(), random.quantile(0.025), random.quantile(0.975))
+        rows.append((edit, *found[:2].tolist(), *middle, draws, count))
+    columns = ["edit", "logit", "largest", "random_mean", "random_q025", "random_q975"]
+    return pd.DataFrame(rows, columns=[*columns, "draws", "nodes"])
 
 
-def _beside_random(found: Float[Tensor, "copy"]) -> tuple[float, float, float, float]:
-    """Returns the first target, and the least, mean and largest of the others, the random ones."""
-    draws = found[1:]
-    return float(found[0]), float(draws.min()), float(draws.mean()), float(draws.max())
+def largest(
+    size: Float[Tensor, "*draw pos atom"], counts: Int[Tensor, "pos"]
+) -> Int[Tensor, "*draw node"]:
+    """Returns the numbers of the largest entries of a flat code, `counts` of them at each token."""
+    pos, atoms = size.shape[-2:]
+    order = size.topk(min(int(counts.max()), atoms), dim=-1).indices
+    there = torch.arange(order.shape[-1]) < counts[:, None]
+    return (order + atoms * torch.arange(pos)[:, None])[..., there]
 
 
-def _in_parts(
-    case: Explained, masks: list[Tensor], axes: list[Tensor] | None = None
-) -> Float[Tensor, "copy"]:
-    size = copies_at_once(case.model, case.values)
-    parts = [
-        keeping(case.model, case.sample, case.question, [m[i : i + size] for m in masks], axes)
-        for i in range(0, len(masks[0]), size)
-    ]
-    return torch.cat(parts)
-
-
-def _top(size: Float[Tensor, "pos atom"], k: int) -> Bool[Tensor, "pos atom"]:
-    """Returns the mask of the k largest entries."""
-    mask = torch.zeros(size.numel(), dtype=torch.bool, device=size.device)
-    mask[size.flatten().topk(min(k, size.numel())).indices] = True
-    return mask.view_as(size)
-
-
-def _random(
-    code: Float[Tensor, "pos atom"], k: int, generator: torch.Generator
-) -> Bool[Tensor, "draw pos atom"]:
-    """Returns masks of k random entries that are not 0, one for each draw."""
-    places = (code != 0).flatten().nonzero()[:, 0]
-    masks = torch.zeros(DRAWS, code.numel(), dtype=torch.bool, device=code.device)
-    for mask in masks:
-        mask[places[torch.randperm(len(places), generator=generator)[:k].to(places.device)]] = True
-    return masks.view(DRAWS, *code.shape)
-
-
-def _random_alike(
-    code: Float[Tensor, "pos atom"], counts: Int[Tensor, "pos"], generator: torch.Generator
-) -> Bool[Tensor, "draw pos atom"]:
-    """Returns masks of random entries that are not 0, `counts` at each token, for each draw."""
-    active, masks = (code != 0).cpu(), []
-    for _ in range(DRAWS_ALIKE):
-        scores = torch.rand(code.shape, generator=generator, dtype=torch.float32).masked_fill(
-            ~active, -1.0
-        )
-        places = scores.argsort(dim=-1, descending=True).argsort(dim=-1)
-        masks.append((places < counts[:, None]) & active)
-    return torch.stack(masks)
+def random_nodes(
+    code: Float[Tensor, "pos atom"],
+    counts: Int[Tensor, "pos"],
+    draws: int,
+    generator: torch.Generator,
+) -> Int[Tensor, "draw node"]:
+    """Returns the numbers of random entries that are not 0, `counts` at each token, by draw."""
+    nodes = largest(code, counts).repeat(draws, 1)
+    for draw in nodes:
+        size = torch.rand(code.shape, generator=generator, dtype=torch.float32)
+        draw[:] = largest(size.masked_fill(code == 0, -1.0), counts)
+    return nodes

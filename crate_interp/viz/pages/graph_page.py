@@ -10,6 +10,8 @@ from crate_interp.circuits.graphs.result import (
     BIAS,
     EMBEDDING,
     MODEL,
+    RIVAL,
+    RIVAL_NODES,
     TARGET,
     UNTRAINED,
     AttributionGraph,
@@ -51,7 +53,7 @@ def graph(graph: AttributionGraph) -> Html:
         agreement=_agreement(graph),
         sufficiency=_sufficiency(graph),
         layers=graph.table("layers").to_dict("records"),
-        whole=graph.table("whole").to_dict("records"),
+        whole=_whole(graph),
         rival=graph.meta.get("rival"),
         rival_rank=graph.rival_rank if "rival" in graph.meta else "",
         scores=graph.meta["scores"],
@@ -146,6 +148,14 @@ def _agreement(graph: AttributionGraph) -> list[dict[str, Any]]:
     """Returns a row per layer, with the correlation of the untrained network beside."""
     own, twin = (graph.of("agreement", network) for network in (MODEL, UNTRAINED))
     return own.assign(untrained=twin["pearson"]).to_dict("records")
+
+
+def _whole(graph: AttributionGraph) -> list[dict[str, Any]]:
+    """Returns the rows of the table "whole", with words for whose codes they are."""
+    other = f"for {graph.meta['rival']['name']}" if "rival" in graph.meta else ""
+    words = {RIVAL: other, RIVAL_NODES: f"{other}, on this answer"}
+    rows = graph.table("whole").to_dict("records")
+    return [row | {"codes": words.get(row["network"], row["network"])} for row in rows]
 
 
 def _sufficiency(graph: AttributionGraph) -> list[dict[str, Any]]:
