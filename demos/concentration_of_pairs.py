@@ -4,8 +4,8 @@
 
 Takes about 3 minutes on one CPU core and needs no network: the ten networks are shipped
 (demos/pairs.py). `ci.circuits.concentration` swaps 16 nodes for a donor's, in the axes of a CRATE's
-code, of the neurons of a ViT's MLPs, and of a ViT's stream. A ratio is the share of the gap between
-two answers that native axes carry, over that of random rotations; 1 is no privilege. A network is
+code, of the neurons of a ViT's MLPs, and of a ViT's stream. A ratio is how far native axes move the
+gap between two answers, over how far random rotations do; 1 is no privilege. A network is
 the unit: ratios are geometric means over the seeds, with Student's interval of the logarithm.
 """
 

@@ -81,7 +81,10 @@ def concentration(
     with the largest first-order effect, minus the gradient of the gap times (donor - own), take the
     donor's values, and the model runs on from there. The share is
     `sum(gap - gap of the swapped run) / sum(gap - gap of the donor)` over pairs: a ratio of sums,
-    which pairs with a small gap cannot upset. Several samples may have the same donor; intervals
+    which pairs with a small gap cannot upset. A pair may overshoot; what nodes carry is
+    `1 - sum |gap of the swapped run - gap of the donor| / sum |gap - gap of the donor|`: all of it
+    (1) only if each pair comes to its donor's gap, less on either side. Bases are compared by what
+    they carry. Several samples may have the same donor; intervals
     take pairs as independent. With all nodes of a code that is the whole stream, the share is 1;
     where the code is added to the stream, it is what passes through the code.
 

@@ -19,9 +19,9 @@ OTHERS = (PCA, ROTATED)
 
 @dataclass(frozen=True)
 class _Shares:
-    """The shares of one network, as values per pair whose mean is the share of all pairs.
+    """What nodes move of the gaps of one network, or carry, as values per pair with this mean.
 
-    places: the layers and k of the rows. of: the values by basis. rotations: the share in each
+    places: the layers and k of the rows. of: the values by basis. rotations: the mean in each
     random rotation.
     """
 
@@ -30,13 +30,13 @@ class _Shares:
     rotations: Float[np.ndarray, "rotation row"]
 
     def more_than(self, basis: str) -> Difference:
-        """Returns the native share minus that in another basis."""
+        """Returns the native mean minus that in another basis."""
         return self._against(basis, self.of[NATIVE] - self.of[basis], self.rotations)
 
     def times(self, basis: str) -> Difference:
-        """Returns the logarithm of the native share over that in another basis.
+        """Returns the logarithm of the native mean over that in another basis.
 
-        It is NaN where a share is not above 0.
+        It is NaN where one is not above 0.
         """
         parts = [_logarithm(self.of[name]) for name in (NATIVE, basis)]
         return self._against(basis, parts[0] - parts[1], _log(self.rotations))
@@ -59,12 +59,14 @@ def _logarithm(values: Float[np.ndarray, "pair row"]) -> Float[np.ndarray, "pair
     return _log(mean) + (values - mean) / np.where(mean > 0, mean, np.nan)
 
 
-def _shares_of(pairs: pd.DataFrame, swaps: pd.DataFrame) -> _Shares:
+def _shares_of(pairs: pd.DataFrame, swaps: pd.DataFrame, carried: bool) -> _Shares:
     wide: Any = swaps.pivot(index="sample", columns=["basis", "layer", "k"], values="moved")
     gaps = pairs.set_index("sample").loc[wide.index]
     whole = (gaps["gap"] - gaps["donor_gap"]).to_numpy(float)[:, None]
     below, names = np.abs(whole), list(wide.columns.unique("basis"))
     above = {name: np.sign(whole) * wide[name].to_numpy(float) for name in names}
+    if carried:  # what is left of the gap counts, on this side of the donor's answer or beyond
+        above = {name: below - np.abs(below - moved) for name, moved in above.items()}
     drawn = [name for name in names if name.startswith(ROTATED)]
     above[ROTATED] = np.mean([above[name] for name in drawn], axis=0)
     return _Shares(
@@ -74,24 +76,25 @@ def _shares_of(pairs: pd.DataFrame, swaps: pd.DataFrame) -> _Shares:
     )
 
 
-def _own(result: Result) -> _Shares:
-    return _shares_of(result.table("pairs"), result.table("swaps"))
+def _own(result: Result, carried: bool = False) -> _Shares:
+    return _shares_of(result.table("pairs"), result.table("swaps"), carried)
 
 
 def _twins(result: Result) -> list[_Shares]:
     """Returns the shares of each untrained twin."""
     both: Any = [result.table(f"untrained_{name}") for name in ("pairs", "swaps")]
     seeds = sorted(set(both[1]["seed"]))
-    return [_shares_of(*(own[own["seed"] == seed] for own in both)) for seed in seeds]
+    return [_shares_of(*(own[own["seed"] == seed] for own in both), False) for seed in seeds]
 
 
 def _shares(result: Result) -> pd.DataFrame:
-    own, twins, rows = _own(result), _twins(result), []
+    own, carried, twins, rows = _own(result), _own(result, True), _twins(result), []
     for basis, values in own.of.items():
-        found = paired(values)
+        found, near = paired(values), paired(carried.of[basis])
         random = [twin.of[basis].mean(axis=0) for twin in twins]
         untrained = np.mean(random, axis=0) if random else np.full(len(own.places), np.nan)
-        columns = {"share": found.value, "low": found.low, "high": found.high}
+        columns = {"carried": near.value, "carried_low": near.low, "carried_high": near.high}
+        columns |= {"share": found.value, "low": found.low, "high": found.high}
         places = own.places.assign(basis=basis)[["layer", "basis", "k"]]
         rows.append(places.assign(**columns, n=len(values), untrained=untrained))
     table: Any = pd.concat(rows)
@@ -99,9 +102,9 @@ def _shares(result: Result) -> pd.DataFrame:
 
 
 def _contrasts(result: Result) -> pd.DataFrame:
-    own, twins, rows = _own(result), _twins(result), []
+    own, carried, twins, rows = _own(result), _own(result, True), _twins(result), []
     for basis in OTHERS:
-        found, times = own.more_than(basis), own.times(basis)
+        found, times = carried.more_than(basis), own.times(basis)
         random = np.array([twin.times(basis).value for twin in twins])
         random = random.reshape(len(twins), len(own.places))
         learned = against_networks(times.value, times.error, random, float(len(own.of[basis])))
@@ -122,16 +125,17 @@ _OF_PAIRS = {"pairs": by("sample"), "swaps": by("sample")}
 class Concentration(Result):
     """How much of the difference of two answers a few nodes of each layer's code carry.
 
-    `table()` has a row per layer, basis ("native", "pca", "rotated") and k: share, its 95 %
-    interval over pairs (low, high), n (pairs) and untrained, the mean share of the untrained twins.
-    `table("contrasts")` has a row per layer, other basis (versus) and k. difference: the native
-    share minus the other one, of the same pairs. low, high, p: its 95 % interval and p over pairs
-    and, for rotated axes, over rotations; p is adjusted over all layers and k (Holm). ratio: the
-    native share over the other one. untrained: this ratio in the twins (geometric mean). learned:
-    ratio / untrained, with learned_low, learned_high and learned_p over pairs and twins; above 1
-    training has concentrated the code. Twins are compared by ratio, because their shares may be far
-    above 1: their answers hardly differ, so that the best nodes move the gap further than the
-    whole donor does. `ci.circuits.concentration` says what a share is.
+    `table()` has a row per layer, basis ("native", "pca", "rotated") and k: carried and share, each
+    with its 95 % interval over pairs (carried_low, carried_high, low, high), n (pairs) and
+    untrained, the mean share of the untrained twins. `ci.circuits.concentration` says what both
+    are. `table("contrasts")` has a row per layer, other basis (versus) and k. difference: what
+    native axes carry minus what the other ones carry, of the same pairs. low, high, p: its 95 %
+    interval and p over pairs and, for rotated axes, over rotations; p is adjusted over all layers
+    and k (Holm). ratio: the native share over the other one. untrained: this ratio in the twins
+    (geometric mean). learned: ratio / untrained, with learned_low, learned_high and learned_p over
+    pairs and twins; above 1 training has concentrated what moves the gap. Twins are compared by the
+    ratio of shares, because their answers hardly differ: the best nodes move the gap several times
+    as far as the whole donor does, in all bases, so that none carries it.
 
     Stored tables: `pairs` (sample, donor, answer, donor_answer, gap, donor_gap), `swaps` (sample,
     layer, basis, k, moved: gap - gap of the swapped run), both of the twins too (`untrained_pairs`,
@@ -157,9 +161,9 @@ class Concentration(Result):
         return int(counts[(len(counts) - 1) // 2])
 
     def text(self) -> str:
-        """Returns a row per layer and k: the three shares, and native against rotated axes."""
+        """Returns a row per layer and k: what bases carry, and native against rotated axes."""
         rows = ["layer", "k"]
-        shares: Any = self._table("shares").pivot(index=rows, columns="basis", values="share")
+        shares: Any = self._table("shares").pivot(index=rows, columns="basis", values="carried")
         table: Any = self._table("contrasts")
         against = table[table["versus"] == ROTATED].drop(columns="versus").set_index(rows)
         both = pd.concat([shares[[NATIVE, PCA, ROTATED]], against], axis=1).reset_index()
@@ -172,36 +176,39 @@ class Concentration(Result):
         return (
             "share: how much of the gap of logits between the two answers of a pair moves if k "
             "nodes (token, coordinate) take the donor's values, a ratio of sums over n pairs; "
-            "1 is all of it.\n"
+            "1 is all of it. carried: 1 less the distance that is left, so that moving a pair "
+            "beyond the donor's answer counts as much as stopping before it; 1 is best.\n"
             "basis: native are the axes of the code itself, pca the principal axes of the layer's "
             f"tokens (fitted on {tokens} tokens), rotated the mean of {settings['rotations']} "
             "random rotations. untrained: the mean share of networks with random weights; where "
             "their answers hardly differ, it is far above 1.\n"
-            "difference: native - versus, of the same pairs. low to high: 95 % intervals over "
-            "pairs and, for rotated axes, rotations. p: of no difference, adjusted for all layers "
-            "and k (Holm). ratio: native / versus. untrained: this ratio in networks with random "
-            "weights. learned: ratio / untrained, with an interval and p over pairs and networks."
+            "difference: carried, native - versus, of the same pairs. low to high: 95 % intervals "
+            "over pairs and, for rotated axes, rotations. p: of no difference, adjusted for all "
+            "layers and k (Holm). ratio: of shares, native / versus. untrained: this ratio in "
+            "networks with random weights. learned: ratio / untrained, with an interval and p over "
+            "pairs and networks."
         )
 
     def finding(self) -> str:
-        """Returns the shares of a few nodes beside rotations, principal axes and twins."""
+        """Returns what a few nodes carry, beside rotations, principal axes and twins."""
         shares: Any = self._table("shares")
         here = shares[shares["k"] == self.middle]
         sizes: Any = self._table("points")
         nodes = int((sizes["tokens"] * sizes["width"]).max())
         spans = {}
         for basis in (NATIVE, ROTATED):
-            own = here[here["basis"] == basis]["share"]
+            own = here[here["basis"] == basis]["carried"]
             spans[basis] = f"{own.min():.2f} to {own.max():.2f}"
         layers = counted(len(sizes), "layers")
         more, less = self._apart(ROTATED)
         above, below = self._apart(PCA)
         return (
             f"In {self.meta['model'] or 'the model'}, swapping {self.middle} of {nodes:,} (token, "
-            f"coordinate) nodes for a donor's moves {spans[NATIVE]} of the gap between two "
-            "answers, depending on the layer; as many randomly rotated axes, the null, move "
-            f"{spans[ROTATED]}. Of {layers}, native axes carry more than random rotations in "
-            f"{more} and less in {less}, more than principal axes in {above} and less in {below} "
+            f"coordinate) nodes for a donor's carries {spans[NATIVE]} of the gap between two "
+            "answers, depending on the layer; as many randomly rotated axes, the null, carry "
+            f"{spans[ROTATED]}. To overshoot the gap counts as to fall short of it. Of {layers}, "
+            f"native axes carry more than random rotations in {more} and less in "
+            f"{less}, more than principal axes in {above} and less in {below} "
             f"(p of {LEVEL} or less, adjusted). {self._learned()}"
         )
 
@@ -224,9 +231,9 @@ class Concentration(Result):
         shown = rows[rows["learned_p"] <= LEVEL]["learned"]
         means = [np.exp(np.log(rows[name]).mean()) for name in ("ratio", "untrained")]
         return (
-            f"Their ratio to rotations, {means[0]:.2f} on average, is {means[1]:.2f} in {count} "
-            f"untrained networks; it is shown to be higher than there in "
-            f"{int((shown > 1).sum())} layers and lower in {int((shown < 1).sum())}."
+            f"They move the gap {means[0]:.2f} times as far as rotations on average, and "
+            f"{means[1]:.2f} times in {count} untrained networks; this is shown to be higher than "
+            f"there in {int((shown > 1).sum())} layers and lower in {int((shown < 1).sum())}."
         )
 
     def _shown(self) -> pd.DataFrame:

@@ -60,9 +60,9 @@ def of_head_ablation(result: ci.HeadAblation, named: set[tuple[int, int]]) -> st
 
 
 def of_concentration(result: ci.circuits.Concentration) -> str:
-    """Returns the shares of each layer and number of nodes in three bases."""
+    """Returns what each layer and number of nodes carry in three bases."""
     shares: Any = result.table("shares").pivot(
-        index=["layer", "k"], columns="basis", values="share"
+        index=["layer", "k"], columns="basis", values="carried"
     )
     shown: Any = shares[["native", "pca", "rotated"]].reset_index()
     return shown.to_string(index=False, float_format="{:.3g}".format)

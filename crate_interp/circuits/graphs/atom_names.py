@@ -262,9 +262,9 @@ def _of_layer(
     """Returns the rows of the table "names" of a layer; groups: those of the samples."""
     at_position = torch.from_numpy(rankdata(tokens.numpy(), axis=0)).float()
     sources = [(at_position, concepts.part("position", False)), (means, classes)]
-    table = _best(sources, _dealt, generator, groups)
+    told = _best(sources, _dealt, generator, groups)
     places = _best([(tokens, concepts.part("position", True))], _shifted, generator, groups)
-    table = table.where(table["auc"] > table["null"], places)
+    table: Any = told.where(told["auc"] > told["null"], places)
     table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
     table.insert(0, "layer", layer)
     table.insert(1, "atom", range(len(table)))
@@ -318,7 +318,8 @@ def _best(
     for column, values in (("name", names), ("kind", kinds)):
         columns[column] = [values[place] for place in often]
     columns["present"], columns["n"] = zip(*(counts[place] for place in often), strict=True)
-    return pd.DataFrame(columns)[["name", "kind", "auc", "null", "present", "n"]]
+    table: Any = pd.DataFrame(columns)
+    return table[["name", "kind", "auc", "null", "present", "n"]]
 
 
 def _dealt(

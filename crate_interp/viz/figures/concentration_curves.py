@@ -30,9 +30,10 @@ def concentration(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of how much k swapped nodes carry, by layer.
 
-    The upper panel shows the share of the gap in native, principal and randomly rotated axes;
-    bands are 95 % intervals over pairs. The lower panel shows the native share over the rotated
-    one; dashed is the same ratio in untrained twins, and 1 is no concentration. k: one of the
+    The upper panel shows how much of the gap native, principal and randomly rotated axes carry;
+    bands are 95 % intervals over pairs. The lower panel shows how far native axes move the gap over
+    how far rotated ones do; dashed is the same ratio in untrained twins, and 1 is no concentration.
+    k: one of the
     numbers of swapped nodes; None means the middle one. ax, title, dpi: as in `ci.viz.layers`; ax
     holds both panels. Raises ValueError for a k that was not measured.
     """
@@ -46,8 +47,9 @@ def concentration(
     for basis, (colour, marker, words) in _LOOKS.items():
         rows = shares[(shares["basis"] == basis) & (shares["k"] == k)]
         look: Any = {"color": colour, "lw": 1.6, "marker": marker, "ms": 3, "label": words}
-        above.plot(rows["layer"], rows["share"], **look)
-        ends = [rows[name].where(np.isfinite(rows[name])) for name in ("low", "high")]
+        above.plot(rows["layer"], rows["carried"], **look)
+        names = ("carried_low", "carried_high")
+        ends = [rows[name].where(np.isfinite(rows[name])) for name in names]
         above.fill_between(rows["layer"], *ends, color=colour, alpha=0.2, lw=0)
     table: Any = result.table("contrasts")
     rows = table[(table["versus"] == ROTATED) & (table["k"] == k)]
@@ -56,7 +58,7 @@ def concentration(
     if rows["untrained"].notna().any():
         look = {"color": CHANCE, "lw": 1.3, "ls": "--", "label": "untrained"}
         below.plot(rows["layer"], rows["untrained"], **look)
-    above.set_ylabel("share of the gap", fontsize=SMALL)
+    above.set_ylabel("carried of the gap", fontsize=SMALL)
     below.set_ylabel("native / rotated", fontsize=SMALL)
     for axes in (above, below):
         axes.tick_params(labelsize=SMALL)
