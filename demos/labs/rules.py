@@ -1,16 +1,19 @@
 """The rules of all claims: data/rules.csv, and how an answer follows from intervals by a rule.
 
-A row of the file says of a kind of claim: lab and key; claim: its text; place: where the document
-says it, "ours" if none does; said: what it says there, in our words; statistic, and the baseline
-that stands beside it; range: the values that are possible; test and bar: what the interval of the
-statistic must do; over: "all" if every part must do it, "settings" if each setting has an answer of
-its own; bar_from: where the bar comes from; unit and n: of the interval; form: quick or full;
-needs: what must hold before the rule is asked at all.
+A row of the file says of a kind of claim: lab and key; about: a white box, or other models;
+trainings: how many trainings of a network its sentence speaks of, 0 if none was trained; claim: its
+text, which names a network that was trained once; place: where the document says it, "ours" if none
+does; said: what it says there, in our words; statistic, and the baseline that stands beside it;
+range: the values that are possible; test and bar: what the interval of the statistic must do; over:
+"all" if every part must do it, "settings" if each setting has an answer of its own; bar_from: where
+the bar comes from; unit and n: of the interval; form: quick or full; needs: what must hold before
+the rule is asked at all.
 """
 
 import csv
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,7 +21,10 @@ from typing import NamedTuple
 
 FILE = Path(__file__).parent / "data" / "rules.csv"
 SUPPORTED, REFUTED, DEPENDS, UNDECIDED = "supported", "not supported", "depends", "undecided"
+ANSWERS = (SUPPORTED, REFUTED, DEPENDS, UNDECIDED)
 TESTS, OVER = ("above", "below", "within"), ("", "all", "settings")
+ABOUT = ("white box", "other")
+MOST_SHOWN = 4  # intervals in the words of a rule; of more cases their verdicts are counted
 
 Interval = tuple[float, float]
 
@@ -28,6 +34,8 @@ class Rule(NamedTuple):
 
     lab: str
     key: str
+    about: str
+    trainings: str
     claim: str
     place: str
     said: str
@@ -52,6 +60,10 @@ class Rule(NamedTuple):
         """Returns statistic and test, such as "gain, by layer: each above 0"."""
         of = {"": "", "all": "all parts ", "settings": "each "}[self.over]
         return f"{self.statistic}: {of}{self.test} {self.bar}"
+
+    def units(self, n: str) -> str:
+        """Returns of how many units the interval is, and whether networks were trained once."""
+        return f"{n} {self.unit}" + ", one training each" * (self.trainings == "1")
 
 
 @cache
@@ -98,6 +110,18 @@ def answer(rule: Rule, cases: Mapping[str, Interval], met: bool = True) -> str:
     if False not in found:
         return UNDECIDED
     return DEPENDS if rule.over == "settings" and True in found else REFUTED
+
+
+def asked(rule: Rule, cases: Mapping[str, Interval]) -> str:
+    """Returns the intervals that a rule was asked about, or how many of them say what."""
+    if len(cases) > MOST_SHOWN:
+        says = Counter(verdict(rule.test, float(rule.bar), ends) for ends in cases.values())
+        return f"{says[True]} yes, {says[False]} no, {says[None]} neither"
+    ends = {
+        name: f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+        for name, (low, high) in cases.items()
+    }
+    return "; ".join(f"{name} {words}".strip() for name, words in ends.items())
 
 
 def lowest(*intervals: Interval) -> Interval:

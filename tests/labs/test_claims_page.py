@@ -84,6 +84,23 @@ def test_every_rule_says_all_that_a_reader_needs():
         low, high = rule.bounds()
         assert low < high, name
         assert ("no paper" in rule.said) == rule.place.startswith("ours"), name
+        assert rule.about in rules.ABOUT and rule.trainings.isdecimal(), name
+
+
+def test_one_training_is_not_said_to_be_crate():
+    """A sentence that rests on fewer than five trainings names its network."""
+    for name, rule in rules.rules().items():
+        if rule.about == "white box" and 0 < int(rule.trainings) < 5:
+            assert re.search("{name}|crate-tiny|this network", rule.claim, re.IGNORECASE), name
+            assert not re.search(r"(?<![\w-])CRATEs?(?![\w-])", rule.claim), name
+
+
+def test_a_rule_shows_the_intervals_that_it_was_asked_about():
+    rule = rules.rules()["embedded.stream"]._replace(test="above", bar="0")
+    few = {"one": YES, "other": (0.5, 0.5)}
+    assert rules.asked(rule, few) == "one 1 to 2; other 0.5"
+    many = {str(at): ends for at, ends in enumerate((YES, YES, NO, BOTH, YES))}
+    assert rules.asked(rule, many) == "3 yes, 1 no, 1 neither"
 
 
 def test_stored_answers_follow_from_the_rules_at_the_form_and_the_n_of_the_rules():
@@ -105,10 +122,18 @@ def test_the_page_is_made_of_what_is_stored():
     kept = claims_page.stored()
     text = (PAGES / "claims.md").read_text()
     assert text == claims_page.page(kept) and rules.digest() in text
-    counts = [int(each) for each in re.findall(r"(\d+) (?:claims|are|depend)", text[:600])]
-    every = text[text.index("\n## CRATE (") : text.index("\n## How the rules")]
-    assert sum(counts[1:]) == counts[0] == every.count("\n| ") - 2 * every.count("\n| --- |")
-    ten = text[text.index("## Ten that matter") : text.index("\n## CRATE (")]
+    white, other = map(int, re.findall(r"(\d+) (?:claims )?about", text)[:2])
+    table = re.findall(r"^\| (?:claims|questions) of [^|]+\|(.*)\|$", text, re.MULTILINE)
+    cells = [[int(cell) for cell in line.split("|")] for line in table]
+    assert [sum(row[:-1]) for row in cells] == [row[-1] for row in cells]
+    assert [cells[0][-1] + cells[1][-1], cells[2][-1] + cells[3][-1]] == [white, other]
+    first, second = (text.index(f"\n## {heading}") for heading in claims_page.TABLES.values())
+    for part, count in (
+        (text[first:second], white),
+        (text[second : text.index("\n## Not run")], other),
+    ):
+        assert part.count("\n| ") - 2 * part.count("\n| --- |") == count
+    ten = text[text.index("## Ten that matter") : first]
     assert ten.count("\n| ") == 12 and all(question in ten for question, _ in claims_page.MATTER)
     for name in {row["lab"] for row in kept}:
         own = (PAGES / "labs" / f"{name}.md").read_text()
