@@ -98,9 +98,10 @@ def lab_cells(row: Row) -> tuple[str, ...]:
     """Returns the cells of a claim that a lab measured, without those of where and by."""
     rule, cases = rules.rules()[row["rule"]], json.loads(row["cases"])
     ours, words = number(row["ours"]), rule.words()
+    shown = (ours, ours)
     if not math.isnan(row["low"]):
-        ours += f" ({number(row['low'])} to {number(row['high'])})"
-    shown = (number(row["low"]), number(row["high"]))
+        shown = (number(row["low"]), number(row["high"]))
+        ours += f" ({shown[0]} to {shown[1]})"
     if [tuple(map(number, ends)) for ends in cases.values()] != [shown]:
         words += f" ({rules.asked(rule, cases)})"
     baseline = f"{number(row['baseline'])}, {row['baseline_is']}"
@@ -148,25 +149,35 @@ def section(document: str, rows: Sequence[Row], others: Sequence[elsewhere.Elsew
     return [*lines, f"Sizes. {words}.", ""] if words else lines
 
 
-def counts(every: Sequence[Row]) -> str:
-    """Returns the table of how often each answer is given, by subject and who claims it."""
+def lead(every: Sequence[Row]) -> list[str]:
+    """Returns how often each answer is given, by subject and by who makes the claim."""
     found = Counter(
         (rules.rules()[row["rule"]].about, row["where"].startswith("ours"), row["answer"])
         for row in every
     )
     lines = []
-    for about, words in COUNTED.items():
+    for subject, words in COUNTED.items():
         for ours, whose in ((False, "claims of the papers"), (True, "questions of ours")):
-            each = [found[about, ours, answer] for answer in rules.ANSWERS]
+            each = [found[subject, ours, answer] for answer in rules.ANSWERS]
             lines.append((f"{whose}, {words}", *map(str, each), str(sum(each))))
-    return in_markdown(("", *rules.ANSWERS, "all"), lines)
+    white = {answer: found["white box", False, answer] + found["white box", True, answer]
+             for answer in rules.ANSWERS}  # fmt: skip
+    other = found.total() - sum(white.values())
+    words = (
+        f"Of {sum(white.values())} claims about white-box transformers {white[rules.SUPPORTED]} "
+        f"are supported at the size at which they were run, {white[rules.REFUTED]} are not, "
+        f"{white[rules.DEPENDS]} depend on a frame, a layer or a setting, and "
+        f"{white[rules.UNDECIDED]} are undecided: an interval holds both answers, there are too "
+        f"few units, or a baseline is not tuned. Another {other} claims of "
+        "the same documents are about other models, and stand apart."
+    )
+    return [words, "", in_markdown(("", *rules.ANSWERS, "all"), lines)]
 
 
 def page(rows: Sequence[Row]) -> str:
     """Returns the page as Markdown; rows: as `stored` returns them."""
     others, body = elsewhere.measured(), []
     every = [*rows, *(one.row for each in others.values() for one in each)]
-    about = Counter(rules.rules()[row["rule"]].about for row in every)
     for subject, heading in TABLES.items():
         body += [f"## {heading}", ""]
         for document in DOCUMENTS:
@@ -183,12 +194,7 @@ def page(rows: Sequence[Row]) -> str:
     head = [
         "# What the papers claim, and what came out here",
         "",
-        f"Of {about['white box']} claims about white-box transformers and {about['other']} about "
-        "other models, so many are supported at the size at which they were run, are not, depend "
-        "on a frame, a layer or a setting, or are undecided: an interval holds both answers, there "
-        "are too few units, or a baseline is not tuned.",
-        "",
-        counts(every),
+        *lead(every),
         "",
         "What rests on one training names its network, or says *this network*; what is said of "
         "CRATE rests on five trainings or more, or on none.",
@@ -211,11 +217,11 @@ def page(rows: Sequence[Row]) -> str:
         "and the number of the units; the baseline; the form. Answers are computed from stored "
         "intervals (`demos/labs/data/claims.csv`) by that file, whose SHA-256 is "
         f"`{rules.digest()}`. The intervals that a rule was asked about stand in brackets beside "
-        "it. The file is younger than the first results, so a bar is 0, comes "
-        "from the paper or from rounding, lies midway between the claim and its baseline, or is "
-        "the size of a baseline's own error or an even chance; two are ours, a hundredth and a "
-        "share of .99 in aot_denoising, where bars from .001 to .1 and from .5 to .999 give the "
-        "same answers. A rule without such a bar was dropped.",
+        "it. The file is younger than the first results, so a bar is 0, comes from the paper or "
+        "from rounding, lies midway between the claim and its baseline, or is the size of a "
+        "baseline's own error or an even chance. A rule without such a bar was dropped, and so was "
+        "a row whose answer follows from how it is made, that cannot be answered here, or whose "
+        "baseline any network passes.",
     ]
     return "\n".join([*head, *body, *tail]).rstrip() + "\n"
 

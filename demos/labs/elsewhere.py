@@ -195,7 +195,9 @@ CANNOT: dict[str, tuple[tuple[str, str], ...]] = {
         ("Joint dynamics of MLP and attention (Theorems 1 to 5) in a CRATE", "the theorems have "
          "free attention weights; in a CRATE query, key and value are one matrix, so they hold for "
          "the papers' own model alone, which the labs run"),
-        ("Entropy along the training of a language model on WikiText", "no data and no GPU here"),
+        ("Entropy along the training of a language model on WikiText (Figures 6 and 8)", "no data "
+         "and no GPU here; the embedded checkpoints, 7 and 8 of one training each, are too few to "
+         "tell a curve that turns from a trend"),
     ),
     SELECTION: (
         ("One-layer theorems (nearest neighbour, random walk, group-sparse, max-margin) in a CRATE",

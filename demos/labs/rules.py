@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ SUPPORTED, REFUTED, DEPENDS, UNDECIDED = "supported", "not supported", "depends"
 ANSWERS = (SUPPORTED, REFUTED, DEPENDS, UNDECIDED)
 TESTS, OVER = ("above", "below", "within"), ("", "all", "settings")
 ABOUT = ("white box", "other")
-MOST_SHOWN = 4  # intervals in the words of a rule; of more cases their verdicts are counted
+FEW = 4  # settings that are looked at one by one; of more it counts how many say yes
 
 Interval = tuple[float, float]
 
@@ -99,8 +100,9 @@ def answer(rule: Rule, cases: Mapping[str, Interval], met: bool = True) -> str:
     """Returns the answer to a claim from the intervals of its cases, by name.
 
     Supported: all say yes. Not supported: one says no. Depends: of several settings some say yes
-    and some no. Undecided: no case says no, and an interval holds both answers, there is none, or
-    what the rule needs is not met.
+    and some no; of more than `FEW` intervals more must say yes than chance allows. Undecided: no
+    case says no, and an interval holds both answers, there is none, or what the rule needs is not
+    met.
     """
     found = [verdict(rule.test, float(rule.bar), ends) for ends in cases.values()]
     if not found or not met:
@@ -109,12 +111,20 @@ def answer(rule: Rule, cases: Mapping[str, Interval], met: bool = True) -> str:
         return SUPPORTED
     if False not in found:
         return UNDECIDED
-    return DEPENDS if rule.over == "settings" and True in found else REFUTED
+    exact = any(low == high for low, high in cases.values())
+    least = 1 if exact or len(found) <= FEW else above_chance(len(found))
+    return DEPENDS if rule.over == "settings" and found.count(True) >= least else REFUTED
+
+
+def above_chance(n: int) -> int:
+    """Returns how many of n intervals of 95 % lie above a bar at which all are, in under 5 %."""
+    shares = (math.comb(n, k) * 0.025**k * 0.975 ** (n - k) for k in range(n))
+    return next(k + 1 for k, below in enumerate(accumulate(shares)) if 1 - below < 0.05)
 
 
 def asked(rule: Rule, cases: Mapping[str, Interval]) -> str:
     """Returns the intervals that a rule was asked about, or how many of them say what."""
-    if len(cases) > MOST_SHOWN:
+    if len(cases) > FEW:
         says = Counter(verdict(rule.test, float(rule.bar), ends) for ends in cases.values())
         return f"{says[True]} yes, {says[False]} no, {says[None]} neither"
     ends = {

@@ -1,6 +1,7 @@
 """The page of all claims: its rules, its stored results, and a page and a picture for every lab."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -68,6 +69,21 @@ def test_undecided_is_apart_from_what_depends_on_a_setting(over, cases, answer):
     assert rules.answer(rule, named, met=False) == "undecided"
 
 
+def test_of_many_settings_more_must_say_yes_than_chance_allows():
+    rule = rules.rules()["embedded.stream"]._replace(over="settings", test="above", bar="0")
+    assert [rules.above_chance(n) for n in (2, 6, 18)] == [1, 2, 3]
+    chance = sum(math.comb(18, k) * 0.025**k * 0.975 ** (18 - k) for k in (0, 1))
+    assert 1 - chance > 0.05 > 1 - chance - math.comb(18, 2) * 0.025**2 * 0.975**16
+
+    def answer(n, yes, case=YES):
+        ends = [case] * yes + [NO] * (n - yes)
+        return rules.answer(rule, {str(at): each for at, each in enumerate(ends)})
+
+    assert answer(18, 2) == answer(6, 1) == "not supported"
+    assert answer(18, 3) == answer(6, 2) == answer(3, 1) == "depends"
+    assert answer(16, 2, (1.0, 1.0)) == "depends"  # a verdict, not an interval
+
+
 def test_a_number_is_beyond_its_rivals_only_if_it_is_beyond_each():
     assert rules.beyond((3.0, 4.0), (0.0, 1.0), (1.0, 2.0)) == (1.0, 3.0)
     assert rules.beyond((0.0, 0.5), (-3.0, -2.0), (1.0, 2.0))[1] < 0
@@ -122,7 +138,8 @@ def test_the_page_is_made_of_what_is_stored():
     kept = claims_page.stored()
     text = (PAGES / "claims.md").read_text()
     assert text == claims_page.page(kept) and rules.digest() in text
-    white, other = map(int, re.findall(r"(\d+) (?:claims )?about", text)[:2])
+    white, *answers, other = map(int, re.findall(r" (\d+) (?:claims|are|depend)", text[:600]))
+    assert white == sum(answers)
     table = re.findall(r"^\| (?:claims|questions) of [^|]+\|(.*)\|$", text, re.MULTILINE)
     cells = [[int(cell) for cell in line.split("|")] for line in table]
     assert [sum(row[:-1]) for row in cells] == [row[-1] for row in cells]
@@ -144,7 +161,7 @@ def test_the_page_is_made_of_what_is_stored():
 def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(claims_page, "STORED", tmp_path / "claims.csv")
     row = lab.claim("costs.time", [0.5, 0.6, 0.7], why="", size="small", n=3, baseline=0.4,
-                    words="a | width")  # fmt: skip
+                    words="a | width", shape="tiny")  # fmt: skip
     for name, form in (("costs", "quick"), ("max_margin", "quick")):
         lab.result(name, form, "Found.", [row], []).save(tmp_path / name)
     claims_page.taken_in(tmp_path)
@@ -152,9 +169,9 @@ def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, ca
     (kept,) = claims_page.stored()
     assert kept["lab"] == "costs" and claims_page.answered(kept) == "supported"
     assert json.loads(kept["cases"])[""] == pytest.approx([row["low"], row["high"]], rel=1e-5)
-    line = claims_page.page([kept]).split("a \\| width (ratio).<br>*ours* | ")[1]
+    line = claims_page.page([kept]).split("a \\| width (tiny; ratio).<br>*ours* | ")[1]
     assert line.startswith(f"0.6 ({row['low']:.4g} to {row['high']:.4g})<br>*3 turns")
-    assert "| 0.4, the ratio of the layers' operations | supported | " in line
+    assert "| 0.4, the ViT | supported | " in line
 
 
 def test_a_network_is_granted_what_a_better_rate_may_add(monkeypatch):
