@@ -181,3 +181,19 @@ def test_a_network_is_granted_what_a_better_rate_may_add(monkeypatch):
         rows = {one.row["rule"]: one for one in elsewhere.of_pairs()}
         assert rows["embedded.vit"].row["answer"] == answer
         assert f"the ViT would gain {gain[0]:.1f} ({gain[1]:+.1f} to" in rows["embedded.vit"].ours
+
+
+def test_a_change_by_depth_must_be_beyond_that_of_untrained_networks(monkeypatch, tmp_path):
+    columns = "network,statistic,n,first,last,low,high," + ",".join(
+        f"untrained_{name}" for name in ("first", "last", "low", "high")
+    )
+    monkeypatch.setattr(elsewhere, "TABLE", tmp_path / "table.csv")
+
+    def answer(low, high, untrained_low, untrained_high):
+        line = f"one,rate,9,5,3,{low},{high},5,4,{untrained_low},{untrained_high}"
+        elsewhere.TABLE.write_text(f"{columns}\n{line}\n")
+        return elsewhere.by_depth("rate", "rate_falls", rules.highest).row["answer"]
+
+    assert answer(-3, -2, -1, -0.5) == "supported"
+    assert answer(-3, -2, -2.5, -1) == "undecided"
+    assert answer(-3, -2, -5, -4) == answer(1, 2, 3, 4) == "not supported"
