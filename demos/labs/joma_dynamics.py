@@ -166,15 +166,15 @@ def theorem_4() -> list[dict]:
 def theorem_5_rows() -> list[list]:
     """Returns rows of P by the sum over all paths, by the corrected rho_0 and by the printed."""
     rows = []
-    for tree in TREES:
-        *shape, q = tree
+    for rho, depth, height, q in TREES:
         prior, first = theorems.classes(q)
         values = {
-            "all paths": theorems.enumerated(*shape, prior, first),
-            "corrected": theorems.sibling(*shape, float(prior @ (2 * first - 1))),
-            "printed": theorems.sibling(*shape, float(prior @ first)),
+            "all paths": theorems.enumerated(rho, depth, height, prior, first),
+            "corrected": theorems.sibling(rho, depth, height, float(prior @ (2 * first - 1))),
+            "printed": theorems.sibling(rho, depth, height, float(prior @ first)),
         }
-        rows += [[f"Theorem 5, {name}", str(tree), 0, 0, float(v)] for name, v in values.items()]
+        tree = str((rho, depth, height, q))
+        rows += [[f"Theorem 5, {name}", tree, 0, 0, value] for name, value in values.items()]
     return rows
 
 
