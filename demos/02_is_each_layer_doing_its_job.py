@@ -11,10 +11,10 @@
 # %% [markdown]
 # # Is each layer doing its job?
 #
-# **Does every layer of a trained CRATE compress and sparsify, as its derivation says?** That
-# depends on how the tokens are normalised. In every layer attention raises the rate R^c of the
-# stream as it is, and lowers it once the length of the stream is taken out. The picture shows it,
-# beside two nulls.
+# **Does every layer of this network, crate-tiny-fashion, compress and sparsify, as its derivation
+# says?** That depends on how the tokens are normalised. In every layer attention raises the rate
+# R^c of the stream as it is, and lowers it once the length of the stream is taken out. The picture
+# shows it, beside two nulls.
 #
 # There are three frames, and both sides of the step are taken in the same one:
 #

@@ -95,10 +95,10 @@ def parts(model, layer, head, role, places, count=1000):
 # %% [markdown]
 # ## In one picture
 # What the code of the strongest induction head holds, by position: how much of its variance the
-# token itself explains, and the two tokens before it. Chance is 0. Left: CRATE, where query and key
-# are this one code. The lines cross. Right: the GPT's head. Its query holds mostly the token
-# itself and its key an earlier token, wherever they stand. The thin line is position 24, where the
-# longest first copy of the training ends.
+# token itself explains, and the two tokens before it. Chance is 0. Left: this network, where query
+# and key are this one code. The lines cross. Right: the GPT's head. Its query holds mostly the
+# token itself and its key an earlier token, wherever they stand. The thin line is position 24,
+# where the longest first copy of the training ends.
 
 # %% tags=["lead"]
 targets = repeat_targets(find, offsets=(0, 1, 2))
@@ -717,7 +717,7 @@ print(
 # ## Conclusion
 # The sentences are made from the numbers above. Intervals are over sequences (of the quotes: over
 # texts). They do not say what another training would have found. For that there are the three
-# seeds, of CRATE only: the sentence on the GPT is of one network.
+# seeds of crate-tiny-induction; the sentence on the GPT is of one network.
 
 
 # %%

@@ -13,9 +13,10 @@
 #
 # **Does the network answer better when a layer does its job better?** Attention in CRATE is derived
 # as a gradient step that lowers the rate R^c, and the sparse step as one or two proximal steps on a
-# lasso. Trained layers do something else (notebook 02). Put the derived step in place of a layer's
-# own, and look at the answers. **Found: not measurably.** With 5 % of the most promising step the
-# loss falls in none of three networks; the changes lie within .032 nats (picture).
+# lasso. The layers of crate-tiny-fashion do something else (notebook 02). Put the derived step in
+# place of a layer's own, and look at the answers. **Found: not measurably.** With 5 % of the most
+# promising step the loss falls in none of three networks; the changes lie within .032 nats
+# (picture).
 
 # %%
 # %matplotlib inline

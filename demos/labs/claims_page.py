@@ -31,6 +31,11 @@ DOCUMENTS = (
     elsewhere.AOT, elsewhere.OTHERS,
 )  # fmt: skip
 HEAD = ("claim, and where it is made", "ours (95 %)", "baseline", "answer", "rule, and measured by")
+TABLES = {  # what a rule is about -> the heading of its claims
+    "white box": "Claims about white-box transformers",
+    "other": "Claims of these documents that are not about white-box transformers",
+}
+COUNTED = {"white box": "about white-box transformers", "other": "about other models"}
 MATTER = (  # questions that most readers come with -> the rules that answer them
     ("Do tokens get compressed along the layers?", "embedded.rate_falls"),
     ("Does attention compress them?", "embedded.stream"),
@@ -91,13 +96,17 @@ def taken_in(labs: Path) -> None:
 
 def lab_cells(row: Row) -> tuple[str, ...]:
     """Returns the cells of a claim that a lab measured, without those of where and by."""
-    rule = rules.rules()[row["rule"]]
-    ours = number(row["ours"])
+    rule, cases = rules.rules()[row["rule"]], json.loads(row["cases"])
+    ours, words = number(row["ours"]), rule.words()
+    shown = (ours, ours)
     if not math.isnan(row["low"]):
-        ours += f" ({number(row['low'])} to {number(row['high'])})"
+        shown = (number(row["low"]), number(row["high"]))
+        ours += f" ({shown[0]} to {shown[1]})"
+    if [tuple(map(number, ends)) for ends in cases.values()] != [shown]:
+        words += f" ({rules.asked(rule, cases)})"
     baseline = f"{number(row['baseline'])}, {row['baseline_is']}"
-    cells = (row["claim"], row["published"], ours, f"{row['n']} {rule.unit}", baseline)
-    return (*cells, rule.words(), answered(row))
+    cells = (row["claim"], row["published"], ours, rule.units(row["n"]), baseline)
+    return (*cells, words, answered(row))
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
@@ -110,8 +119,7 @@ def cells_of(row: Row) -> tuple[str, ...]:
 def other_cells(each: elsewhere.Elsewhere) -> tuple[str, ...]:
     """Returns the cells of a claim that a command measured."""
     row, rule = each.row, rules.rules()[each.row["rule"]]
-    n = f"{rule.n}; {rule.unit}"
-    told = (each.ours, n, each.baseline, rule.words(), each.by)
+    told = (each.ours, rule.units(rule.n), each.baseline, rule.words(), each.by)
     return _five(row["claim"], row["where"], row["answer"], *told)
 
 
@@ -123,46 +131,73 @@ def _five(
 
 def that_matter(others: Mapping[str, Sequence[elsewhere.Elsewhere]]) -> str:
     """Returns the table of the questions that most readers come with."""
-    found = {one.row["rule"]: one for each in others.values() for one in each}
-    rows = [
-        (question, found[rule].ours, found[rule].baseline, found[rule].row["answer"])
-        for question, rule in MATTER
-    ]
+    found = {one.row["rule"]: other_cells(one) for each in others.values() for one in each}
+    rows = [(question, *found[rule][1:4]) for question, rule in MATTER]
     return in_markdown(("question", "found (95 %)", "baseline", "answer"), rows)
 
 
-def section(
-    document: str, rows: Sequence[Row], others: Sequence[elsewhere.Elsewhere]
-) -> tuple[list[str], Counter]:
-    """Returns the lines of a document, and how often each answer is given."""
-    own = [row for row in rows if row["lab"] in elsewhere.LABS.get(document, ())]
-    cells = [*map(other_cells, others), *map(cells_of, own)]
-    lines = [f"## {document}", ""] + ([in_markdown(HEAD, cells)] if cells else [])
+def section(document: str, rows: Sequence[Row], others: Sequence[elsewhere.Elsewhere]) -> list[str]:
+    """Returns the lines of a document's claims; none if it has none."""
+    cells = [*map(other_cells, others), *map(cells_of, rows)]
+    if not cells:
+        return []
     sizes: dict[str, dict[str, None]] = {}  # by lab, each size once
-    for row in own:
+    for row in rows:
         sizes.setdefault(f"{row['lab']} ({row['form']} form)", {})[row["size"]] = None
-    if sizes:
-        listed = (f"{lab}: {' / '.join(each)}" for lab, each in sizes.items())
-        lines += ["", f"Sizes. {'; '.join(listed)}."]
-    if document in elsewhere.CANNOT:
-        lines += [""] * bool(cells) + ["Cannot be run here or on a CRATE:", ""]
-        lines += [f"* {claim}: {why}." for claim, why in elsewhere.CANNOT[document]]
-    return [*lines, ""], Counter(each[3] for each in cells)
+    words = "; ".join(f"{lab}: {' / '.join(each)}" for lab, each in sizes.items())
+    lines = [f"### {document}", "", in_markdown(HEAD, cells), ""]
+    return [*lines, f"Sizes. {words}.", ""] if words else lines
+
+
+def lead(every: Sequence[Row]) -> list[str]:
+    """Returns how often each answer is given, by subject and by who makes the claim."""
+    found = Counter(
+        (rules.rules()[row["rule"]].about, row["where"].startswith("ours"), row["answer"])
+        for row in every
+    )
+    lines = []
+    for subject, words in COUNTED.items():
+        for ours, whose in ((False, "claims of the papers"), (True, "questions of ours")):
+            each = [found[subject, ours, answer] for answer in rules.ANSWERS]
+            lines.append((f"{whose}, {words}", *map(str, each), str(sum(each))))
+    white = {answer: found["white box", False, answer] + found["white box", True, answer]
+             for answer in rules.ANSWERS}  # fmt: skip
+    other = found.total() - sum(white.values())
+    words = (
+        f"Of {sum(white.values())} claims about white-box transformers {white[rules.SUPPORTED]} "
+        f"are supported at the size at which they were run, {white[rules.REFUTED]} are not, "
+        f"{white[rules.DEPENDS]} depend on a frame, a layer or a setting, and "
+        f"{white[rules.UNDECIDED]} are undecided: an interval holds both answers, there are too "
+        f"few units, or a baseline is not tuned. Another {other} claims of "
+        "the same documents are about other models, and stand apart."
+    )
+    return [words, "", in_markdown(("", *rules.ANSWERS, "all"), lines)]
 
 
 def page(rows: Sequence[Row]) -> str:
     """Returns the page as Markdown; rows: as `stored` returns them."""
-    body, found, others = [], Counter(), elsewhere.measured()
-    for document in DOCUMENTS:
-        lines, answers = section(document, rows, others.get(document, ()))
-        body, found = body + lines, found + answers
+    others, body = elsewhere.measured(), []
+    every = [*rows, *(one.row for each in others.values() for one in each)]
+    for subject, heading in TABLES.items():
+        body += [f"## {heading}", ""]
+        for document in DOCUMENTS:
+            labs = elsewhere.LABS.get(document, ())
+            own = [r for r in rows if r["lab"] in labs
+                   and rules.rules()[r["rule"]].about == subject]  # fmt: skip
+            beside = [one for one in others.get(document, ())
+                      if rules.rules()[one.row["rule"]].about == subject]  # fmt: skip
+            body += section(document, own, beside)
+    cannot = [
+        f"* {document}: {what}: {why}."
+        for document in DOCUMENTS for what, why in elsewhere.CANNOT.get(document, ())
+    ]  # fmt: skip
     head = [
         "# What the papers claim, and what came out here",
         "",
-        f"Of {sum(found.values())} claims {found['supported']} are supported at the size at which "
-        f"they were run, {found['not supported']} are not, {found['depends']} depend on a frame, a "
-        f"layer or a setting, and {found['undecided']} are undecided: an interval holds both "
-        "answers, there are too few units, or a baseline is not tuned.",
+        *lead(every),
+        "",
+        "What rests on one training names its network, or says *this network*; what is said of "
+        "CRATE rests on five trainings or more, or on none.",
         "",
         "## Ten that matter",
         "",
@@ -170,6 +205,10 @@ def page(rows: Sequence[Row]) -> str:
         "",
     ]
     tail = [
+        "## Not run here, or not on a CRATE",
+        "",
+        *cannot,
+        "",
         "## How the rules were made",
         "",
         "The rule of every row was written down apart from its result, in "
@@ -177,11 +216,12 @@ def page(rows: Sequence[Row]) -> str:
         "statistic and the bar that its interval must pass, and where the bar comes from; the unit "
         "and the number of the units; the baseline; the form. Answers are computed from stored "
         "intervals (`demos/labs/data/claims.csv`) by that file, whose SHA-256 is "
-        f"`{rules.digest()}`. The file is younger than the first results, so a bar is 0, comes "
-        "from the paper or from rounding, lies midway between the claim and its baseline, or is "
-        "the size of a baseline's own error or an even chance; two are ours, a hundredth and a "
-        "share of .99 in aot_denoising, where bars from .001 to .1 and from .5 to .999 give the "
-        "same answers. A rule without such a bar was dropped.",
+        f"`{rules.digest()}`. The intervals that a rule was asked about stand in brackets beside "
+        "it. The file is younger than the first results, so a bar is 0, comes from the paper or "
+        "from rounding, lies midway between the claim and its baseline, or is the size of a "
+        "baseline's own error or an even chance. A rule without such a bar was dropped, and so was "
+        "a row whose answer follows from how it is made, that cannot be answered here, or whose "
+        "baseline any network passes.",
     ]
     return "\n".join([*head, *body, *tail]).rstrip() + "\n"
 

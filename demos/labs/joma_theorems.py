@@ -98,21 +98,3 @@ def enumerated(rho: float, depth: int, height: int, prior: NDArray, first: NDArr
             p *= math.prod(step[a, b] for a, b in itertools.pairwise(chain))
         joint[left[-1], right[-1]] += p
     return joint[1, 1] / joint[:, 1].sum()
-
-
-def sampled(
-    rho: float, depth: int, height: int, prior: NDArray, first: NDArray, n: int, seed: int
-) -> tuple[float, float]:
-    """Returns the same from n draws of the tree, and its standard error."""
-    rng = np.random.default_rng(seed)
-    shared = rng.random(n) >= first[rng.choice(len(prior), size=n, p=prior)]  # the first latent
-
-    def down(latent: NDArray, levels: int) -> NDArray:
-        flips = rng.random((levels, n)) < (1 - rho) / 2
-        return latent ^ np.logical_xor.reduce(flips, axis=0)
-
-    shared = down(shared, depth - height - 1)
-    one, other = down(shared, height), down(shared, height)
-    kept = one[other]
-    share = float(kept.mean())
-    return share, math.sqrt(share * (1 - share) / len(kept))

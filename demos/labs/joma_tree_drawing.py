@@ -11,12 +11,11 @@ SERIES = {  # quantity: how it is named, its marker
     "untrained 4096": ("untrained, 4096 hidden units", "s"),
     "small before": ("d = 128, untrained", "v"),
     "small trained": ("d = 128, trained", "^"),
-    "small permuted": ("d = 128, trained, permuted latents", "x"),
 }
 
 
 def draw(found: Any) -> Figure:
-    """Draws NCorr of each cell and layer: published, untrained, trained small, permuted."""
+    """Draws NCorr of each cell and layer: published, untrained, trained small."""
     from joma_tree import CELLS, PUBLISHED, name
 
     figure, axes = pyplot.subplots(2, 1, figsize=(11, 8), sharex=True, layout="constrained")
@@ -27,7 +26,7 @@ def draw(found: Any) -> Figure:
         for place, (quantity, (words, marker)) in enumerate(SERIES.items()):
             rows = found.numbers(quantity, place=layer).groupby("setting")["value"]
             mean, spread = rows.mean(), rows.std()
-            x = [i + (place - 2) * 0.14 for i in at if name(CELLS[i]) in mean.index]
+            x = [i + (place - 1.5) * 0.16 for i in at if name(CELLS[i]) in mean.index]
             cells = [name(cell) for cell in CELLS if name(cell) in mean.index]
             axis.errorbar(x, mean[cells], spread[cells], fmt=marker, label=words)
         axis.set(ylabel=f"NCorr of layer {layer}", ylim=(0.3, 1.03))

@@ -1,24 +1,31 @@
 """The rules of all claims: data/rules.csv, and how an answer follows from intervals by a rule.
 
-A row of the file says of a kind of claim: lab and key; claim: its text; place: where the document
-says it, "ours" if none does; said: what it says there, in our words; statistic, and the baseline
-that stands beside it; range: the values that are possible; test and bar: what the interval of the
-statistic must do; over: "all" if every part must do it, "settings" if each setting has an answer of
-its own; bar_from: where the bar comes from; unit and n: of the interval; form: quick or full;
-needs: what must hold before the rule is asked at all.
+A row of the file says of a kind of claim: lab and key; about: a white box, or other models;
+trainings: how many trainings of a network its sentence speaks of, 0 if none was trained; claim: its
+text, which names a network that was trained once; place: where the document says it, "ours" if none
+does; said: what it says there, in our words; statistic, and the baseline that stands beside it;
+range: the values that are possible; test and bar: what the interval of the statistic must do; over:
+"all" if every part must do it, "settings" if each setting has an answer of its own; bar_from: where
+the bar comes from; unit and n: of the interval; form: quick or full; needs: what must hold before
+the rule is asked at all.
 """
 
 import csv
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 FILE = Path(__file__).parent / "data" / "rules.csv"
 SUPPORTED, REFUTED, DEPENDS, UNDECIDED = "supported", "not supported", "depends", "undecided"
+ANSWERS = (SUPPORTED, REFUTED, DEPENDS, UNDECIDED)
 TESTS, OVER = ("above", "below", "within"), ("", "all", "settings")
+ABOUT = ("white box", "other")
+FEW = 4  # settings that are looked at one by one; of more it counts how many say yes
 
 Interval = tuple[float, float]
 
@@ -28,6 +35,8 @@ class Rule(NamedTuple):
 
     lab: str
     key: str
+    about: str
+    trainings: str
     claim: str
     place: str
     said: str
@@ -52,6 +61,10 @@ class Rule(NamedTuple):
         """Returns statistic and test, such as "gain, by layer: each above 0"."""
         of = {"": "", "all": "all parts ", "settings": "each "}[self.over]
         return f"{self.statistic}: {of}{self.test} {self.bar}"
+
+    def units(self, n: str) -> str:
+        """Returns of how many units the interval is, and whether networks were trained once."""
+        return f"{n} {self.unit}" + ", one training each" * (self.trainings == "1")
 
 
 @cache
@@ -87,8 +100,9 @@ def answer(rule: Rule, cases: Mapping[str, Interval], met: bool = True) -> str:
     """Returns the answer to a claim from the intervals of its cases, by name.
 
     Supported: all say yes. Not supported: one says no. Depends: of several settings some say yes
-    and some no. Undecided: no case says no, and an interval holds both answers, there is none, or
-    what the rule needs is not met.
+    and some no; of more than `FEW` intervals more must say yes than chance allows. Undecided: no
+    case says no, and an interval holds both answers, there is none, or what the rule needs is not
+    met.
     """
     found = [verdict(rule.test, float(rule.bar), ends) for ends in cases.values()]
     if not found or not met:
@@ -97,7 +111,27 @@ def answer(rule: Rule, cases: Mapping[str, Interval], met: bool = True) -> str:
         return SUPPORTED
     if False not in found:
         return UNDECIDED
-    return DEPENDS if rule.over == "settings" and True in found else REFUTED
+    exact = any(low == high for low, high in cases.values())
+    least = 1 if exact or len(found) <= FEW else above_chance(len(found))
+    return DEPENDS if rule.over == "settings" and found.count(True) >= least else REFUTED
+
+
+def above_chance(n: int) -> int:
+    """Returns how many of n intervals of 95 % lie above a bar at which all are, in under 5 %."""
+    shares = (math.comb(n, k) * 0.025**k * 0.975 ** (n - k) for k in range(n))
+    return next(k + 1 for k, below in enumerate(accumulate(shares)) if 1 - below < 0.05)
+
+
+def asked(rule: Rule, cases: Mapping[str, Interval]) -> str:
+    """Returns the intervals that a rule was asked about, or how many of them say what."""
+    if len(cases) > FEW:
+        says = Counter(verdict(rule.test, float(rule.bar), ends) for ends in cases.values())
+        return f"{says[True]} yes, {says[False]} no, {says[None]} neither"
+    ends = {
+        name: f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+        for name, (low, high) in cases.items()
+    }
+    return "; ".join(f"{name} {words}".strip() for name, words in ends.items())
 
 
 def lowest(*intervals: Interval) -> Interval:

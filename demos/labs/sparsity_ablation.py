@@ -1,12 +1,11 @@
 """What the sparsity term does: its weight lambda set to 0 or raised, in training and after it.
 
 After training: crate-tiny-fashion (trained with lambda .1) reads 256 test images with other
-thresholds, clean and with noise on pixels, a shift, and noise on all codes; crate-tiny-cutouts
-segments. The baseline is a threshold that moves as far in random directions. In training: small
-CRATEs on scikit-learn's digits with lambda 0, .1 and .5, several seeds each, which share start and
-order of the images; the baseline of their sparsity is what the threshold does before training.
-Published: CRATE-B reaches 70.8 % on ImageNet with lambda .02 or .1 and 70.5 %
-with .5 (arXiv 2306.01129, appendix).
+thresholds, clean and with noise on pixels, a shift, and noise on all codes. The baseline is a
+threshold that moves as far in random directions. In training: small CRATEs on scikit-learn's digits
+with lambda 0, .1 and .5, several seeds each, which share start and order of the images; the
+baseline of their sparsity is what the threshold does before training. Published: CRATE-B reaches
+70.8 % on ImageNet with lambda .02 or .1 and 70.5 % with .5 (arXiv 2306.01129, appendix).
 """
 
 from functools import partial
@@ -26,14 +25,13 @@ from ablated import (
 )
 from lab import LabResult, Steps, claim, main, mean_and_interval, result
 from tqdm.auto import tqdm
-from twins import CUTOUTS, FASHION, composites, images_of, loaded
+from twins import FASHION, images_of
 
 import crate_interp as ci
 from crate_interp.stats.paired_shares import paired_shares
 
 OWN, OTHER, TRAINED_AT = 0.1, (0.0, 0.05, 0.2, 0.5, 1.0), (0.0, 0.1, 0.5)
-SEGMENTED = (0.0, 0.1, 0.5)
-SEEDS, TRAIN_STEPS, N_MASKS = {"quick": 3, "full": 10}, {"quick": 300, "full": 600}, 64
+SEEDS, TRAIN_STEPS = {"quick": 3, "full": 10}, {"quick": 300, "full": 600}
 SHIFT = {"fashion": (3, 3), "digits": (1, 0)}  # down, right; digits at (1, 1) are read by chance
 
 HEADLINE = (
@@ -60,13 +58,6 @@ def moved_at_random() -> list[float]:
     with threshold(model, OWN):
         logits = model.run_with_hooks(images, fwd_hooks=random_signs(model, OWN, 0))
     return (logits.argmax(dim=-1) == labels).float().tolist()
-
-
-def segmented(lambd: float) -> list[float]:
-    """Returns each image's Jaccard index of the best fixed head of the cutouts model."""
-    with threshold(loaded(CUTOUTS), lambd) as model:
-        found = ci.segment(model, composites(), limit=N_MASKS, untrained=0, progress=False)
-    return found.table("images")["score"].tolist()
 
 
 def in_training(lambd: float, seed: int, steps: int) -> dict[str, float]:
@@ -140,22 +131,10 @@ def loses_claim(after: dict[float, dict], moved: list[float]) -> dict:
     )  # fmt: skip
 
 
-def segment_claim(scores: dict[float, list[float]]) -> dict:
-    """Returns the claim on segmentation with the threshold at 0."""
-    own = scores[OWN]
-    return claim(
-        "sparsity_ablation.segments", np.subtract(scores[0.0], own).tolist(), n=len(own),
-        baseline=sum(own) / len(own), size=f"{CUTOUTS}, {N_MASKS} images", why="Paired by image.",
-    )  # fmt: skip
-
-
 def run(form: str, steps: Steps) -> LabResult:
     """Returns the claims, and each number by lambda and corruption."""
     after = {
         lambd: steps.do(f"after-{lambd}", partial(after_training, lambd)) for lambd in (OWN, *OTHER)
-    }
-    scores = {
-        lambd: steps.do(f"segmented-{lambd}", partial(segmented, lambd)) for lambd in SEGMENTED
     }
     found: dict[float, list[dict]] = {lambd: [] for lambd in TRAINED_AT}
     for seed in tqdm(range(SEEDS[form]), desc="digits", unit="seed"):
@@ -170,7 +149,7 @@ def run(form: str, steps: Steps) -> LabResult:
         for lambd in TRAINED_AT
     }
     moved = steps.do("moved", moved_at_random)
-    claims = [*training_claims(found, start), loses_claim(after, moved), segment_claim(scores)]
+    claims = [*training_claims(found, start), loses_claim(after, moved)]
     same, sparser = claims[0], claims[2]
     seeds = f"digits, {SEEDS[form]} seeds"
     headline = HEADLINE.format(
@@ -180,7 +159,7 @@ def run(form: str, steps: Steps) -> LabResult:
         untrained=100 * sparser["baseline"],
         in_trained=points(claims[6]),
     )
-    return result("sparsity_ablation", form, headline, claims, rows(after, found, scores))
+    return result("sparsity_ablation", form, headline, claims, rows(after, found))
 
 
 def points(row: dict) -> str:
@@ -189,9 +168,7 @@ def points(row: dict) -> str:
     return f"{ours:.1f} points [{low:.1f}, {high:.1f}]"
 
 
-def rows(
-    after: dict[float, dict], found: dict[float, list[dict]], scores: dict[float, list[float]]
-) -> list[tuple]:
+def rows(after: dict[float, dict], found: dict[float, list[dict]]) -> list[tuple]:
     """Returns the rows of numbers; setting: model|lambda."""
     numbers: list[tuple] = []
     for lambd, table in after.items():
@@ -202,8 +179,6 @@ def rows(
         for seed, table in enumerate(runs):
             for what, value in table.items():
                 numbers.append((what, f"digits|{lambd}", seed, 0, value))
-    for lambd, values in scores.items():
-        numbers.append(("jaccard", f"{CUTOUTS}|{lambd}", 0, 0, sum(values) / len(values)))
     return numbers
 
 

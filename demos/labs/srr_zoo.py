@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import layerwise
+import numpy as np
 import pandas as pd
 import zoo
 from lab import LabResult, Steps, claim, main, mean_and_interval, result
@@ -67,14 +68,14 @@ def gathered(form: str, steps: Steps) -> tuple[Any, Any]:
 def pair_claim(networks: Any, lower: str, higher: str) -> dict[str, Any]:
     """Returns the claim that one variant is more accurate than another, paired by seed."""
     table: Any = networks.pivot(index="seed", columns="variant", values="accuracy")
-    start: Any = networks.pivot(index="seed", columns="variant", values="untrained")
+    two = np.abs(np.subtract.outer(*2 * [100 * table[higher].to_numpy()]))
     return claim(
         "srr_zoo.less",
         list(100 * (table[higher] - table[lower])),
         lower=NAMES[lower],
         higher=NAMES[higher],
         published=f"{PUBLISHED[lower]} < {PUBLISHED[higher]}",
-        baseline=100 * float((start[higher] - start[lower]).mean()),
+        baseline=float(two[np.triu_indices(len(two), 1)].mean()),
         n=len(zoo.SEEDS),
         size=SIZE,
         why="paired by seed",
@@ -112,11 +113,14 @@ def depth_change(layers: Any, variant: str, frame: str) -> Any:
 
 
 def training_change(layers: Any, variant: str, frame: str) -> Any:
-    """Returns how training changed the measure, its mean over layers, by seed; untrained: 0."""
+    """Returns how training changed the measure, its mean over layers, by seed.
+
+    untrained: the measure before it.
+    """
     means: Any = layers[layers["variant"] == variant].groupby(["seed", "step"])
     table: Any = means[f"srr_{frame}"].mean().unstack()
     change = table[zoo.STEPS] - table[0]
-    return pd.DataFrame({"trained": change, "untrained": 0.0 * change, "over": change})
+    return pd.DataFrame({"trained": change, "untrained": table[0], "over": change})
 
 
 def layer_claims(layers: Any) -> list[dict[str, Any]]:

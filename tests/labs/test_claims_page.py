@@ -1,6 +1,7 @@
 """The page of all claims: its rules, its stored results, and a page and a picture for every lab."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -68,6 +69,21 @@ def test_undecided_is_apart_from_what_depends_on_a_setting(over, cases, answer):
     assert rules.answer(rule, named, met=False) == "undecided"
 
 
+def test_of_many_settings_more_must_say_yes_than_chance_allows():
+    rule = rules.rules()["embedded.stream"]._replace(over="settings", test="above", bar="0")
+    assert [rules.above_chance(n) for n in (2, 6, 18)] == [1, 2, 3]
+    chance = sum(math.comb(18, k) * 0.025**k * 0.975 ** (18 - k) for k in (0, 1))
+    assert 1 - chance > 0.05 > 1 - chance - math.comb(18, 2) * 0.025**2 * 0.975**16
+
+    def answer(n, yes, case=YES):
+        ends = [case] * yes + [NO] * (n - yes)
+        return rules.answer(rule, {str(at): each for at, each in enumerate(ends)})
+
+    assert answer(18, 2) == answer(6, 1) == "not supported"
+    assert answer(18, 3) == answer(6, 2) == answer(3, 1) == "depends"
+    assert answer(16, 2, (1.0, 1.0)) == "depends"  # a verdict, not an interval
+
+
 def test_a_number_is_beyond_its_rivals_only_if_it_is_beyond_each():
     assert rules.beyond((3.0, 4.0), (0.0, 1.0), (1.0, 2.0)) == (1.0, 3.0)
     assert rules.beyond((0.0, 0.5), (-3.0, -2.0), (1.0, 2.0))[1] < 0
@@ -94,6 +110,23 @@ def test_every_rule_says_all_that_a_reader_needs():
         low, high = rule.bounds()
         assert low < high, name
         assert ("no paper" in rule.said) == rule.place.startswith("ours"), name
+        assert rule.about in rules.ABOUT and rule.trainings.isdecimal(), name
+
+
+def test_one_training_is_not_said_to_be_crate():
+    """A sentence that rests on fewer than five trainings names its network."""
+    for name, rule in rules.rules().items():
+        if rule.about == "white box" and 0 < int(rule.trainings) < 5:
+            assert re.search("{name}|crate-tiny|this network", rule.claim, re.IGNORECASE), name
+            assert not re.search(r"(?<![\w-])CRATEs?(?![\w-])", rule.claim), name
+
+
+def test_a_rule_shows_the_intervals_that_it_was_asked_about():
+    rule = rules.rules()["embedded.stream"]._replace(test="above", bar="0")
+    few = {"one": YES, "other": (0.5, 0.5)}
+    assert rules.asked(rule, few) == "one 1 to 2; other 0.5"
+    many = {str(at): ends for at, ends in enumerate((YES, YES, NO, BOTH, YES))}
+    assert rules.asked(rule, many) == "3 yes, 1 no, 1 neither"
 
 
 def test_stored_answers_follow_from_the_rules_at_the_form_and_the_n_of_the_rules():
@@ -115,10 +148,19 @@ def test_the_page_is_made_of_what_is_stored():
     kept = claims_page.stored()
     text = (PAGES / "claims.md").read_text()
     assert text == claims_page.page(kept) and rules.digest() in text
-    counts = [int(each) for each in re.findall(r"(\d+) (?:claims|are|depend)", text[:600])]
-    every = text[text.index("\n## CRATE (") : text.index("\n## How the rules")]
-    assert sum(counts[1:]) == counts[0] == every.count("\n| ") - 2 * every.count("\n| --- |")
-    ten = text[text.index("## Ten that matter") : text.index("\n## CRATE (")]
+    white, *answers, other = map(int, re.findall(r" (\d+) (?:claims|are|depend)", text[:600]))
+    assert white == sum(answers)
+    table = re.findall(r"^\| (?:claims|questions) of [^|]+\|(.*)\|$", text, re.MULTILINE)
+    cells = [[int(cell) for cell in line.split("|")] for line in table]
+    assert [sum(row[:-1]) for row in cells] == [row[-1] for row in cells]
+    assert [cells[0][-1] + cells[1][-1], cells[2][-1] + cells[3][-1]] == [white, other]
+    first, second = (text.index(f"\n## {heading}") for heading in claims_page.TABLES.values())
+    for part, count in (
+        (text[first:second], white),
+        (text[second : text.index("\n## Not run")], other),
+    ):
+        assert part.count("\n| ") - 2 * part.count("\n| --- |") == count
+    ten = text[text.index("## Ten that matter") : first]
     assert ten.count("\n| ") == 12 and all(question in ten for question, _ in claims_page.MATTER)
     for name in {row["lab"] for row in kept}:
         own = (PAGES / "labs" / f"{name}.md").read_text()
@@ -129,7 +171,7 @@ def test_the_page_is_made_of_what_is_stored():
 def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(claims_page, "STORED", tmp_path / "claims.csv")
     row = lab.claim("costs.time", [0.5, 0.6, 0.7], why="", size="small", n=3, baseline=0.4,
-                    words="a | width")  # fmt: skip
+                    words="a | width", shape="tiny")  # fmt: skip
     for name, form in (("costs", "quick"), ("max_margin", "quick")):
         lab.result(name, form, "Found.", [row], []).save(tmp_path / name)
     claims_page.taken_in(tmp_path)
@@ -137,9 +179,9 @@ def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, ca
     (kept,) = claims_page.stored()
     assert kept["lab"] == "costs" and claims_page.answered(kept) == "supported"
     assert json.loads(kept["cases"])[""] == pytest.approx([row["low"], row["high"]], rel=1e-5)
-    line = claims_page.page([kept]).split("a \\| width (ratio).<br>*ours* | ")[1]
+    line = claims_page.page([kept]).split("a \\| width (tiny; ratio).<br>*ours* | ")[1]
     assert line.startswith(f"0.6 ({row['low']:.4g} to {row['high']:.4g})<br>*3 turns")
-    assert "| 0.4, the ratio of the layers' operations | supported | " in line
+    assert "| 0.4, the ViT | supported | " in line
 
 
 def test_a_network_is_granted_what_a_better_rate_may_add(monkeypatch):
@@ -149,3 +191,19 @@ def test_a_network_is_granted_what_a_better_rate_may_add(monkeypatch):
         rows = {one.row["rule"]: one for one in elsewhere.of_pairs()}
         assert rows["embedded.vit"].row["answer"] == answer
         assert f"the ViT would gain {gain[0]:.1f} ({gain[1]:+.1f} to" in rows["embedded.vit"].ours
+
+
+def test_a_change_by_depth_must_be_beyond_that_of_untrained_networks(monkeypatch, tmp_path):
+    columns = "network,statistic,n,first,last,low,high," + ",".join(
+        f"untrained_{name}" for name in ("first", "last", "low", "high")
+    )
+    monkeypatch.setattr(elsewhere, "TABLE", tmp_path / "table.csv")
+
+    def answer(low, high, untrained_low, untrained_high):
+        line = f"one,rate,9,5,3,{low},{high},5,4,{untrained_low},{untrained_high}"
+        elsewhere.TABLE.write_text(f"{columns}\n{line}\n")
+        return elsewhere.by_depth("rate", "rate_falls", rules.highest).row["answer"]
+
+    assert answer(-3, -2, -1, -0.5) == "supported"
+    assert answer(-3, -2, -2.5, -1) == "undecided"
+    assert answer(-3, -2, -5, -4) == answer(1, 2, 3, 4) == "not supported"

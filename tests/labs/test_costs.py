@@ -86,4 +86,4 @@ def test_the_rule_of_a_ratio():
 @pytest.mark.slow
 def test_the_quick_form(tmp_path):
     found = costs.run("quick", lab.Steps(tmp_path))
-    assert found.table()["answer"].tolist()[:2] == ["supported"] * 2
+    assert found.table()["answer"].tolist()[0] == "supported"

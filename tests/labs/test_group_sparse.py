@@ -47,4 +47,4 @@ def test_a_turn_of_the_variables_changes_nothing():
 def test_the_lab_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(group_sparse, "ITERATIONS", 100)
     found = group_sparse.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 12 and group_sparse.draw(found).axes
+    assert len(found.table()) == 6 and group_sparse.draw(found).axes

@@ -23,7 +23,6 @@ from joma_theorems import (
     grown,
     growth_invariant,
     printed_growth_invariant,
-    sampled,
     sibling,
 )
 from lab import LabResult, Steps
@@ -126,8 +125,6 @@ def test_theorem_5(rho, depth, height, q, wanted):
     assert by_paths == pytest.approx(
         sibling(rho, depth, height, prior @ (2 * first - 1)), rel=1e-12
     )
-    drawn, error = sampled(rho, depth, height, prior, first, 100_003, 1)
-    assert abs(drawn - by_paths) < 4 * error < 0.02
     # the offset as printed
     assert abs(by_paths - sibling(rho, depth, height, prior @ first)) > 0.01
 
@@ -168,7 +165,7 @@ def test_figure_2_starts_at_an_exact_estimate():
 @pytest.mark.slow
 def test_the_lab_as_a_whole(tmp_path):
     found = joma_dynamics.run("quick", Steps(tmp_path))
-    answers = dict(zip(found.table()["claim"], found.table()["answer"], strict=True))
-    assert answers["Theorem 2: erf(v / sqrt 2) / delta is the same for all tokens "
-                   "(largest relative spread)"] == "supported"  # fmt: skip
+    answers = dict(zip(found.table()["rule"], found.table()["answer"], strict=True))
+    for number in (2, 5):  # as printed
+        assert answers[f"joma_dynamics.theorem_{number}"] == "not supported"
     assert isinstance(found, LabResult) and joma_dynamics.draw(found).axes

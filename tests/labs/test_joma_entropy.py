@@ -1,4 +1,4 @@
-"""Entropy and stable rank along a training: the statistic, its test, and what is measured."""
+"""Entropy and stable rank along a training: the statistic, and what is measured."""
 
 import joma_entropy
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from joma_entropy import bounce, changes, measured, of_entropy
+from joma_entropy import bounce, measured
 from lab import Steps
 
 import crate_interp as ci
@@ -25,26 +25,6 @@ def test_a_bounce_is_not_negative_and_sees_no_offset(values, offset):
     assert bounce(curve) >= 0
     assert bounce(curve + offset) == pytest.approx(bounce(curve), abs=1e-9)
     assert bounce(curve[::-1]) == bounce(curve)
-
-
-def test_a_curve_that_turns_is_told_from_a_trend_and_from_too_few_steps():
-    turning = np.stack([abs(np.arange(41) - 20.0), abs(np.arange(41) - 25.0)])
-    noise = 0.05 * np.random.default_rng(0).normal(size=(2, 41))
-    found = changes(turning + noise)
-    assert [abs(one.at - at) <= 1 for one, at in zip(found, (20, 25), strict=True)] == [True] * 2
-    assert all(one.p <= 0.05 and one.after > one.before for one in found)
-    assert all(one.p > 0.05 for one in changes(np.exp(-np.arange(41) / 9) + noise))
-    assert changes(turning[:, ::7]) == []
-
-
-@pytest.mark.parametrize("last, answer", [(1.0, "undecided"), (-3.0, "not supported")])
-def test_few_checkpoints_decide_nothing_and_a_falling_curve_has_no_bounce(last, answer):
-    steps = np.array([2.0, 1.0, -2.0, last])
-    entropy = steps[:, None, None] + np.zeros((4, 3, 5))  # [step, layer, sample]
-    entropy += 0.01 * np.arange(5)
-    row = of_entropy("crate-tiny-fashion", entropy, 3.0)
-    assert row["answer"] == answer and row["ours"] == pytest.approx(3.0 if last == 1 else 0.0)
-    assert ("3 increments are too few" in row["why"]) and row["n"] == 5
 
 
 def test_measured_is_the_cache_and_the_weights():

@@ -118,4 +118,4 @@ def test_the_lab_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(joma_tree, "SEEDS", 2)
     monkeypatch.setitem(joma_tree.ITERATIONS, "quick", 20)
     found = joma_tree.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 6 and joma_tree.draw(found).axes
+    assert len(found.table()) == 4 and joma_tree.draw(found).axes

@@ -32,7 +32,7 @@ def test_a_claim_is_answered_by_its_rule():
 def test_a_limit_must_be_nearer_and_closing():
     def answer(*far):
         wiggled = [[at * (1 + 0.001 * k) for k in range(3)] for at in far]
-        return rules.answer(rules.rules()["group_sparse.attention_fresh"], lab.towards(*wiggled))
+        return rules.answer(rules.rules()["group_sparse.attention"], lab.towards(*wiggled))
 
     assert answer(0.8, 0.2, 0.1) == answer(0.8, 0.2, 1e-10) == "supported"
     assert answer(0.8, 0.1, 0.2) == answer(0.1, 0.4, 0.2) == "not supported"

@@ -96,4 +96,4 @@ def test_a_claim_needs_the_interval_above_zero_and_untrained_networks():
 @pytest.mark.slow
 def test_the_quick_form(tmp_path):
     found = mixture.run("quick", lab.Steps(tmp_path))
-    assert len(found.table()) == 8 and not found.table()["ours"].isna().any()
+    assert len(found.table()) == 6 and not found.table()["ours"].isna().any()

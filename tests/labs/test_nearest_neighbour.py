@@ -71,4 +71,4 @@ def test_a_shift_has_its_gap(gap):
 def test_the_lab_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(lab_module, "ITERATIONS", 400)
     found = lab_module.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 8 and lab_module.draw(found).axes
+    assert len(found.table()) == 5 and lab_module.draw(found).axes

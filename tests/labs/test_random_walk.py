@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import random_walk
 import torch
-from circle import EPS, LENGTH, M, Model, Walks, balanced, grouped, transition, walks, zero
+from circle import EPS, LENGTH, M, Model, balanced, grouped, transition, walks, zero
 from hypothesis import given
 from hypothesis import strategies as st
 from lab import Steps
@@ -109,14 +109,6 @@ def test_a_certain_walk_stays_at_chance(p):
     assert np.ptp(model.attention(data.states)[:, :-1]) < 1e-12
     right = model.predict(data.states).argmax(axis=1) == data.following
     assert right @ data.weights == pytest.approx(data.weights.max())
-
-
-def test_the_first_step_of_a_certain_walk():
-    entry, unequal = random_walk.first_step(6, 97)
-    assert entry == pytest.approx(0.274914, abs=5e-7) and unequal < 1e-15
-    data = grouped(walks(1, 6, 97, 1000, 0))
-    v, _ = explicit(Walks(data.states, data.following, np.full(6, 1 / 6)), 6, 97, 1)
-    np.testing.assert_allclose(v, entry, rtol=1e-12)
 
 
 def test_a_random_walk_is_learned():

@@ -116,4 +116,4 @@ def test_a_loss_of_hits_is_more_than_that_of_a_random_change():
 @pytest.mark.slow
 def test_the_quick_form(tmp_path):
     found = sparsity_ablation.run("quick", lab.Steps(tmp_path))
-    assert len(found.table()) == 8 and found.numbers("clean")["value"].min() > 0.8
+    assert len(found.table()) == 7 and found.numbers("clean")["value"].min() > 0.8

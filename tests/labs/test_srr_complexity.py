@@ -238,6 +238,7 @@ def grid_table(**columns):
     table = pd.DataFrame(rows).assign(gap=[float(place * 7 % 32) for place in range(32)])
     for place, name in enumerate(complexity.MEASURES):
         table[name] = [float((place + 3) * row % 31) for row in range(32)]
+    columns |= {srr_complexity.form_name(*each): columns["SRR"] for each in srr_complexity.FORMS}
     return table.assign(**{name: values(table["gap"]) for name, values in columns.items()})
 
 
@@ -260,15 +261,10 @@ def test_the_measure_wins_only_where_its_interval_is_above_0():
     assert [each["answer"] for each in wrong] == ["not supported", "not supported"]
 
 
-def test_the_printed_figures_are_not_apart():
-    found = srr_complexity.printed_claim()
-    assert found["answer"] == "undecided" and found["ours"] == pytest.approx(0.03)
-
-
 @pytest.mark.slow
 def test_the_quick_lab(tmp_path):
     found = srr_complexity.run("quick", lab.Steps(None))
-    assert len(found.table()) == 6
+    assert len(found.table()) == 4
     assert lab.written(found, srr_complexity.draw, tmp_path).exists()
     kept = pd.read_csv(zoo.TRAININGS).set_index("name")["sigma"]
     for recipe in zoo.grid()[: srr_complexity.REPEATED]:

@@ -51,9 +51,9 @@ def test_the_regimes_are_what_they_say():
 
 @pytest.mark.parametrize(
     "change, random, answer",
-    [(1, 0.5, "supported"), (1, 2, "not supported"), (-1, -2, "not supported")],
+    [(1, 0.5, "depends"), (1, 2, "not supported"), (-1, -2, "not supported")],
 )
-def test_each_regime_has_its_answer_beyond_a_random_step(change, random, answer):
+def test_each_regime_is_asked_beyond_a_random_step(change, random, answer):
     rule = "(b) gradient of the Taylor bound"  # rises in the paper
     moved = {"change": change, "change by a random step": random, "share above 1": 1}
     rows = [
@@ -62,12 +62,12 @@ def test_each_regime_has_its_answer_beyond_a_random_step(change, random, answer)
         for seed in range(3)
         for quantity, value in moved.items()
     ]
-    assert [row["answer"] for row in srr_toy.of_rule(rows, rule)] == [answer, "not supported"]
+    assert srr_toy.of_rule(rows, rule)["answer"] == answer
 
 
 @pytest.mark.slow
 def test_rule_b_turns_with_the_regime():
     found = srr_toy.run("quick", Steps(None)).table()
-    assert len(found) == 12 and found["n"].eq(5).all()
-    ours = found[found["claim"].str.startswith("(b)")]["ours"]
-    assert ours.iloc[0] < 0 < ours.iloc[1]
+    assert len(found) == 4 and found["n"].eq(5).all()
+    assert found["answer"].tolist().count("depends") == 1
+    assert found[found["answer"].eq("depends")]["claim"].iloc[0].startswith("(b)")
