@@ -59,7 +59,7 @@ def _logarithm(values: Float[np.ndarray, "pair row"]) -> Float[np.ndarray, "pair
     return _log(mean) + (values - mean) / np.where(mean > 0, mean, np.nan)
 
 
-def _shares_of(pairs: pd.DataFrame, swaps: pd.DataFrame, carried: bool) -> _Shares:
+def _shares_of(result: Result, pairs: pd.DataFrame, swaps: pd.DataFrame, carried: bool) -> _Shares:
     wide: Any = swaps.pivot(index="sample", columns=["basis", "layer", "k"], values="moved")
     gaps = pairs.set_index("sample").loc[wide.index]
     whole = (gaps["gap"] - gaps["donor_gap"]).to_numpy(float)[:, None]
@@ -71,24 +71,30 @@ def _shares_of(pairs: pd.DataFrame, swaps: pd.DataFrame, carried: bool) -> _Shar
     above[ROTATED] = np.mean([above[name] for name in drawn], axis=0)
     return _Shares(
         places=pd.DataFrame(wide[NATIVE].columns.tolist(), columns=["layer", "k"]),
-        of={name: linearised_ratio(above[name], below) for name in (NATIVE, *OTHERS)},
+        of={
+            name: result.by_group(linearised_ratio(above[name], below), wide.index)
+            for name in (NATIVE, *OTHERS)
+        },
         rotations=np.stack([linearised_ratio(above[name], below).mean(axis=0) for name in drawn]),
     )
 
 
 def _own(result: Result, carried: bool = False) -> _Shares:
-    return _shares_of(result.table("pairs"), result.table("swaps"), carried)
+    return _shares_of(result, result.table("pairs"), result.table("swaps"), carried)
 
 
 def _twins(result: Result) -> list[_Shares]:
     """Returns the shares of each untrained twin."""
     both: Any = [result.table(f"untrained_{name}") for name in ("pairs", "swaps")]
     seeds = sorted(set(both[1]["seed"]))
-    return [_shares_of(*(own[own["seed"] == seed] for own in both), False) for seed in seeds]
+    return [
+        _shares_of(result, *(own[own["seed"] == seed] for own in both), False) for seed in seeds
+    ]
 
 
 def _shares(result: Result) -> pd.DataFrame:
     own, carried, twins, rows = _own(result), _own(result, True), _twins(result), []
+    n = result.table("swaps")["sample"].nunique()
     for basis, values in own.of.items():
         found, near = paired(values), paired(carried.of[basis])
         random = [twin.of[basis].mean(axis=0) for twin in twins]
@@ -96,7 +102,7 @@ def _shares(result: Result) -> pd.DataFrame:
         columns = {"carried": near.value, "carried_low": near.low, "carried_high": near.high}
         columns |= {"share": found.value, "low": found.low, "high": found.high}
         places = own.places.assign(basis=basis)[["layer", "basis", "k"]]
-        rows.append(places.assign(**columns, n=len(values), untrained=untrained))
+        rows.append(places.assign(**columns, n=n, untrained=untrained))
     table: Any = pd.concat(rows)
     return table.sort_values(["layer", "k"], kind="stable", ignore_index=True)
 
@@ -203,7 +209,7 @@ class Concentration(Result):
         more, less = self._apart(ROTATED)
         above, below = self._apart(PCA)
         return (
-            f"In {self.meta['model'] or 'the model'}, swapping {self.middle} of {nodes:,} (token, "
+            f"In {self.meta['model'] or 'the model'}, on {self.counted_samples()}, swapping {self.middle} of {nodes:,} (token, "
             f"coordinate) nodes for a donor's carries {spans[NATIVE]} of the gap between two "
             "answers, depending on the layer; as many randomly rotated axes, the null, carry "
             f"{spans[ROTATED]}. To overshoot the gap counts as to fall short of it. Of {layers}, "
