@@ -209,10 +209,10 @@ class Concentration(Result):
         more, less = self._apart(ROTATED)
         above, below = self._apart(PCA)
         return (
-            f"In {self.meta['model'] or 'the model'}, on {self.counted_samples()}, swapping {self.middle} of {nodes:,} (token, "
-            f"coordinate) nodes for a donor's carries {spans[NATIVE]} of the gap between two "
-            "answers, depending on the layer; as many randomly rotated axes, the null, carry "
-            f"{spans[ROTATED]}. To overshoot the gap counts as to fall short of it. Of {layers}, "
+            f"In {self.meta['model'] or 'the model'}, on {self.counted_samples()}, swapping "
+            f"{self.middle} of {nodes:,} (token, coordinate) nodes for a donor's carries "
+            f"{spans[NATIVE]} of the gap between two answers, depending on the layer; as many randomly "
+            f"rotated axes, the null, carry {spans[ROTATED]}. To overshoot the gap counts as to fall short of it. Of {layers}, "
             f"native axes carry more than random rotations in {more} and less in "
             f"{less}, more than principal axes in {above} and less in {below} "
             f"(p of {LEVEL} or less, adjusted). {self._learned()}"

@@ -46,9 +46,8 @@ def compare(
     Models are swept on `data` (probes, run: as in `ci.sweep`); results must be of the same samples.
     Statistics per head are averaged over heads.
 
-    If each side is one network, a - b is paired by sample, and the mean has a bootstrap-t interval
-    (crate_interp/stats/bootstrap.py). This interval is for these two networks; other seeds may
-    differ. If a side is a list, networks are the unit, and their means are compared by Welch's t; a
+    If each side is one network, a - b is paired by sample, and the mean has a bootstrap-t interval,
+    for these two networks; other seeds may differ. If a side is a list, networks are the unit, and their means are compared by Welch's t; a
     single network is then tested as if it were one more network of the other side. p is two-sided
     and adjusted over the layers of a statistic: paired by sample by the largest t of all layers
     (crate_interp/stats/max_t.py), over networks by Holm's method. It is not adjusted over

@@ -91,10 +91,13 @@ def few_controlled(result: Result) -> str:
     """Returns a caution if there are too few controlled samples to rule out chance, else ""."""
     counts: Any = result.table("controls")["n"]
     least, asked, n = int(counts.min()), result.meta["controls"], result.meta["n_samples"]
+    what, groups = "samples", result.groups_at(result.table("samples")["sample"].unique()[:asked])
+    if groups is not None and len(set(groups)) < least:
+        least, what = len(set(groups)), result.independent[1]
     if least > _TELLS:
         return ""
     words = (
-        f"With {least} samples, the model is better in all or none by chance once in "
+        f"With {least} {what}, the model is better in all or none by chance once in "
         f"{2 ** (least - 1):,}"
     )
     if n <= asked:
