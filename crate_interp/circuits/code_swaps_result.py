@@ -211,10 +211,10 @@ class Concentration(Result):
         return (
             f"In {self.meta['model'] or 'the model'}, on {self.counted_samples()}, swapping "
             f"{self.middle} of {nodes:,} (token, coordinate) nodes for a donor's carries "
-            f"{spans[NATIVE]} of the gap between two answers, depending on the layer; as many randomly "
-            f"rotated axes, the null, carry {spans[ROTATED]}. To overshoot the gap counts as to fall short of it. Of {layers}, "
-            f"native axes carry more than random rotations in {more} and less in "
-            f"{less}, more than principal axes in {above} and less in {below} "
+            f"{spans[NATIVE]} of the gap between two answers, depending on the layer; as many "
+            f"randomly rotated axes, the null, carry {spans[ROTATED]}. To overshoot the gap counts "
+            f"as to fall short of it. Of {layers}, native axes carry more than random rotations in "
+            f"{more} and less in {less}, more than principal axes in {above} and less in {below} "
             f"(p of {LEVEL} or less, adjusted). {self._learned()}"
         )
 
