@@ -18,7 +18,7 @@ from crate_interp.results import sample_ranges
 from crate_interp.stats.contrasts import paired
 from crate_interp.stats.groups import by_group, columns_of_sums, of_sums
 from crate_interp.stats.intervals import interval_of_sums, mean_interval
-from crate_interp.sweeps.sweep_tables import errors
+from crate_interp.sweeps.moments import errors
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
 from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured  # noqa: E402

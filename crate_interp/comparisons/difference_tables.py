@@ -12,8 +12,8 @@ from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, p
 from crate_interp.stats.groups import by_group
 from crate_interp.stats.max_t import max_t
 from crate_interp.stats.significance import LEVEL, holm
+from crate_interp.sweeps.moments import TOGETHER, moments_of
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.sweep_tables import TOGETHER, moments_of
 
 NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
 _CHOSEN = "subspaces"  # setting: the map measured in place of U; may differ between sides

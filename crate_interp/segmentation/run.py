@@ -50,8 +50,7 @@ def segment(
 
     A layer is scored in three ways. "best head for each image" is the published mIoU (arXiv
     2308.16271 eq. 13-14): the data's mask chooses the head. "fixed head" takes the head that is
-    best on the other half of the images, over 50 random splits. "mean over heads" averages over
-    all heads.
+    best on the other half of the images, over 50 random splits. "mean over heads" is over all.
 
     There are two chance levels, scored in the same three ways; a fixed head stays the one that was
     chosen on the images' masks. One judges the same maps by the mask of the next image, which keeps
@@ -67,8 +66,7 @@ def segment(
     the same rules: a centred map, colour contrast to the border and to the mean, local variance,
     and two colour clusters (`SegmentResult`). A head that finds objects no better than the
     strongest of them shows nothing that the network has learned. Intervals are over images, and for
-    a fixed head over splits too. The data is read once for each network; maps are not kept. run: as
-    in `ci.sweep`.
+    a fixed head over splits too. The data is read once for each network. run: as in `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
     object, if the model is not of images, or if a measure refuses a setting. With several shards,

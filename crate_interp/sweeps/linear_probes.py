@@ -102,9 +102,8 @@ def linear_probe(
     classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
     token per sample. pool: "cls", "mean" (over tokens) or "last"; None means "cls" if the model has
     a CLS token, else "last" for texts and "mean" for images. labels: one per sample; None takes the
-    labels of the data. The split is stratified and the same for every layer. Equal samples, and
-    samples of a group (`groups=`, or the windows of a text), are on the same side of it. Means and
-    scales come from the training part.
+    labels of the data. The split is stratified and the same for every layer, and keeps equal
+    samples and groups together. Means and scales come from the training part.
 
     `linear.input` is the accuracy of the same classifier, with the same split, on the input alone,
     in at most d_model features: means of colours over a grid, or tokens (`input_features`). A layer

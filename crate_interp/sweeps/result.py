@@ -10,6 +10,7 @@ from crate_interp.probes import built_in
 from crate_interp.results.result import Result, by, first
 from crate_interp.sweeps import sweep_tables
 from crate_interp.sweeps.control_tables import controls_text
+from crate_interp.sweeps.moments import merged_moments
 from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpest
 
 _EVERY = "every layer"  # the name under which `layers()` keeps its answer
@@ -31,7 +32,7 @@ class SweepResult(Result):
     STORED = {
         "samples": by("sample", "layer"),
         "head_samples": by("sample", "layer", "head"),
-        "moments": sweep_tables.merged_moments,
+        "moments": merged_moments,
         "weights": first,
         "controls": sweep_tables.merged_controls,
     }

@@ -14,7 +14,7 @@ from crate_interp.results.result import Result
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import student_interval
 from crate_interp.stats.significance import interval_words, signs
-from crate_interp.sweeps.sweep_tables import errors
+from crate_interp.sweeps.moments import errors
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"

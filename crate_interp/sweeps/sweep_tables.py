@@ -16,38 +16,11 @@ from torch import Tensor
 from crate_interp.core.device_waits import fetched
 from crate_interp.probes import Probe
 from crate_interp.results.result import Result
-from crate_interp.stats.groups import of_sums
+from crate_interp.sweeps.moments import STATISTIC, TOGETHER, Moments, moments_of
 
 Key = tuple[str, str, int]  # probe, statistic, layer
 CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
-_STATISTIC = ["probe", "statistic", "layer"]
 _NUMBERS = ["mean", "std", "n"]
-TOGETHER = -1  # in place of a head's number: the moments of each sample's mean over heads
-
-
-@dataclass
-class Moments:
-    """Count, mean and sum of squared deviations, `[column]` in float64.
-
-    Moments are merged batch by batch (Chan, Golub, LeVeque 1979).
-    """
-
-    n: int
-    mean: np.ndarray
-    squares: np.ndarray
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> "Moments":
-        """Returns the moments of `[batch, column]` values."""
-        mean = values.mean(axis=0)
-        return cls(len(values), mean, ((values - mean) ** 2).sum(axis=0))
-
-    def merged(self, other: "Moments") -> "Moments":
-        """Returns the moments of both sets of values together."""
-        n = self.n + other.n
-        step = other.mean - self.mean
-        squares = self.squares + other.squares + step**2 * (self.n * other.n / n)
-        return Moments(n, self.mean + step * (other.n / n), squares)
 
 
 @dataclass
@@ -199,7 +172,7 @@ def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str
             [*range(len(item.mean) - 1), TOGETHER], item.mean, item.squares, strict=True
         )
     ]
-    columns = [*_STATISTIC, "head", "n", "mean", "squares", "group"]
+    columns = [*STATISTIC, "head", "n", "mean", "squares", "group"]
     by_group: Any = pd.DataFrame(moments, columns=columns)
     weights = [
         (*key, head, float(value))
@@ -210,7 +183,7 @@ def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str
         "samples": _sample_table(tally, labels, n_layers),
         "head_samples": _head_sample_table(tally),
         "moments": by_group if tally.groups is not None else by_group.drop(columns="group"),
-        "weights": pd.DataFrame(weights, columns=[*_STATISTIC, "head", "value"]).astype(
+        "weights": pd.DataFrame(weights, columns=[*STATISTIC, "head", "value"]).astype(
             {"head": "Int64"}
         ),
         "controls": no_controls(),
@@ -276,72 +249,18 @@ def layers(result: Result) -> pd.DataFrame:
     for row in weights:
         if pd.isna(row.head):
             rows.append((row.probe, row.statistic, row.layer, row.value, np.nan, 1))
-    return _in_order(pd.DataFrame(rows, columns=[*_STATISTIC, *_NUMBERS]))
+    return _in_order(pd.DataFrame(rows, columns=[*STATISTIC, *_NUMBERS]))
 
 
 def heads(result: Result) -> pd.DataFrame:
     """Returns mean, std and n, over samples, for each statistic, layer and head."""
     moments: Any = moments_of(result)
     weights: Any = result.table("weights")
-    measured = moments.loc[moments["head"] != TOGETHER, [*_STATISTIC, "head", *_NUMBERS]]
+    measured = moments.loc[moments["head"] != TOGETHER, [*STATISTIC, "head", *_NUMBERS]]
     own = weights[weights["head"].notna()].rename(columns={"value": "mean"})
-    own = own.assign(std=np.nan, n=1).astype({"head": "int64"})[[*_STATISTIC, "head", *_NUMBERS]]
+    own = own.assign(std=np.nan, n=1).astype({"head": "int64"})[[*STATISTIC, "head", *_NUMBERS]]
     parts = [table for table in (measured, own) if len(table)] or [measured]
     return _in_order(pd.concat(parts, ignore_index=True))
-
-
-def errors(result: Result, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the standard error of the mean of each row of `layers()` or `heads()`, and its n.
-
-    n: the number of independent samples. NaN for a statistic of the weights. Where samples are not
-    independent (`Result.by_group`), the error is that over groups.
-    """
-    std, n = rows["std"].to_numpy(float), rows["n"].to_numpy(float)
-    if result.independent[1] == result.meta["unit"]:
-        return std / np.sqrt(n), n
-    known: dict[tuple, tuple[float, float]] = {}
-    for layer, part in result.table("samples").groupby("layer"):
-        columns = part.columns[3:]
-        free = pd.DataFrame(result.by_group(part[columns].to_numpy(float), part["sample"]))
-        for column, error, count in zip(columns, free.sem(), free.count(), strict=True):
-            known[(*column.split("."), layer)] = (error, count)
-    for row in moments_of(result).itertuples():
-        place = (row.probe, row.statistic, row.layer)
-        known[place if row.head == TOGETHER else (*place, row.head)] = (row.error, row.free)
-    keys = [name for name in ("probe", "statistic", "layer", "head") if name in rows]
-    found = [known.get(key, (np.nan, 0)) for key in zip(*(rows[k] for k in keys), strict=True)]
-    error, count = np.array(found, dtype=float).reshape(-1, 2).T
-    return error, count
-
-
-def moments_of(result: Result) -> Any:
-    """Returns n, mean, std over samples, and the error of the mean, by statistic, layer and head.
-
-    std divides by n - 1 and is NaN for n < 2. free: the number of independent samples, over which
-    the error is (`stats.groups.by_group`).
-    """
-    keys, moments = [*_STATISTIC, "head"], result.stored["moments"]
-    if "group" not in moments or not len(moments):
-        table = _with_std(moments)
-        return table.assign(error=table["std"] / np.sqrt(table["n"]), free=table["n"])
-    parts: Any = moments.assign(total=moments["n"] * moments["mean"])
-    table: Any = parts.groupby(keys, sort=False, as_index=False)[["n", "total", "squares"]].sum()
-    table["mean"] = table["total"] / table["n"]
-    off: Any = parts.merge(table[[*keys, "mean"]], on=keys, suffixes=("", "_of_all"))
-    between = (off["n"] * (off["mean"] - off["mean_of_all"]) ** 2).groupby(
-        [off[key] for key in keys], sort=False
-    )
-    table["squares"] += between.sum().to_numpy()
-    wide: Any = parts.pivot(index="group", columns=keys, values=["total", "n"]).fillna(0)
-    order = pd.MultiIndex.from_frame(table[keys])
-    free = pd.DataFrame(of_sums(wide["total"][order].to_numpy(), wide["n"][order].to_numpy()))
-    return _with_std(table).assign(error=free.sem().to_numpy(), free=free.count().to_numpy())
-
-
-def _with_std(moments: pd.DataFrame) -> Any:
-    several = moments["n"] > 1
-    variance = np.where(several, moments["squares"] / (moments["n"] - 1).clip(lower=1), np.nan)
-    return moments.assign(std=np.sqrt(variance))
 
 
 def mean_of_heads(result: Result) -> pd.DataFrame:
@@ -349,11 +268,11 @@ def mean_of_heads(result: Result) -> pd.DataFrame:
 
     std is NaN for weights, and in results that were saved without it.
     """
-    both: Any = result.table("heads").groupby(_STATISTIC, sort=False, as_index=False)
+    both: Any = result.table("heads").groupby(STATISTIC, sort=False, as_index=False)
     means = both.agg(mean=("mean", "mean"), n=("n", "first"))
     moments = moments_of(result)
-    known = moments.loc[moments["head"] == TOGETHER, [*_STATISTIC, "std"]]
-    return means.merge(known, on=_STATISTIC, how="left")[[*_STATISTIC, *_NUMBERS]]
+    known = moments.loc[moments["head"] == TOGETHER, [*STATISTIC, "std"]]
+    return means.merge(known, on=STATISTIC, how="left")[[*STATISTIC, *_NUMBERS]]
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -363,26 +282,6 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     keys = ["place", "layer", *(["head"] if "head" in table else [])]
     placed = table.assign(place=[order[pair] for pair in pairs])
     return placed.sort_values(keys, ignore_index=True).drop(columns="place")
-
-
-def merged_moments(
-    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
-) -> pd.DataFrame:
-    """Returns the moments of both sets of samples together (Chan, Golub, LeVeque 1979)."""
-    keys = [*_STATISTIC, "head", *(["group"] if "group" in mine else [])]
-    both: Any = mine.merge(theirs, on=keys, how="outer", suffixes=("", "_other"), sort=False)
-    both = both.fillna({name: 0 for name in both if name not in keys})
-    n = both["n"] + both["n_other"]
-    step = both["mean_other"] - both["mean"]
-    squares = both["squares"] + both["squares_other"] + step**2 * (both["n"] * both["n_other"] / n)
-    mean = both["mean"] + step * (both["n_other"] / n)
-    merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
-    # drops a mean over heads that only one result has, as it covers only that result's samples
-    statistic = [key for key in keys if key != "head"]
-    whole = merged.groupby(statistic)["n"].transform("max") == merged["n"]
-    merged = merged[whole | (merged["head"] != TOGETHER)]
-    order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
-    return order.merge(merged, on=keys).reset_index(drop=True)
 
 
 def merged_controls(
