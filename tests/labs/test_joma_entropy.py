@@ -46,4 +46,4 @@ def test_measured_is_the_cache_and_the_weights():
 def test_the_lab_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setitem(joma_entropy.COUNT, "quick", 5)
     found = joma_entropy.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 3 and joma_entropy.draw(found).axes
+    assert len(found.table()) == 1 and joma_entropy.draw(found).axes
