@@ -76,7 +76,7 @@ def results(out: Path) -> Pages:
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
     start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-500")
-    compared = ci.compare(model, start, data, untrained=2, names=("end", "step 500"), **few)
+    compared = ci.compare(model, start, data, names=("end", "step 500"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {
         "compare": (compare, ["How to read this", "adjusted for the layers"]),
