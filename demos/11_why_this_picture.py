@@ -11,12 +11,12 @@
 # %% [markdown]
 # # Why this picture?
 #
-# **Which patches made the model say this class, and through which codes?** Found: 90
-# codes alone give 89 % of the first picture's answer, random ones 8 %. Which patches matter,
-# attention rollout tells best: the area is smaller when patches are taken away in its order (.21,
-# the graph .53, random .66), and larger when they are put back than in a random order. The graph's
-# own order of patches is not told apart from a random one over 16 pictures. The test is one that
-# any map of importance can take.
+# **Which patches made the model say this class, and through which codes?** Found: 90 codes alone
+# give 89 % of the first picture's answer, the largest activations at the same patches 86 %, random
+# ones 3 %. Which patches matter, attention rollout tells best: the area is smaller when patches are
+# taken away in its order (.21, the graph .53, random .66), and larger when they are put back than
+# in a random order. The graph's own order of patches is not told apart from a random one over 16
+# pictures. The test is one that any map of importance can take.
 
 # %%
 # %matplotlib inline

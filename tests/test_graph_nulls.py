@@ -54,6 +54,12 @@ def test_where_size_finds_the_same_codes_nothing_more_is_claimed():
     mixed = ci.AttributionGraph({**found.stored, "whole": whole}, found.meta)
     assert "better than size what is needed. " in mixed.finding() and mixed.beyond_size[0] < 0
     assert "Size is" not in mixed.warning()
+    # one that is better than size, and neither enough nor needed
+    answer = found.meta["target"]["logit"]
+    columns = {"logit": [0.4, 0.6, *[0.0] * 6], "largest": [0.3, 0.9, *[0.0] * 6]}
+    poor = whole.assign(**{name: answer * np.array(own) for name, own in columns.items()})
+    weak = ci.AttributionGraph({**found.stored, "whole": poor}, found.meta)
+    assert min(weak.beyond_size) > 0.05 and "better than size" not in weak.finding()
 
 
 def by_hand(case, kept, others=False):

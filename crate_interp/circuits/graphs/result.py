@@ -211,8 +211,12 @@ class AttributionGraph(Result):
         keep, gone = whole.loc["keep"], whole.loc["remove"]
         where = "" if target["position"] is None else f" after token {target['position']}"
         random = "{random_mean:.2f} (95 % of draws: {random_q025:.2f} to {random_q975:.2f})"
-        gains = zip(("what is enough", "what is needed"), self.beyond_size, strict=True)
-        better = " and ".join(words for words, gain in gains if gain >= CLEAR)
+        enough, needed = (gain >= CLEAR for gain in self.beyond_size)
+        claims = {
+            "what is enough": enough and self.kept >= FAITHFUL,
+            "what is needed": needed and gone["logit"] / target["logit"] < FAITHFUL,
+        }
+        better = " and ".join(words for words, holds in claims.items() if holds)
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
         name = plain(self.meta["model"] or "The model")
         lead = f"{name} answers {self.answer}{where},"
