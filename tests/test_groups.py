@@ -282,6 +282,33 @@ def test_a_store_keeps_groups(fashion, tmp_path):
     np.testing.assert_allclose(found.mean_ends(found.layers()), wanted.mean_ends(wanted.layers()))
 
 
+def test_scores_of_heads_and_circuits_go_by_group(lm):
+    texts = ci.data.embedded("held-out-text")["text"]
+    windows = list(windows_of_texts(lm.window_rows, texts))[:360:10]
+    tokens = torch.tensor([row for row, _ in windows])[:, :24]
+    groups = [text for _, text in windows]
+    cache = lm.run_with_cache(tokens, names_filter=lambda name: name.endswith("hook_pattern"))[1]
+    targets = {"previous": ci.circuits.repeat_targets(tokens)["previous"]}
+    alone, found = (ci.circuits.head_scores(cache, targets, of) for of in (None, groups))
+    assert (alone["score"] == found["score"]).all() and (alone["low"] != found["low"]).any()
+    pattern = cache["blocks.1.attn.hook_pattern"][:, 2]
+    own = pattern.diagonal(-1, 1, 2).double().mean(dim=1).numpy()
+    low, high = mean_interval(by_group(own[:, None], np.array(groups)))
+    row = found.query("layer == 1 and head == 2").iloc[0]
+    assert [row["low"], row["high"]] == pytest.approx([low[0], high[0]], rel=1e-4)
+
+    def loss(logits):
+        return torch.logsumexp(logits[:, -1], dim=-1) - logits[:, -1, 5]
+
+    more = {"random": 0, "subsets": 2, "ablation": "zero", "progress": False}
+    heads = [(0, 1), (1, 2)]
+    one = ci.circuits.evaluate(lm, heads, tokens, loss, **more)
+    two = ci.circuits.evaluate(lm, heads, tokens, loss, groups=groups, **more)
+    assert (one.table()["value"] == two.table()["value"]).all()
+    assert (one.table()["low"] != two.table()["low"]).any()
+    assert two.independent == (len(set(groups)), "texts")
+
+
 def test_a_dataset_is_not_changed(fashion):
     table = datasets.Dataset.from_dict({"image": ci.data.embedded("fashion")[:12]["image"]})
     ci.sweep(fashion, table, groups=list(range(12)), controls=0, probes=["sparsity"], **QUIET)

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from crate_interp.core import checks
+from crate_interp.data.groups import group_numbers
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern
+from crate_interp.stats.groups import by_group
 from crate_interp.stats.intervals import mean_interval
 
 Targets = Bool[Tensor, "batch query key"]
@@ -57,19 +60,22 @@ def repeat_targets(
 
 
 @in_full_precision
-def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFrame:
+def head_scores(
+    cache: CrateCache,
+    targets: Mapping[str, Targets],
+    groups: Sequence[int | str] | None = None,
+) -> pd.DataFrame:
     """Returns how much attention each head gives to each kind of target.
 
     The table has a row per target, layer and head: target, layer, head, score, low, high, even,
     samples. score: the share of a query's attention that goes to its targets, averaged over the
     queries that have a target, and then over samples. low, high: the 95 % interval of the mean over
-    samples. even: the score of a head that attends evenly to every key it may see. It is also the
-    score of any head, averaged over permutations of the keys. samples: the number of samples in
-    which some query has a target; other samples are left out.
+    samples. even: the score of even attention to every key that a query may see. samples: the
+    number of samples in which some query has a target; other samples are left out.
 
     cache: the cache of `model.run_with_cache(tokens)`, with attn.hook_pattern. targets: masks
     `[batch, query, key]` by name, such as `repeat_targets(tokens)`, or your own. In language
-    models, keys after the query do not count.
+    models, keys after the query do not count. groups: of the samples, as in `ci.sweep`.
 
     Raises ValueError for targets of another shape, for a target that no query has, for a cache of a
     language model that holds only some positions (`pos_slice`), and for ToST and CBT. Raises
@@ -85,7 +91,9 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
         raise ValueError("a CLIP is two models: give the cache of one tower, cache.visual.")
     cache.check_weights()
     check_pattern(model.cfg, "head_scores")
-    heads = range(model.cfg.n_heads)
+    heads, whose = range(model.cfg.n_heads), None
+    if groups is not None:
+        whose = np.array(group_numbers(groups, len(cache.at("attn.hook_pattern", 0))))
     rows: list[tuple] = []
     for name, given in targets.items():
         for layer in range(len(model.blocks)):
@@ -104,7 +112,8 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
                 _mean_over(values, there)[kept].double().cpu().numpy()
                 for values in ((pattern * wanted[:, None]).sum(dim=-1), shares)
             )
-            low, high = mean_interval(scores)
+            of = None if whose is None else whose[kept.cpu().numpy()]
+            low, high = mean_interval(by_group(scores, of))
             for head in heads:
                 own = scores[:, head]
                 row = (float(own.mean()), low[head], high[head], float(even.mean()), len(own))

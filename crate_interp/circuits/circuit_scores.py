@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_hooks import edit, full_name
@@ -15,11 +15,14 @@ from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.patching_arguments import Head, MetricBySample, as_values, heads_of
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
+from crate_interp.data.groups import group_numbers
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.results import sample_ranges
 from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, first
 from crate_interp.stats.bootstrap import RESAMPLES, Studentised, studentised
+from crate_interp.stats.groups import by_group
 from crate_interp.stats.intervals import linearised_ratio
 from crate_interp.stats.significance import CONFIDENCE, interval_words
 from crate_interp.sweeps.runs.provenance import model_meta
@@ -92,6 +95,7 @@ def evaluate(
     random: int = 20,
     subsets: int = 10,
     seed: int = 0,
+    groups: Sequence[int | str] | None = None,
     progress: bool = True,
 ) -> CircuitScores:
     """Scores the heads of a circuit by ablating heads (arXiv 2211.00593, section 4).
@@ -106,25 +110,24 @@ def evaluate(
 
     circuit: a Circuit, or (layer, head) pairs. metric(logits) returns one number, or one for each
     input, `[batch]`; F is then their mean, and the scores get intervals over inputs (bootstrap-t of
-    linearised ratios). Completeness is the largest of several ratios, minimality the least;
-    their intervals hold for all these ratios at once, so they may be wide. ablation: "mean"
-    replaces each head's output by its mean over `reference` (None means `inputs`), position by
-    position; "zero" replaces it by 0. Sparse steps stay on. random: the number of random circuits
-    to compare with, each of as many heads as the circuit.
+    linearised ratios). Completeness is the largest of several ratios, minimality the least; their
+    intervals hold for all these ratios at once. ablation: "mean" replaces each head's output by its
+    mean over `reference` (None means `inputs`), position by position; "zero" replaces it by 0.
+    random: how many random circuits of as many heads to compare with. groups: as in `ci.sweep`.
 
     Raises ValueError for inputs that are not a tensor, or a reference of another shape; for a
-    circuit that has no head, all heads, or heads that the model does not have; for a metric that
-    returns neither one finite number nor one for each input; and for a metric that does not change
-    if every head is ablated.
+    circuit that has no head, all heads, or heads that the model does not have; and for a metric
+    that returns neither one finite number nor one for each input, or does not depend on heads.
     """
     check_hooked(model)
     checks.one_of("ablation", ablation, ABLATIONS)
     random = checks.count("random", random, least=0)
     subsets = checks.count("subsets", subsets, least=0)
     seed = checks.count("seed", seed, least=0)
-    source = _source(inputs, reference, ablation)
+    ablations = _ablations(model, _source(inputs, reference, ablation), ablation)
     own, every = _own_and_every(model, circuit)
-    runs = _Runs(model, inputs, metric, _ablations(model, source, ablation), every)
+    whose = None if groups is None else group_numbers(groups, len(inputs))
+    runs = _Runs(model, inputs, metric, ablations, every, whose)
     whole, none = (float(runs.kept(one).mean()) for one in (frozenset(every), frozenset()))
     if abs(whole - none) <= 1e-9 * max(abs(whole), abs(none), 1e-30):
         raise ValueError(
@@ -136,6 +139,7 @@ def evaluate(
     scored = [_scores(runs.parts(one, _subsets(one, subsets, seed))) for one in bar]
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
+    meta["data"][0] |= {} if whose is None else sample_ranges.grouped(whose)
     parts = runs.parts(own, _subsets(own, subsets, seed))
     low, high = _sizes(parts.ratios(parts.costs))
     costs = {"cost": parts.sizes(parts.costs), "low": low, "high": high}
@@ -210,10 +214,11 @@ class _Parts:
     kept: Float[np.ndarray, "sample 1"]
     gaps: Float[np.ndarray, "sample subset"]
     costs: Float[np.ndarray, "sample head"]
+    groups: Int[np.ndarray, "sample"] | None
 
     def ratios(self, above: Float[np.ndarray, "sample c"]) -> Studentised:
         """Returns the bootstrap-t of the differences divided by the span."""
-        return studentised(linearised_ratio(above, self.span))
+        return studentised(by_group(linearised_ratio(above, self.span), self.groups))
 
     def sizes(self, above: Float[np.ndarray, "sample c"]) -> Float[np.ndarray, "c"]:
         """Returns the absolute values of the mean differences, divided by the mean span."""
@@ -232,6 +237,7 @@ class _Runs:
     metric: MetricBySample
     ablations: list[Ablation]
     every: list[Head]
+    groups: tuple[int, ...] | None
     known: dict[Heads, np.ndarray] = field(default_factory=dict)
 
     def kept(self, heads: Heads) -> Float[np.ndarray, "sample"]:
@@ -254,7 +260,9 @@ class _Runs:
         gaps = [f(circuit - some) - f(every - some) for some in subsets]
         costs = [f(circuit) - f(circuit - {head}) for head in sorted(circuit)]
         span, kept = (f(heads) - f(frozenset()) for heads in (every, circuit))
-        return _Parts(span[:, None], kept[:, None], np.stack(gaps, 1), np.stack(costs, 1))
+        # a metric may be one number for all inputs
+        groups = np.array(self.groups) if self.groups is not None and len(span) > 1 else None
+        return _Parts(span[:, None], kept[:, None], np.stack(gaps, 1), np.stack(costs, 1), groups)
 
 
 def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:

@@ -47,17 +47,24 @@ def grouped(samples: Samples, groups: Any, table: Table | None) -> Samples:
         rows = list(whole.with_format(None)[groups])
         texts = samples.groups or range(samples.start, samples.start + samples.n)
         groups = [rows[number] for number in texts]
+    return dataclasses.replace(samples, groups=group_numbers(groups, samples.n))
+
+
+def group_numbers(groups: Any, n: int) -> tuple[int, ...]:
+    """Returns a number for the group of each of n samples, from 0 in order of appearance.
+
+    Raises ValueError for fewer than n groups, and for any that is neither a number nor a text.
+    """
     groups = groups.tolist() if hasattr(groups, "tolist") else groups
-    if not isinstance(groups, Sequence) or len(groups) < samples.n:
+    if not isinstance(groups, Sequence) or len(groups) < n:
         raise ValueError(
-            f"groups={checks.shown(groups)}: give one entry for each of the {samples.n} samples."
+            f"groups={checks.shown(groups)}: give one entry for each of the {n} samples."
         )
     numbers: dict[Any, int] = {}
-    for place, name in enumerate(groups[: samples.n]):
+    for place, name in enumerate(groups[:n]):
         if not isinstance(name, (str, int)):
             raise ValueError(
                 f"groups[{place}] is of type {type(name).__name__}: give a number or a text."
             )
         numbers.setdefault(name, len(numbers))
-    found = tuple(numbers[name] for name in groups[: samples.n])
-    return dataclasses.replace(samples, groups=found)
+    return tuple(numbers[name] for name in groups[:n])
