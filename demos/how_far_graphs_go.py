@@ -5,7 +5,7 @@
 For each embedded model, graphs of 20 inputs: a table in Markdown of whether attributions choose
 better than size, and a figure of how much of the answer is left if only k nodes of each layer stay,
 by attribution, by size, at random, along rotated axes, and in untrained networks. `make graphs`;
-about four minutes on one core.
+about five minutes on one core.
 """
 
 import argparse
