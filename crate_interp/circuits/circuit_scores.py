@@ -104,9 +104,8 @@ def evaluate(
     set of the circuit's heads, and F(none) has every head ablated. Faithfulness is
     `(F(C) - F(none)) / (F(M) - F(none))`; it is 1 if the circuit alone does what the model does.
     Completeness is `max_K |F(C without K) - F(M without K)| / |F(M) - F(none)|`, where K is C
-    itself or one of `subsets` random subsets of C; it is 0 if nothing outside the circuit does its
-    work. Minimality is `min_v |F(C) - F(C without v)| / |F(M) - F(none)|` over the heads v of C; it
-    is above 0 if every head counts.
+    itself or one of `subsets` random subsets of C; it is 0 if nothing outside does its work.
+    Minimality is `min_v |F(C) - F(C without v)| / |F(M) - F(none)|` over the heads v of C.
 
     circuit: a Circuit, or (layer, head) pairs. metric(logits) returns one number, or one for each
     input, `[batch]`; F is then their mean, and the scores get intervals over inputs (bootstrap-t of
