@@ -20,6 +20,7 @@ from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 _NEAR = 0.01  # how near its ceiling a value must be, as a share of the way from ceiling to bound
+_GROUP = 8  # draws of random weights, each group of which has to show a verdict
 _ROUNDING = 1e-9  # tolerance for rounding; the audit's numbers are of order 1
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
@@ -213,20 +214,35 @@ def _excess(measured: Measured) -> tuple[Columns, Tests]:
 
 
 def _gain(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the gain over random weights, and tests if newly drawn ones would give it too."""
+    """Returns the gain over random weights, and tests if newly drawn ones would give it too.
+
+    p is the largest of all draws and of each group of eight: where one group does not show what the
+    others show, the verdict hangs on which weights were drawn, and so it is undecided.
+    """
     values, ones = measured.values, np.ones(len(measured.values))
     start = f"{measured.number.draws} "
     drawn = sorted(of for of in measured.own if of.startswith(start))
     tables = [measured.beside(of) for of in drawn]
     if not tables or not len(tables[0].columns):
         return {}, Tests(ones, ones)
+    count = max(len(tables) // _GROUP, 1)
+    groups = [tables, *(tables[first::count] for first in range(count))]
+    parts = [_over_draws(values, group) for group in groups]
+    tests = [_better(measured.number, part) for part in parts]
+    kept, broken = (
+        np.maximum.reduce([getattr(test, way) for test in tests]) for way in ("kept", "broken")
+    )
+    return _columns("gain", parts[0]), Tests(kept, broken)
+
+
+def _over_draws(values: Any, tables: list[Any]) -> Difference:
+    """Returns the mean gain over draws of random weights, with the interval of one more draw."""
     over = [values.reindex(columns=table.columns) - table for table in tables]
     together: Any = sum(over[1:], over[0]) / len(over)
     n, error = together.count(axis=1).to_numpy(), together.sem(axis=1).to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
     # `against_networks` returns 0 minus the mean of `-means`, which is the mean gain over draws
-    gain = against_networks(0 * ones, error, -means, n)
-    return _columns("gain", gain), _better(measured.number, gain)
+    return against_networks(np.zeros(len(values)), error, -means, n)
 
 
 def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Columns:
