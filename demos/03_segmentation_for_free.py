@@ -13,10 +13,10 @@
 #
 # **Do attention maps of a classifier segment objects, although it never saw a mask?** Hardly, in a
 # network as small as this. On 128 drawings that it has never seen, the head that is best on one
-# half segments the other half no better than a map that is large in the middle (Jaccard index .31
-# and .32), and the contrast of colours does far better (.57). The maps do follow their picture: on
-# the mask of another one they have .19. The picture has all heads of a layer on the image with the
-# highest score, and on that with the lowest.
+# half segments the other half no better than a map that is large in the middle (Jaccard index .32
+# for both), and the contrast of colours does far better (.57). The maps do follow their picture: on
+# the mask of another one the same heads have .13. The picture has all heads of a layer on the image
+# with the highest score, and on that with the lowest.
 
 # %%
 # %matplotlib inline
@@ -40,11 +40,11 @@ print(segments.headline())
 print(f"Untrained networks: {NETWORKS}. Other random weights would give another score.")
 
 # %% [markdown]
-# The table has the score of each layer. Beside it stand the same maps on the mask of another image,
-# the same maps in random order, and untrained networks (the mean of `NETWORKS`). "Best head for
-# each image" is how scores are published. There the mask itself chooses the head, so the chance
-# level is high too. `strongest` is the best mask that needs no network, such as the contrast of
-# colours to the picture's border, and `excess` the difference to it.
+# The table has the score of each layer. Beside it stand the same heads on the mask of another
+# image, the same heads with patches in random order, and untrained networks (the mean of
+# `NETWORKS`). "Best head for each image" is how scores are published. There the mask itself chooses
+# the head, so the chance level is high too. `strongest` is the best mask that needs no network,
+# such as the contrast of colours to the picture's border, and `excess` the difference to it.
 
 # %%
 shown = ["way", "layer", "head", "value", "low", "high", "other_image", "random", "untrained"]

@@ -174,7 +174,7 @@ def same(found, wanted, what):
 
 def drawn(matrix, null, draw):
     """A draw of random weights, whose bases are those of every layer."""
-    return Bases(partial(layers._generator, 0, null, 0)).like(matrix, draw + 1)[draw]
+    return list(Bases(partial(layers._generator, 0, null, 0)).like(matrix, draw + 1))[draw]
 
 
 def sparse_numbers(y, code, d, lasso):

@@ -7,7 +7,7 @@ import pytest
 import crate_interp as ci
 from crate_interp.audits.claim_summary import _in_frames
 from crate_interp.audits.claims import CLAIMS, Number
-from crate_interp.audits.verdicts import _within
+from crate_interp.audits.verdicts import Measured, _within
 from crate_interp.stats.bootstrap import studentised
 from test_audit import ideal, planted
 
@@ -52,10 +52,13 @@ def test_the_headline_says_how_far_attention_lowers_the_rate_as_read():
 def test_a_number_that_never_varies_is_decided_by_its_signs_alone():
     """Resamples of equal values show nothing: a sign test needs 6 of them, and p is never 0."""
     number = Number("", "", low=0.5, high=1.0)
+    tables = {name: pd.DataFrame() for name in ci.SweepResult.STORED}
+    result = ci.SweepResult(tables, {"n_samples": 13, "unit": "images", "data": []})
     for value, sign in ((0.7, 1), (1.0, 1), (0.5 - 1e-12, 1), (0.4, -1), (1.01, -1)):
         for n in (1, 5, 6, 13):
             same = pd.DataFrame(np.full((1, n), value))
-            found = _within(number, studentised(same.to_numpy().T), same)
+            measured = Measured("", number, same, {}, {}, {}, result)
+            found = _within(measured, studentised(same.to_numpy().T))
             right, wrong = (found.kept, found.broken)[::sign]
             assert right[0] == pytest.approx(2 * 0.5**n) and wrong[0] == 2
 

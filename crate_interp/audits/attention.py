@@ -1,8 +1,8 @@
 """The audit of one layer's attention, compared with nulls, ceilings and the papers' operators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class Layer:
     stored: Subspaces
     ideal: Subspaces  # orthonormal subspaces near U
     to_orthonormal: Float[Tensor, "head d_head d_head"]  # M_k; C_k M_k are the codes in qr(U_k)
-    maps: tuple[Float[Tensor, "inner d_model"], ...]  # random, with the singular values of W_O
+    maps: Callable[[], Iterator[Tensor]]  # random `[inner, d_model]`, with W_O's singular values
     shift: Float[Tensor, "d_model"]  # the bias of the output map
     kind: Kind
     attn: Attention
@@ -97,7 +97,8 @@ def layer_of(attn: Any, norm: HookedNorm, random: Bases, maps: int) -> Layer:
         frames.subspaces_of(bases, norm, attn.b_V[:, : bases.shape[2]])
         for bases in (wide, frames.orthonormal(wide))  # narrower if heads are wider than the stream
     )
-    drawn = random.like(out.to(frames.single_of(attn.W_O.dtype)), maps)
+    # drawn again for each slice: of all layers together the maps would fill the memory
+    drawn = partial(random.like, out.to(frames.single_of(attn.W_O.dtype)), maps)
     shift = attn.b_O.detach().double()
     return Layer(wide, stored, ideal, change, drawn, shift, kind_of(attn), attn)
 
@@ -261,7 +262,7 @@ def _limits(
     _constructions(cells, layer, given, setting)
     gathered: Any = given.gathered
     base = base.in_dtype(given.single)
-    for draw, out in enumerate(layer.maps):
+    for draw, out in enumerate(layer.maps()):
         change = frames.update_of(gathered @ out + layer.shift.to(out), given.z, layer.stored)
         _measure(cells, base, f"random map {draw}", change)
 

@@ -298,13 +298,14 @@ NULLS: dict[str, Null] = {
     "next sample": Null("the update of the next sample"),
     "random": Null("a random direction for each token, as long as the token's update"),
     "random map": Null(
-        "a random output map with the singular values of W_O, 8 draws", "random output maps",
+        "a random output map with the singular values of W_O, 32 draws", "random output maps",
     ),
     "random D": Null(
         "a random dictionary with the singular values of D, 8 draws, on 32 tokens drawn anew for "
         "each sample", "random dictionaries",
     ),
 }  # fmt: skip
+IN_VERDICTS = {name for number in NUMBERS.values() for name in (number.null, number.draws) if name}
 LIMITS: dict[str, str] = {
     "ceiling": "a bound that no update of this length passes, and that may be out of reach; for "
     "the sparse step, the most that the same number of steps of any size reaches with this D",

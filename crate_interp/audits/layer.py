@@ -23,7 +23,7 @@ POINTS = (
     "hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post", "attn.hook_z",
     "attn.hook_pi", "attn.hook_contract",
 )  # fmt: skip
-MAPS = 8  # number of random output maps
+MAPS = 32  # number of random output maps
 _AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they fit the cache
 _PLACES = 2**20  # this many samples, or layers, get seeds that differ
 _STREAMS = 1009  # generators reserved for each sample or layer
@@ -60,7 +60,7 @@ def audited(blocks: Sequence[Any], setting: Setting) -> list[Audited]:
                 index,
                 None if u is None else attention.layer_of(block.attn, block.ln1, of_maps, maps),
                 lasso,
-                of_d.like(lasso.d, draws) if is_lasso else (),
+                tuple(of_d.like(lasso.d, draws)) if is_lasso else (),
                 norm_of(block.ln2, d) if square and d is not None else None,
             )
         )

@@ -30,7 +30,8 @@ class AuditResult(Result):
     samples have the same value; for a number of weights all three are its value. null, excess,
     excess_low, excess_high: the number's null, and the value minus the null with its interval,
     paired by sample. gain: the value minus the value with a new random output map, or dictionary,
-    in place of the layer's; the gain's interval is over draws (Student's t). Random networks also
+    in place of the layer's; the gain's interval is over draws (Student's t), and each group of
+    eight draws has to show what a verdict says. Random networks also
     have an excess over shuffled updates, because averages are smooth, but they have no gain.
     untrained, difference: the mean of the untrained twins, and the value of this network minus that
     of a new random network, with an interval over networks. shuffled, shuffled_low, shuffled_high:

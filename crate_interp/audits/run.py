@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crate_interp.audits import layer as layers
 from crate_interp.audits.attention import Cells
-from crate_interp.audits.claims import GRID, NULLS
+from crate_interp.audits.claims import GRID, IN_VERDICTS, NULLS
 from crate_interp.audits.number_tables import table_of, weights_of
 from crate_interp.audits.result import AuditResult
 from crate_interp.audits.setting import Setting
@@ -73,8 +73,9 @@ def audit(
     untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. On the same samples, the
     nulls and the grid are measured, and on the first 8 of them the limits; all other samples only
     add to the values at the main eps. grid: False measures the claims at the main eps only, in all
-    frames, without nulls and ceilings. seed: the seed of the nulls. data, run: as in `ci.sweep`. In
-    a masked autoencoder, the audit measures the encoder, which sees every patch.
+    frames, with U as stored and all tokens, beside the nulls that verdicts need. seed: the seed of
+    the nulls. data, run: as in `ci.sweep`. In a masked autoencoder, the audit measures the encoder,
+    which sees every patch.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
@@ -150,10 +151,10 @@ def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Sett
     return Setting(
         eps=asked,
         grid=tuple(sorted({*GRID, asked})) if checks.flag("grid", grid) else (asked,),
-        nulls=tuple(NULLS) if grid else (),
+        nulls=tuple(name for name in NULLS if grid or name in IN_VERDICTS),
         draws=DRAWS,
-        part=SAMPLES if grid else 0,
-        limited=LIMITED if grid else 0,
+        part=SAMPLES,
+        limited=LIMITED,
         has_cls=model.has_cls,
         causal=model.unit == "windows",
         star=grid,

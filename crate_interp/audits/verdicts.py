@@ -20,6 +20,7 @@ from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 _NEAR = 0.01  # how near its ceiling a value must be, as a share of the way from ceiling to bound
+_GROUP = 8  # draws of random weights, each group of which has to show a verdict
 _ROUNDING = 1e-9  # tolerance for rounding; the audit's numbers are of order 1
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
@@ -53,7 +54,8 @@ class Measured:
     """A measured number: the layer's values, and the tables with the values to compare with.
 
     values: a row per cell, a column per sample. own: the numbers of this network. twins,
-    shuffled: the numbers of the untrained networks, and of those with shuffled weights.
+    shuffled: the numbers of the untrained networks, and of those with shuffled weights. result:
+    knows which samples belong together.
     """
 
     name: str
@@ -62,6 +64,11 @@ class Measured:
     own: Parts
     twins: Parts
     shuffled: Parts
+    result: Result
+
+    def free(self, values: pd.DataFrame) -> np.ndarray:
+        """Returns values [cell, sample] as [group, cell], with the same means, for intervals."""
+        return self.result.by_group(values.to_numpy(float).T, values.columns)
 
     def beside(self, of: str) -> Any:
         """Returns the number's values for a null or limit in these cells; NaN if not measured."""
@@ -106,7 +113,7 @@ def _of_numbers(result: Result) -> Iterator[pd.DataFrame]:
     for name, number in NUMBERS.items():
         values = pd.DataFrame() if number.of_weights else by_sample(own, "layer", name)
         if len(values):
-            yield _cells(Measured(name, number, values, own, twins, mixed))
+            yield _cells(Measured(name, number, values, own, twins, mixed, result))
 
 
 def made(result: Result, name: str, weights: str) -> Any:
@@ -123,13 +130,14 @@ def made(result: Result, name: str, weights: str) -> Any:
 def _cells(measured: Measured) -> pd.DataFrame:
     """Returns the cells of one number, with its tests adjusted over layers."""
     number, values = measured.number, measured.values
-    resampled = studentised(values.to_numpy().T)
+    free = measured.free(values)
+    resampled, n = studentised(free), (~np.isnan(free)).sum(axis=0)
     low, high = resampled.interval()
     columns: Columns = {"n": values.notna().sum(axis=1).to_numpy(), "value": resampled.mean}
-    columns |= {"low": low, "high": high} | _untrained(measured, resampled.mean, resampled.error)
+    columns |= {"low": low, "high": high} | _untrained(measured, resampled.mean, resampled.error, n)
     limits, at_ceiling = _limits(measured, resampled.mean)
     columns |= limits
-    tests = {"": _within(number, resampled, values)}
+    tests = {"": _within(measured, resampled)}
     if number.null:
         excess, tests[number.null] = _excess(measured)
         gain, tests[number.draws] = _gain(measured)
@@ -164,15 +172,17 @@ def _reason(row: dict[str, Any], number: Number, p: dict[str, float]) -> str:
     return f"within its bounds, but not shown to be better than {' and '.join(failed)}"
 
 
-def _within(facts: Number, resampled: Any, values: pd.DataFrame) -> Tests:
+def _within(measured: Measured, resampled: Any) -> Tests:
     """Tests whether the true mean lies within a number's bounds; p is twice the one-sided p.
 
     If all samples lie on one side of a bound by more than rounding, p is at most that of a sign
-    test. So numbers that are nearly or exactly the same in all samples, which resamples cannot
+    test, of groups where samples are not independent. So numbers that are nearly or exactly the same in all samples, which resamples cannot
     test, are decided too. A value on a bound counts as within it.
     """
-    low, high = facts.bounds
-    table, n = values.to_numpy(), values.notna().sum(axis=1).to_numpy()
+    low, high = measured.number.bounds
+    table, there = measured.values.to_numpy(), measured.values.notna().T
+    groups = measured.result.groups_at(there.index)
+    n = (there if groups is None else there.groupby(groups).any()).sum().to_numpy()
 
     def beyond(bound: float, sign: int, least: float) -> np.ndarray:
         p = resampled.above(bound) if sign > 0 else resampled.below(bound)
@@ -208,33 +218,49 @@ def _excess(measured: Measured) -> tuple[Columns, Tests]:
     columns: Columns = {"null": null.mean(axis=1).to_numpy()}
     if null.isna().to_numpy().all():
         return columns, Tests(ones, ones)
-    over = paired((values - null).to_numpy().T)
+    over = paired(measured.free(values - null))
     return columns | _columns("excess", over), _better(measured.number, over)
 
 
 def _gain(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the gain over random weights, and tests if newly drawn ones would give it too."""
+    """Returns the gain over random weights, and tests if newly drawn ones would give it too.
+
+    p is the largest of all draws and of each group of eight: where one group does not show what the
+    others show, the verdict hangs on which weights were drawn, and so it is undecided.
+    """
     values, ones = measured.values, np.ones(len(measured.values))
     start = f"{measured.number.draws} "
     drawn = sorted(of for of in measured.own if of.startswith(start))
     tables = [measured.beside(of) for of in drawn]
     if not tables or not len(tables[0].columns):
         return {}, Tests(ones, ones)
-    over = [values.reindex(columns=table.columns) - table for table in tables]
-    together: Any = sum(over[1:], over[0]) / len(over)
-    n, error = together.count(axis=1).to_numpy(), together.sem(axis=1).to_numpy()
+    count = max(len(tables) // _GROUP, 1)
+    groups = [tables, *(tables[first::count] for first in range(count))]
+    parts = [_over_draws(measured, group) for group in groups]
+    tests = [_better(measured.number, part) for part in parts]
+    kept, broken = (
+        np.maximum.reduce([getattr(test, way) for test in tests]) for way in ("kept", "broken")
+    )
+    return _columns("gain", parts[0]), Tests(kept, broken)
+
+
+def _over_draws(measured: Measured, tables: list[Any]) -> Difference:
+    """Returns the mean gain over draws of random weights, with the interval of one more draw."""
+    over = [measured.values.reindex(columns=table.columns) - table for table in tables]
+    together = pd.DataFrame(measured.free(sum(over[1:], over[0]) / len(over)))
+    n, error = together.count().to_numpy(), together.sem().to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
     # `against_networks` returns 0 minus the mean of `-means`, which is the mean gain over draws
-    gain = against_networks(0 * ones, error, -means, n)
-    return _columns("gain", gain), _better(measured.number, gain)
+    return against_networks(np.zeros(means.shape[1]), error, -means, n)
 
 
-def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Columns:
+def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray, n: np.ndarray) -> Columns:
     """Returns the means of untrained networks and of shuffled ones, and how this one differs.
 
-    The difference is this network's value minus that of a new random network.
+    The difference is this network's value minus that of a new random network. n: over how many
+    independent samples the mean is.
     """
-    n, columns = measured.values.count(axis=1).to_numpy(), {}
+    columns: Columns = {}
     for kind, twins in (("untrained", measured.twins), ("shuffled", measured.shuffled)):
         others = by_sample(twins, "layer", measured.name).reindex(measured.values.index)
         if len(others.columns):
@@ -346,8 +372,11 @@ def nulls(result: Result) -> pd.DataFrame:
     for of, own in parts_of(result.table("numbers")).items():
         for name in own if of != "layer" else ():
             values = own[name].dropna().groupby(level=PLACE)
-            found = {"n": values.count(), "value": values.mean(), "error": values.sem()}
+            found = {"n": values.count(), "value": values.mean()}
             if len(found["n"]):
+                wide = own[name].dropna().unstack("sample").loc[found["n"].index]
+                free = result.by_group(wide.to_numpy(float).T, wide.columns)
+                found["error"] = pd.Series(pd.DataFrame(free).sem().to_numpy(), found["n"].index)
                 rows.append(pd.DataFrame(found).reset_index().assign(of=of, number=name))
     columns = ["of", "number", *PLACE, "n", "value", "error"]
     table: Any = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=columns)

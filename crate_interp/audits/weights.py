@@ -3,7 +3,7 @@
 It also makes the random weights that replace a layer's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -80,13 +80,12 @@ class Bases:
 
     def like(
         self, matrix: Float[Tensor, "rows columns"], draws: int
-    ) -> tuple[Float[Tensor, "rows columns"], ...]:
-        """Returns random matrices with the singular values of `matrix`, in its dtype."""
-        if not draws:
-            return ()
-        own = torch.linalg.svdvals(matrix.double()).to(matrix)
-        pairs = [self._pair(draw, matrix.shape) for draw in range(draws)]
-        return tuple((left.to(own) * own) @ right.to(own).T for left, right in pairs)
+    ) -> Iterator[Float[Tensor, "rows columns"]]:
+        """Yields random matrices with the singular values of `matrix`, in its dtype."""
+        own = torch.linalg.svdvals(matrix.double()).to(matrix) if draws else matrix
+        for draw in range(draws):
+            left, right = self._pair(draw, matrix.shape)
+            yield (left.to(own) * own) @ right.to(own).T
 
     def _pair(self, draw: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
         if (draw, shape) not in self._drawn:

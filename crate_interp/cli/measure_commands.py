@@ -49,7 +49,9 @@ def audit(
     asked: Asked,
     eps: Annotated[float, Option(help="The eps of the rates, as in the paper.")] = 0.1,
     untrained: options.Untrained = 5,
-    grid: Annotated[bool, Option(help="Measure nulls, ceilings and a grid of eps too.")] = True,
+    grid: Annotated[
+        bool, Option(help="Measure at a grid of eps and with orthonormal U too.")
+    ] = True,
     seed: Annotated[int, Option(help="Random seed of the null distributions.")] = 0,
 ) -> None:
     """Check every layer against the papers' claims.
