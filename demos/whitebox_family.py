@@ -61,15 +61,22 @@ def of_audit(model: Any, data: Any) -> dict[str, float]:
     at = "frame == 'read' and eps == 0.1 and basis == 'stored' and tokens == 'all'"
     numbers: Any = result.table("numbers").query(at)
     untrained: Any = result.table("untrained").query(f"{at} and weights == 'drawn'")
-    # the draws of a null are numbered: "random map 0"
-    means: Any = numbers.groupby(numbers["of"].str.rstrip(" 0123456789")).mean(numeric_only=True)
+    place = ["layer", "sample"]
+    own = numbers[numbers["of"] == "layer"].set_index(place)
+
+    def beside(null: str) -> float:
+        """Returns the change under a null, over its draws, paired by sample: not all have each."""
+        draws = numbers[numbers["of"].str.fullmatch(rf"{null}( \d+)?")]  # "random map 0"
+        change = own["compresses"]
+        return change.mean() + (draws.groupby(place)["compresses"].mean() - change).mean()
+
     return {
-        "before": means["rate_before"]["layer"],
-        "after": means["rate_after"]["layer"],
-        "change": means["compresses"]["layer"],
+        "before": own["rate_before"].mean(),
+        "after": own["rate_after"].mean(),
+        "change": own["compresses"].mean(),
         "untrained": untrained["compresses"].mean(),
-        "shuffled": means["compresses"]["shuffled"],
-        "random": means["compresses"]["random map"],
+        "shuffled": beside("shuffled"),
+        "random": beside("random map"),
     }
 
 

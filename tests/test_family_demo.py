@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -79,6 +80,21 @@ def test_a_planted_attention_is_judged_beside_random_maps_alone(share, wanted):
         values = pd.DataFrame({"statistic": found.keys(), "value": found.values()})
         parts.append(values.assign(kind="crate", seed=seed))
     assert demo.followed(pd.concat(parts), "crate")[0] == wanted
+
+
+def test_a_null_that_some_samples_lack_is_paired_by_sample(monkeypatch):
+    at = dict(layer=0, frame="read", eps=0.1, basis="stored", tokens="all", weights="drawn")
+    values = [("layer", 0, -0.5), ("layer", 1, -0.1), ("shuffled", 0, -0.4), ("shuffled", 1, 0.0)]
+    values += [("random map 0", 0, -0.3), ("random map 11", 0, -0.1), ("random D 0", 0, 9.0)]
+    values += [(null, 0, -0.9) for null in ("random", "ceiling", "gradient step", "+U", "negated")]
+    numbers = pd.DataFrame(values, columns=["of", "sample", "compresses"])
+    numbers = numbers.assign(rate_before=1.0, rate_after=1.0, **at)
+    monkeypatch.setattr(demo.ci, "audit", lambda *_, **__: SimpleNamespace(table=lambda _: numbers))
+    found = demo.of_audit(None, None)
+    assert found["change"] == pytest.approx(-0.3)
+    assert found["shuffled"] == pytest.approx(-0.2)
+    # -.2 instead of -.5 on the one image that has them
+    assert found["random"] == pytest.approx(-0.3 + 0.3)
 
 
 def test_the_tables_and_the_picture(table):
