@@ -25,6 +25,7 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import by, first
+from crate_interp.stats.groups import FEWEST
 from crate_interp.sweeps.runs.batches import (
     Batch,
     Chunk,
@@ -70,12 +71,12 @@ def audit(
     eps: the main eps, as in the paper. lasso_tokens: on how many evenly spaced tokens of each
     sample the lasso is solved. Only "share" and "converged", which need its solution, are measured
     on these tokens alone; all other numbers are measured on all tokens. untrained: how many
-    untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. On the same samples, the
-    nulls and the grid are measured, and on the first 8 of them the limits; all other samples only
-    add to the values at the main eps. grid: False measures the claims at the main eps only, in all
-    frames, with U as stored and all tokens, beside the nulls that verdicts need. seed: the seed of
-    the nulls. data, run: as in `ci.sweep`. In a masked autoencoder, the audit measures the encoder,
-    which sees every patch.
+    untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. On the same samples (of
+    texts, on the first ten of them) the nulls and the grid are measured, and on the first 8 the
+    limits; all other samples only add to the values at the main eps. grid: False measures the
+    claims at the main eps only, in all frames, with U as stored and all tokens, beside the nulls
+    that verdicts need. seed: the seed of the nulls. data, run: as in `ci.sweep`. In a masked
+    autoencoder, the audit measures the encoder, which sees every patch.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
@@ -84,6 +85,7 @@ def audit(
     check_model(model)
     setting = _setting(eps, lasso_tokens, grid, seed, model)
     samples = samples_of(model, data, options)
+    setting = replace(setting, part=_compared(samples))
     if "next sample" in setting.nulls:
         check_one_length(samples, "audit with grid=True")
     settings = {"eps": eps, "lasso_tokens": lasso_tokens, "grid": grid, "seed": seed}
@@ -95,6 +97,20 @@ def audit(
         for stage in stages:
             job.run(stage)
         return job.result()
+
+
+def _compared(samples: Samples) -> int:
+    """Returns how many of the first samples have nulls and the grid.
+
+    They are 64. Where samples have groups, they go to the end of the tenth group, so that there are
+    intervals, but are 256 at most.
+    """
+    groups, seen = samples.groups or (), set()
+    for number, group in enumerate(groups):
+        if group not in seen and len(seen) == FEWEST:
+            return min(max(number, SAMPLES), 4 * SAMPLES)
+        seen.add(group)
+    return SAMPLES if len(seen) < FEWEST else min(samples.n, 4 * SAMPLES)
 
 
 def _stages(model: HookedModel, samples: Samples, setting: Setting, untrained: int) -> list[Stage]:
@@ -153,7 +169,7 @@ def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Sett
         grid=tuple(sorted({*GRID, asked})) if checks.flag("grid", grid) else (asked,),
         nulls=tuple(name for name in NULLS if grid or name in IN_VERDICTS),
         draws=DRAWS,
-        part=SAMPLES,
+        part=0,
         limited=LIMITED,
         has_cls=model.has_cls,
         causal=model.unit == "windows",

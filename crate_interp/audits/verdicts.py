@@ -176,8 +176,9 @@ def _within(measured: Measured, resampled: Any) -> Tests:
     """Tests whether the true mean lies within a number's bounds; p is twice the one-sided p.
 
     If all samples lie on one side of a bound by more than rounding, p is at most that of a sign
-    test, of groups where samples are not independent. So numbers that are nearly or exactly the same in all samples, which resamples cannot
-    test, are decided too. A value on a bound counts as within it.
+    test, of groups where samples are not independent. So numbers that are nearly or exactly the
+    same in all samples, which resamples cannot test, are decided too. A value on a bound counts as
+    within it.
     """
     low, high = measured.number.bounds
     table, there = measured.values.to_numpy(), measured.values.notna().T
@@ -228,7 +229,7 @@ def _gain(measured: Measured) -> tuple[Columns, Tests]:
     p is the largest of all draws and of each group of eight: where one group does not show what the
     others show, the verdict hangs on which weights were drawn, and so it is undecided.
     """
-    values, ones = measured.values, np.ones(len(measured.values))
+    ones = np.ones(len(measured.values))
     start = f"{measured.number.draws} "
     drawn = sorted(of for of in measured.own if of.startswith(start))
     tables = [measured.beside(of) for of in drawn]

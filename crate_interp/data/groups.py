@@ -26,7 +26,7 @@ def windows_of_texts(window_rows: Rows, texts: Iterable[str]) -> Iterator[tuple[
         yield row, begun - 1
 
 
-def grouped(samples: Samples, groups: Any, table: Table | None) -> Samples:
+def grouped(samples: Samples, groups: object, table: Table | None) -> Samples:
     """Returns samples with the groups that a user gives.
 
     groups: a list with the group of each sample, a number or a text; or the name of a column of
@@ -50,12 +50,12 @@ def grouped(samples: Samples, groups: Any, table: Table | None) -> Samples:
     return dataclasses.replace(samples, groups=group_numbers(groups, samples.n))
 
 
-def group_numbers(groups: Any, n: int) -> tuple[int, ...]:
+def group_numbers(groups: object, n: int) -> tuple[int, ...]:
     """Returns a number for the group of each of n samples, from 0 in order of appearance.
 
     Raises ValueError for fewer than n groups, and for any that is neither a number nor a text.
     """
-    groups = groups.tolist() if hasattr(groups, "tolist") else groups
+    groups = getattr(groups, "tolist", lambda: groups)()
     if not isinstance(groups, Sequence) or len(groups) < n:
         raise ValueError(
             f"groups={checks.shown(groups)}: give one entry for each of the {n} samples."

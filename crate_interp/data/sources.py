@@ -337,7 +337,8 @@ def _window_samples(windows: Callable[[Iterable[str]], Any], texts: Iterable[str
     if not groups:
         return _token_samples(torch.as_tensor(whole))
     tokens = torch.frombuffer(joined, dtype=torch.int64).view(len(groups), -1)
-    return replace(_token_samples(tokens), groups=tuple(groups))
+    several = len(set(groups)) < len(groups)  # of some text
+    return replace(_token_samples(tokens), groups=tuple(groups) if several else None)
 
 
 def _text_samples(rows: list[Tensor]) -> Samples:

@@ -30,7 +30,7 @@ class GroupedSamples:
         return None if known is None else pd.Series(known[:, 1], index=known[:, 0])
 
     def by_group(
-        self, values: Shaped[np.ndarray, "n c"], samples: Iterable[int]
+        self, values: Shaped[np.ndarray, "n c"], samples: Iterable[Any]
     ) -> Shaped[np.ndarray, "free c"]:
         """Returns one value per group of samples (`stats.groups.by_group`), for an interval.
 
@@ -38,7 +38,7 @@ class GroupedSamples:
         """
         return by_group(values, self.groups_at(samples))
 
-    def groups_at(self, samples: Iterable[int]) -> Int[np.ndarray, "n"] | None:
+    def groups_at(self, samples: Iterable[Any]) -> Int[np.ndarray, "n"] | None:
         """Returns the groups of the samples with these numbers; None if they are independent."""
         return None if self._group_of is None else self._group_of.loc[list(samples)].to_numpy()
 
