@@ -112,6 +112,13 @@ def test_the_tables_and_the_picture(table):
     assert sum(len(one.get_offsets()) for one in drawn) == 5 * 5 * 4
 
 
+def test_the_page_has_the_tables_of_the_stored_numbers():
+    cost = pd.DataFrame(1.0, index=list(demo.NAMES), columns=list(demo.TOKENS.values()))
+    page = (Path(demo.__file__).parent / "docs" / "pages" / "family.md").read_text()
+    tables, _ = demo.text(pd.read_csv(demo.STORED), cost).split("\n\n| microseconds")
+    assert tables in page
+
+
 def test_what_is_not_shipped_is_read(monkeypatch, tmp_path):
     """Networks whose folder is here are measured; of the others the stored rows are kept."""
     stored = tmp_path / "family.csv"
