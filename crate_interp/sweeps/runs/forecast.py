@@ -100,7 +100,10 @@ COSTS: dict[str, Cost] = {
     "atom_names": Cost(lambda w: 3 * w.n, lambda w: 4e-4 * w.layers * w.atoms, "limit=n"),
     "atoms": Cost(lambda w: 2 * w.n, lambda w: 4e-4 * w.layers * w.atoms, "limit=n"),
     "audit": Cost(
-        lambda w: 60 + 8 * w.n + w.setting("grid") * 17 * w.first + 10 * (w.twins + w.shuffled),
+        lambda w: (
+            60 + 8 * w.n + 45 * min(w.n, 8) + w.setting("grid") * 17 * w.first
+            + 10 * (w.twins + w.shuffled)
+        ),
         lambda w: 5e-3 * w.layers * (w.first + w.twins / 8) + 4e-4 * w.layers * w.n,
         "limit=n, untrained=0 or grid=False",
     ),
