@@ -5,7 +5,7 @@ import numpy as np
 import crate_interp as ci
 from comparing import made
 
-R = "compression.rate_pre"
+N, LAYERS = 41, 3
 
 
 def seeds(*which, shift=0.0, count=20):
