@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from crate_interp.results.result import Result, as_text, counted
 from crate_interp.stats.significance import LEVEL
@@ -72,7 +73,7 @@ def signed(value: float) -> str:
     return "0" if value == 0 else f"{value:+.3g}"
 
 
-def evidence(table: Any) -> Any:
+def evidence(table: pd.DataFrame) -> pd.Series:
     """Returns which rows of `differences` other trainings would show, as a column of bool.
 
     Those that hold and exceed the spread between untrained networks; where that spread is unknown,
