@@ -74,7 +74,7 @@ def signed(value: float) -> str:
     return "0" if value == 0 else f"{value:+.3g}"
 
 
-def evidence(table: pd.DataFrame) -> Any:
+def evidence(table: pd.DataFrame) -> pd.Series:
     """Returns which rows of `differences` other trainings would show, as a column of bool.
 
     Those that hold and exceed the spread between untrained networks; where that spread is unknown,
