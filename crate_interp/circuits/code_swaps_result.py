@@ -88,7 +88,8 @@ def _twins(result: Result) -> list[_Shares]:
     both: Any = [result.table(f"untrained_{name}") for name in ("pairs", "swaps")]
     seeds = sorted(set(both[1]["seed"]))
     return [
-        _shares_of(result, *(own[own["seed"] == seed] for own in both), False) for seed in seeds
+        _shares_of(result, *(own[own["seed"] == seed] for own in both), carried=False)
+        for seed in seeds
     ]
 
 

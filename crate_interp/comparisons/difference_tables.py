@@ -177,8 +177,8 @@ def _of_statistic(
         twins: list[Any] = [twin[name].values for twin in pair if name in twin]
         if len(twins) == 2 and all(table is not None for table in twins):
             tables = twins[0].reindex(columns=own), twins[1].reindex(columns=other)
-            arrays = (table.to_numpy(float) for table in tables)
-            untrained_p = _over_samples(*arrays, pair[0][name].groups)[1]
+            arrays = [table.to_numpy(float) for table in tables]
+            untrained_p = _over_samples(arrays[0], arrays[1], pair[0][name].groups)[1]
     columns: dict[str, Any] = {"layer": own, "layer_b": other, "a": means[0], "b": means[1]}
     beside = _beside(one, two, difference, independent, same_twins)
     columns |= _numbers(difference, adjusted) | {"n": n, "untrained_p": untrained_p} | beside

@@ -74,13 +74,14 @@ def signed(value: float) -> str:
     return "0" if value == 0 else f"{value:+.3g}"
 
 
-def evidence(table: pd.DataFrame) -> pd.Series:
+def evidence(differences: pd.DataFrame) -> pd.Series:
     """Returns which rows of `differences` other trainings would show, as a column of bool.
 
     Those that hold and exceed the spread between untrained networks; where that spread is unknown,
     all that hold.
     """
-    known = table["excess_p"].notna().any()
+    table: Any = differences
+    known = bool(table["excess_p"].notna().any())
     return table["holds"] & (table["excess_p"] <= LEVEL) if known else table["holds"]
 
 
