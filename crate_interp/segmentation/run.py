@@ -52,10 +52,10 @@ def segment(
     2308.16271 eq. 13-14): the data's mask chooses the head. "fixed head" takes the head that is
     best on the other half of the images, over 50 splits. "mean over heads" averages over all heads.
 
-    There are two chance levels, in the same three ways, with the same fixed heads. One judges the same maps by the mask of the next image, which keeps
-    the maps' knowledge of where objects usually are. The other puts the patches of the same maps in
-    random order. A further level is the mean of networks with random weights, which choose heads of
-    theirs (`untrained` says how many; seeds 0, 1, ...).
+    There are two chance levels, in the same three ways, with the same fixed heads. One judges the
+    same maps by the mask of the next image, which keeps the maps' knowledge of where objects
+    usually are. The other puts the patches of the same maps in random order. A further level is the
+    mean of networks with random weights (`untrained` says how many; seeds 0, 1, ...).
 
     The map of a head is the attention of CLS; in ToST the membership of each patch, in CBT the
     row of CLS in A^T A (`ci.probes.segmentation`). size: the side, or (h, w), of larger images, for
