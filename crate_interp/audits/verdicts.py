@@ -248,7 +248,8 @@ def _gain(measured: Measured) -> tuple[Columns, Tests]:
 def _over_draws(measured: Measured, tables: list[Any]) -> Difference:
     """Returns the mean gain over draws of random weights, with the interval of one more draw."""
     over = [measured.values.reindex(columns=table.columns) - table for table in tables]
-    together = pd.DataFrame(measured.free(sum(over[1:], over[0]) / len(over)))
+    mean: Any = sum(over[1:], over[0]) / len(over)
+    together = pd.DataFrame(measured.free(mean))
     n, error = together.count().to_numpy(), together.sem().to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
     # `against_networks` returns 0 minus the mean of `-means`, which is the mean gain over draws

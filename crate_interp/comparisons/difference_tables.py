@@ -77,7 +77,7 @@ def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
     return whole.unstack("layer").dropna(axis=1, how="all")
 
 
-def _of_moments(table: pd.DataFrame) -> dict[str, Statistic]:
+def _of_moments(table: Any) -> dict[str, Statistic]:
     found: dict[str, Statistic] = {}
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
         together = own[own["head"] == TOGETHER]

@@ -71,7 +71,7 @@ def ablated(table: pd.DataFrame, groups: Groups = None) -> pd.DataFrame:
     that is `strongest` in its layer has the numbers of the samples that did not choose it.
     """
     wide: Any = table.pivot(index="sample", columns=_KEYS, values="ablation")
-    every = table["sample"] if groups is None else pd.Series(groups, table.index)
+    every: Any = table["sample"] if groups is None else pd.Series(groups, table.index)
     of_sample = every.groupby(table["sample"]).first()
     there = wide.notna().to_numpy()
     # atoms ablated on the same samples are resampled together

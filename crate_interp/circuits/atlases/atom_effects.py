@@ -210,7 +210,9 @@ class SumsOfGroups:
 
     def add(self, values: Float[Tensor, "batch ..."], numbers: Sequence[int]) -> None:
         """Adds the values of the samples with these numbers."""
-        for value, number in zip(values, numbers if self.groups else (), strict=False):
+        if self.groups is None:
+            return
+        for value, number in zip(values, numbers, strict=True):
             group = self.groups[number - self.start] % MOST_GROUPS
             self.totals[group] = self.totals.get(group, 0) + value.flatten().double()
             self.counts[group] += 1
