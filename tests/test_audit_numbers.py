@@ -69,7 +69,7 @@ def test_orthonormal_subspaces_and_patches_alone(audited):
 
 
 def shuffled(sample, draw, pos):
-    setting = Setting(EPS, GRID, (), 8, 0, 0, True, False, True, 4, 0)
+    setting = Setting(EPS, GRID, (), 8, frozenset(), frozenset(), True, False, True, 4, 0)
     return layers._order(sample, draw, pos, setting)
 
 

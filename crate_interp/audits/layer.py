@@ -124,8 +124,9 @@ def _slices(count: int, start: int, setting: Setting, numbers: int) -> Iterator[
     """
     step, first = max(1, _AT_ONCE // numbers), 0
     while first < count:
-        ends = (end - start for end in setting.ends if end > start + first)
-        stop = min(first + step, count, *ends)
+        kind, stop = setting.kind(start + first), first + 1
+        while stop < min(first + step, count) and setting.kind(start + stop) == kind:
+            stop += 1
         yield first, stop
         first = stop
 

@@ -1,5 +1,6 @@
 """ci.audit: did each layer do what the papers say it does?"""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -71,9 +72,9 @@ def audit(
     eps: the main eps, as in the paper. lasso_tokens: on how many evenly spaced tokens of each
     sample the lasso is solved. Only "share" and "converged", which need its solution, are measured
     on these tokens alone; all other numbers are measured on all tokens. untrained: how many
-    untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. On the same samples (of
-    texts, on the first ten of them) the nulls and the grid are measured, and on the first 8 the
-    limits; all other samples only add to the values at the main eps. grid: False measures the
+    untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. On 64 samples the nulls
+    and the grid are measured, and on 8 (of texts 10) of them the limits: the first ones, of texts
+    the first of each; all others only add to the values at the main eps. grid: False measures the
     claims at the main eps only, in all frames, with U as stored and all tokens, beside the nulls
     that verdicts need. seed: the seed of the nulls. data, run: as in `ci.sweep`. In a masked
     autoencoder, the audit measures the encoder, which sees every patch.
@@ -85,7 +86,8 @@ def audit(
     check_model(model)
     setting = _setting(eps, lasso_tokens, grid, seed, model)
     samples = samples_of(model, data, options)
-    setting = replace(setting, part=_compared(samples))
+    part, limited = _compared(samples)
+    setting = replace(setting, part=part, limited=limited)
     if "next sample" in setting.nulls:
         check_one_length(samples, "audit with grid=True")
     settings = {"eps": eps, "lasso_tokens": lasso_tokens, "grid": grid, "seed": seed}
@@ -99,18 +101,22 @@ def audit(
         return job.result()
 
 
-def _compared(samples: Samples) -> int:
-    """Returns how many of the first samples have nulls and the grid.
+def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
+    """Returns which samples have nulls and the grid, and which of these have limits too.
 
-    They are 64. Where samples have groups, they go to the end of the tenth group, so that there are
-    intervals, but are 256 at most.
+    They are the first 64 and the first 8. Of samples with groups, such as windows of texts, they
+    are the first of each group, then the second of each, and so on: as many, but at least 10 have
+    limits, because of fewer groups there is no interval.
     """
-    groups, seen = samples.groups or (), set()
-    for number, group in enumerate(groups):
-        if group not in seen and len(seen) == FEWEST:
-            return min(max(number, SAMPLES), 4 * SAMPLES)
-        seen.add(group)
-    return SAMPLES if len(seen) < FEWEST else min(samples.n, 4 * SAMPLES)
+    if samples.groups is None:
+        return frozenset(range(SAMPLES)), frozenset(range(LIMITED))
+    ranks: Counter[int] = Counter()
+    places = []
+    for number, group in enumerate(samples.groups, samples.start):
+        places.append((ranks[group], number))
+        ranks[group] += 1
+    order = [number for _, number in sorted(places)]
+    return frozenset(order[:SAMPLES]), frozenset(order[: max(LIMITED, FEWEST)])
 
 
 def _stages(model: HookedModel, samples: Samples, setting: Setting, untrained: int) -> list[Stage]:
@@ -120,7 +126,7 @@ def _stages(model: HookedModel, samples: Samples, setting: Setting, untrained: i
     compared = first_samples(samples)
     if compared is None:
         return [own]
-    less = partial(_of_chunk, setting=replace(setting, nulls=(), limited=0))
+    less = partial(_of_chunk, setting=replace(setting, nulls=(), limited=frozenset()))
     of_twins = replace(own, samples=compared, of_chunk=less)
     few = replace(of_twins, samples=first_samples(samples, FEW) or compared)
     return [own, *twins_of(of_twins, untrained), *shuffled_of(few, untrained)]
@@ -169,8 +175,8 @@ def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Sett
         grid=tuple(sorted({*GRID, asked})) if checks.flag("grid", grid) else (asked,),
         nulls=tuple(name for name in NULLS if grid or name in IN_VERDICTS),
         draws=DRAWS,
-        part=0,
-        limited=LIMITED,
+        part=frozenset(),
+        limited=frozenset(),
         has_cls=model.has_cls,
         causal=model.unit == "windows",
         star=grid,

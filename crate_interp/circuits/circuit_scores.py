@@ -213,7 +213,7 @@ class _Parts:
     kept: Float[np.ndarray, "sample 1"]
     gaps: Float[np.ndarray, "sample subset"]
     costs: Float[np.ndarray, "sample head"]
-    groups: Int[np.ndarray, "sample"] | None
+    groups: Int[np.ndarray, "sample"] | None = None
 
     def ratios(self, above: Float[np.ndarray, "sample c"]) -> Studentised:
         """Returns the bootstrap-t of the differences divided by the span."""
