@@ -54,7 +54,7 @@ for mix in (0.0, 0.1, 1.0):
 # %%
 fast = ["gradient", "neumann", "plus", "minus", 4]
 # the beginnings of 22 texts, since windows of one text are alike
-texts = [text[:1500] for text in ci.data.embedded("held-out-text")["text"]]
+texts = [text[:1050] for text in ci.data.embedded("held-out-text")["text"]]
 runs = {  # the solution of the language model's lassos would take minutes
     "crate-tiny-fashion": ("embedded:fashion", 128, [*fast, "solution"]),
     "crate-tiny-pictures": ("embedded:pictures", 64, [*fast, "solution"]),
