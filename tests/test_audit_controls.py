@@ -27,6 +27,8 @@ SIZES = {
     "aot": {},
 }
 # Claims of which one number misses a bound, and an ideal layer on these tokens misses it too.
+# random output maps scatter so far at eps 1 that one group of eight of them does not tell
+OPEN = {"aot": {("compresses", "read")}}
 MISSED = {("rate_kept", "stream"), ("rate_kept", "unit"), ("neumann", "unit")}
 
 
@@ -53,11 +55,14 @@ def judged(result):
 def test_a_member_built_by_hand_keeps_every_claim(family, layers):
     """In all layers, all frames and at every eps where a claim has to hold."""
     result = audited(planted.ideal(n_layers=layers, family=family, n=8 * layers))
-    missed = {cell for cell, words in judged(result).items() if words != {"kept"}}
-    assert missed <= MISSED
+    found, unclear = judged(result), OPEN.get(family, set())
+    assert all(found[cell] <= {"kept", "undecided"} for cell in unclear)
+    missed = {cell for cell, words in found.items() if words != {"kept"}}
+    assert missed <= MISSED | unclear
     claims = result.claims()
     claims = claims[claims["verdict"] != "not applicable"]
-    assert set(claims[claims["verdict"] != "kept"]["verdict"]) <= {"by construction"}
+    others = set(claims[claims["verdict"] != "kept"]["verdict"])
+    assert others <= {"by construction"} | ({"undecided"} if unclear else set())
     assert {"compresses", "gradient", "output_map"} <= set(claims["claim"])
     assert ("neumann" in set(claims["claim"])) == (family != "tost-ista")
     assert ("descends" in set(claims["claim"])) == (family != "aot")
