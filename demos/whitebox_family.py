@@ -13,7 +13,7 @@ Own objective: what the attention of a kind is derived from, of the tokens as th
 R^c, its variational bound (ToST), or the rate of the representatives (CBT), in `ci.audit`. Its
 change by attention is a share of what it was, the mean over layers. Beside it stand the changes by
 the same updates in another order of the tokens ("shuffled"), by random output maps with the
-singular values of the learned one (8 draws, on the first 8 of 32 images), and by the attention of
+singular values of the learned one (32 draws, on the first 8 of 32 images), and by the attention of
 the untrained network. A ViT has none.
 
 Cost: processor time of a forward over 1,024 patches, the least of 9, by the size of an image.
