@@ -66,8 +66,8 @@ def _mixes(result: Result) -> pd.DataFrame:
         paired = values - own[name].to_numpy()[:, None]
         # a text has several answers
         flips = name == "right" and result.independent[1] == "images"
-        values = result.by_group(paired, own["sample"])
-        ends = paired_shares(paired).ends if flips else mean_interval(values)
+        of_groups = result.by_group(paired, own["sample"])
+        ends = paired_shares(paired).ends if flips else mean_interval(of_groups)
         parts += [values.mean(axis=0), paired.mean(axis=0), *ends]
     columns = np.stack([*parts, change.mean(axis=0)], axis=1)
     rows = [(*key, *numbers, len(own)) for key, numbers in zip(keys, columns, strict=True)]
