@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crate_interp as ci
+from crate_interp.circuits.atlases.atom_effects import Loss, loss_effects
 from crate_interp.data.groups import windows_of_texts
 from crate_interp.results import sample_ranges
 from crate_interp.stats.contrasts import paired
@@ -307,6 +308,56 @@ def test_scores_of_heads_and_circuits_go_by_group(lm):
     assert (one.table()["value"] == two.table()["value"]).all()
     assert (one.table()["low"] != two.table()["low"]).any()
     assert two.independent == (len(set(groups)), "texts")
+
+
+PICTURES = ci.data.embedded("pictures").select(range(24))
+VERBS = {
+    "surgery": lambda **more: ci.surgery(
+        ci.load("crate-tiny-fashion"), ci.data.embedded("fashion").select(range(24)),
+        replacements=["plus"], mixes=(0.05,), **more,
+    ),
+    "segment": lambda **more: ci.segment(
+        ci.load("crate-tiny-pictures"), PICTURES, untrained=0, **more
+    ),
+    "atlas": lambda **more: ci.atlas(ci.load("crate-tiny-pictures"), PICTURES, ablate=12, **more),
+    "concentration": lambda **more: ci.circuits.concentration(
+        ci.load("crate-tiny-fashion"), ci.data.embedded("fashion").select(range(24)),
+        untrained=0, k=(4,), rotations=2, **more,
+    ),
+}  # fmt: skip
+OF_AN_INTERVAL = ("_low", "_high", "low", "high", "p", "falls", "better", "raises", "lowers")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+def test_groups_change_intervals_and_no_number(verb):
+    """Pairs of samples as groups of two: every mean stays, and some interval differs."""
+    alone = VERBS[verb](**QUIET)
+    found = VERBS[verb](groups=[n // 2 for n in range(24)], **QUIET)
+    assert found.independent == (12, "groups") and alone.independent[0] == 24
+    differ = 0
+    for name in (name for name in alone.tables if verb != "segment" or name == "heads"):
+        one, two = alone.table(name), found.table(name)
+        for column in one.select_dtypes("number"):
+            same = np.allclose(one[column], two[column], rtol=1e-6, atol=1e-9, equal_nan=True)
+            differ += not same
+            chosen = verb == "atlas" and column.startswith("ablat")  # on every second group
+            assert same or chosen or column.endswith(OF_AN_INTERVAL), (name, column)
+    assert differ
+
+
+def test_first_order_effects_of_an_atlas_go_by_group(fashion):
+    table = ci.data.embedded("fashion").select(range(22))
+    groups = np.arange(22) % 11
+    found = ci.atlas(fashion, table, ablate=0, groups=groups.tolist(), chunk_size=22, **QUIET)
+    images, labels = fashion.preprocess(table["image"]), torch.tensor(table["label"])
+    effects, _ = loss_effects(fashion, images, range(22), Loss("labels", labels))
+    means = np.stack([effects[groups == n].mean(dim=0).numpy() for n in range(11)])
+    half = 2.22814 * means.std(axis=0, ddof=1) / 11**0.5  # groups are of one size
+    rows = found.table().query("layer == 3").sort_values("atom")
+    assert rows["first_order"].to_numpy() == pytest.approx(means.mean(axis=0)[3], abs=1e-6)
+    width = (rows["first_order_high"] - rows["first_order_low"]).to_numpy()
+    np.testing.assert_allclose(width, 2 * half[3], rtol=1e-3, atol=1e-7)
 
 
 def test_a_dataset_is_not_changed(fashion):

@@ -16,6 +16,7 @@ from crate_interp.audits.number_tables import NO_EPS
 from crate_interp.results.result import Result
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.contrasts import Difference, against_networks, paired
+from crate_interp.stats.groups import mean_error
 from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
@@ -66,7 +67,7 @@ class Measured:
     shuffled: Parts
     result: Result
 
-    def free(self, values: pd.DataFrame) -> np.ndarray:
+    def by_group(self, values: pd.DataFrame) -> np.ndarray:
         """Returns values [cell, sample] as [group, cell], with the same means, for intervals."""
         return self.result.by_group(values.to_numpy(float).T, values.columns)
 
@@ -130,7 +131,7 @@ def made(result: Result, name: str, weights: str) -> Any:
 def _cells(measured: Measured) -> pd.DataFrame:
     """Returns the cells of one number, with its tests adjusted over layers."""
     number, values = measured.number, measured.values
-    free = measured.free(values)
+    free = measured.by_group(values)
     resampled, n = studentised(free), (~np.isnan(free)).sum(axis=0)
     low, high = resampled.interval()
     columns: Columns = {"n": values.notna().sum(axis=1).to_numpy(), "value": resampled.mean}
@@ -219,7 +220,7 @@ def _excess(measured: Measured) -> tuple[Columns, Tests]:
     columns: Columns = {"null": null.mean(axis=1).to_numpy()}
     if null.isna().to_numpy().all():
         return columns, Tests(ones, ones)
-    over = paired(measured.free(values - null))
+    over = paired(measured.by_group(values - null))
     return columns | _columns("excess", over), _better(measured.number, over)
 
 
@@ -249,8 +250,7 @@ def _over_draws(measured: Measured, tables: list[Any]) -> Difference:
     """Returns the mean gain over draws of random weights, with the interval of one more draw."""
     over = [measured.values.reindex(columns=table.columns) - table for table in tables]
     mean: Any = sum(over[1:], over[0]) / len(over)
-    together = pd.DataFrame(measured.free(mean))
-    n, error = together.count().to_numpy(), together.sem().to_numpy()
+    error, n = mean_error(measured.by_group(mean))
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
     # `against_networks` returns 0 minus the mean of `-means`, which is the mean gain over draws
     return against_networks(np.zeros(means.shape[1]), error, -means, n)
@@ -377,8 +377,8 @@ def nulls(result: Result) -> pd.DataFrame:
             found = {"n": values.count(), "value": values.mean()}
             if len(found["n"]):
                 wide = own[name].dropna().unstack("sample").loc[found["n"].index]
-                free = result.by_group(wide.to_numpy(float).T, wide.columns)
-                found["error"] = pd.Series(pd.DataFrame(free).sem().to_numpy(), found["n"].index)
+                error, _ = mean_error(result.by_group(wide.to_numpy(float).T, wide.columns))
+                found["error"] = pd.Series(error, found["n"].index)
                 rows.append(pd.DataFrame(found).reset_index().assign(of=of, number=name))
     columns = ["of", "number", *PLACE, "n", "value", "error"]
     table: Any = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=columns)

@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, paired, without_test
-from crate_interp.stats.groups import by_group
+from crate_interp.stats.groups import by_group, mean_error
 from crate_interp.stats.max_t import max_t
 from crate_interp.stats.significance import LEVEL, holm
 from crate_interp.sweeps.moments import TOGETHER, moments_of
@@ -65,8 +65,8 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
 
 def _of_values(result: SweepResult, wide: Any, per_head: bool) -> Statistic:
     groups = result.groups_at(wide.index)
-    free = pd.DataFrame(by_group(wide.to_numpy(float), groups), columns=wide.columns)
-    numbers = {"mean": wide.mean(), "error": free.sem(), "n": free.count()}
+    error, n = mean_error(by_group(wide.to_numpy(float), groups))
+    numbers = {"mean": wide.mean(), "error": error, "n": n}
     return Statistic(pd.DataFrame(numbers), wide, groups, per_head)
 
 
@@ -82,7 +82,7 @@ def _of_moments(table: Any) -> dict[str, Statistic]:
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
         together = own[own["head"] == TOGETHER]
         own = together if len(together) else own
-        own = own.assign(n=own["free"])
+        own = own.assign(n=own["independent"])
         numbers: Any = own.groupby("layer")[["mean", "error", "n"]].mean()
         found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=True)
     return found

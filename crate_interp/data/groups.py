@@ -12,18 +12,22 @@ from crate_interp.data.tables import Table
 Rows = Callable[[Iterable[str]], Iterator[list[int]]]
 
 
-def windows_of_texts(window_rows: Rows, texts: Iterable[str]) -> Iterator[tuple[list[int], int]]:
-    """Yields each window of tokens, with the number of the text that its last token is of."""
-    begun = 0
+class Numbered:
+    """Texts as they are read; number: that of the text read last."""
 
-    def counted() -> Iterator[str]:
-        nonlocal begun
-        for text in texts:
-            begun += 1
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts, self.number = texts, -1
+
+    def __iter__(self) -> Iterator[str]:
+        for self.number, text in enumerate(self.texts):  # noqa: B020
             yield text
 
-    for row in window_rows(counted()):
-        yield row, begun - 1
+
+def windows_of_texts(window_rows: Rows, texts: Iterable[str]) -> Iterator[tuple[list[int], int]]:
+    """Yields each window of tokens, with the number of the text that its last token is of."""
+    numbered = Numbered(texts)
+    for row in window_rows(numbered):
+        yield row, numbered.number
 
 
 def grouped(samples: Samples, groups: object, table: Table | None) -> Samples:

@@ -16,7 +16,7 @@ from crate_interp.core import checks, pictures
 from crate_interp.core.errors import ShortTextError
 from crate_interp.core.safe_text import plain
 from crate_interp.data import batch_streams, coco, cutouts, images, named_data, streams, voc
-from crate_interp.data.groups import windows_of_texts
+from crate_interp.data.groups import Numbered
 from crate_interp.data.item_samples import (
     is_item_data,
     is_pair,
@@ -324,18 +324,14 @@ def _text_of(path: Path) -> str:
 
 def _window_samples(windows: Callable[[Iterable[str]], Any], texts: Iterable[str]) -> Samples:
     """Returns the windows of texts as samples, grouped by text if they come row by row."""
-    joined, groups, whole = array("q"), [], None
-
-    def rows_of(texts: Iterable[str]) -> Iterator[list[int]]:
-        nonlocal whole
-        whole = windows(texts)
-        return iter(()) if isinstance(whole, Tensor) else whole
-
-    for row, text in windows_of_texts(rows_of, texts):
+    numbered = Numbered(texts)
+    rows = windows(numbered)
+    if isinstance(rows, Tensor):
+        return _token_samples(rows)
+    joined, groups = array("q"), []
+    for row in rows:
         joined.extend(row)
-        groups.append(text)
-    if not groups:
-        return _token_samples(torch.as_tensor(whole))
+        groups.append(numbered.number)
     tokens = torch.frombuffer(joined, dtype=torch.int64).view(len(groups), -1)
     several = len(set(groups)) < len(groups)  # of some text
     return replace(_token_samples(tokens), groups=tuple(groups) if several else None)

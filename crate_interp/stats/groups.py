@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Int, Shaped
 
 FEWEST = 10  # with fewer groups there is no interval
@@ -58,6 +59,15 @@ def of_sums(
     few = count < FEWEST
     found[0, few], found[1:, few] = mean[few], np.nan
     return found
+
+
+def mean_error(values: Shaped[np.ndarray, "n c"]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the standard error of each column's mean, and over how many values it is.
+
+    A NaN is left out; the error of fewer than two values is NaN.
+    """
+    table = pd.DataFrame(values)
+    return table.sem().to_numpy(float), table.count().to_numpy()
 
 
 def columns_of_sums(total: Float[np.ndarray, "g c"], n: Int[np.ndarray, "g"]) -> dict[str, Any]:

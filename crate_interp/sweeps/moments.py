@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.result import Result
-from crate_interp.stats.groups import of_sums
+from crate_interp.stats.groups import mean_error, of_sums
 
 STATISTIC = ["probe", "statistic", "layer"]
 TOGETHER = -1  # in place of a head's number: the moments of each sample's mean over heads
@@ -62,25 +62,23 @@ def merged_moments(
 def moments_of(result: Result) -> Any:
     """Returns n, mean, std over samples, and the error of the mean, by statistic, layer and head.
 
-    std divides by n - 1 and is NaN for n < 2. free: the number of independent samples, over which
-    the error is (`stats.groups.by_group`).
+    std divides by n - 1 and is NaN for n < 2. independent: the number of independent samples, over
+    which the error is (`stats.groups.by_group`).
     """
     keys, moments = [*STATISTIC, "head"], result.stored["moments"]
     if "group" not in moments or not len(moments):
         table = _with_std(moments)
-        return table.assign(error=table["std"] / np.sqrt(table["n"]), free=table["n"])
+        return table.assign(error=table["std"] / np.sqrt(table["n"]), independent=table["n"])
     parts: Any = moments.assign(total=moments["n"] * moments["mean"])
+    sums = parts.groupby(keys, sort=False)[["n", "total"]].transform("sum")
+    parts["squares"] += parts["n"] * (parts["mean"] - sums["total"] / sums["n"]) ** 2
     table: Any = parts.groupby(keys, sort=False, as_index=False)[["n", "total", "squares"]].sum()
     table["mean"] = table["total"] / table["n"]
-    off: Any = parts.merge(table[[*keys, "mean"]], on=keys, suffixes=("", "_of_all"))
-    between = (off["n"] * (off["mean"] - off["mean_of_all"]) ** 2).groupby(
-        [off[key] for key in keys], sort=False
-    )
-    table["squares"] += between.sum().to_numpy()
     wide: Any = parts.pivot(index="group", columns=keys, values=["total", "n"]).fillna(0)
     order = pd.MultiIndex.from_frame(table[keys])
-    free = pd.DataFrame(of_sums(wide["total"][order].to_numpy(), wide["n"][order].to_numpy()))
-    return _with_std(table).assign(error=free.sem().to_numpy(), free=free.count().to_numpy())
+    values = of_sums(wide["total"][order].to_numpy(), wide["n"][order].to_numpy())
+    error, count = mean_error(values)
+    return _with_std(table).assign(error=error, independent=count)
 
 
 def _with_std(moments: pd.DataFrame) -> Any:
@@ -89,7 +87,26 @@ def _with_std(moments: pd.DataFrame) -> Any:
     return moments.assign(std=np.sqrt(variance))
 
 
-def errors(result: Result, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def errors_over_groups(result: Result) -> dict[tuple, tuple[float, float]]:
+    """Returns the standard error of each mean over groups of samples, and the number of groups.
+
+    Keys: (probe, statistic, layer), of a statistic per head for the mean over heads too; and with
+    the head.
+    """
+    found: dict[tuple, tuple[float, float]] = {}
+    for layer, part in result.table("samples").groupby("layer"):
+        columns = part.columns[3:]
+        pairs = mean_error(result.by_group(part[columns].to_numpy(float), part["sample"]))
+        for column, error, count in zip(columns, *pairs, strict=True):
+            found[(*column.split("."), layer)] = (float(error), float(count))
+    for row in moments_of(result).itertuples():
+        place = (row.probe, row.statistic, row.layer)
+        place = place if row.head == TOGETHER else (*place, row.head)
+        found[place] = (float(row.error), float(row.independent))
+    return found
+
+
+def errors(result: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns the standard error of the mean of each row of `layers()` or `heads()`, and its n.
 
     n: the number of independent samples. NaN for a statistic of the weights. Where samples are not
@@ -98,16 +115,8 @@ def errors(result: Result, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     std, n = rows["std"].to_numpy(float), rows["n"].to_numpy(float)
     if result.independent[1] == result.meta["unit"]:
         return std / np.sqrt(n), n
-    known: dict[tuple, tuple[float, float]] = {}
-    for layer, part in result.table("samples").groupby("layer"):
-        columns = part.columns[3:]
-        free = pd.DataFrame(result.by_group(part[columns].to_numpy(float), part["sample"]))
-        for column, error, count in zip(columns, free.sem(), free.count(), strict=True):
-            known[(*column.split("."), layer)] = (error, count)
-    for row in moments_of(result).itertuples():
-        place = (row.probe, row.statistic, row.layer)
-        known[place if row.head == TOGETHER else (*place, row.head)] = (row.error, row.free)
     keys = [name for name in ("probe", "statistic", "layer", "head") if name in rows]
-    found = [known.get(key, (np.nan, 0)) for key in zip(*(rows[k] for k in keys), strict=True)]
+    places = zip(*(rows[key] for key in keys), strict=True)
+    found = [result.errors_over_groups.get(place, (np.nan, 0)) for place in places]
     error, count = np.array(found, dtype=float).reshape(-1, 2).T
     return error, count

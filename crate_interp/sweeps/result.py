@@ -1,5 +1,6 @@
 """SweepResult: tidy tables of what probes measured."""
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from crate_interp.probes import built_in
 from crate_interp.results.result import Result, by, first
 from crate_interp.sweeps import sweep_tables
 from crate_interp.sweeps.control_tables import controls_text
-from crate_interp.sweeps.moments import merged_moments
+from crate_interp.sweeps.moments import errors_over_groups, merged_moments
 from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpest
 
 _EVERY = "every layer"  # the name under which `layers()` keeps its answer
@@ -77,6 +78,11 @@ class SweepResult(Result):
         is empty.
         """
         return self.table("head_samples")
+
+    @cached_property
+    def errors_over_groups(self) -> dict[tuple, tuple[float, float]]:
+        """The errors of means over groups of samples; a report asks for them hundreds of times."""
+        return errors_over_groups(self)
 
     def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`.

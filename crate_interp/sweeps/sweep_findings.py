@@ -12,6 +12,7 @@ from crate_interp.config.families import FAMILIES
 from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result
 from crate_interp.stats.contrasts import against_networks
+from crate_interp.stats.groups import mean_error
 from crate_interp.stats.intervals import student_interval
 from crate_interp.stats.significance import interval_words, signs
 from crate_interp.sweeps.moments import errors
@@ -287,6 +288,5 @@ def _change(
     was, now, mean = (
         pd.DataFrame(table).mean().to_numpy(float) for table in (before, after, share)
     )
-    free = pd.DataFrame(result.by_group(share, first.index))
-    ends = student_interval(mean, free.sem().to_numpy(float), free.count().to_numpy())
+    ends = student_interval(mean, *mean_error(result.by_group(share, first.index)))
     return Change(np.asarray(layers), was, now, mean, *ends, result.few)

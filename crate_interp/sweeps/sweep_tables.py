@@ -96,13 +96,15 @@ class Tally:
         else:
             if key[1] in probe.per_head:
                 self._keep(self.head_samples, key, values, start)
-            complete = ~np.isnan(values).any(axis=1)
-            whole = np.column_stack([values, values.mean(axis=1)])[complete]
-            first, places = start - self.start, np.zeros(len(whole), dtype=int)
+            first, groups = start - self.start, np.zeros(len(values), dtype=int)
             if self.groups is not None:
-                places = self.groups[first : first + len(values)][complete]
-            for group in np.unique(places):
-                moments, place = Moments.of(whole[places == group]), (key, int(group))
+                groups = self.groups[first : first + len(values)]
+            if probe.partial:
+                complete = ~np.isnan(values).any(axis=1)
+                values, groups = values[complete], groups[complete]
+            together = np.column_stack([values, values.mean(axis=1)])
+            for group in sorted(set(groups.tolist())):
+                moments, place = Moments.of(together[groups == group]), (key, group)
                 if place in self.heads:
                     _same_heads(key, self.heads[place].mean[:-1].shape, moments.mean[:-1].shape)
                     moments = self.heads[place].merged(moments)

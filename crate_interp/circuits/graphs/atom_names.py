@@ -280,9 +280,8 @@ def _best(
     """Returns the candidate that tells most of each atom: name, kind, auc, null, present, n.
 
     In each split the best candidate of one half is scored on the other; a group of samples stays on
-    one side, if there are several. auc: the mean over splits.
-    null: the 95th percentile of the score in a split, over atoms and splits, if candidates are
-    disturbed first.
+    one side, if there are several. auc: the mean over splits. null: the 95th percentile of the
+    score in a split, over atoms and splits, if candidates are disturbed first.
     """
     names = [name for _, concepts in sources for name in concepts.names]
     kinds = [kind for _, concepts in sources for kind in concepts.kinds]
@@ -293,8 +292,7 @@ def _best(
     if not names:
         blank = {"name": "", "kind": "", "auc": 0.5, "null": 0.5, "present": 0, "n": 0}
         return pd.DataFrame(blank, index=range(sources[0][0].shape[-1]))
-    scores, places = [], []
-    splits = []
+    scores, places, splits = [], [], []
     for values, _ in sources:
         whose = None if groups is None else groups[: len(values)]
         several = whose is not None and len(np.unique(whose)) > 1

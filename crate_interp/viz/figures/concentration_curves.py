@@ -33,9 +33,8 @@ def concentration(
     The upper panel shows how much of the gap native, principal and randomly rotated axes carry;
     bands are 95 % intervals over pairs. The lower panel shows how far native axes move the gap over
     how far rotated ones do; dashed is the same ratio in untrained twins, and 1 is no concentration.
-    k: one of the
-    numbers of swapped nodes; None means the middle one. ax, title, dpi: as in `ci.viz.layers`; ax
-    holds both panels. Raises ValueError for a k that was not measured.
+    k: one of the numbers of swapped nodes; None means the middle one. ax, title, dpi: as in
+    `ci.viz.layers`; ax holds both panels. Raises ValueError for a k that was not measured.
     """
     known = result.meta["settings"]["k"]
     k = result.middle if k is None else k
