@@ -340,7 +340,7 @@ def test_evenly_spaced_tokens_leave_the_ends_out():
 @pytest.mark.slow
 def test_every_null_and_limit_is_measured(audited):
     _, _, result = audited
-    draws = {f"random map {draw}" for draw in range(8)} | {f"random D {draw}" for draw in range(8)}
+    draws = {f"random map {draw}" for draw in range(32)} | {f"random D {draw}" for draw in range(8)}
     found = set(result.table("nulls")["of"])
     assert found == (set(NULLS) | set(LIMITS) | draws) - {"random map"}
 
