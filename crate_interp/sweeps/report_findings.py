@@ -6,17 +6,20 @@ Numbers become changes with intervals, changes become signs, and signs become wo
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from crate_interp.probes.built_in import statistic
 from crate_interp.results.verdict_strip import Row, low_to_high, sign_of
+from crate_interp.stats.contrasts import against_networks
+from crate_interp.stats.significance import signs as interval_signs
 from crate_interp.sweeps.layer_curves import baseline, curve, names
+from crate_interp.sweeps.moments import errors
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import (
     OFFICIAL,
     Change,
     along_layers,
     at_attention,
-    beyond_untrained,
     few_words,
     own_at_attention,
     path,
@@ -209,13 +212,29 @@ def _beside_untrained(
     drawn = curve(result, name)
     kinds = [baseline(twins, name), baseline(shuffled, name)]
     known = [random for random in kinds if random is not None]
-    found = np.stack([beyond_untrained(result, name, random) for random in known])
+    found = np.stack([_beyond_untrained(result, name, random) for random in known])
     ways = np.where((found == found[0]).all(axis=0), found[0], 0)
     signs = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
     said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
     means = [drawn.mean, *(None if random is None else random.mean(axis=0) for random in kinds)]
     numbers = ["" if mean is None else low_to_high(mean, "{:.3g}".format) for mean in means]
     return _row(words, result, signs, {**said, None: "not measured"}, better, numbers)
+
+
+def _beyond_untrained(
+    result: SweepResult, statistic: str, untrained: Float[np.ndarray, "seed layer"]
+) -> Int[np.ndarray, "layer"]:
+    """Returns one sign per layer: how the layer's mean compares with untrained networks.
+
+    1: the mean is shown to be above the mean of one further untrained network. -1: it is shown to
+    be below that mean. 0: neither is shown. untrained: the means of the untrained networks.
+    """
+    table, weights = result.layers(), result.table("weights")
+    rows = table[table["probe"] + "." + table["statistic"] == statistic]
+    mean, (error, n) = rows["mean"].to_numpy(float), errors(result, rows)
+    if statistic in set(weights["probe"] + "." + weights["statistic"]):
+        error = np.zeros(len(mean))
+    return interval_signs(*against_networks(mean, error, untrained, n).ends)
 
 
 def _row(

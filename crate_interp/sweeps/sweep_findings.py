@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 
 from crate_interp.config.families import FAMILIES
 from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result
-from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.groups import mean_error
 from crate_interp.stats.intervals import student_interval
 from crate_interp.stats.significance import interval_words, signs
@@ -163,22 +162,6 @@ def mean_ends(result: Result, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarra
     """
     error, n = errors(result, rows)
     return student_interval(rows["mean"].to_numpy(float), error, n)
-
-
-def beyond_untrained(
-    result: Any, statistic: str, untrained: Float[np.ndarray, "seed layer"]
-) -> Int[np.ndarray, "layer"]:
-    """Returns one sign per layer: how the layer's mean compares with untrained networks.
-
-    1: the mean is shown to be above the mean of one further untrained network. -1: it is shown to
-    be below that mean. 0: neither is shown. untrained: the means of the untrained networks.
-    """
-    table, weights = result.layers(), result.table("weights")
-    rows = table[table["probe"] + "." + table["statistic"] == statistic]
-    mean, (error, n) = rows["mean"].to_numpy(float), errors(result, rows)
-    if statistic in set(weights["probe"] + "." + weights["statistic"]):
-        error = np.zeros(len(mean))
-    return signs(*against_networks(mean, error, untrained, n).ends)
 
 
 def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
