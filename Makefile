@@ -7,8 +7,6 @@
 # make cost       what each verb costs at the size of published models, an hour; a table
 # make gpu        the tests of GPUs and the table of costs on the CUDA device of this machine; runs/gpu.md
 # make tables     audit the embedded models and print the table of the README
-# make fuzz       10,000 damaged files for each layout
-# make attacks    every attack that was tried on the library, with counts by kind
 # make kill       200 SIGKILLs at random moments of everything that writes a folder, and 20 each of a sweep and an
 #                 audit of 5,000 images that go on
 # make pairs      five CRATEs against five ViTs from shipped weights; runs/crate-against-vit
@@ -34,7 +32,7 @@ INSTALLED := .venv/.installed
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test test-all oracles check fuzz attacks kill bench cost gpu maskcut pictures notebooks tables pairs \
+.PHONY: report test test-all oracles check kill bench cost gpu maskcut pictures notebooks tables pairs \
 	family labs docs transformerlens oldest newest pythons torchvision browser graphs clean
 
 report: $(INSTALLED)
@@ -61,12 +59,6 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-
-fuzz: $(READY)
-	$(BIN)/python tests/fuzz.py 10000
-
-attacks: $(READY)
-	$(BIN)/python tests/attacks.py
 
 kill: $(READY)
 	$(BIN)/python tests/kill.py 200

@@ -1,5 +1,6 @@
 """The command line on embedded models and on files; three tests run it in their own process."""
 
+import argparse
 import ast
 import io
 import json
@@ -14,10 +15,11 @@ from PIL import Image
 
 import crate_interp as ci
 from command import fails, one_line, process, run
-from conftest import HEADS, make
+from conftest import D_MODEL, HEADS, make
 from crate_interp import cli
 from crate_interp.cli import command_line, doctor_command
 from crate_interp.cli.command_line import spoken
+from published import GIVEN, published
 from reference import published_layout
 
 WEIGHTS = Path(__file__).parent.parent / "demos" / "weights"
@@ -44,6 +46,7 @@ def test_it_reads_public_names_only():
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ci"
         }
     assert ours == {
+        *(("crate_interp.checkpoints.inspection", name) for name in ("Source", "inspect_lines")),
         ("crate_interp.core", "checks"),
         ("crate_interp.core", "progress"),
         ("crate_interp.core", "terminal"),
@@ -175,38 +178,41 @@ def test_convert_a_language_model(tmp_path):
     assert torch.equal(lm("In the beginning"), step("In the beginning")) and lm.cfg == step.cfg
 
 
-@pytest.mark.slow
-def test_verify(tmp_path):
-    done = process("verify", "crate-tiny-lm")
-    report = json.loads(done.stdout)
-    assert done.returncode == 0 and report["ok"] and report["known"]["name"] == "crate-tiny-lm", (
-        done.stderr
-    )
-    assert [check["name"] for check in report["checks"]] == [
-        "loads strictly",
-        "same output twice",
-        "pattern rows sum to 1",
-        "each hook edit changes the output",
-    ]
-    assert (
-        report["params"] == 1110144
-        and report["config"]["n_heads"] == 6
-        and len(report["fingerprint"]) == 8
-    )
-    assert (
-        report["digests"]["model.safetensors"]
-        == f"sha256:{ci.list_models().set_index('name').loc['crate-tiny-lm', 'sha256']}"
-    )
-    path = tmp_path / "w.pth"
-    torch.save(published_layout(make("crate-alpha")), path)
-    path.write_bytes(path.read_bytes()[:-1000])
-    done = run("verify", path, "--config", f"n_heads={HEADS}")
-    report = json.loads(done.stdout)
-    assert (
-        done.returncode == 1
-        and not report["ok"]
-        and "is not a readable checkpoint" in report["checks"][0]["detail"]
-    )
+def test_inspect_says_where_each_setting_comes_from(tmp_path):
+    square = make("crate-alpha", image_size=(4, 10), patch_size=(2, 5))
+    torch.save(published_layout(square), tmp_path / "w.pth")
+    done = run("inspect", tmp_path / "w.pth", "--config", f"n_heads={HEADS}", "--config", "eta=0.2")
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "layout: crate-alpha",
+        f"n_heads = {HEADS}  (argument)",
+        "eta = 0.2  (argument)",
+        f"d_model = {D_MODEL}  (tensors)",
+        "lambd = 0.1  (assumed: published default)",
+        'sparse_step = "odl"  (published default)',
+        "image_size = [4, 10]  (a guess: the number of patches is a square)",
+    ):
+        assert line in done.stdout, line
+    args = argparse.Namespace(norm_pix_loss=True)
+    torch.save({"model": published("crate-mae", d=30), "args": args}, tmp_path / "mae.pth")
+    given = GIVEN["crate-mae"].items()
+    options = [f"--config={name}={json.dumps(value)}" for name, value in given]
+    done = run("inspect", tmp_path / "mae.pth", *options)
+    assert "norm_pix_loss = true  (file)" in done.stdout, done.stderr
+    done = run("inspect", "crate-tiny-fashion")
+    assert "layout: folder saved by crate_interp" in done.stdout
+    assert "eta = 0.1  (config)" in done.stdout and done.stdout.endswith("left out:\n  nothing\n")
+
+
+def test_inspect_names_what_is_left_out_and_refuses_what_does_not_fit(tmp_path):
+    weights, path = published_layout(make("crate-alpha")), tmp_path / "w.pth"
+    given = (path, "--config", f"n_heads={HEADS}", "--config", "image_size=[6, 20]")
+    torch.save(weights | {"n_averaged": torch.tensor(3)}, path)
+    assert "left out: n_averaged" in run("inspect", *given).stdout
+    torch.save(weights | {"transformer.odd": torch.ones(3)}, path)
+    done = run("inspect", *given)
+    assert done.returncode == 2 and "keys not used (1): transformer.odd" in done.stderr
+    assert "settings:" in done.stdout
 
 
 def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):

@@ -14,8 +14,6 @@ from safetensors.torch import save_file
 
 import crate_interp as ci
 from conftest import FIXTURES, make, make_lm, without_digests
-from crate_interp.checkpoints.hub import registry
-from crate_interp.checkpoints.layouts.layout import check_depth
 from crate_interp.models.text.tokenizer import to_json
 from published import GIVEN, published
 from reference import published_layout
@@ -152,7 +150,9 @@ def test_tokenizers_beside_the_weights(tmp_path):
     for index in (-5, 1.5, 10**30):
         content["added_tokens"][0]["id"] = index
         (saved / "tokenizer.json").write_text(json.dumps(content))
-        with pytest.raises(ci.CheckpointError, match="is not a tokenizer.json"):
+        with pytest.raises(
+            ci.CheckpointError, match="tokenizer.json: the tokenizers library failed"
+        ):
             ci.load(saved).to_tokens("the")
     with pytest.raises(ci.CheckpointError, match="prepend_bos='no': give True or False"):
         ci.load(CHAT, prepend_bos="no")
@@ -197,7 +197,7 @@ def test_pickles_that_ask_for_what_torch_admits(tmp_path):
     )
     with torch.serialization.safe_globals([DeviceMesh]):
         fails(
-            "asks for torch.distributed.device_mesh.DeviceMesh",
+            "its pickle .*torch.distributed",
             zipped_pickle(pickled, tmp_path / "a.pth"),
             n_heads=1,
         )
@@ -283,81 +283,9 @@ def test_odd_arguments():
     )
 
 
-@pytest.mark.slow
-def test_verify_says_what_it_checked(tmp_path, monkeypatch):
-    step = ci.verify("crate-tiny-fashion", revision="step-10", progress=False)
-    path = registry.ASSETS / "crate-tiny-fashion" / "steps" / "step-10.safetensors"
-    assert (
-        step["ok"] and step["digests"]["step-10.safetensors"] == f"sha256:{registry.sha256(path)}"
-    )
-    monkeypatch.chdir(tmp_path)
-    make("crate").save_pretrained("crate-tiny-fashion")  # a folder comes before a name
-    shadow = ci.verify("crate-tiny-fashion", progress=False)
-    assert shadow["known"] is None and any(
-        "no digest of the published file is known" in limit for limit in shadow["cannot_check"]
-    )
-    assert any(limit.startswith("n_heads=") for limit in shadow["cannot_check"])
-    state = ci.verify(weights(), progress=False, **ALPHA)
-    assert state["ok"] and state["source"] == "a state dict" and len(json.dumps(state)) < 10_000
-    bad = ci.verify(weights() | {"extra": torch.ones(3)}, progress=False, **ALPHA)
-    assert (
-        not bad["ok"]
-        and "keys not used" in bad["checks"][0]["detail"]
-        and len(json.dumps(bad)) < 3_000
-    )
-    gpt = ci.verify(published("gpt-baseline"), progress=False, n_heads=5)
-    assert any("nanoGPT" in limit for limit in gpt["cannot_check"])
-    left = ci.verify(
-        published("clipa") | {"extra": torch.ones(3)}, progress=False, **GIVEN["clipa"]
-    )
-    assert any("left out: extra" in limit for limit in left["cannot_check"])
-
-
-@pytest.mark.parametrize("family, hidden", [("crate", True), ("tost", False), ("cbt", False)])
-def test_verify_names_the_heads_as_unknown_only_where_no_tensor_shows_them(
-    family, hidden, tmp_path
-):
-    square = {"image_size": (6, 15)} if family == "cbt" else {}  # 3 x 3 patches
-    make(family, stem="linear", **square).save_pretrained(tmp_path / "saved")
-    limits = ci.verify(tmp_path / "saved", progress=False)["cannot_check"]
-    assert any(limit.startswith("n_heads=") for limit in limits) == hidden
-
-
-def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
-    """The first would take memory with the square of its context, the second seconds a layer."""
+def test_a_text_tower_of_too_many_tokens():
+    """It would take memory with the square of its context."""
     weights = published("clipa")
     weights["positional_embedding"] = torch.zeros(5000, weights["positional_embedding"].shape[1])
     with pytest.raises(ci.CheckpointError, match="n_ctx=5000: a text tower sees its whole context"):
         ci.load(weights, **GIVEN["clipa"])
-    deep = {f"transformer.h.{layer}.ln": torch.zeros(1) for layer in range(2000)}
-    with pytest.raises(ci.CheckpointError, match="2000 layers are claimed, but no model has over"):
-        check_depth(deep, r"transformer\.h\.(\d+)\.", 2000)
-
-
-@pytest.mark.slow
-def test_verify_of_a_model_that_does_not_fit_in_memory(monkeypatch):
-    from crate_interp.checkpoints import fixed_input
-
-    def full(model):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(fixed_input, "whole", full)
-    found = ci.verify("crate-tiny-fashion", progress=False)
-    assert not found["ok"] and found["checks"][-1]["name"] == "runs on an input of full size"
-    assert "can't allocate memory" in found["checks"][-1]["detail"]
-
-
-@pytest.mark.slow
-def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
-    from crate_interp.checkpoints import fixed_input, verify
-
-    model = make("crate-alpha")
-    whole = verify._edits(model, False)
-    assert whole["ok"] and "not tried" not in whole["detail"]
-    monkeypatch.setattr(verify, "_MOST_LAYERS", 2)
-    model = make("crate-alpha", n_layers=7)
-    some = verify._edits(model, False)
-    assert some["ok"] and ", 72 not tried" in some["detail"], some["detail"]
-    monkeypatch.setattr(fixed_input, "_MOST_SCORES", 1)
-    some = verify._edits(model, False)
-    assert some["ok"] and "not tried: the model is too large" in some["detail"]

@@ -147,7 +147,6 @@ def test_an_arrow_file_that_is_no_file(out, kind):
     lie(out, None)
     with pytest.raises(ValueError, match="is damaged: there is no file"):
         ci.open_store(out)
-    assert not ci.verify(out)["ok"]
 
 
 # In a process without datasets, as the check runs. Each change is tried in a process of its own.
@@ -259,7 +258,6 @@ def test_names_of_files_that_are_none(out, name):
     with pytest.raises(ValueError, match="is not a saved ActivationStore") as caught:
         ci.open_store(out)
     assert "\n" not in str(caught.value)
-    assert not ci.verify(out)["ok"]
 
 
 LIES = [None, True, -1, 1.5, 10**30, "\ud800", [], [3], {}, {"a": 3}, float("nan")]

@@ -57,7 +57,6 @@ def test_each_entry_of_meta_may_lie(result, whole, tmp_path_factory, name, value
     """A result that merges and is written, or a sentence; never an error of another type."""
     out = shutil.copytree(whole, tmp_path_factory.mktemp("r") / "out")
     with_meta(out, **{name: value})
-    json.dumps(ci.verify(out))
     try:
         loaded = ci.SweepResult.load(out)
         loaded.save(out)

@@ -6,12 +6,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
-import attacks
 import chromium
 import scheduling
 import selection
@@ -159,26 +157,3 @@ def test_continuous_integration_asks_for_a_browser():
 def test_hypothesis_has_the_profile():
     assert settings.default.max_examples in selection.EXAMPLES.values()
     assert settings.default.deadline is None
-
-
-def test_every_file_of_attacks_is_of_one_kind():
-    here = Path(__file__).parent
-    named = [name for names in attacks.KINDS.values() for name in names]
-    assert len(set(named)) == len(named)
-    assert all((here / f"test_{name}.py").is_file() for name in named)
-    words = re.compile("hostile|attack|lying|faults|kill|misuse|threads|writing|whose")
-    tests = {path.stem.removeprefix("test_") for path in here.glob("test_*.py")}
-    assert {name for name in tests if words.search(name)} <= set(named)
-    counts = attacks.Counts()
-    for outcome, when in (("passed", "call"), ("passed", "setup"), ("failed", "setup")):
-        counts.pytest_runtest_logreport(
-            SimpleNamespace(
-                when=when,
-                outcome=outcome,
-                passed=outcome == "passed",
-                location=("tests/test_kill.py", 1, "test"),
-            )  # fmt: skip
-        )
-    lines = counts.table().splitlines()
-    assert lines[-1].split() == ["all", "1", "1", "0"]
-    assert [line.split()[-3:] for line in lines if line[:5] == "kills"] == [["1", "1", "0"]]

@@ -183,15 +183,6 @@ def test_modules_in_memory(tmp_path):
     loads(parallel, tmp_path)
 
 
-def test_a_report_names_them(tmp_path):
-    torch.save(WEIGHTS | {"n_averaged": torch.tensor(3)}, tmp_path / "w.pth")
-    report = ci.verify(tmp_path / "w.pth", progress=False, **GIVEN)
-    checks = {check["name"]: check for check in report["checks"]}
-    assert report["ok"]
-    assert "n_averaged" in checks["tensors that are no part of the model"]["detail"]
-    assert not any("n_averaged" in words for words in report["cannot_check"])
-
-
 # ------------------------------------------------------------------ several sets of weights
 
 

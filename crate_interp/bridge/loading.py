@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from crate_interp.bridge import transformers_folder
-from crate_interp.checkpoints.formats.tensor_files import read_json
 from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.load import load as load_crate
+from crate_interp.checkpoints.read_weights import read_json
 from crate_interp.checkpoints.sources import Source, names_a_repo
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
@@ -43,7 +43,7 @@ _UNREAD = (
     "attn.masked_bias",  # a constant of old GPT-2 files, which the code now holds
 )
 _WEIGHTS, _SHARDS, _CONFIG = transformers_folder.WEIGHTS, transformers_folder.SHARDS, "config.json"
-_TOKENIZER, _MOST_WORDS, _MOST_BYTES = "tokenizer.json", 1000, 2**26
+_TOKENIZER, _MOST_WORDS = "tokenizer.json", 1000
 _BESIDE = (
     "preprocessor_config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
     "vocab.json", "merges.txt",
@@ -211,19 +211,20 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
 def _tokenizer(folder: Path) -> object:
     """Returns the tokenizer saved with the weights, or None.
 
-    A tokenizer that crate_interp/models/text/tokenizer_rules.py refuses is left out with a warning.
+    A tokenizer that the tokenizers library cannot read, or that drops merges at random, is left out
+    with a warning.
     """
     path = folder / _TOKENIZER
     if not path.exists():
         return None
-    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-        raise CheckpointError(f"{path} is not a regular file, or too large for a tokenizer.")
     # not AutoTokenizer, which would ask whether to run a class in the folder
     from transformers import PreTrainedTokenizerFast
 
     try:
-        check(path.read_text(encoding="utf-8"))
+        safely(lambda: check(path.read_text(encoding="utf-8")))
+        return safely(
+            lambda: PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        )
     except CheckpointError as error:
         warnings.warn(f"{path} is left out: {error}", stacklevel=4)
         return None
-    return safely(lambda: PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True))

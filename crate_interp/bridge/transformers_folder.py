@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from crate_interp.checkpoints.formats.tensor_files import read_json
+from crate_interp.checkpoints.read_weights import read_json
 from crate_interp.checkpoints.sharded_files import checked_files
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError

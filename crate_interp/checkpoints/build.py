@@ -1,16 +1,18 @@
 """Builds a model from the contents of a file: first its config, then its parameters."""
 
-import re
 import warnings
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from crate_interp.checkpoints import native_format, sae_formats, trainer_files
-from crate_interp.checkpoints.formats.tensor_files import Contents, check_dense, check_weights
 from crate_interp.checkpoints.layouts import find_layout
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, check_depth
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes
+from crate_interp.checkpoints.progress import byte_bar
+from crate_interp.checkpoints.read_weights import Contents, check_dense, check_weights
 from crate_interp.config import FAMILIES, CrateConfig
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.autoencoder import HookedCrateMAE
@@ -25,18 +27,26 @@ _MODELS = {
     "text": HookedCrateLM,
     "clip": HookedCrateCLIP,
 }
-_TOWERS = {  # prefix of a tower's parameters -> the field with its number of layers
-    "vision": {"": "n_layers", "cls_": "class_layers"},
-    "mae": {"": "n_layers", "decoder_": "decoder_n_layers"},
-    "text": {"": "n_layers"},
-    "clip": {"visual.": "n_layers", "text.": "text_n_layers"},
-}
-# config, tensors in the shapes of the parameters, and a map from each key to its parameter
-Parameters = tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]
 _HEAD = ("unembed.", "features.")  # beginnings of the parameters of a classifier's head
 _PUBLISHED = (224, 224)  # the size of all published models: not a guess
 _SHOWN = 12  # maximum number of keys to list on each side of a mismatch
 _SMALL = 2**16  # maximum count of numbers in a tensor that a tolerant layout leaves out
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a model is made of.
+
+    layout: how the file names its weights. tensors: in the shapes of the parameters. target_of: the
+    parameter that each key fills. origins: where settings can come from, each with the settings
+    found there; the first that gives a setting decides.
+    """
+
+    layout: str
+    cfg: CrateConfig | SAEConfig
+    tensors: dict[str, Tensor]
+    target_of: dict[str, str]
+    origins: dict[str, Fields]
 
 
 def build(contents: Contents, dtype: torch.dtype) -> Any:
@@ -45,26 +55,42 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     No random number is drawn. Raises CheckpointError unless every key is used once, every parameter
     is filled, and each tensor has the shape of its parameter.
     """
-    cfg, tensors, target_of = _parameters(contents)
+    parts = parts_of(contents)
+    cfg, tensors, target_of = parts.cfg, parts.tensors, parts.target_of
     contents.tensors.clear()  # so that each tensor is released as soon as it is copied
-    if isinstance(cfg, CrateConfig) and cfg.kind == "vision" and cfg.n_classes == 0:
-        _leave_head_out(tensors, target_of, contents.where)
-    named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
     what = f"{contents.where} does not fit a {cfg.family} model"
     if isinstance(cfg, CrateConfig):
         what += f" of {cfg.n_layers} layers"
-        for prefix, count in _TOWERS[cfg.kind].items():
-            check_depth(named, re.escape(prefix) + r"blocks\.(\d+)\.", getattr(cfg, count))
-    model = _on_meta(cfg, contents.where)
+        if cfg.kind == "vision" and cfg.n_classes == 0:
+            _leave_head_out(tensors, target_of, contents.where)
+    with torch.device("meta"):
+        if isinstance(cfg, SAEConfig):
+            model = SparseAutoencoder(cfg)
+        else:
+            kind = HookedTextTower if cfg.family == "clipa-text" else _MODELS[cfg.kind]
+            model = kind(cfg)
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     _check_keys(tensors, target_of, wanted, what)
     check_weights(tensors, contents.where, dtype)
-    _check_variances(named, tensors, contents.where)
-    model.load_state_dict(_take(tensors, named, dtype, contents.owned), assign=True)
+    named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
+    for parameter, key in named.items():
+        if parameter.endswith("running_var") and bool((tensors[key] < 0).any()):
+            least = float(tensors[key].min())
+            raise CheckpointError(
+                f"{contents.where}: {key} holds {least:g}, but no variance is below 0."
+            )
+    weights = {}
+    title = f"reading {Path(contents.where).name}"
+    with byte_bar(sum(value.nbytes for value in tensors.values()), title) as bar:
+        for name, key in named.items():  # each in memory of its own
+            value = tensors.pop(key).detach()
+            weights[name] = torch.empty(value.shape, dtype=dtype).copy_(value)
+            bar.update(value.nbytes)
+    model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
-def _parameters(contents: Contents) -> Parameters:
+def parts_of(contents: Contents) -> Parts:
     """Returns the config, the tensors, and the parameter that each key fills.
 
     Raises CheckpointError if the tensors belong to no known model, or contradict the config.
@@ -72,7 +98,7 @@ def _parameters(contents: Contents) -> Parameters:
     tensors, cfg = dict(contents.tensors), contents.cfg
     is_sae = contents.family is None and sae_formats.is_sae(contents)
     if isinstance(cfg, SAEConfig) or (cfg is None and (is_sae or contents.family == "sae")):
-        cfg = sae_formats.config_of(contents)
+        cfg, layout = sae_formats.config_of(contents), "sparse autoencoder"
     elif cfg is None:
         alone = [name for name in sae_formats.GIVEN_FIELDS if name in contents.given]
         if alone:
@@ -81,13 +107,16 @@ def _parameters(contents: Contents) -> Parameters:
                 "family='sae' if the file holds an autoencoder."
             )
         if not trainer_files.is_hooked(tensors):
-            return _published_parameters(contents)
-        cfg = trainer_files.config_of(contents)
-    return cfg, tensors, {key: key for key in tensors}
+            return _published_parts(contents)
+        cfg, layout = trainer_files.config_of(contents), "state dict of a hooked model"
+    else:
+        layout = "folder saved by crate_interp"
+    origins = {"argument": contents.given, "config": cfg.to_dict()}
+    return Parts(layout, cfg, tensors, {key: key for key in tensors}, origins)
 
 
-def _published_parameters(contents: Contents) -> Parameters:
-    """Returns the same three values as `_parameters`, for a file in a published layout."""
+def _published_parts(contents: Contents) -> Parts:
+    """Returns the parts of a model in a published layout."""
     where = contents.where
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
@@ -95,19 +124,21 @@ def _published_parameters(contents: Contents) -> Parameters:
     layout = find_layout(shapes, contents.family, where)
     tensors = layout.with_originals(contents.tensors)
     shapes |= {key: tuple(value.shape) for key, value in tensors.items()}
-    cfg = _config(layout, shapes, contents)
+    cfg, origins = _config(layout, shapes, contents)
     tensors = layout.as_parameters(tensors)
-    counts = {name: getattr(cfg, name) for name in _TOWERS[cfg.kind].values()}
-    target_of = layout.key_map(counts)
+    target_of = layout.key_map({stack.count: getattr(cfg, stack.count) for stack in layout.stacks})
     if layout.tolerant:
         _leave_out(tensors, target_of, where)
     for key, value in layout.optional.items():
         tensors.setdefault(key, torch.full((cfg.n_layers,), value))
-    return cfg, tensors, target_of
+    words = f"{layout.family}, with the keys {', '.join(layout.markers)}"
+    return Parts(words, cfg, tensors, target_of, origins)
 
 
-def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
-    """Returns the config of a file in a published layout.
+def _config(
+    layout: Layout, shapes: Shapes, contents: Contents
+) -> tuple[CrateConfig, dict[str, Fields]]:
+    """Returns the config of a file in a published layout, and the origins of its settings.
 
     A field has the value of the first source that gives one: the caller, the registry, the file's
     own config, the shapes of the tensors, the default. Raises CheckpointError if the file's config
@@ -136,12 +167,18 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
     if row or inferred.get("image_size") == _PUBLISHED:
         inferred.pop("grid_guessed", None)
     values = {**layout.defaults, **inferred, **known}
-    cfg = CrateConfig(
-        family=layout.family, **values | _output_matrix(layout, shapes, values, where)
-    )
+    inferred |= _output_matrix(layout, shapes, values, where)
+    cfg = CrateConfig(family=layout.family, **{**values, **inferred, **known})
     if contents.row is None:
         cfg.assume({**inferred, **known})
-    return cfg
+    origins = {
+        "argument": given,
+        "table of models": row,
+        "file": in_file,
+        "tensors": {"family": layout.family, **inferred},
+        "layout": layout.defaults,
+    }
+    return cfg, origins
 
 
 def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -> Fields:
@@ -224,46 +261,3 @@ def _check_keys(
     ]
     if listed:
         raise CheckpointError(f"{what}. {'; '.join(listed)}.")
-
-
-def _check_variances(named: dict[str, str], tensors: dict[str, Tensor], where: str) -> None:
-    """Raises CheckpointError for a batch norm with a variance below 0."""
-    for parameter, key in named.items():
-        if parameter.endswith("running_var") and bool((tensors[key] < 0).any()):
-            least = float(tensors[key].min())
-            raise CheckpointError(f"{where}: {key} holds {least:g}, but no variance is below 0.")
-
-
-def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:
-    """Returns the model on the meta device.
-
-    Raises CheckpointError if the model is too large for any memory.
-    """
-    try:
-        with torch.device("meta"):
-            if isinstance(cfg, SAEConfig):
-                return SparseAutoencoder(cfg)
-            return HookedTextTower(cfg) if cfg.family == "clipa-text" else _MODELS[cfg.kind](cfg)
-    except (RuntimeError, TypeError, OverflowError):  # the product of some sizes is too large
-        raise CheckpointError(
-            f"the config of {where} describes a model that is too large for any memory."
-        ) from None
-
-
-def _take(
-    tensors: dict[str, Tensor], named: dict[str, str], dtype: torch.dtype, owned: bool
-) -> dict[str, Tensor]:
-    """Returns the parameters by name, each in memory of its own.
-
-    Releases each source tensor before taking the next one.
-    """
-    weights, places = {}, set()
-    for name, key in named.items():
-        value = tensors.pop(key).detach()
-        place = value.untyped_storage().data_ptr()
-        taken = value.to("cpu", dtype, copy=not owned or place in places).contiguous()
-        if taken.untyped_storage().nbytes() > taken.nbytes:
-            taken = taken.clone()  # a view would keep the whole larger tensor in memory
-        places.add(taken.untyped_storage().data_ptr())
-        weights[name] = taken
-    return weights

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from crate_interp.checkpoints.build import build
-from crate_interp.checkpoints.fixed_input import check_output
-from crate_interp.checkpoints.formats.tensor_files import DTYPES, Contents
+from crate_interp.checkpoints.read_weights import DTYPES, Contents
 from crate_interp.checkpoints.renaming import Rename
 from crate_interp.checkpoints.sae_formats import GIVEN_FIELDS
 from crate_interp.checkpoints.sources import Given, Source, contents_of
@@ -102,7 +101,6 @@ def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any
             source = replace(source, family=fields.pop("family"), fields=fields)
         contents = contents_of(source)
         model = attach(_built(contents, dtype), contents.folder, source.hub)
-        model = check_output(model, source.name)
         if getattr(model.cfg, "grid_guessed", False):
             note(
                 f"{plain(source.name, 200)}: image_size={model.cfg.image_size} is a guess, because "

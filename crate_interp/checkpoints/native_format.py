@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from crate_interp.checkpoints.formats.tensor_files import read_json
+from crate_interp.checkpoints.read_weights import read_json
 from crate_interp.config import CrateConfig
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.folders import differs, listed

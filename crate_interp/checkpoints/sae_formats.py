@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints.formats import tensor_files
-from crate_interp.checkpoints.formats.tensor_files import Contents
+from crate_interp.checkpoints import read_weights
+from crate_interp.checkpoints.read_weights import Contents
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.sae import NORMALIZATIONS, SAEConfig, bias_shapes
@@ -151,7 +151,7 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
             f"only {' and '.join(GIVEN_FIELDS)} can be given."
         )
     config = folder / SAELENS_CONFIG
-    content = tensor_files.read_json(config)
+    content = read_weights.read_json(config)
     if not isinstance(content, dict):
         raise CheckpointError(
             f"{config} does not hold the config of a sparse autoencoder: expected a dict."
@@ -159,17 +159,17 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
     values = _flat(content, config)
     values |= {name: value for name, value in given.items() if value is not None}
     fields = _fields(values, config)
-    weights = tensor_files.read_file(folder / SAELENS_WEIGHTS)
+    weights = read_weights.read_file(folder / SAELENS_WEIGHTS)
     tensors, where = weights.tensors, weights.where
     for name, value in tensors.items():
-        tensor_files.check_dense(name, value, where)
+        read_weights.check_dense(name, value, where)
     d_in, d_sae = _checked_sizes(tensors, values, ("d_in", "d_sae"), where)
     try:
         cfg = SAEConfig(d_in=d_in, d_sae=d_sae, **fields)
     except ValueError as error:
         raise CheckpointError(f"{config}: {error}") from None
     tensors = _folded(tensors, values, values.get("architecture", "standard"), where)
-    return Contents(tensors, where, owned=True, family="sae", cfg=cfg)
+    return Contents(tensors, where, family="sae", cfg=cfg)
 
 
 def _flat(content: dict[str, Any], config: Path) -> dict[str, Any]:

@@ -1,19 +1,12 @@
 """Reads weights in several files, and the index that says which file holds which tensor."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from crate_interp.checkpoints.formats.tensor_files import (
-    Contents,
-    Listing,
-    listing,
-    read_config,
-    read_json,
-)
+from crate_interp.checkpoints.read_weights import Contents, read_config, read_content, read_json
 from crate_interp.checkpoints.state_dicts import PLAIN, Choice, find_weights
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.saving import CONFIG, WEIGHTS
@@ -34,27 +27,17 @@ def read_sharded(index: Path, choice: Choice = PLAIN) -> Contents:
     Raises CheckpointError for a file that is missing, that holds other tensors than the index
     says, or whose name leads out of the folder.
     """
-    listings: list[tuple[Listing, dict[str, Any]]] = []
-    with ExitStack() as opened:
-        for name, keys in _files(index).items():
-            path = index.parent / name
-            if not path.is_file():
-                raise CheckpointError(
-                    f"{path} is missing, but {index.name} names it: download it into the folder."
-                )
-            listed = opened.enter_context(listing(path))
-            listings.append((listed, _held(listed, keys, path, index)))
-        content = {key: value for _, held in listings for key, value in held.items()}
-        kinds = tuple({listed.kind for listed, _ in listings})
-        found = find_weights(content, str(index), kinds, choice)
-        tensors: dict[str, Tensor] = {}
-        for listed, held in listings:
-            here = {id(value) for value in held.values()}
-            part = {name: value for name, value in found.tensors.items() if id(value) in here}
-            tensors |= listed.read(part)
-    tensors = {name: tensors[name] for name in found.tensors}
+    content: dict[str, Any] = {}
+    for name, keys in _files(index).items():
+        path = index.parent / name
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path} is missing, but {index.name} names it: download it into the folder."
+            )
+        content |= _held(read_content(path), keys, path, index)
+    found = find_weights(content, str(index), choice=choice)
     config = read_config(index.parent / CONFIG)
-    return Contents(tensors, str(index), config, owned=True, folder=index.parent, notes=found.notes)
+    return Contents(found.tensors, str(index), config, folder=index.parent, notes=found.notes)
 
 
 def _files(index: Path) -> dict[str, set[str]]:
@@ -87,10 +70,10 @@ def checked_files(
     return files
 
 
-def _held(listed: Listing, keys: set[str], path: Path, index: Path) -> dict[str, Any]:
+def _held(content: object, keys: set[str], path: Path, index: Path) -> dict[str, Any]:
     """Returns the tensors of a file; raises CheckpointError unless their names are `keys`."""
-    content = listed.content if isinstance(listed.content, Mapping) else {}
-    held = {key: value for key, value in content.items() if isinstance(value, listed.kind)}
+    items = content.items() if isinstance(content, Mapping) else ()
+    held = {key: value for key, value in items if isinstance(value, Tensor)}
     if set(held) != keys:
         odd = sorted(map(str, set(held) ^ keys))
         raise CheckpointError(

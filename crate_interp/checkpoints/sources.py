@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import native_format, sae_formats, sharded_files, trainer_files
-from crate_interp.checkpoints.formats import tensor_files
-from crate_interp.checkpoints.formats.tensor_files import Contents
+from crate_interp.checkpoints import (
+    native_format,
+    read_weights,
+    sae_formats,
+    sharded_files,
+    trainer_files,
+)
 from crate_interp.checkpoints.hub import fetch, registry
+from crate_interp.checkpoints.read_weights import Contents
 from crate_interp.checkpoints.renaming import Rename, as_function
 from crate_interp.checkpoints.state_dicts import Choice, find_weights
 from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES
@@ -126,7 +131,7 @@ def _state_dict(source: Source, given: Mapping[str, Any] | torch.nn.Module) -> C
     if inside not in (None, "model"):
         raise CheckpointError(f"the source wraps a hooked model: use the wrapped model, {inside}.")
     found = find_weights(given, source.name, choice=source.choice)
-    contents = Contents(found.tensors, source.name, tensor_files.model_args(given))
+    contents = Contents(found.tensors, source.name, read_weights.model_args(given))
     return replace(contents, family=source.family, given=source.fields, notes=found.notes)
 
 
@@ -149,7 +154,7 @@ def _unknown(name: str) -> str:
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
     """Reads a weight file, or the files of an index; row: its row in the table of models."""
     family = source.family or (row or {}).get("family")
-    read = tensor_files.read_file
+    read = read_weights.read_file
     if path.name in sharded_files.INDEXES:
         read = sharded_files.read_sharded
     contents = read(path, replace(source.choice, family=family))
@@ -167,7 +172,7 @@ def _directory(source: Source, path: Path) -> Contents:
         source.refuse_choice()
         return sae_formats.read_saelens(path, source.fields)
     # another library's config, such as nanochat's
-    if tensor_files.read_config(config) and weights.exists():
+    if read_weights.read_config(config) and weights.exists():
         return _file(source, weights)
     if config.exists() and weights.name == WEIGHTS:
         return _saved_folder(source, path, weights)
@@ -197,7 +202,7 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     if weights == folder / WEIGHTS:  # not a step of the training
         native_format.check_files(folder)
-    contents = tensor_files.read_file(weights)
+    contents = read_weights.read_file(weights)
     if native_format.file_states(config, weights) != states:
         raise CheckpointError(f"{folder} was replaced while it was read: load it again.")
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
@@ -260,7 +265,7 @@ def _pushed_repo(source: Source, repo: str) -> Contents:
             f"name a weight file of the repo, ci.load({repo!r}, file='...')."
         ) from None
     weights = source.fetch(repo, WEIGHTS, source.revision)
-    foreign = bool(tensor_files.read_config(config))  # read_config returns {} if the config is ours
+    foreign = bool(read_weights.read_config(config))  # read_config returns {} if the config is ours
     for name in TOKENIZER_FILES if foreign else (TOKENIZER,):
         source.fetch_beside(repo, name, source.revision)
     return _file(source, weights) if foreign else _saved_folder(source, config.parent, weights)

@@ -1,22 +1,24 @@
 """The tokenizer of a language model, and where to find it."""
 
+import io
+import json
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
-from crate_interp.checkpoints.formats.tiktoken_pickle import read_tokenizer
 from crate_interp.checkpoints.hub import fetch
 from crate_interp.core.errors import CheckpointError, NoTokenizerError
-from crate_interp.models.text.tokenizer import parse
+from crate_interp.models.text.tokenizer import build, bytes_of_signs, parse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _ON_THE_HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
 TOKENIZER_FILES = _JSON, _PICKLE = "tokenizer.json", "tokenizer.pkl"
-_MAX_BYTES = {_JSON: 2**26, _PICKLE: 2**24}
+_ENCODING = "tiktoken.core.Encoding"
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -35,28 +37,110 @@ def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
 
 def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTokenizerFast":
     beside = [folder / name for name in TOKENIZER_FILES] if folder and kind == "file" else []
-    found = next((path for path in beside if path.exists()), None)
-    if found is None and kind == "file":
+    path = next((path for path in beside if path.is_file()), None)
+    if path is None and kind == "file":
         where = f"in {folder}" if folder else "for a model loaded from a state dict"
         raise NoTokenizerError(
             f"there is no {_JSON} and no {_PICKLE} {where}: give token ids instead of text, or "
             "load the model from a folder with one of these files."
         )
-    return _read(found or fetch.fetch(_ON_THE_HUB[kind], _JSON, **net))
-
-
-def _read(path: Path) -> "PreTrainedTokenizerFast":
-    if not path.is_file():
-        raise CheckpointError(f"{path} is not a regular file.")
-    if path.stat().st_size > _MAX_BYTES[path.name]:
-        raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no tokenizer is so large.")
+    path = path or fetch.fetch(_ON_THE_HUB[kind], _JSON, **net)
     try:
         if path.name == _PICKLE:
-            return read_tokenizer(path.read_bytes())
+            return read_tiktoken(path.read_bytes())
         return parse(path.read_text(encoding="utf-8"))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    except Exception:  # the tokenizers library raises bare exceptions
+    except Exception as error:  # the tokenizers library raises bare exceptions
         raise CheckpointError(
-            f"{path} is not a tokenizer.json that the tokenizers library can read."
+            f"{path} is not a {path.name} that the tokenizers library can read: {error}"
         ) from None
+
+
+def read_tiktoken(content: bytes) -> "PreTrainedTokenizerFast":
+    """Returns the tokenizer in nanochat's tokenizer.pkl, a pickled tiktoken.Encoding.
+
+    It is the byte-level BPE tokenizer with the Encoding's ranks, pattern and special tokens; it
+    first merges the two neighbours that together form the token of lowest rank. Raises
+    CheckpointError for a pickle that names anything but tiktoken.core.Encoding.
+    """
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Core
+
+    state = _state_of_encoding(content)
+    ranks, pattern, specials = (
+        state.get(name) for name in ("mergeable_ranks", "pat_str", "special_tokens")
+    )
+    if not (
+        isinstance(ranks, dict)
+        and sorted(ranks.values()) == list(range(len(ranks)))
+        and all(bytes([byte]) in ranks for byte in range(256))
+        and isinstance(pattern, str)
+        and isinstance(specials, dict)
+    ):
+        raise CheckpointError(
+            "the tokenizer's pickle holds no byte-level BPE: expected mergeable_ranks (all 256 "
+            "bytes among them, ranked 0, 1, 2, ...), pat_str and special_tokens."
+        )
+    signs = {byte: sign for sign, byte in bytes_of_signs().items()}
+    spelled = {token: "".join(signs[byte] for byte in token) for token in ranks}
+    pairs = (_last_pair(token, ranks) for token in sorted(ranks, key=ranks.__getitem__))
+    merges = [(spelled[pair[0]], spelled[pair[1]]) for pair in pairs if pair]
+    vocab = {spelled[token]: rank for token, rank in ranks.items()}
+    core = Core(models.BPE(vocab=vocab, merges=merges))
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    added = [{"id": index, "content": name, "special": True} for name, index in specials.items()]
+    return build(json.loads(core.to_str()) | {"added_tokens": added})
+
+
+def _state_of_encoding(content: bytes) -> dict[str, Any]:
+    """Returns the attributes of the tiktoken.Encoding in a pickle, of which nothing is run."""
+
+    class Encoding:  # a new one each time, since a pickle may write into it
+        state: Any = None
+
+        def __setstate__(self, state: Any) -> None:
+            self.state = state
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> type:
+            if f"{module}.{name}" == _ENCODING:
+                return Encoding
+            raise CheckpointError(
+                f"the tokenizer's pickle asks for {module}.{name}, but only {_ENCODING} is "
+                "admitted; nothing was run."
+            )
+
+    encoding = Reader(io.BytesIO(content)).load()
+    if type(encoding) is not Encoding or not isinstance(encoding.state, dict):
+        raise CheckpointError(
+            f"the tokenizer's pickle holds a {type(encoding).__name__}; expected a {_ENCODING}."
+        )
+    return encoding.state
+
+
+def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
+    """Returns the two tokens whose merge completes `token`, or None if no merge does.
+
+    One pair per token is enough. Until this last merge, the bytes of `token` merge only with one
+    another, so they merge in the same way as when `token` stands alone. So no other two tokens that
+    together form `token` ever become neighbours.
+    """
+    never = len(ranks)
+    ends = list(range(len(token) + 1))  # where the parts begin, and where the last part ends
+    costs = [ranks.get(token[at : at + 2], never) for at in range(len(token) - 1)]
+    while len(costs) > 1:
+        least = min(costs)
+        if least == never:
+            return None
+        at = costs.index(least)
+        del ends[at + 1], costs[at]
+        if at < len(costs):
+            costs[at] = ranks.get(token[ends[at] : ends[at + 2]], never)
+        if at:
+            costs[at - 1] = ranks.get(token[ends[at - 1] : ends[at + 1]], never)
+    return (token[: ends[1]], token[ends[1] :]) if costs else None

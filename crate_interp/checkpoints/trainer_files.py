@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crate_interp.checkpoints.formats.tensor_files import Contents, read_config, read_json
+from crate_interp.checkpoints.read_weights import Contents, read_config, read_json
 from crate_interp.checkpoints.sharded_files import weights_in
 from crate_interp.checkpoints.state_dicts import ANCHORS
 from crate_interp.config import CrateConfig, check_names

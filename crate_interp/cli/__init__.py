@@ -1,4 +1,4 @@
-"""The command line: crate-interp sweep | report | audit | compare | segment | atlas | verify ...
+"""The command line: crate-interp sweep | report | audit | compare | segment | atlas | inspect ...
 
 EXIT_CODES explains the exit codes.
 """
@@ -41,10 +41,10 @@ COMMANDS = (
     *(measure_commands.atlas, measure_commands.ablate, measure_commands.concentration),
     measure_commands.merge,
     *(inspect_commands.explore, inspect_commands.graph, inspect_commands.convert),
-    *(inspect_commands.verify, inspect_commands.models, doctor_command.doctor),
+    *(inspect_commands.inspect, inspect_commands.models, doctor_command.doctor),
 )
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 verify or doctor found a failure; 2 the command cannot do what was "
+    "Exit codes: 0 done; 1 doctor found a failure; 2 the command cannot do what was "
     "asked, and an error line says why; 3 an unexpected error (--debug shows its traceback); 130 "
     "interrupted."
 )

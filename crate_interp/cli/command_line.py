@@ -32,7 +32,7 @@ EXAMPLES = {
     "explore": "explore crate-tiny-fashion --data embedded:fashion --without --out runs/explore",
     "graph": "graph crate-tiny-fashion --data embedded:fashion --out runs/graph",
     "convert": "convert crate-alpha-b16 --out models/alpha-b16",
-    "verify": "verify runs/sweep",
+    "inspect": "inspect crate-tiny-fashion",
     "models": "models --json",
     "doctor": "doctor",
 }

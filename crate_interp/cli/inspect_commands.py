@@ -1,10 +1,9 @@
-"""Commands that show a checkpoint or one sample: explore, graph, convert, verify, models."""
+"""Commands that show a checkpoint or one sample: explore, graph, convert, inspect, models."""
 
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 import crate_interp as ci
@@ -145,7 +144,7 @@ def _lacks(cfg: Any) -> list[str]:
     return lacks
 
 
-def verify(
+def inspect(
     source: options.Source,
     family: options.Family = None,
     file: options.File = None,
@@ -154,28 +153,16 @@ def verify(
     rename: options.Rename = None,
     weights: options.Weights = None,
 ) -> None:
-    """Check a checkpoint, a saved result or a run.
+    """Say what a checkpoint holds: its layout, its settings, and where each setting comes from.
 
-    Prints a report as JSON. The exit code is 1 if a check fails. For a checkpoint,
-    "fingerprint" holds the first numbers of its output on a fixed input, at most eight: checkpoints
-    that compute the same have the same fingerprint.
+    "assumed": no tensor and no file gives the setting, so that a published default stands for it.
     """
+    from crate_interp.checkpoints.inspection import Source, inspect_lines
+
     source, revision = options.revised(source, revision)
-    arguments: dict[str, Any] = {"family": family, "file": file, "revision": revision}
-    arguments |= options.chosen(rename, weights)
-    checked = ci.verify(source, **arguments, **options.fields(config))
-    options.say(json.dumps(_in_words(checked), indent=2, default=str))
-    if not checked["ok"]:
-        raise typer.Exit(1)
-
-
-def _in_words(report: Any) -> Any:
-    """Returns a report whose texts name options of the command line, not Python's arguments."""
-    if isinstance(report, dict):
-        return {name: _in_words(value) for name, value in report.items()}
-    if isinstance(report, list):
-        return [_in_words(value) for value in report]
-    return spoken(report) if isinstance(report, str) else report
+    fields = options.fields(config)
+    for line in inspect_lines(Source(source, family, file, revision, rename, fields, {}, weights)):
+        options.say(spoken(line))
 
 
 def models(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False) -> None:

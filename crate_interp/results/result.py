@@ -210,8 +210,8 @@ class Result(GroupedSamples):
     def save(self, folder: str | Path) -> Path:
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
 
-        meta.json is written last. For `ci.verify(folder)` it holds the digests of the other files
-        as "files", and the digest of the result as "hash". An older result in the folder and its
+        meta.json is written last. It holds the digests of the other files as "files", and the
+        digest of the result as "hash". An older result in the folder and its
         pages are replaced; other files stay. Raises ValueError if the folder cannot be written, if
         another process is writing it, or if something would be lost: another kind of result, or a
         meta.json of another program.

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by Hugging Face tokenizers whose parts have been checked."""
+"""Text to token ids and back, by Hugging Face tokenizers."""
 
 import json
 import re
@@ -7,7 +7,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from crate_interp.core.errors import CheckpointError
-from crate_interp.models.text.tokenizer_rules import check_added, check_content, lone_surrogate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,7 +30,7 @@ def encode(tokenizer: object, text: str) -> list[int]:
     tokenizer: a Hugging Face tokenizer, or any object with `encode`. Raises ValueError for a text
     with half of a surrogate pair, and CheckpointError if the library fails.
     """
-    if half := lone_surrogate(text):
+    if half := re.search("[\ud800-\udfff]", text):
         raise ValueError(
             f"character {half.start()} of the text is half of a surrogate pair, "
             f"U+{ord(half.group()):04X}: no tokenizer has a token for it. To put a "
@@ -73,7 +72,7 @@ def token_name(tokenizer: object, index: int) -> str:
     one = re.fullmatch("<0x([0-9A-F]{2})>", spelled)  # Llama's name for a byte
     if one:
         return f"<{one[1]}>"
-    values: list[Any] = [_bytes_of_signs().get(sign) for sign in spelled]
+    values: list[Any] = [bytes_of_signs().get(sign) for sign in spelled]
     return text if None in values else _named_bytes(bytes(values))
 
 
@@ -87,7 +86,7 @@ def _named_bytes(held: bytes) -> str:
 
 
 @cache
-def _bytes_of_signs() -> dict[str, int]:
+def bytes_of_signs() -> dict[str, int]:
     """Returns the byte for which each character of GPT-2's byte-level alphabet stands."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -144,26 +143,27 @@ def safely(call: Callable[[], Any]) -> Any:
 def parse(text: str) -> "PreTrainedTokenizerFast":
     """Returns the tokenizer of a tokenizer.json.
 
-    Raises CheckpointError for parts that are not allowed; any other exception means that the text
-    is not a tokenizer.json.
+    Raises CheckpointError for one that drops merges at random; any other exception means that the
+    text is not a tokenizer.json.
     """
     return build(check(text))
 
 
 def check(text: str) -> dict[str, Any]:
-    """Returns the allowed content of a tokenizer.json; raises the errors of `parse`."""
+    """Returns the content of a tokenizer.json; raises the errors of `parse`."""
     content = json.loads(text)
-    added = content.pop("added_tokens", None) or []
-    check_added(added)
-    if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
-        raise ValueError("the ids of added tokens are not whole numbers from 0 to 2**31 - 1")
+    if content["model"].get("dropout"):
+        raise CheckpointError(
+            f"the tokenizer has dropout={content['model']['dropout']}, so a text would become "
+            "other tokens each time: set dropout to null in its tokenizer.json."
+        )
     # without truncation and padding, no text is cut or padded
-    complete = {"added_tokens": added, "truncation": None, "padding": None}
-    return check_content(content) | complete
+    added = content.get("added_tokens") or []
+    return content | {"added_tokens": added, "truncation": None, "padding": None}
 
 
 def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
-    """Returns the Hugging Face tokenizer made from the checked content of a tokenizer.json.
+    """Returns the Hugging Face tokenizer made from the content of a tokenizer.json.
 
     The name of a special token in a text is ordinary text and never becomes that token. Hugging
     Face's default is the opposite; `tokenizer(text, split_special_tokens=False)` restores it. The

@@ -84,8 +84,8 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
 
     Raises ValueError if the folder holds no store, if the store is not finished, or if a file is
     missing, has another size, or does not hold whole rows. The digests of the Arrow files are not
-    checked here; `ci.verify(folder)` checks all bytes. That each file holds whole rows is checked
-    in another process, once for files that this process did not write; for 200 MB this takes 0.4 s.
+    checked. That each file holds whole rows is checked in another process, once for files that this
+    process did not write; for 200 MB this takes 0.4 s.
     """
     out = Path(folder)
     _check_finished(out)

@@ -1,0 +1,367 @@
+"""Weight files: every number as it was saved, whatever lies beside it, and no code is run."""
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import pickle
+import re
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import crate_interp as ci
+from conftest import FIXTURES, make
+from crate_interp.checkpoints import read_weights
+from crate_interp.checkpoints.read_weights import read_content, read_file
+from reference import published_layout
+
+PUBLISHED = sorted(path for path in FIXTURES.rglob("*") if path.suffix in (".pth", ".pt", ".tar"))
+ALPHA, GIVEN = published_layout(make("crate-alpha")), dict(n_heads=5, image_size=(6, 20))
+FORMS = [form for form, _ in read_weights._FORMS]
+
+
+def refused(match, path, **given):
+    with pytest.raises(ci.CheckpointError, match=match) as caught:
+        ci.load(path, **given)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 2000
+
+
+def saved(content, path, zipped=True):
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    return path
+
+
+def same_bytes(one, other):
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(
+        one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8)
+    )
+
+
+# ------------------------------------------------------------------ what is read
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
+def test_every_published_file_bit_for_bit(path):
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        wanted = torch.load(path, weights_only=True)
+    if isinstance(wanted, torch.Tensor):
+        assert same_bytes(read_content(path), wanted)
+        return
+    wanted = next((wanted[key] for key in ("state_dict", "model") if key in wanted), wanted)
+    counted = ".num_batches_tracked"  # no forward reads it
+    wanted = {key: value for key, value in wanted.items() if not key.endswith(counted)}
+    found = read_file(path).tensors
+    assert len(found) == len(wanted)
+    for (name, value), (other, right) in zip(found.items(), wanted.items(), strict=True):
+        assert other.removeprefix("module.").removeprefix("_orig_mod.") == name
+        assert same_bytes(value, right)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_trainers_leave_beside_weights(zipped, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 5, 5])
+    model(torch.randn(7, 3)).sum().backward()
+    optimizer.step()
+    numbers = [np.dtype(kind).type(1) for kind in ("f8 f4 f2 i8 i4 i2 i1 u8 u4 u2 u1 ?").split()]
+    content = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": schedule.state_dict(),
+        "args": argparse.Namespace(lr=0.1, name="a", sizes=[1, 2]),
+        "paths": [Path("a/b"), pathlib.PureWindowsPath("c")],
+        "numbers": numbers,
+        "best": np.float64(0.3),
+        "history": np.arange(5.0),
+        "random": np.random.default_rng(0).bit_generator.state["state"] | {"old": np.ones(3, "u4")},
+        "default": collections.defaultdict(list, {"a": [1]}),
+        "counter": collections.Counter("aab"),
+        "plain": [torch.Size([2, 3]), torch.device("cpu"), torch.float16, (1, -2, 2**40), None],
+    }
+    found = read_content(saved(content, tmp_path / "w.pth", zipped))
+    for name, value in content["model"].items():
+        assert same_bytes(found["model"][name], value), name
+    assert found["args"] == {"lr": 0.1, "name": "a", "sizes": [1, 2]}
+    assert found["paths"] == ["a/b", "c"] and found["best"] == 0.3
+    assert found["numbers"] == [1] * len(numbers) and type(found["numbers"][-1]) is bool
+    assert found["default"] == {"a": [1]} and found["counter"] == {"a": 2, "b": 1}
+    assert found["plain"] == content["plain"]
+    assert not {form for form in FORMS if form in torch.serialization.get_safe_globals()}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_strides_ties_and_dtypes(zipped, tmp_path):
+    base = torch.arange(60.0)
+    table = base.view(10, 6)
+    weights = {
+        "whole": base, "part": base[7:19], "turned": table.T, "columns": table[:, 2:4],
+        "rows": table[::3], "both": table[1::2, ::3].T, "tied": table.T, "one": base[5],
+        "empty": base[:0], "half": table.half()[2:4, 1:], "short": table.bfloat16(),
+        "double": table.double(), "parameter": torch.nn.Parameter(table),
+    }  # fmt: skip
+    found = read_file(saved(weights, tmp_path / "w.pth", zipped)).tensors
+    assert list(found) == list(weights)
+    assert all(same_bytes(found[name].detach(), weights[name].detach()) for name in weights)
+
+
+def test_a_compressed_archive_has_the_same_numbers(tmp_path):
+    saved(ALPHA, tmp_path / "w.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "w.pth") as source,
+        zipfile.ZipFile(tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for info in source.infolist():
+            target.writestr(info.filename, source.read(info))
+    found = read_file(tmp_path / "packed.pth").tensors
+    assert all(same_bytes(found[name], value) for name, value in ALPHA.items())
+
+
+def test_a_command_line_beside_the_weights_is_no_config(tmp_path):
+    """Only the autoencoder's is."""
+    args = argparse.Namespace(lr=0.1, n_head=1, bias=False, n_layer=1)
+    saved({"model": ALPHA, "args": args, "more": {"args": [args]}}, tmp_path / "a.pth")
+    assert ci.load(tmp_path / "a.pth", **GIVEN).cfg == ci.load(ALPHA, **GIVEN).cfg
+
+
+def test_parameters_share_no_memory(tmp_path):
+    """Neither with one another, nor with the caller's tensors, nor with the file."""
+    tied = torch.randn(31)
+    shared = ALPHA | {f"transformer.layers.0.{n}.norm.weight": tied for n in (0, 1)}
+    saved(shared, tmp_path / "a.pth")
+    save_file({key: value.clone() for key, value in shared.items()}, tmp_path / "a.safetensors")
+    for source in (shared, tmp_path / "a.pth", tmp_path / "a.safetensors"):
+        before = source.read_bytes() if isinstance(source, Path) else None
+        block = ci.load(source, **GIVEN).blocks[0]
+        block.ln1.weight.data += 1
+        assert torch.equal(block.ln2.weight, shared["transformer.layers.0.1.norm.weight"])
+        assert before is None or source.read_bytes() == before
+
+
+# ------------------------------------------------------------------ code is never run
+
+
+class Call:
+    """Pickling it writes a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+class Stranger:
+    """A class that torch does not know."""
+
+
+def text(words):
+    return b"X" + len(words).to_bytes(4, "little") + words.encode()
+
+
+NAMESPACE = b"cargparse\nNamespace\n"
+DTYPE = b"cnumpy\ndtype\n(" + text("O8") + b"\x89\x88tR"
+RAW = {
+    "a call by opcode": b"cos\nsystem\n" + text("touch {ran}") + b"\x85R.",
+    "an instance": b"(" + text("touch {ran}") + b"ios\nsystem\n.",
+    "an object": b"(cos\nsystem\n" + text("touch {ran}") + b"o.",
+    "Python 2's eval": b"c__builtin__\neval\n" + text("1") + b"\x85R.",
+    "a name from the stack": text("os") + text("system") + b"\x93.",
+    "an extension": b"\x82\x01.",
+    "a persistent id": b"cos\nsystem\nQ.",
+    "a persistent text": b"Pos.system\n.",
+    "a function as a storage": b"(" + text("storage") + b"cos\nsystem\n" + text("0") + b"NK\x01tQ.",
+    "a method of a form": b"cargparse\nNamespace.update\n)R.",
+    "NumPy's scalar of objects": b"cnumpy.core.multiarray\nscalar\n" + DTYPE
+    + b"c_codecs\nencode\n" + text("a" * 8) + text("latin1") + b"\x86R\x86R.",
+    "state for a class": NAMESPACE + b"}" + text("update") + b"Nsb.",
+    "slots for a class": NAMESPACE + b"N}" + text("update") + b"Ns\x86b.",
+    "another class for a form": NAMESPACE + b")\x81N}" + text("__class__")
+    + b"cnumpy\nndarray\ns\x86b.",
+}  # fmt: skip
+CALLS = {
+    "os.system": lambda ran: Call(os.system, f"touch {ran}"),
+    "eval": lambda ran: Call(eval, f"__import__('os').mkdir({str(ran)!r})"),
+    "exec": lambda ran: Call(exec, f"__import__('os').mkdir({str(ran)!r})"),
+    "open": lambda ran: Call(open, str(ran), "w"),
+    "getattr": lambda ran: Call(getattr, "a", "upper"),
+    "import": lambda ran: Call(__import__, "antigravity"),
+    "torch.load": lambda ran: Call(torch.load, str(ran)),
+    "pickle.loads": lambda ran: Call(pickle.loads, pickle.dumps(Call(os.system, f"touch {ran}"))),
+    "a stranger's class": lambda ran: Stranger(),
+    "a module": lambda ran: torch.nn.Linear(2, 2),
+    "a factory": lambda ran: Call(collections.defaultdict, os.getcwd),
+}
+PLACES = {
+    "the whole": lambda bad: bad,
+    "beside": lambda bad: {"model": ALPHA, "optimizer": [{"deep": (1, bad)}]},
+    "a weight": lambda bad: ALPHA | {"extra": bad},
+    "a command line": lambda bad: {"model": ALPHA, "args": argparse.Namespace(x=bad)},
+    "a key": lambda bad: {"model": ALPHA, (1, bad): 2},
+}
+
+
+def by_hand(body, path, zipped):
+    """Writes a torch file whose pickle has this body."""
+    body = b"\x80\x02" + body
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in (("data.pkl", body), ("byteorder", b"little"), ("version", b"3")):
+                archive.writestr(f"archive/{name}", content)
+        return path
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
+    before = [pickle.dumps(one, 2) for one in (0x1950A86A20F9469CFC6C, 1001, system)]
+    path.write_bytes(b"".join([*before, body, pickle.dumps([], 2)]))
+    return path
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_a_torch_file(name, place, zipped, tmp_path):
+    content = PLACES[place](CALLS[name](tmp_path / "ran"))
+    refused("nothing was run", saved(content, tmp_path / "w.pth", zipped), **GIVEN)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", RAW)
+def test_pickles_written_by_hand(name, zipped, tmp_path):
+    before = [(form, dict(vars(form))) for form in FORMS if hasattr(form, "__module__")]
+    body = RAW[name].replace(text("touch {ran}"), text(f"touch {tmp_path / 'ran'}"))
+    refused("is not a readable checkpoint", by_hand(body, tmp_path / "w.pth", zipped))
+    assert not (tmp_path / "ran").exists()
+    assert all(dict(vars(form)) == held for form, held in before)
+
+
+def test_the_payloads_would_work(tmp_path):
+    """The tests above test something: an unsafe reader runs them."""
+    for name in ("os.system", "eval", "pickle.loads"):
+        ran = tmp_path / name
+        pickle.loads(pickle.dumps(CALLS[name](ran)))
+        assert ran.exists()
+    body = RAW["a call by opcode"].replace(text("touch {ran}"), text(f"touch {tmp_path / 'raw'}"))
+    pickle.loads(b"\x80\x02" + body)
+    assert (tmp_path / "raw").exists()
+    assert list(read_content(by_hand(b"}.", tmp_path / "w.pth", True))) == []
+    assert list(read_content(by_hand(b"}.", tmp_path / "w.pth", False))) == []
+
+
+def test_a_refusal_names_what_was_asked_for_and_what_to_type(tmp_path):
+    path = saved({"a": torch.ones(1), "b": Stranger()}, tmp_path / "w.pth")
+    refused(
+        r"asks for [\w.]*test_read_weights.Stranger: .*weights_only=False\)\['state_dict'\]", path
+    )
+    torch.save(ALPHA, path, pickle_protocol=4)
+    with pytest.warns(UserWarning, match="protocol 4"):
+        refused(r"refused by torch \(Unsupported operand", path)
+
+
+def test_numpys_own_functions_are_never_listed():
+    """numpy.dtype and scalar together would make an object out of the bytes of a file."""
+    assert not any(getattr(form, "__module__", "").startswith("numpy") for form in FORMS)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_archives_with_code(tmp_path):
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "w.pth")
+    refused("is a TorchScript archive", tmp_path / "w.pth")
+    (tmp_path / "pickle").write_bytes(pickle.dumps(Call(os.system, f"touch {tmp_path / 'ran'}")))
+    with tarfile.open(tmp_path / "w.tar", "w") as archive:  # as torch before 0.1.10 wrote them
+        for name in ("pickle", "storages", "tensors", "../../escaped"):
+            archive.add(tmp_path / "pickle", name)
+    refused("is not a readable checkpoint", tmp_path / "w.tar")
+    touched = tmp_path / "ran"
+    array = np.array([Call(os.system, f"touch {touched}")], dtype=object)
+    np.savez(tmp_path / "a.npz", **{"params/cls": array})
+    refused("is not a readable checkpoint", tmp_path / "a.npz")
+    assert not touched.exists() and not (tmp_path.parent.parent / "escaped").exists()
+
+
+def test_readers_that_run_code_stand_nowhere_in_the_source():
+    """A word that would read a pickle stands only where it is told not to run it."""
+    words = (
+        r"torch\.load\(|torch\.jit\.load|np\.load\(|literal_eval|\bUnpickler\b|marshal|yaml\.load"
+    )
+    words += r"|extractall|allow_pickle=True|trust_remote_code|weights_only=False\)$"
+    words += r"|^(?:import|from) (?:pickle|dill|cloudpickle|joblib|shelve)\b"
+    home = Path(ci.__file__).parent
+    found = {
+        (str(path.relative_to(home)), word)
+        for path in home.rglob("*.py")
+        for word in re.findall(words, path.read_text(), re.M)
+    }
+    reader, tokenizers = "checkpoints/read_weights.py", "checkpoints/tokenizer_files.py"
+    assert found == {
+        (reader, "import pickle"), (reader, "torch.load("), (reader, "np.load("),
+        (tokenizers, "import pickle"), (tokenizers, "Unpickler"),
+    }  # fmt: skip
+    source = (home / reader).read_text()
+    assert source.count("weights_only=True") == source.count("torch.load(path") == 1
+    assert "allow_pickle=False" in source
+
+
+# ------------------------------------------------------------------ what is no weight file
+
+
+def test_what_is_no_weight_file(tmp_path):
+    good = saved(ALPHA, tmp_path / "good.pth").read_bytes()
+    old = saved(ALPHA, tmp_path / "old.pth", zipped=False).read_bytes()
+    save_file(ALPHA, tmp_path / "a.safetensors")
+    safe = (tmp_path / "a.safetensors").read_bytes()
+    for content, match in (
+        (b"", "is not a readable checkpoint: wanted .safetensors, .npz, or a torch file"),
+        (b"hello", "is not a readable checkpoint: wanted"),
+        (pickle.dumps({"a": 1}), "is not a readable checkpoint: wanted"),
+        (good[: len(good) // 2], "truncated"),
+        (old[: len(old) // 2], "truncated"),
+        (safe[:-4], "truncated"),
+        (safe.replace(b'"F32"', b'"F99"'), "is not a readable checkpoint"),
+        (b"<!DOCTYPE html><html>Virus scan warning", "holds an HTML page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "is a git-lfs pointer"),
+    ):
+        (tmp_path / "w").write_bytes(content)
+        refused(match, tmp_path / "w")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    refused("is no file, no folder", tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    refused("is not a regular file", tmp_path / "pipe")
+    refused("is not a regular file", "/dev/zero")
+
+
+def test_tensors_that_are_no_weights(tmp_path):
+    key = "mlp_head.1.bias"
+    for odd, match in (
+        (ALPHA[key].long(), "is torch.int64; expected a dense floating"),
+        (ALPHA[key].to_sparse(), "is torch.sparse_coo; expected a dense"),
+        (torch.ones(1).expand(len(ALPHA[key])), "an expanded view"),
+        (ALPHA[key] * float("nan"), "holds .* NaN or Inf"),
+        (np.ones(3), "keys missing .*mlp_head.1.bias"),
+    ):
+        refused(match, saved(ALPHA | {key: odd}, tmp_path / "w.pth"), **GIVEN)
+
+
+def test_a_file_that_may_not_be_read_is_called_so(tmp_path, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "w.pth").write_bytes(b"x")
+    monkeypatch.setattr(read_weights, "open", denied, raising=False)
+    refused(r"w.pth cannot be read: Permission denied\.", tmp_path / "w.pth")
+
+
+def test_a_config_beside_the_weights(tmp_path):
+    assert read_weights.read_json(tmp_path / "none.json") is None
+    for content, match in (("{", "is not readable JSON"), ("[1]", "holds a list")):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ci.CheckpointError, match=match):
+            read_weights.read_config(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps({"library": "crate_interp"}))
+    assert read_weights.read_config(tmp_path / "config.json") == {}
