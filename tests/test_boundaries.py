@@ -213,15 +213,11 @@ def test_importing_loads_few_modules():
     assert int(out.stdout) < 60
 
 
-def test_nothing_is_unpickled_or_executed():
+def test_nothing_is_executed():
     for path in sources():
         text = path.read_text()
         for word in (
-            "torch.load(",
-            "weights_only=",
             "trust_remote_code",
-            "import pickle",
-            "allow_pickle",
             "set_num_threads",
             "exec(",
         ):
