@@ -6,7 +6,7 @@ The keys tell the attention apart: `step_x` is CBSA's, `temp` is ToST's, and nei
 from dataclasses import replace
 
 from crate_interp.checkpoints.layouts.crate import LAYER, TOP
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
+from crate_interp.checkpoints.layouts.layout import Layout, Stack
 from crate_interp.checkpoints.layouts.tost import stem, stem_sizes
 
 _STEM, _FIRST = "to_patch_embedding.", LAYER.format(l=0)
@@ -18,17 +18,11 @@ _BLOCK = {
 }
 
 
-def _infer(shapes: Shapes, given: Fields) -> Fields:
-    codes = next((key for key in ("qkv", "proj") if f"{_FIRST}0.fn.{key}.weight" in shapes), "proj")
-    inner, d_model = shapes.of(f"{_FIRST}0.fn.{codes}.weight")
-    patches = stem_sizes(shapes, _STEM)
+def _sizes(codes: str) -> dict[str, tuple[str | None, ...]]:
     return {
-        "inner": inner,
-        "d_model": d_model,
-        "d_mlp": shapes.of(_FIRST + "1.fn.weight")[1],
-        "n_classes": shapes.classes("mlp_head.1.weight", 0, given),
-        **patches,
-        **shapes.image_size(patches["patch_size"], given, "pos_embedding"),
+        f"{_FIRST}0.fn.{codes}.weight": ("inner", "d_model"),
+        _FIRST + "1.fn.weight": (None, "d_mlp"),
+        "mlp_head.1.weight": ("n_classes", None),
     }
 
 
@@ -37,7 +31,9 @@ CRATE = Layout(
     markers=(_STEM + "proj.0.0.weight", _FIRST + "0.fn.qkv.weight"),
     top=TOP | stem(_STEM),
     stacks=(Stack(LAYER, _BLOCK | {"0.fn.qkv.weight": "attn.u_proj.weight"}),),
-    infer=_infer,
+    sizes=_sizes("qkv"),
+    positions=("pos_embedding", 3),
+    infer=lambda shapes, given: stem_sizes(shapes, _STEM),
     defaults={"stem": "conv"},
 )
 
@@ -57,6 +53,7 @@ CBT = replace(
     CRATE,
     family="cbt",
     markers=(_STEM + "proj.0.0.weight", _FIRST + "0.fn.step_x", _FIRST + "0.fn.proj.weight"),
+    sizes=_sizes("proj"),
     stacks=(
         Stack(
             LAYER,

@@ -5,10 +5,8 @@ The model is a CLIP with a CRATE-alpha image tower.
 
 from torch import Tensor
 
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
+from crate_interp.checkpoints.layouts.layout import Layout, Stack
 from crate_interp.core.errors import CheckpointError
-
-_IMAGE = "visual.transformer.resblocks.{l}."
 
 
 def _the_one_projection(weight: Tensor) -> Tensor:
@@ -28,22 +26,6 @@ def _the_one_projection(weight: Tensor) -> Tensor:
     return query
 
 
-def _infer(shapes: Shapes, given: Fields) -> Fields:
-    first = _IMAGE.format(l=0)
-    d_vocab, text_d_model = shapes.of("token_embedding.weight")
-    fields = {
-        "d_model": shapes.of("visual.conv1.weight", 4)[0],
-        "inner": shapes.of(first + "attn.in_proj_weight")[0] // 3,
-        "d_mlp": shapes.of(first + "mlp.c_fc")[1],
-        "d_embed": shapes.of("visual.proj")[1],
-        "d_vocab": d_vocab,
-        "text_d_model": text_d_model,
-        "n_ctx": shapes.of("positional_embedding")[0],
-    }
-    table = "visual.positional_embedding"
-    return fields | shapes.images("visual.conv1.weight", table, given, axes=2)
-
-
 CLIPA = Layout(
     family="clipa",
     markers=("visual.conv1.weight", "visual.transformer.resblocks.0.mlp.c_fc", "text_projection"),
@@ -61,7 +43,7 @@ CLIPA = Layout(
     },
     stacks=(
         Stack(
-            _IMAGE,
+            "visual.transformer.resblocks.{l}.",
             {
                 "ln_1.*": "ln1.*",
                 "attn.in_proj_weight": "attn.u_proj.weight",
@@ -87,7 +69,15 @@ CLIPA = Layout(
             count="text_n_layers",
         ),
     ),
-    infer=_infer,
+    sizes={
+        "token_embedding.weight": ("d_vocab", "text_d_model"),
+        "visual.conv1.weight": ("d_model", "channels", "height", "width"),
+        "visual.transformer.resblocks.0.attn.in_proj_weight": ("3 inner", None),
+        "visual.transformer.resblocks.0.mlp.c_fc": (None, "d_mlp"),
+        "visual.proj": (None, "d_embed"),
+        "positional_embedding": ("n_ctx", None),
+    },
+    positions=("visual.positional_embedding", 2),
     defaults={"tokenizer": "bert"},
     needed=("n_heads", "text_n_heads"),
     views={

@@ -4,6 +4,7 @@ A second layout is for the classifier in the ImageNet-21k demo, which has anothe
 """
 
 import math
+from dataclasses import replace
 
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, most_square
 from crate_interp.core.errors import CheckpointError
@@ -16,20 +17,17 @@ BLOCK = {
     "0.fn.to_out.0.weight": "attn.out_proj.weight",
     "1.norm.*": "ln2.*",
 }
+# sizes that the files of all torch classifiers, CRATE and CRATE-alpha, reveal
+SIZES: dict[str, tuple[str | None, ...]] = {
+    "transformer.layers.0.0.fn.qkv.weight": ("inner", "d_model"),
+    "mlp_head.1.weight": ("n_classes", None),
+}
 TOP = {
     "pos_embedding": "pos_embed",
     "cls_token": "cls_token",
     "mlp_head.0.*": "ln_final.*",
     "mlp_head.1.*": "unembed.*",
 }
-
-
-def torch_sizes(shapes: Shapes, given: Fields, dictionary: str) -> Fields:
-    """Returns the sizes that the files of both torch classifiers, CRATE and CRATE-alpha, reveal."""
-    inner, d_model = shapes.of("transformer.layers.0.0.fn.qkv.weight")
-    n_classes = shapes.classes("mlp_head.1.weight", 0, given)
-    d_mlp = shapes.of(dictionary)[1]
-    return {"d_model": d_model, "inner": inner, "n_classes": n_classes, "d_mlp": d_mlp}
 
 
 def _patches(shapes: Shapes, given: Fields) -> Fields:
@@ -64,20 +62,6 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
     return {"channels": channels, "patch_size": (side, side)}
 
 
-def _infer(shapes: Shapes, given: Fields) -> Fields:
-    patches = _patches(shapes, given)
-    size = shapes.image_size(patches["patch_size"], given, "pos_embedding")
-    sizes = torch_sizes(shapes, given, "transformer.layers.0.1.fn.weight")
-    return sizes | patches | size
-
-
-def _infer_demo(shapes: Shapes, given: Fields) -> Fields:
-    plain = _infer(shapes, given)
-    if plain["n_classes"] == 0:  # the head is left out, and its features with it
-        return plain
-    return plain | {"d_features": plain["n_classes"], "n_classes": shapes.of("head.weight")[0]}
-
-
 CRATE = Layout(
     family="crate",
     markers=("to_patch_embedding.2.weight", "transformer.layers.0.1.fn.weight"),
@@ -90,13 +74,15 @@ CRATE = Layout(
     stacks=(
         Stack(LAYER, BLOCK | {"0.fn.to_out.0.bias": "attn.out_proj.bias", "1.fn.weight": "mlp.D"}),
     ),
-    infer=_infer,
+    sizes=SIZES | {"transformer.layers.0.1.fn.weight": (None, "d_mlp")},
+    positions=("pos_embedding", 3),
+    infer=_patches,
 )
 
-DEMO_21K = Layout(  # mlp_head makes features, and head makes the logits of the classes
-    family="crate",
+DEMO_21K = replace(  # mlp_head makes features, and head makes the logits of the classes
+    CRATE,
     markers=(*CRATE.markers, "head.weight"),
     top=CRATE.top | {"mlp_head.1.*": "features.*", "head.*": "unembed.*"},
-    stacks=CRATE.stacks,
-    infer=_infer_demo,
+    sizes=CRATE.sizes
+    | {"mlp_head.1.weight": ("d_features", None), "head.weight": ("n_classes", None)},
 )

@@ -5,30 +5,29 @@ A third layout is for an ablation of the torch classifier with CRATE's ISTA step
 
 import math
 
-from crate_interp.checkpoints.layouts.crate import BLOCK, LAYER, TOP, torch_sizes
+from crate_interp.checkpoints.layouts.crate import BLOCK, LAYER, SIZES, TOP
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
 from crate_interp.core.errors import CheckpointError
 
-_JAX_LAYER = "Transformer/encoderblock_{l}/"
+_JAX_LAYER, _JAX_FIRST = "Transformer/encoderblock_{l}/", "Transformer/encoderblock_0/"
 _ATTENTION = "MultiHeadDotProductSubspaceAttention_0/"
 _TOP = TOP | {"conv1.*": "embed.conv.*"}
 _DICTIONARY = {"1.fn.D": "mlp.D"}
 
 
-def _infer(shapes: Shapes, given: Fields) -> Fields:
-    images = shapes.images("conv1.weight", "pos_embedding", given)
-    return torch_sizes(shapes, given, "transformer.layers.0.1.fn.D") | images
+_SIZES = SIZES | {
+    "transformer.layers.0.1.fn.D": (None, "d_mlp"),
+    "conv1.weight": (None, "channels", "height", "width"),
+}
 
 
-def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
-    """Returns the config fields that the shapes of a JAX file reveal.
+def _heads(shapes: Shapes, given: Fields) -> Fields:
+    """Returns the sizes that the projection of a JAX file reveals.
 
     A projection is [d_model, n_heads, d_head], which reveals the number of heads. In older files a
     projection has two axes, and does not reveal the number of heads.
     """
-    first = _JAX_LAYER.format(l=0)
-    d_model, *heads = shapes.of(first + _ATTENTION + "proj/kernel", 2, 3)
-    height, width, channels, _ = shapes.of("embedding/kernel", 4)
+    d_model, *heads = shapes.of(_JAX_FIRST + _ATTENTION + "proj/kernel", 2, 3)
     wanted = {"proj/kernel": (d_model, *heads), "out/kernel": (*heads, d_model)}
     # checked here, because the axis of the heads is removed before all shapes are checked
     for key, shape in shapes.items():
@@ -37,16 +36,8 @@ def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
             raise CheckpointError(
                 f"{key} has shape {shape}; expected {wanted[end]}, as in the first layer."
             )
-    fields = {
-        "d_model": d_model,
-        "inner": math.prod(heads),
-        "n_classes": shapes.classes("head/kernel", 1, given),
-        "d_mlp": shapes.of(first + "OvercompleteISTABlock_0/D")[1],
-        "channels": channels,
-        "patch_size": (height, width),
-    }
     n_heads = {"n_heads": heads[0]} if len(heads) == 2 else {}
-    return fields | n_heads | shapes.image_size((height, width), given, "pos_embedding")
+    return {"d_model": d_model, "inner": math.prod(heads)} | n_heads
 
 
 TORCH = Layout(  # torch_inference/model/crate_alpha.py
@@ -54,7 +45,8 @@ TORCH = Layout(  # torch_inference/model/crate_alpha.py
     markers=("conv1.weight", "transformer.layers.0.1.fn.D", "transformer.layers.0.1.fn.D1"),
     top=_TOP,
     stacks=(Stack(LAYER, BLOCK | _DICTIONARY | {"1.fn.D1": "mlp.D1"}),),
-    infer=_infer,
+    sizes=_SIZES,
+    positions=("pos_embedding", 3),
 )
 
 VANILLA = Layout(  # the same class with IsOvercompleteISTABlock=False; the file has not been seen
@@ -62,7 +54,8 @@ VANILLA = Layout(  # the same class with IsOvercompleteISTABlock=False; the file
     markers=("conv1.weight", "transformer.layers.0.1.fn.D"),
     top=_TOP,
     stacks=(Stack(LAYER, BLOCK | _DICTIONARY),),
-    infer=_infer,
+    sizes=_SIZES,
+    positions=("pos_embedding", 3),
     defaults={"sparse_step": "ista", "ln_eps": 1e-5},
 )
 
@@ -94,7 +87,13 @@ JAX = Layout(  # models/crate.py, as main.py saves it
             },
         ),
     ),
-    infer=_infer_jax,
+    sizes={
+        "head/kernel": (None, "n_classes"),
+        _JAX_FIRST + "OvercompleteISTABlock_0/D": (None, "d_mlp"),
+        "embedding/kernel": ("height", "width", "channels", None),
+    },
+    positions=("pos_embedding", 3),
+    infer=_heads,
     # the JAX code has flax's epsilon in the norm before the head too; the torch code has 1e-5
     defaults={"ln_final_eps": 1e-6},
     views={

@@ -26,24 +26,15 @@ GPT_BLOCK = {
 }
 
 
-def _tables(shapes: Shapes) -> Fields:
-    d_vocab, d_model = shapes.of("transformer.wte.weight")
-    n_ctx = shapes.of("transformer.wpe.weight")[0]
-    return {"d_vocab": d_vocab, "d_model": d_model, "n_ctx": n_ctx}
+TABLES: dict[str, tuple[str | None, ...]] = {
+    "transformer.wte.weight": ("d_vocab", "d_model"),
+    "transformer.wpe.weight": ("n_ctx", None),
+}
 
 
-def _infer(shapes: Shapes, given: Fields) -> Fields:
-    inner = shapes.of(_FIRST + "attn.c_attn.weight")[0]
-    return _tables(shapes) | {"inner": inner, "d_mlp": shapes.of(_FIRST + "ista.weight")[0]}
-
-
-def infer_gpt(shapes: Shapes, given: Fields) -> Fields:
-    """Returns the sizes of a plain transformer; all heads' queries, keys and values are one map."""
-    return _tables(shapes) | {
-        "inner": shapes.of(_FIRST + "attn.c_attn.weight")[0] // 3,
-        "d_mlp": shapes.of(_FIRST + "mlp.c_fc.weight")[0],
-        "bias": _FIRST + "ln_1.bias" in shapes,
-    }
+def has_bias(shapes: Shapes, given: Fields) -> Fields:
+    """Returns whether the norms of a plain transformer have biases."""
+    return {"bias": _FIRST + "ln_1.bias" in shapes}
 
 
 OVERCOMPLETE = Layout(  # crate_overcomplete.py
@@ -51,7 +42,8 @@ OVERCOMPLETE = Layout(  # crate_overcomplete.py
     markers=("transformer.wpe.weight", "transformer.h.0.ista.weight", "transformer.ln_f.weight"),
     top=_TOP | {"transformer.ln_f.*": "ln_final.*"},
     stacks=(Stack(_LAYER, _CRATE_BLOCK),),
-    infer=_infer,
+    sizes=TABLES
+    | {_FIRST + "attn.c_attn.weight": ("inner", None), _FIRST + "ista.weight": ("d_mlp", None)},
     config_names={
         "n_layer": "n_layers", "n_head": "n_heads", "n_embd": "d_model", "block_size": "n_ctx",
         "vocab_size": "d_vocab",
@@ -76,7 +68,11 @@ GPT = replace(  # gpt.py with bias=False
     markers=("transformer.wpe.weight", "transformer.h.0.mlp.c_fc.weight"),
     top=_TOP | {"transformer.ln_f.weight": "ln_final.weight"},
     stacks=(Stack(_LAYER, {f"{key}.weight": f"{name}.weight" for key, name in GPT_BLOCK.items()}),),
-    infer=infer_gpt,
+    sizes=TABLES
+    # all heads' queries, keys and values are one map
+    | {_FIRST + "attn.c_attn.weight": ("3 inner", None)}
+    | {_FIRST + "mlp.c_fc.weight": ("d_mlp", None)},
+    infer=has_bias,
     config_switches=("bias",),  # the CRATE classes ignore this switch
     defaults={"tokenizer": "gpt2"},
 )

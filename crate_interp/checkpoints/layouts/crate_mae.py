@@ -1,14 +1,6 @@
 """Ma-Lab-Berkeley/CRATE model/crate_ae: the masked autoencoder."""
 
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
-
-
-def _infer(shapes: Shapes, given: Fields) -> Fields:
-    inner, d_model = shapes.of("blocks.0.layers.0.0.fn.qkv.weight")
-    d_mlp = shapes.of("blocks.0.layers.0.1.fn.weight")[1]
-    images = shapes.images("patch_embed.proj.weight", "decoder_pos_embed", given)
-    return {"d_model": d_model, "inner": inner, "d_mlp": d_mlp} | images
-
+from crate_interp.checkpoints.layouts.layout import Layout, Stack
 
 MAE = Layout(
     family="crate-mae",
@@ -46,7 +38,12 @@ MAE = Layout(
             count="decoder_n_layers",
         ),
     ),
-    infer=_infer,
+    sizes={
+        "blocks.0.layers.0.0.fn.qkv.weight": ("inner", "d_model"),
+        "blocks.0.layers.0.1.fn.weight": (None, "d_mlp"),
+        "patch_embed.proj.weight": (None, "channels", "height", "width"),
+    },
+    positions=("decoder_pos_embed", 3),
     config_switches=("norm_pix_loss",),  # read if the file holds the trainer's command line
     unused=("pos_embed", r"decoder_embed\.(weight|bias)"),
     namespace=True,

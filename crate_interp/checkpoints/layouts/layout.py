@@ -1,7 +1,6 @@
 """Defines what a published layout is, and how it turns tensors into a config and parameters."""
 
 import difflib
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,11 +14,9 @@ from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 
 Fields = dict[str, Any]
-PER_HEAD = ("attn.temp", "attn.step_x")  # parameters of a layer with a row for each head
-_MOST_LAYERS = 1000
-_COMPARED, _LONGEST = 300, 100  # keys, and characters of each, that are compared with a name
-_MORE_TO_GIVE = " Give eta= and lambd=, too, if you trained with others than the published ones."
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
+PER_HEAD = ("attn.temp", "attn.step_x")  # parameters of a layer with a row for each head
+_COMPARED = 300  # keys that are compared with a name
 
 
 class Shapes(dict[str, tuple[int, ...]]):
@@ -47,69 +44,11 @@ class Shapes(dict[str, tuple[int, ...]]):
             raise CheckpointError(f"{key} has shape {shape}: it is empty.")
         return shape
 
-    def classes(self, head: str, axis: int, given: Fields) -> int:
-        """Returns the number of classes, which is 0 if the caller leaves the head out.
-
-        head, axis: the key of the map to the classes, and its axis of classes. Raises
-        CheckpointError if the file has no such key.
-        """
-        if given.get("n_classes") == 0:
-            return 0
-        if head not in self:
-            raise CheckpointError(
-                f"the key {head} is missing, the map to the classes. If the file has no classifier "
-                "head, give head=False: the model then returns features. If the key has another "
-                "name, give rename=."
-            )
-        return self.of(head)[axis]
-
-    def images(self, kernel: str, table: str, given: Fields, axes: int = 3) -> Fields:
-        """Returns channels, patch size and image size from a convolutional patch embedding.
-
-        kernel: the key of the convolution, `[out, in, height, width]`. table, axes: as in
-        `image_size`.
-        """
-        _, channels, height, width = self.of(kernel, 4)
-        size = self.image_size((height, width), given, table, axes)
-        return {"channels": channels, "patch_size": (height, width)} | size
-
-    def image_size(
-        self, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
-    ) -> Fields:
-        """Returns the given image size, or infers a square image from the number of positions.
-
-        table: the key of the position embeddings. axes: the number of axes of these embeddings.
-        A given crop with as many patches is the image size, too. Otherwise a square is a guess,
-        unless there is only one patch: `grid_guessed` is then True. Raises CheckpointError if the
-        patches make no square, or if a given size has another number of patches.
-        """
-        patches = self.of(table, axes)[-2] - 1
-        told = given.get("image_size") or given.get("crop")
-        if told:
-            height, width = checks.size("image_size", told)
-            whole = not (height % patch[0] or width % patch[1])
-            if whole and (height // patch[0]) * (width // patch[1]) == patches:
-                return {"image_size": (height, width)}
-        if "image_size" in given:
-            raise CheckpointError(
-                f"image_size={given['image_size']!r} with patches of {patch} "
-                f"contradicts {table}, which has {patches} patches."
-            )
-        side = math.isqrt(patches)
-        if side * side != patches or not patches:
-            rows, columns = most_square(patches)
-            raise CheckpointError(
-                f"image_size cannot be inferred: {patches} patches make no square grid. Give "
-                f"height and width, such as ci.load(..., image_size=({patch[0] * rows}, "
-                f"{patch[1] * columns})), if the grid is {rows} x {columns}."
-            )
-        return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
-
 
 def nearest(name: str, keys: Iterable[str]) -> str:
     """Returns the key that is most like a name, or "" if none is like it."""
-    short = itertools.islice((key for key in keys if len(key) <= _LONGEST), _COMPARED)
-    return next(iter(difflib.get_close_matches(name, short, n=1, cutoff=0.75)), "")
+    close = difflib.get_close_matches(name, list(keys)[:_COMPARED], n=1, cutoff=0.75)
+    return close[0] if close else ""
 
 
 def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
@@ -138,11 +77,11 @@ class Stack:
     target: str = "blocks.{l}."
     count: str = "n_layers"
 
-    @property
-    def layer(self) -> str:
-        """A pattern for the beginning of a key, which captures the number of the layer."""
+    def depth(self, keys: Iterable[str]) -> int:
+        """Returns how many layers some keys name, at least 1."""
         before, after = self.source.split("{l}")
-        return re.escape(before) + r"(\d{1,9})" + re.escape(after[0])
+        pattern = re.compile(re.escape(before) + r"(\d+)" + re.escape(after[0]))
+        return len({match[1] for key in keys if (match := pattern.match(key))}) or 1
 
     def of_layer(self, layer: int) -> dict[str, str]:
         """Returns every source key of a layer and the parameter that it fills."""
@@ -161,9 +100,13 @@ class Layout:
     markers: tuple[str, ...]  # keys that identify the layout of a file
     top: dict[str, str]
     stacks: tuple[Stack, ...]
-    # returns the fields that follow from shapes and given fields, and `inner`, the width of all
-    # heads together
-    infer: Callable[[Shapes, Fields], Fields]
+    # a key -> the fields that its axes tell, None for an axis that tells none. "3 inner": the axis
+    # is three times as long. inner: the width of all heads together; height, width: of a patch
+    sizes: dict[str, tuple[str | None, ...]]
+    # the key of the positions, whose number tells the size of the images, and its number of axes
+    positions: tuple[str, int] | None = None
+    # returns fields that follow in another way from shapes and given fields
+    infer: Callable[[Shapes, Fields], Fields] | None = None
     # The next three are about the config in the file or next to it. config_names: the name of a
     # field in this config -> our name. config_switches: fields that have our name, and are read
     # only if they are bools. followed: a field -> the only value that our model supports.
@@ -185,11 +128,6 @@ class Layout:
     any_size: bool = False  # no tensor depends on the size of the images
 
     @property
-    def codes(self) -> str:
-        """The key of the first layer's projection, which has d_head rows for each head."""
-        return self.source_of("attn.u_proj.weight", 0)
-
-    @property
     def first_words(self) -> set[str]:
         """The first word of each key, which is the name of a module or a parameter."""
         keys = [*self.top, *(stack.source for stack in self.stacks), *self.copies, *self.optional]
@@ -198,13 +136,11 @@ class Layout:
     def source_of(self, parameter: str, layer: int) -> str:
         """Returns the key that fills a parameter of a block, or "" if the layout has none."""
         target = f"blocks.{layer}.{parameter}"
-        keys = (
-            key
-            for stack in self.stacks
-            for key, name in stack.of_layer(layer).items()
-            if name.removeprefix("visual.") == target
-        )
-        return next(keys, "")
+        for stack in self.stacks:
+            for key, name in stack.of_layer(layer).items():
+                if name.removeprefix("visual.") == target:
+                    return key
+        return ""
 
     def translate(self, config: Fields) -> Fields:
         """Returns the fields, by our names, of the config in a file or next to it."""
@@ -255,19 +191,22 @@ class Layout:
                 continue
             original = self.copies.get(key)
             if original in tensors:
-                check_copy(key, value, original, tensors[original])
+                other = tensors[original]
+                one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
+                if value.shape != other.shape or not (one or bool((value == other).all())):
+                    raise CheckpointError(
+                        f"{key} differs from {original}: in this layout they are one tensor."
+                    )
                 continue
-            kept[key] = self._turned(key, value)
+            for end, (axes, view) in self.views.items():
+                if value.ndim in axes and re.search(end + "$", key):
+                    try:
+                        value = view(value)
+                    except CheckpointError as error:
+                        raise CheckpointError(f"{key} {error}") from None
+                    break
+            kept[key] = value
         return kept
-
-    def _turned(self, key: str, value: Tensor) -> Tensor:
-        for end, (axes, view) in self.views.items():
-            if value.ndim in axes and re.search(end + "$", key):
-                try:
-                    return view(value)
-                except CheckpointError as error:
-                    raise CheckpointError(f"{key} {error}") from None
-        return value
 
     def infer_config(self, shapes: Shapes, given: Fields, where: str) -> Fields:
         """Returns the fields that follow from the shapes of the tensors and the given fields.
@@ -275,22 +214,23 @@ class Layout:
         Raises CheckpointError if a given field contradicts the shapes, or if a needed field is not
         given.
         """
-        found: Fields = self._heads(shapes)
-        known = given | found
-        for stack in self.stacks:
-            depth = 1 + max(
-                (int(match[1]) for key in shapes if (match := re.match(stack.layer, key))),
-                default=0,
-            )
-            check_depth(shapes, stack.layer, depth)
-            found[stack.count] = depth
-        codes, lacking = self.codes, self._lacking(shapes, known, where)
+        found: Fields = {stack.count: stack.depth(shapes) for stack in self.stacks}
+        for key in (self.source_of(name, 0) for name in PER_HEAD):
+            if key in shapes:
+                found["n_heads"] = shapes.of(key, 2, 3)[0]
+        codes, lacking = self.source_of("attn.u_proj.weight", 0), []
+        for name in self.needed:
+            # codes with three axes have one for the heads
+            told = name == "n_heads" and len(shapes.get(codes, ())) == 3
+            if not told and (given | found).get(name) is None:
+                lacking.append(name)
+        text = self._lacking(lacking, shapes.get(codes, ()), where) if lacking else ""
         try:
-            found |= self.infer(shapes, known)
+            found |= self._sizes(shapes, given | found)
         except CheckpointError as error:  # lists all missing fields at once
-            raise CheckpointError(f"{lacking} And {error}" if lacking else str(error)) from None
-        if lacking:
-            raise CheckpointError(lacking)
+            raise CheckpointError(f"{text} And {error}" if text else str(error)) from None
+        if text:
+            raise CheckpointError(text)
         inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
         if inner % n_heads:
             raise CheckpointError(
@@ -305,66 +245,91 @@ class Layout:
                 )
         return found
 
-    def _heads(self, shapes: Shapes) -> Fields:
-        """Returns the number of heads, if a parameter of the first layer has a row for each."""
-        keys = (self.source_of(name, 0) for name in PER_HEAD)
-        rows = [shapes.of(key, 2, 3)[0] for key in keys if key in shapes]
-        return {"n_heads": rows[0]} if rows else {}
+    def _sizes(self, shapes: Shapes, given: Fields) -> Fields:
+        """Returns the fields that the axes of tensors tell, `inner` among them."""
+        found: Fields = {}
+        for key, axes in self.sizes.items():
+            if {"n_classes", "d_features"} & set(axes):
+                if given.get("n_classes") == 0:  # the head is left out
+                    found["n_classes"] = 0
+                    continue
+                if key not in shapes:
+                    raise CheckpointError(
+                        f"the key {key} is missing, the map to the classes. If the file has no "
+                        "classifier head, give head=False: the model then returns features. If "
+                        "the key has another name, give rename=."
+                    )
+            for name, size in zip(axes, shapes.of(key, len(axes)), strict=True):
+                if name is not None:
+                    times, _, name = name.rpartition(" ")
+                    found[name] = size // int(times or 1)
+        if "height" in found:
+            found["patch_size"] = (found.pop("height"), found.pop("width"))
+        if self.infer is not None:
+            found |= self.infer(shapes, given)
+        if self.positions is not None:
+            found |= _image_size(shapes, found["patch_size"], given, *self.positions)
+        return found
 
-    def _lacking(self, shapes: Shapes, given: Fields, where: str) -> str:
-        """Returns the text of an error about missing fields that shapes cannot reveal, or ""."""
-        codes = shapes.get(self.codes, ())
-        # a tensor with three axes has one for the heads
-        needed = [name for name in self.needed if name != "n_heads" or len(codes) != 3]
-        names = [name for name in needed if given.get(name) is None]
-        if not names:
-            return ""
+    def _lacking(self, names: list[str], codes: tuple[int, ...], where: str) -> str:
+        """Returns the text of an error about fields that shapes cannot reveal, and what to type.
+
+        codes: the shape of the first layer's projection, which has d_head rows for each head.
+        """
+        advice = []
+        for name in names:
+            if name != "n_heads" or not codes or not codes[0]:
+                advice.append(f"Give ci.load(..., {name}=N).")
+                continue
+            fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
+            # heads are 64 wide in most published models, and narrower in small ones
+            near = min(fitting, key=lambda count: abs(codes[0] // count - 16))
+            likely = next((n for n in fitting if n > 2 and codes[0] // n in (64, 32, 16)), near)
+            shown = ", ".join(map(str, fitting[:16])) + (", ..." if fitting[16:] else "")
+            advice.append(
+                f"n_heads divides {codes[0]}, so it is one of {shown}. Give ci.load(..., "
+                f"n_heads={likely}) if heads are {codes[0] // likely} wide."
+            )
+        if FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA:
+            advice.append(
+                "Give eta= and lambd=, too, if you trained with others than the published ones."
+            )
         return (
             f"{where} looks like family {self.family!r}, but {' and '.join(names)} cannot be "
-            f"inferred: no tensor's shape reveals it. "
-            + " ".join(_advice(name, codes) for name in names)
-            + _MORE_TO_GIVE * (FAMILIES[self.family]["sparse_step"] in STEPS_WITH_ETA)
+            f"inferred: no tensor's shape reveals it. {' '.join(advice)}"
         )
 
 
-def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
-    """Raises CheckpointError for more than 1,000 layers, or far more than the keys can fill.
+def _image_size(
+    shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int
+) -> Fields:
+    """Returns the given image size, or infers a square image from the number of positions.
 
-    A file of a kilobyte can claim a million layers, which would be built one by one before any
-    key is compared.
+    A given crop with as many patches is the image size, too. Otherwise a square is a guess, unless
+    there is only one patch: `grid_guessed` is then True. Raises CheckpointError if the patches make
+    no square, or if a given size has another number of patches.
     """
-    held = len({match[1] for key in keys if (match := re.match(pattern, key))})
-    if n_layers > held + 100:
+    patches = shapes.of(table, axes)[-2] - 1
+    told = given.get("image_size") or given.get("crop")
+    if told:
+        height, width = checks.size("image_size", told)
+        whole = not (height % patch[0] or width % patch[1])
+        if whole and (height // patch[0]) * (width // patch[1]) == patches:
+            return {"image_size": (height, width)}
+    if "image_size" in given:
         raise CheckpointError(
-            f"{n_layers} layers are claimed, but there are tensors for only {held}."
+            f"image_size={given['image_size']!r} with patches of {patch} "
+            f"contradicts {table}, which has {patches} patches."
         )
-    if n_layers > _MOST_LAYERS:
+    side = math.isqrt(patches)
+    if side * side != patches or not patches:
+        rows, columns = most_square(patches)
         raise CheckpointError(
-            f"{n_layers} layers are claimed, but no model has over {_MOST_LAYERS}."
+            f"image_size cannot be inferred: {patches} patches make no square grid. Give "
+            f"height and width, such as ci.load(..., image_size=({patch[0] * rows}, "
+            f"{patch[1] * columns})), if the grid is {rows} x {columns}."
         )
-
-
-def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> None:
-    """Raises CheckpointError unless two tensors are equal."""
-    one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
-    same = value.shape == other.shape and (one or bool((value == other).all()))
-    if not same:
-        raise CheckpointError(f"{key} differs from {original}: in this layout they are one tensor.")
-
-
-def _advice(name: str, codes: tuple[int, ...]) -> str:
-    """Returns what to type for a missing field; for n_heads also which numbers are possible."""
-    if name != "n_heads" or not codes or not codes[0]:
-        return f"Give ci.load(..., {name}=N)."
-    fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
-    # heads are 64 wide in most published models, and narrower in small ones
-    nearest = min(fitting, key=lambda count: abs(codes[0] // count - 16))
-    likely = next((n for n in fitting if n > 2 and codes[0] // n in (64, 32, 16)), nearest)
-    shown = ", ".join(map(str, fitting[:16])) + (", ..." if fitting[16:] else "")
-    return (
-        f"n_heads divides {codes[0]}, so it is one of {shown}. Give ci.load(..., n_heads={likely}) "
-        f"if heads are {codes[0] // likely} wide."
-    )
+    return {"image_size": (side * patch[0], side * patch[1]), "grid_guessed": side > 1}
 
 
 def most_square(count: int) -> tuple[int, int]:

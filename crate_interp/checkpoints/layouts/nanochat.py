@@ -4,17 +4,15 @@ from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stac
 from crate_interp.core.errors import CheckpointError
 
 
-def _infer(shapes: Shapes, given: Fields) -> Fields:
-    rows, d_model = shapes.of("transformer.wte.weight")
+def _vocabulary(shapes: Shapes, given: Fields) -> Fields:
+    rows = shapes.of("transformer.wte.weight")[0]
     d_vocab = given.get("d_vocab") or rows
     if -(-d_vocab // 64) * 64 != rows:
         raise CheckpointError(
             f"d_vocab={d_vocab} contradicts transformer.wte.weight, which has {rows} rows: with "
             f"this d_vocab it would have {-(-d_vocab // 64) * 64} (the next multiple of 64)."
         )
-    inner = shapes.of("transformer.h.0.mssa.qkv.weight")[0]
-    d_mlp = shapes.of("transformer.h.0.odl.D_enc.weight")[0]
-    return {"d_vocab": d_vocab, "d_model": d_model, "inner": inner, "d_mlp": d_mlp}
+    return {"d_vocab": d_vocab}
 
 
 NANOCHAT = Layout(
@@ -38,7 +36,12 @@ NANOCHAT = Layout(
             },
         ),
     ),
-    infer=_infer,
+    sizes={
+        "transformer.wte.weight": (None, "d_model"),
+        "transformer.h.0.mssa.qkv.weight": ("inner", None),
+        "transformer.h.0.odl.D_enc.weight": ("d_mlp", None),
+    },
+    infer=_vocabulary,
     config_names={
         "n_layer": "n_layers", "n_head": "n_heads", "n_embd": "d_model", "sequence_len": "n_ctx",
         "vocab_size": "d_vocab", "window_pattern": "window_pattern",

@@ -28,15 +28,9 @@ def stem_sizes(shapes: Shapes, prefix: str) -> Fields:
     return {"channels": shapes.of(keys[0], 4)[1], "patch_size": (2**count, 2**count)}
 
 
-def _infer(shapes: Shapes, given: Fields) -> Fields:
-    inner, d_model = shapes.of("blocks.0.attn.qkv.weight")
-    return {
-        "inner": inner,
-        "d_model": d_model,
-        "d_mlp": shapes.of("blocks.0.mlp.fc1.weight")[0],
-        "n_classes": shapes.classes("head.weight", 0, given),
-        "image_size": given.get("image_size") or _published_size(),
-    } | stem_sizes(shapes, "patch_embed.")
+def _images(shapes: Shapes, given: Fields) -> Fields:
+    size = given.get("image_size") or _published_size()
+    return stem_sizes(shapes, "patch_embed.") | {"image_size": size}
 
 
 def _published_size() -> int:
@@ -80,7 +74,12 @@ VISION = Layout(
             count="class_layers",
         ),
     ),
-    infer=_infer,
+    sizes={
+        "blocks.0.attn.qkv.weight": ("inner", "d_model"),
+        "blocks.0.mlp.fc1.weight": ("d_mlp", None),
+        "head.weight": ("n_classes", None),
+    },
+    infer=_images,
     config_names={"input_size": "image_size"},  # of the trainer's arguments
     namespace=True,
     any_size=True,
@@ -98,11 +97,6 @@ _OWN = {
 }
 
 
-def _infer_language(shapes: Shapes, given: Fields) -> Fields:
-    inner = shapes.of("transformer.h.0.attn.c_attn.weight")[0]
-    return crate_lm.infer_gpt(shapes, given) | {"inner": inner}
-
-
 LANGUAGE = replace(  # model_TSSA.py with bias=False
     crate_lm.GPT,
     family="tost-lm",
@@ -117,7 +111,7 @@ LANGUAGE = replace(  # model_TSSA.py with bias=False
             _OWN | {f"{key}.weight": f"{name}.weight" for key, name in _LAYER.items()},
         ),
     ),
-    infer=_infer_language,
+    sizes=crate_lm.GPT.sizes | {"transformer.h.0.attn.c_attn.weight": ("inner", None)},
     followed={"TSSA": True},
 )
 
