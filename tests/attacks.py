@@ -30,7 +30,7 @@ KINDS = {
     "pictures and masks": ("hostile_pictures", "hostile_coco", "pictures_by_content"),
     "tables": ("hostile_tables",),
     "texts on pages": ("strings", "safe_text"),
-    "servers": ("hub_attacks", "hub_names"),
+    "servers": ("hub", "hub_sharing"),
     "bridges": ("bridge_attacks",),
     "results of strangers": ("result_schemas", "old_folders", "folders", "files"),
     "ledgers": ("lying_ledgers", "ledgers"),

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import crate_interp as ci
 from conftest import FIXTURES, make, make_lm, without_digests
-from crate_interp.checkpoints.hub import registry
+from crate_interp.checkpoints import hub as registry
 from crate_interp.checkpoints.layouts.layout import check_depth
 from crate_interp.models.text.tokenizer import to_json
 from published import GIVEN, published
@@ -257,7 +257,7 @@ def test_odd_arguments():
     for device in (None, 1.5, [], "meta"):
         fails("is not a device that torch can compute on", state, device=device, **ALPHA)
     if not torch.cuda.is_available():
-        fails("device='cuda' cannot take the model", state, device="cuda", **ALPHA)
+        fails("device='cuda' is not a device", state, device="cuda", **ALPHA)
     fails("dtype=torch.float8_e4m3fn", state, dtype=torch.float8_e4m3fn, **ALPHA)
     fails("is not a path inside a repo", "a/b", file=5)
     fails("cannot be loaded|is no file", "~nosuchuser/m.pth")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
+from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.formats.tiktoken_pickle import read_tokenizer
-from crate_interp.checkpoints.hub import fetch
 from crate_interp.core.errors import CheckpointError, NoTokenizerError
 from crate_interp.models.text.tokenizer import parse
 
@@ -24,7 +24,7 @@ def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
     """Returns the model after recording where its tokenizer is.
 
     The tokenizer is read when `model.tokenizer` or text is first used. folder: the folder of the
-    weights, or None. net: the options of fetch.fetch.
+    weights, or None. net: the options of hub.fetch.
     """
     part: Any = getattr(model, "text", model)
     if getattr(getattr(part, "cfg", None), "tokenizer", None):
@@ -42,7 +42,7 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTo
             f"there is no {_JSON} and no {_PICKLE} {where}: give token ids instead of text, or "
             "load the model from a folder with one of these files."
         )
-    return _read(found or fetch.fetch(_ON_THE_HUB[kind], _JSON, **net))
+    return _read(found or hub.fetch(_ON_THE_HUB[kind], _JSON, **net))
 
 
 def _read(path: Path) -> "PreTrainedTokenizerFast":

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints import fixed_input, native_format
-from crate_interp.checkpoints.hub import registry
+from crate_interp.checkpoints import fixed_input, hub, native_format
 from crate_interp.checkpoints.layouts.layout import PER_HEAD
 from crate_interp.checkpoints.load import load
 from crate_interp.checkpoints.sources import Given
@@ -148,9 +147,9 @@ def _row(source: Given, options: dict[str, Any]) -> dict[str, Any] | None:
         return None
     path = Path(source).expanduser()
     if path.exists():  # an existing file or folder takes precedence over a name
-        return registry.of_digest(path) if path.is_file() else None
-    row = registry.find(str(source))
-    rows = registry.of_repo(str(source), options.get("file")) if row is None else [row]
+        return hub.of_digest(path) if path.is_file() else None
+    row = hub.find(str(source))
+    rows = hub.of_repo(str(source), options.get("file")) if row is None else [row]
     pinned = len(rows) == 1 and (
         rows[0]["embedded"] or options.get("revision") in (None, rows[0]["revision"])
     )
@@ -160,12 +159,12 @@ def _row(source: Given, options: dict[str, Any]) -> dict[str, Any] | None:
 def _digests(source: Given, revision: str | None) -> dict[str, str]:
     if not isinstance(source, (str, Path)):
         return {}
-    path, row = Path(source).expanduser(), registry.find(str(source))
+    path, row = Path(source).expanduser(), hub.find(str(source))
     if not path.exists() and row and row["embedded"]:
-        path = native_format.weights_of(registry.folder_of(row), revision)
+        path = native_format.weights_of(hub.ASSETS / row["name"], revision)
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
     files = [path] if path.is_file() else files
-    return {file.name: f"sha256:{registry.sha256(file)}" for file in files}
+    return {file.name: f"sha256:{hub.sha256(file)}" for file in files}
 
 
 def _patterns(model: HookedModel) -> dict[str, Any]:
