@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from crate_interp import bridge, circuits, data, measures, probes, saes, surgeries, viz
     from crate_interp.audits import AuditResult, audit
     from crate_interp.bridge import from_bridge, to_bridge
-    from crate_interp.checkpoints.hub.registry import list_models
+    from crate_interp.checkpoints.hub import list_models
     from crate_interp.checkpoints.load import convert, load
     from crate_interp.circuits import (
         Atlas,
@@ -68,7 +68,7 @@ __all__ = [
 _NAMES = {
     "crate_interp.audits": "AuditResult audit",
     "crate_interp.bridge": "from_bridge to_bridge",
-    "crate_interp.checkpoints.hub.registry": "list_models",
+    "crate_interp.checkpoints.hub": "list_models",
     "crate_interp.checkpoints.load": "convert load",
     "crate_interp.circuits": "Atlas AttributionGraph HeadAblation ablate_heads atlas graph",
     "crate_interp.comparisons": "Comparison compare",

@@ -41,9 +41,6 @@ class Fault:
     truncate: int | None = None  # close the connection after so many bytes
     origin: str | None = None
     method: str | None = None
-    headers: dict = field(default_factory=dict)
-    told: dict = field(default_factory=dict)  # headers in place of those of the right answer
-    body: Any = None  # () -> pieces, sent as they come in place of the right body
     times: int = 10**9
 
 
@@ -52,8 +49,6 @@ class Hub:
         self.repos: dict[str, Repo] = {}
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, str, Any]] = []  # origin, method, path, headers
-        self.lying_sizes: dict[str, int] = {}  # path -> the size that HEAD claims
-        self.poured = 0  # bytes that `Fault.body` sent
 
     def repo(self, name, **facts):
         self.repos[name] = Repo(**facts)
@@ -119,39 +114,15 @@ class _Handler(BaseHTTPRequestHandler):
         if fault:
             fault.times -= 1
         if fault and fault.status:
-            return self.reply(
-                fault.status, fault.headers, b'{"error": "fault"}' if send_body else None
-            )
+            return self.reply(fault.status, {}, b'{"error": "fault"}' if send_body else None)
         status, headers, body = _file(self.hub, self.origin, self.path, self.headers)
         start = self.headers.get("Range")
         if status == 200 and start:
             begin = int(start.removeprefix("bytes=").split("-")[0])
             headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
             status, body = 206, body[begin:]
-        if fault and fault.body and send_body:
-            return self.pour(headers | fault.told, fault.body)
-        self.reply(
-            status,
-            headers | (fault.told if fault else {}),
-            body if send_body else None,
-            len(body),
-            fault.truncate if fault else None,
-        )
-
-    def pour(self, headers, pieces):
-        """Answers in chunks, until the pieces end or nobody listens."""
-        self.close_connection = True
-        self.send_response(200)
-        for name, value in {**headers, "Transfer-Encoding": "chunked"}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        try:
-            for piece in pieces():
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-                self.hub.poured += len(piece)
-            self.wfile.write(b"0\r\n\r\n")
-        except OSError:
-            pass
+        truncate = fault.truncate if fault else None
+        self.reply(status, headers, body if send_body else None, len(body), truncate)
 
     def hits(self, fault):
         return (
@@ -222,7 +193,7 @@ def _file(hub, origin, path, headers):
     told = {"X-Repo-Commit": sha, "ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
     if len(body) < 5000:
         return 200, told, body
-    size = str(hub.lying_sizes.get(file, len(body)))
+    size = str(len(body))
     location = f"{hub.urls['cdn']}/lfs/{digest}"
     return (
         302,

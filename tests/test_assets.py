@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from crate_interp.checkpoints.hub.registry import ASSETS, MODELS
+from crate_interp.checkpoints.hub import ASSETS, MODELS
 from crate_interp.config import check_names
 from crate_interp.config.families import FAMILIES
 

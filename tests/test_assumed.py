@@ -70,9 +70,7 @@ def test_each_source_of_a_setting_counts(tmp_path, monkeypatch, capsys):
     # a file in the table of models has the settings of its authors
     path = tmp_path / "listed.pth"
     torch.save(tensors, path)
-    monkeypatch.setattr(
-        "crate_interp.checkpoints.hub.registry.of_digest", lambda path: {"family": "crate"}
-    )
+    monkeypatch.setattr("crate_interp.checkpoints.hub.of_digest", lambda path: {"family": "crate"})
     assert ci.load(path, **given).cfg.assumed == ()
     # the names of a hooked model, with a part of its config
     short = {

@@ -228,7 +228,7 @@ def test_odd_arguments():
     for device in (None, 1.5, [], "meta"):
         fails("is not a device that torch can compute on", state, device=device, **ALPHA)
     if not torch.cuda.is_available():
-        fails("device='cuda' cannot take the model", state, device="cuda", **ALPHA)
+        fails("device='cuda' is not a device", state, device="cuda", **ALPHA)
     fails("dtype=torch.float8_e4m3fn", state, dtype=torch.float8_e4m3fn, **ALPHA)
     fails("is not a path inside a repo", "a/b", file=5)
     fails("cannot be loaded|is no file", "~nosuchuser/m.pth")

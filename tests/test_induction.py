@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from crate_interp.checkpoints.hub.registry import ASSETS
+from crate_interp.checkpoints.hub import ASSETS
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 

@@ -5,7 +5,7 @@ import torch
 
 import crate_interp as ci
 from conftest import HEADS, make
-from crate_interp.checkpoints.renaming import as_function
+from crate_interp.checkpoints.state_dicts import rename_function
 from reference import published_layout
 
 
@@ -66,9 +66,9 @@ def test_a_text_as_in_sed(fork, tmp_path):
     torch.save({k.replace("net.", ""): v for k, v in slashed.items()}, tmp_path / "w.pth")
     loaded = ci.load(tmp_path / "w.pth", rename=r"s/^(a)\/(?P<more>b)/transformer/", **GIVEN)
     assert torch.equal(loaded.pos_embed, model.pos_embed)
-    assert as_function(r"s/^(\w+)\.(\w+)/\2.\1/")("a.b.c") == "b.a.c"
-    assert as_function("s/a/b/")("aa") == "ba" and as_function("s/a/b/g")("aa") == "bb"
-    assert as_function("s/^extra.*//")("extra.counter") is None
+    assert rename_function(r"s/^(\w+)\.(\w+)/\2.\1/")("a.b.c") == "b.a.c"
+    assert rename_function("s/a/b/")("aa") == "ba" and rename_function("s/a/b/g")("aa") == "bb"
+    assert rename_function("s/^extra.*//")("extra.counter") is None
     for text in ("", "s", "net.", "s/a/b", "s/a/b/c", "y/a/b/", "s//b/", "s/a/b/g/", "saabaca"):
         with pytest.raises(ci.CheckpointError, match="write s/PATTERN/REPLACEMENT/, such as 's/"):
             ci.load(weights, rename=text, **GIVEN)

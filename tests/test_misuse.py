@@ -170,7 +170,7 @@ WRONG_TYPES = {
     "ci.sweep(tiny, 'imagefolder:')": "cannot take data from 'imagefolder:'",
     "ci.viz.layers(result, 'sparsity.l1', result)": "untrained is one result, but must be a list",
     "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
-    "tiny('a.png')": "takes a tensor, got str",
+    "tiny('a.png')": "images are str, but the model takes floats",
 }
 
 
@@ -195,9 +195,7 @@ def test_wrong_types_are_refused_in_one_line(wrong, names):
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_model_and_no_image(data):
     model = make()
-    refuses(
-        r"takes a tensor, got ndarray: use model\(model.preprocess", lambda: model(data.numpy())
-    )
+    refuses(r"images are ndarray, but the model takes floats", lambda: model(data.numpy()))
     refuses(
         "lies before start_at_layer=2",
         lambda: model(torch.zeros(1, 13, 31), start_at_layer=2, stop_at_layer=1),
@@ -314,15 +312,6 @@ def test_what_names_no_points_is_refused(model, images, given):
     with pytest.raises(ValueError, match="a hook is to be added at .*: give the name of a hook"):
         model.run_with_hooks(images, fwd_hooks=[(given, lambda tensor, hook: None)])
     assert not leftover_hooks(model)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_points_to_cache_are_checked_before_anything_is_generated():
-    lm, prompt = make_lm(), torch.ones(1, 3, dtype=torch.long)
-    lm.register_forward_hook(lambda *_: pytest.fail("a token was generated first"))
-    for wrong, error in ((0, ValueError), (re.compile("hook_y"), KeyError)):
-        with pytest.raises(error, match="names_filter"):
-            lm.generate(prompt, stop_at_eos=False, return_cache=True, names_filter=wrong)
 
 
 def test_check_finds_nan_and_inf_and_the_default_does_not_look(model, images):

@@ -342,7 +342,7 @@ def test_bad_images(model, images):
         model(images[:, :1])
     with pytest.raises(ValueError, match=r"shape \(3, 6, 20\)"):
         model(images[0])
-    with pytest.raises(ValueError, match="there is no image in the batch"):
+    with pytest.raises(ValueError, match="and at least one image"):
         model(images[:0])
     with pytest.raises(
         ValueError,

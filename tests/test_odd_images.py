@@ -80,15 +80,12 @@ def broken(folder):
     colour().save(folder / "whole.jpg")
     (folder / "cut.jpg").write_bytes((folder / "whole.jpg").read_bytes()[:1000])
     (folder / "empty.png").write_bytes(b"")
-    Image.new("RGB", (1, 700_000)).save(folder / "thread.png")
     return {
         "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\)\. "
         r"To divide its values by 65,535, write ci.load\(..., bits=16\)",
         "floats.tif": "the image '.*floats.tif' has mode 'F'",
         "cut.jpg": "cannot read the image '.*cut.jpg': image file is truncated",
         "empty.png": "cannot read the image '.*empty.png'",
-        "thread.png": r"the image '.*thread.png' is 700000 x 1: with its shorter side at "
-        "resize=16 .*, which is too large",
     }
 
 
@@ -150,14 +147,11 @@ def test_whole_patches(model, tmp_path):
     with pytest.raises(
         ValueError,
         match=r"images are 37 x 51: both sides must be multiples of the patch \(8, 8\). "
-        r"The nearest sizes that fit: 32 x 48 below, 40 x 56 above. "
-        r"Pad the images: model\(model.pad\(images\)\). Or load the model with "
+        r"Pad the images to \(40, 56\): model\(model.pad\(images\)\). Or load the model with "
         r"resize=\(40, 56\), crop=None",
     ):
         model(images)
-    with pytest.raises(
-        ValueError, match="images are 5 x 19: .* The nearest sizes that fit: 8 x 24 above. Pad"
-    ):
+    with pytest.raises(ValueError, match=r"images are 5 x 19: .* Pad the images to \(8, 24\)"):
         model(images[:, :, :5, :19])
     # what the message advises works
     assert model.pad(images).shape == (2, 3, 40, 56) and model(model.pad(images)).shape == (2, 3)
@@ -194,7 +188,7 @@ def test_a_guessed_grid_is_no_ground_for_other_sizes(tmp_path):
     guessed = ci.load(weights, **told)
     assert guessed.cfg.grid_guessed and guessed.cfg.image_size == (8, 20)
     wide = torch.randn(2, 3, 4, 40, generator=torch.Generator().manual_seed(3))
-    with pytest.raises(ValueError, match=r"as many patches.*load it with image_size=\(4, 40\)"):
+    with pytest.raises(ValueError, match=r"resize them.*load it with image_size=\(4, 40\)"):
         guessed(wide)
     guessed.save_pretrained(tmp_path / "guessed")
     for source, more in ((weights, told), (tmp_path / "guessed", {})):

@@ -196,21 +196,6 @@ def test_a_reader_beside_a_writer_reads_one_run(sweeps, tmp_path, monkeypatch):
     assert any("does not belong to the saved SweepResult" in words for words in seen)
 
 
-def test_a_model_that_is_replaced_while_it_is_read_is_refused(tmp_path, monkeypatch):
-    from crate_interp.checkpoints import native_format
-
-    one, two = make(), make(seed=1)
-    folder, real = one.save_pretrained(tmp_path / "m"), native_format.check_files
-
-    def then_replaced(path):
-        real(path)
-        two.save_pretrained(path)
-
-    monkeypatch.setattr(native_format, "check_files", then_replaced)
-    with pytest.raises(ci.CheckpointError, match="was replaced while it was read: load it again"):
-        ci.load(folder)
-
-
 @pytest.mark.slow
 def test_a_data_set_of_pictures_does_not_grow_by_the_report_on_it(tmp_path):
     for name in ("a", "b"):

@@ -9,7 +9,7 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import PLAIN, make
-from crate_interp.checkpoints.hub.registry import MODELS
+from crate_interp.checkpoints.hub import MODELS
 from crate_interp.models.preprocess import preprocess
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)

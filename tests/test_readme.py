@@ -118,7 +118,7 @@ def test_the_tables_are_short_and_beside_the_pages():
 
 def test_the_training_script_is_the_card():
     import crate_interp as ci
-    from crate_interp.checkpoints.hub.registry import MODELS
+    from crate_interp.checkpoints.hub import MODELS
 
     text = (ROOT / "demos" / "train_tiny_fashion.py").read_text()
     assert (

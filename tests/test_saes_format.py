@@ -110,7 +110,7 @@ def refused(folder, match, **given):
         (dict(architecture="topk", k=-1), "k=-1: give a whole number of at least 1"),
         (dict(architecture="topk", k=None), "k=None: give a whole number"),
         (dict(architecture="jumprelu"), "has b_enc, W_dec|has W_enc, W_dec, b_enc, threshold"),
-        (dict(metadata=[1]), r"metadata=\[1\]; expected a dict"),
+        (dict(metadata=[1]), "does not hold the config of a sparse autoencoder"),
         (dict(metadata={}), "nothing says which hook point"),
         (dict(metadata={"hook_name": "a\nb"}), r"hook_name='a\\nb': give a text on one line"),
         (dict(normalize_activations="expected_average_only_in"), "give scaling_factor=F, .* sqrt"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from crate_interp.bridge import transformers_folder
-from crate_interp.checkpoints.hub import fetch, registry
+from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.load import load as load_crate
 from crate_interp.checkpoints.read_weights import read_json
 from crate_interp.checkpoints.sources import Source, names_a_repo
@@ -74,11 +74,11 @@ def load(
     Raises CheckpointError, in one line, for any fault of a source.
     """
     checks.one_of("subspaces", subspaces, SUBSPACES)
-    hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
-    wanted = Source(source, family, config.get("file"), revision, None, config, hub)
+    net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
+    wanted = Source(source, family, config.get("file"), revision, None, config, net)
     folder = _folder(wanted)
     if folder is None:
-        options: dict[str, Any] = {"device": device, "dtype": dtype, **hub, **config}
+        options: dict[str, Any] = {"device": device, "dtype": dtype, **net, **config}
         return load_crate(source, family=family, revision=revision, **options)
     try:
         model = _bridged(folder, subspaces, dtype or torch.float32, config, str(source))
@@ -103,11 +103,11 @@ def _folder(source: Source) -> Path | None:
             return None
         source.refuse_options(f"the folder {path}", "revision")
         return path
-    if os.path.exists(path) or not names_a_repo(name) or registry.of_repo(name):
+    if os.path.exists(path) or not names_a_repo(name) or hub.of_repo(name):
         return None
     try:
         config = source.fetch(name, _CONFIG, source.revision)
-    except fetch.MissingFile:
+    except hub.MissingFile:
         return None  # ci.load's error says what to do
     return _downloaded(source, config) if _type_of(config.parent) else None
 
@@ -127,10 +127,10 @@ def _downloaded(source: Source, config: Path) -> Path:
     repo, commit = source.name, config.parent.name
     try:
         files = [source.fetch(repo, _WEIGHTS, commit).name]
-    except fetch.MissingFile:
+    except hub.MissingFile:
         try:
             index = read_json(source.fetch(repo, _SHARDS, commit))
-        except fetch.MissingFile:
+        except hub.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
         files = transformers_folder.shards_of(index, f"{repo}/{_SHARDS}")
     for name in files:

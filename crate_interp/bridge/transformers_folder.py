@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from crate_interp.checkpoints.read_weights import read_json
-from crate_interp.checkpoints.sharded_files import checked_files
+from crate_interp.checkpoints.sharded_files import files_of
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 
@@ -85,7 +85,7 @@ def _filter(number: object, folder: Path) -> str:
 
 WEIGHTS, SHARDS, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
 _LAYERS = ("num_hidden_layers", "n_layer")
-_MOST_HEADER, _MOST_SHARDS = 2**24, 1000
+_MOST_HEADER = 2**24
 # a network may have _MOST_TIMES as many numbers as its files hold, and _SPARE more
 _SPARE, _MOST_TIMES = 2**20, 2
 
@@ -96,11 +96,9 @@ def shards_of(index: object, where: str) -> list[str]:
     Raises CheckpointError unless they are safetensors files in the folder of the index, because
     transformers would follow any path, and would give any other file to torch.load.
     """
-    mapped = index.get("weight_map") if isinstance(index, Mapping) else None
-    about = index.get("metadata") if isinstance(index, Mapping) else None
-    if not isinstance(mapped, dict) or not mapped or not isinstance(about, dict):
-        raise CheckpointError(f"{where} has no weight_map or no metadata.")
-    return sorted(checked_files(mapped, where, SUFFIX, _MOST_SHARDS))
+    if isinstance(index, Mapping) and not isinstance(index.get("metadata"), dict):
+        raise CheckpointError(f"{where} has no metadata.")
+    return files_of(index, where, SUFFIX)
 
 
 def sizes_of(folder: Path) -> dict[str, int]:

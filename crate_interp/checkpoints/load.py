@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from crate_interp.checkpoints.build import build
-from crate_interp.checkpoints.read_weights import DTYPES, Contents
-from crate_interp.checkpoints.renaming import Rename
+from crate_interp.checkpoints.read_weights import DTYPES
 from crate_interp.checkpoints.sae_formats import GIVEN_FIELDS
 from crate_interp.checkpoints.sources import Given, Source, contents_of
-from crate_interp.checkpoints.state_dicts import WEIGHTS_TO_TAKE, LeftOutWarning
+from crate_interp.checkpoints.state_dicts import WEIGHTS_TO_TAKE, LeftOutWarning, Rename
 from crate_interp.checkpoints.tokenizer_files import attach
 from crate_interp.checkpoints.trainer_files import GivenConfig, fields_of
 from crate_interp.config import CrateConfig, check_names
@@ -77,108 +76,87 @@ def load(
     Nothing in a file is executed. Raises CheckpointError for anything that is wrong with a source
     or an argument.
     """
-    dtype = _checked_dtype(dtype)
-    _check_source(source)
-    place = _checked_device(device)
-    fields = fields if head else _headless(head, fields)
-    hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
-    asked = Source(source, family, file, revision, rename, fields, hub, weights)
-    model = _load(asked, config, dtype)
+    dtype = dtype or torch.float32
+    place = _checked_arguments(source, dtype, head, fields, device)
+    fields = fields if head else fields | {"n_classes": 0}
+    net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
+    wanted = Source(source, family, file, revision, rename, fields, net, weights)
     try:
-        return model.to(place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise CheckpointError(f"device={str(place)!r} cannot take the model: {error}") from None
-
-
-def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any:
-    """Returns the model of a source; every failure becomes a CheckpointError."""
-    try:
-        if source.weights is not None:
-            checks.one_of("weights", source.weights, WEIGHTS_TO_TAKE)
-        check_names({name: 0 for name in source.fields if name not in GIVEN_FIELDS})
-        if config is not None:
-            fields = fields_of(config, source.fields, source.family)
-            source = replace(source, family=fields.pop("family"), fields=fields)
-        contents = contents_of(source)
-        model = attach(_built(contents, dtype), contents.folder, source.hub)
-        if getattr(model.cfg, "grid_guessed", False):
-            note(
-                f"{plain(source.name, 200)}: image_size={model.cfg.image_size} is a guess, because "
-                "the number of patches is a square. Give image_size=(height, width) to make sure."
-            )
-        if getattr(model.cfg, "assumed", ()):
-            note(f"{plain(source.name, 200)}: {_assumed(model.cfg)}")
-        return model
+        return _load(wanted, config, dtype).to(place)
     except CheckpointError:
         raise
     except ValueError as error:  # the tensors allow such a config, but CrateConfig does not
         raise CheckpointError(str(error)) from None
-    except (RuntimeError, TypeError, AttributeError, OverflowError) as error:
-        # caused by an argument or a tensor of an unexpected kind
-        raise CheckpointError(f"{source.name} cannot be loaded: {error}") from error
+    except (RuntimeError, TypeError, AttributeError, OverflowError) as error:  # of an odd argument
+        raise CheckpointError(f"{wanted.name} cannot be loaded: {error}") from error
 
 
-def _assumed(cfg: CrateConfig) -> str:
-    """Returns which settings only a default gave, and how to give them."""
-    values = {name: getattr(cfg, name) for name in cfg.assumed}
-    numbers = [f"{name} {value}" for name, value in values.items() if value is not None]
-    absent = [name for name, value in values.items() if value is None]
-    parts = [f"{', '.join(numbers)} (published defaults)"] * bool(numbers)
-    parts += [f"no {', '.join(absent)}"] * bool(absent)
-    example = f"{cfg.assumed[0]}={values[cfg.assumed[0]]!r}" if numbers else "mean=[...], std=[...]"
-    return f"assumed {', '.join(parts)}. Give what you trained otherwise: ci.load(..., {example})."
-
-
-def _built(contents: Contents, dtype: torch.dtype) -> Any:
-    """Returns the model of `contents`, and says which tensors of the source are no part of it."""
-    said = "; ".join(contents.notes)
-    try:
-        model = build(contents, dtype)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error} Before that, {said}." if said else str(error)) from None
-    if said:
-        warnings.warn(f"{contents.where}: {said}.", LeftOutWarning, stacklevel=4)
-    return model
-
-
-def _check_source(source: object) -> None:
+def _checked_arguments(
+    source: object, dtype: object, head: object, fields: dict[str, Any], device: Any
+) -> torch.device:
+    """Returns the device; raises CheckpointError for an argument that cannot be used."""
     if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
         raise CheckpointError(
             f"cannot load {source!r}: "
             "give a file, a folder, a name of ci.list_models(), or a state dict."
         )
-
-
-def _headless(head: object, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a model without a head."""
-    if head is not False or fields.get("n_classes", 0) != 0:
-        raise CheckpointError(
-            f"head={head!r} with n_classes={fields.get('n_classes')!r}: give head=False, without "
-            "n_classes, to leave the classifier's head out."
-        )
-    return fields | {"n_classes": 0}
-
-
-def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    dtype = torch.float32 if dtype is None else dtype
     if dtype not in DTYPES:
         raise CheckpointError(
             f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32."
         )
-    return dtype
-
-
-def _checked_device(device: str | torch.device) -> torch.device:
+    if head is not True and (head is not False or fields.get("n_classes", 0) != 0):
+        raise CheckpointError(
+            f"head={head!r} with n_classes={fields.get('n_classes')!r}: give head=False, without "
+            "n_classes, to leave the classifier's head out."
+        )
     try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError):
-        place = None
-    if place is None or place.type == "meta":
+        torch.empty(1, device=device).cpu()  # raises where there is no such device, or no numbers
+        return torch.device(device)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError):
         raise CheckpointError(
             f"device={device!r} is not a device that torch can compute on: "
             "give 'cpu', 'cuda' or 'cuda:1'."
+        ) from None
+
+
+def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any:
+    """Returns the model of a source, and says what of it is left out, guessed or assumed."""
+    if source.weights is not None:
+        checks.one_of("weights", source.weights, WEIGHTS_TO_TAKE)
+    check_names({name: 0 for name in source.fields if name not in GIVEN_FIELDS})
+    if config is not None:
+        fields = fields_of(config, source.fields, source.family)
+        source = replace(source, family=fields.pop("family"), fields=fields)
+    contents = contents_of(source)
+    left_out = "; ".join(contents.notes)
+    try:
+        model = build(contents, dtype)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error} Before that, {left_out}." if left_out else f"{error}"
+        ) from None
+    if left_out:
+        warnings.warn(f"{contents.where}: {left_out}.", LeftOutWarning, stacklevel=3)
+    model = attach(model, contents.folder, source.hub)
+    cfg, name = model.cfg, plain(source.name, 200)
+    if getattr(cfg, "grid_guessed", False):
+        note(
+            f"{name}: image_size={cfg.image_size} is a guess, because the number of patches is a "
+            "square. Give image_size=(height, width) to make sure."
         )
-    return place
+    values = {field: getattr(cfg, field) for field in getattr(cfg, "assumed", ())}
+    if values:
+        defaults = [f"{field} {value}" for field, value in values.items() if value is not None]
+        parts = [f"{', '.join(defaults)} (published defaults)"] if defaults else []
+        absent = [field for field, value in values.items() if value is None]
+        parts += [f"no {', '.join(absent)}"] if absent else []
+        first = next(iter(values))
+        example = f"{first}={values[first]!r}" if defaults else "mean=[...], std=[...]"
+        note(
+            f"{name}: assumed {', '.join(parts)}. Give what you trained otherwise: "
+            f"ci.load(..., {example})."
+        )
+    return model
 
 
 def convert(source: Given, folder: str | Path, **options: Any) -> Any:

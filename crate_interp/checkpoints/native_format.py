@@ -29,49 +29,32 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     that decides the shapes of tensors contradicts the folder's config.
     """
     path = folder / CONFIG
-    if not path.exists():
-        raise CheckpointError(
-            f"{folder} has no {CONFIG}: "
-            "give the weight file in it, or a folder made by save_pretrained."
-        )
     content = read_json(path)
     if not isinstance(content, dict) or content.get("library") != "crate_interp":
         raise CheckpointError(
             f"{path} was not written by crate_interp: give the weight file in that folder instead."
         )
-    if content.get("format") != 1 or not isinstance(content.get("config"), dict):
+    fields = content.get("config")
+    if content.get("format") != 1 or not isinstance(fields, dict):
         raise CheckpointError(
             f"{path} has format {content.get('format')!r}; this version reads format 1."
         )
     try:
-        if content["config"].get("family") == "sae":
-            return SAEConfig(**content["config"])
-        stored = CrateConfig.from_dict(content["config"])
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    try:
-        known: dict[str, Any] = {"grid_guessed": False} if "image_size" in given else {}
-        known |= {"assumed": [name for name in stored.assumed if name not in given]}
-        asked = CrateConfig.from_dict(content["config"] | known | given)
+        if fields.get("family") == "sae":
+            return SAEConfig(**fields)
+        stored = CrateConfig.from_dict(fields)
+        sure: dict[str, Any] = {"grid_guessed": False} if "image_size" in given else {}
+        sure["assumed"] = [name for name in stored.assumed if name not in given]
+        cfg = CrateConfig.from_dict(fields | sure | given)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{error} The other fields come from {path}.") from None
     for name in STRUCTURE:
-        if name == "n_classes" and asked.kind == "vision" and asked.n_classes == 0:
-            continue  # the head is left out
-        if name in given and getattr(asked, name) != getattr(stored, name):
+        headless = name == "n_classes" and cfg.kind == "vision" and cfg.n_classes == 0
+        if name in given and getattr(cfg, name) != getattr(stored, name) and not headless:
             raise CheckpointError(
                 f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}."
             )
-    return asked
-
-
-def file_states(*paths: Path) -> list[tuple[int, int, int] | None]:
-    """Returns the inode, time and size of each file, or None for a missing file.
-
-    They change if the file changes.
-    """
-    found = [path.stat() if path.exists() else None for path in paths]
-    return [one and (one.st_ino, one.st_mtime_ns, one.st_size) for one in found]
+    return cfg
 
 
 def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
@@ -80,19 +63,21 @@ def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None)
     elsewhere: the end of the error's text if the folder has no steps. Raises CheckpointError, with
     a list of the folder's steps, for a revision that is none of these steps.
     """
-    found = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
-    known = ", ".join(sorted(found, key=lambda name: (len(name), name)))
+    steps = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
+    names = sorted(steps, key=lambda name: (len(name), name))
     if revision is None:
-        if found and not (folder / WEIGHTS).exists():
-            one = known.partition(",")[0]
+        if steps and not (folder / WEIGHTS).exists():
             raise CheckpointError(
-                f"{folder} has no {WEIGHTS}: give revision={one!r}, or another of {known}."
+                f"{folder} has no {WEIGHTS}: give revision={names[0]!r}, or another of "
+                f"{', '.join(names)}."
             )
         return folder / WEIGHTS
-    if revision not in found:
-        ways = f"give one of {known}, or None." if known else elsewhere or "it has no steps."
-        raise CheckpointError(f"{folder.name} has no revision {revision!r}: {ways}")
-    return found[revision]
+    if revision not in steps:
+        ways = f"give one of {', '.join(names)}, or None." if names else elsewhere
+        raise CheckpointError(
+            f"{folder.name} has no revision {revision!r}: {ways or 'it has no steps.'}"
+        )
+    return steps[revision]
 
 
 def check_files(folder: Path) -> None:

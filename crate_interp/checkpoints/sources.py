@@ -10,26 +10,18 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import (
-    native_format,
-    read_weights,
-    sae_formats,
-    sharded_files,
-    trainer_files,
-)
-from crate_interp.checkpoints.hub import fetch, registry
+from crate_interp.checkpoints import hub, native_format, sae_formats, sharded_files, trainer_files
 from crate_interp.checkpoints.read_weights import Contents
-from crate_interp.checkpoints.renaming import Rename, as_function
-from crate_interp.checkpoints.state_dicts import Choice, find_weights
+from crate_interp.checkpoints.state_dicts import Choice, Rename, find_weights, rename_function
 from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES
-from crate_interp.core import checks, hub_names
+from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.hooked import hooked_part
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
 
 Given = str | Path | Mapping[str, Any] | torch.nn.Module
-# an option's purpose, for errors
+# option -> what it chooses, for errors
 _CHOOSES = {
     "revision": "a step of a training, or a commit on the Hub",
     "file": "a file of a repo on the Hub",
@@ -41,7 +33,7 @@ WEIGHT_SUFFIXES = (".pth", ".pt", ".safetensors", ".npz")
 class Source:
     """The source given to ci.load, and how to read it.
 
-    fields: config fields that the caller gives. hub: the options of fetch.fetch. weights: "ema"
+    fields: config fields that the caller gives. hub: the options of hub.fetch. weights: "ema"
     for averaged weights, else None.
     """
 
@@ -62,7 +54,7 @@ class Source:
     @property
     def choice(self) -> Choice:
         """Which weights to take, under which names."""
-        return Choice(as_function(self.rename), self.weights, self.family)
+        return Choice(rename_function(self.rename), self.weights, self.family)
 
     def refuse_options(self, where: str, *names: str) -> None:
         """Raises CheckpointError for given options that have no meaning here."""
@@ -84,11 +76,11 @@ class Source:
 
     def fetch(self, repo: str, file: str, revision: str | None) -> Path:
         """Returns the path of a file of a repo, downloaded unless the cache has it."""
-        return fetch.fetch(repo, file, revision=revision, **self.hub)
+        return hub.fetch(repo, file, revision=revision, **self.hub)
 
     def fetch_beside(self, repo: str, file: str, revision: str | None) -> None:
         """Downloads a file that may lie next to the weights, if the file is there."""
-        with suppress(fetch.MissingFile, fetch.NotCached):
+        with suppress(hub.MissingFile, hub.NotCached):
             self.fetch(repo, file, revision)
 
 
@@ -104,59 +96,54 @@ def contents_of(source: Source) -> Contents:
     Raises CheckpointError if the source cannot be read.
     """
     if isinstance(source.given, (Mapping, torch.nn.Module)):
-        return _state_dict(source, source.given)
+        source.refuse_options("a state dict", "revision", "file")
+        wrapped = hooked_part(source.given)
+        if wrapped not in (None, "model"):
+            raise CheckpointError(
+                f"the source wraps a hooked model: use the wrapped model, {wrapped}."
+            )
+        found = find_weights(source.given, source.name, choice=source.choice)
+        return Contents(
+            found.tensors,
+            source.name,
+            read_weights.model_args(source.given),
+            family=source.family,
+            given=source.fields,
+            notes=found.notes,
+        )
     name, path = source.name, Path(source.given).expanduser()
     if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
         source.refuse_options(str(path), "file")
         return _directory(source, path)
     if os.path.exists(path):
         source.refuse_options(str(path), "revision", "file")
-        return _file(source, path, registry.of_digest(path))
-    row = registry.find(name)
+        return _file(source, path, hub.of_digest(path))
+    row = hub.find(name)
     if row is not None:
         source.refuse_options(row["name"], "file")
         if not row["embedded"]:
             return _row(source, row)
-        folder = registry.folder_of(row)
+        folder = hub.ASSETS / row["name"]
         weights = native_format.weights_of(folder, source.revision, row["note"])
         return _saved_folder(source, folder, weights)
     if names_a_repo(name):
         return _repo(source, name)
-    raise CheckpointError(_unknown(name))
-
-
-def _state_dict(source: Source, given: Mapping[str, Any] | torch.nn.Module) -> Contents:
-    source.refuse_options("a state dict", "revision", "file")
-    inside = hooked_part(given)
-    if inside not in (None, "model"):
-        raise CheckpointError(f"the source wraps a hooked model: use the wrapped model, {inside}.")
-    found = find_weights(given, source.name, choice=source.choice)
-    contents = Contents(found.tensors, source.name, read_weights.model_args(given))
-    return replace(contents, family=source.family, given=source.fields, notes=found.notes)
-
-
-def _unknown(name: str) -> str:
-    hint = checks.did_you_mean(name, [row["name"] for row in registry.MODELS])
-    shown = name if len(name) <= 200 else name[:200] + "..."
-    address = re.match(r"(?:hf://|https://huggingface\.co/)([^/]+/[^/]+)", name)
-    if address and hub_names.is_repo(address[1]):
+    hint = checks.did_you_mean(name, [row["name"] for row in hub.MODELS])
+    if address := re.match(r"(?:hf://|https://huggingface\.co/)([\w.-]+/[\w.-]+)", name):
         hint = f"Give {address[1]!r}, with file='...' for a file in the repo."
-    at_step = re.fullmatch(r"(.+)@(step-\d+)", name)
-    if at_step:
+    if at_step := re.fullmatch(r"(.+)@(step-\d+)", name):
         hint = f"Give {at_step[1]!r}, with revision={at_step[2]!r}."
-    text = (
-        f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. "
-        f"{hint} ci.list_models() lists the known models."
+    raise CheckpointError(
+        f"{checks.shown(name)} is no file, no folder, no known model and no owner/repo on the Hub."
+        f"{' ' * bool(hint)}{hint} ci.list_models() lists the known models."
     )
-    return text.replace("  ", " ")
 
 
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
     """Reads a weight file, or the files of an index; row: its row in the table of models."""
     family = source.family or (row or {}).get("family")
-    read = read_weights.read_file
-    if path.name in sharded_files.INDEXES:
-        read = sharded_files.read_sharded
+    sharded = path.name in sharded_files.INDEXES
+    read = sharded_files.read_sharded if sharded else read_weights.read_file
     contents = read(path, replace(source.choice, family=family))
     config = None if row is None else row.get("config", {})
     return replace(contents, family=family, row=config, given=source.fields)
@@ -176,13 +163,13 @@ def _directory(source: Source, path: Path) -> Contents:
         return _file(source, weights)
     if config.exists() and weights.name == WEIGHTS:
         return _saved_folder(source, path, weights)
-    found = trainer_files.trained_folder(path)
-    if found is None:
+    trained = trainer_files.trained_folder(path)
+    if trained is None:
         raise CheckpointError(
-            f"{path} has no {CONFIG}: "
-            "give the weight file in it, or a folder made by save_pretrained."
+            f"{path} has no {CONFIG}: give the weight file in it, or a folder made by "
+            "save_pretrained."
         )
-    weights, beside = found
+    weights, beside = trained
     if beside is not None:
         fields = trainer_files.fields_of(beside, source.fields, source.family)
         source = replace(source, family=fields.pop("family"), fields=fields)
@@ -194,19 +181,16 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
 
     weights: the path of the folder's weights, or of the weights after a step of training.
     """
-    family, config = source.family, folder / CONFIG
+    family = source.family
     source.refuse_choice()
-    states = native_format.file_states(config, weights)
     cfg = native_format.read_config(folder, source.fields | ({"family": family} if family else {}))
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     if weights == folder / WEIGHTS:  # not a step of the training
         native_format.check_files(folder)
-    contents = read_weights.read_file(weights)
-    if native_format.file_states(config, weights) != states:
-        raise CheckpointError(f"{folder} was replaced while it was read: load it again.")
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
-        raise CheckpointError(f"family={family!r} contradicts {config}, which says 'sae'.")
+        raise CheckpointError(f"family={family!r} contradicts {folder / CONFIG}, which says 'sae'.")
+    contents = read_weights.read_file(weights)
     return replace(contents, cfg=cfg, given=source.fields, folder=folder)
 
 
@@ -228,18 +212,19 @@ def _row(source: Source, row: dict[str, Any]) -> Contents:
         )
     revision = row["revision"] if source.revision is None else source.revision
     pinned = row if source.revision in (None, row["revision"]) else None
-    path = fetch.fetch(repo, file, revision=revision, row=pinned, **source.hub)
+    path = hub.fetch(repo, file, revision=revision, row=pinned, **source.hub)
     for name in row["beside"]:
         source.fetch(repo, str(Path(file).parent / name), revision)
     return _file(source, path, row)
 
 
 def _repo(source: Source, repo: str) -> Contents:
-    file = source.file
-    if file is not None:
-        fetch.check_file(file)
-    rows = registry.of_repo(repo, file)
-    if len(rows) == 1 and (file is not None or len(registry.of_repo(repo)) == 1):
+    """Reads a repo of the Hub: one of the table, one that push_to_hub made, or a file of another.
+
+    A config or tokenizer beside the weights is downloaded with them.
+    """
+    file, rows, revision = source.file, hub.of_repo(repo, source.file), source.revision
+    if len(rows) == 1 and (file is not None or len(hub.of_repo(repo)) == 1):
         return _row(source, rows[0])
     if file is None and rows:
         files = ", ".join(row["file"] for row in rows)
@@ -247,25 +232,20 @@ def _repo(source: Source, repo: str) -> Contents:
             f"{repo} has several files: give one of them, ci.load({repo!r}, file='...'). "
             f"Known: {files}."
         )
-    if file is None:
-        return _pushed_repo(source, repo)
-    path = source.fetch(repo, file, source.revision)
-    beside = CONFIG if file.endswith(".safetensors") else f"{Path(file).stem}_cfg.json"
-    source.fetch_beside(repo, str(Path(file).with_name(beside)), source.revision)
-    return _file(source, path)
-
-
-def _pushed_repo(source: Source, repo: str) -> Contents:
-    """Reads a repo that push_to_hub made."""
+    if file is not None:
+        path = source.fetch(repo, file, revision)
+        beside = CONFIG if file.endswith(".safetensors") else f"{Path(file).stem}_cfg.json"
+        source.fetch_beside(repo, str(Path(file).with_name(beside)), revision)
+        return _file(source, path)
     try:
-        config = source.fetch(repo, CONFIG, source.revision)
-    except fetch.MissingFile:
+        config = source.fetch(repo, CONFIG, revision)
+    except hub.MissingFile:
         raise CheckpointError(
             f"{repo} has no {CONFIG}, so it was not made by push_to_hub: "
             f"name a weight file of the repo, ci.load({repo!r}, file='...')."
         ) from None
-    weights = source.fetch(repo, WEIGHTS, source.revision)
+    weights = source.fetch(repo, WEIGHTS, revision)
     foreign = bool(read_weights.read_config(config))  # read_config returns {} if the config is ours
     for name in TOKENIZER_FILES if foreign else (TOKENIZER,):
-        source.fetch_beside(repo, name, source.revision)
+        source.fetch_beside(repo, name, revision)
     return _file(source, weights) if foreign else _saved_folder(source, config.parent, weights)

@@ -6,14 +6,14 @@ layout tell where a model's weights are, so none of these words has to be known 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from crate_interp.checkpoints.layouts import LAYOUTS
-from crate_interp.checkpoints.renaming import Rename, renamed
+from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 
 # words that torch.compile, activation checkpointing, FSDP and DataParallel put into keys
@@ -22,21 +22,15 @@ _PARALLEL = "module"  # only at the start of a key
 _AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|avg|averaged?)(?:$|[._])")
 _LOSS = re.compile(r"criterion|criteria|loss|loss_\w+|\w+_loss|\w+_criterion")
 # where trainers put a state dict; only `rename` needs these, since it may not know other keys
-_USUAL = (
-    "state_dict",
-    "model",
-    "module",
-    "net",
-    "network",
-    "model_state_dict",
-    "weights",
-    "params",
-)
+_USUAL = "state_dict model module net network model_state_dict weights params".split()
 _TIED, _UNTIED = "blocks.0.attn.u_proj.weight", "blocks.0.attn.qkv_proj.weight"
-WEIGHTS_TO_TAKE = ("ema",)
 ANCHORS = (_TIED, _UNTIED)  # names that only hooked models use
+WEIGHTS_TO_TAKE = ("ema",)
 _AUTOENCODER = ("W_enc", "W_dec")
-_MOST_SETS, _SHOWN = 16, 8
+_STEPS_OF_NORM = ".num_batches_tracked"  # how many batches a batch norm has seen; never read
+_SHOWN = 8
+_FORM = "such as 's/^net\\.//' or 's/encoder/transformer/g'"
+Rename = Callable[[str], str | None]
 
 
 class LeftOutWarning(UserWarning):
@@ -57,8 +51,6 @@ class Choice:
 
 
 PLAIN = Choice()
-# how many batches a batch norm has seen; no forward reads it
-_STEPS_OF_NORM = ".num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -70,27 +62,60 @@ class Found:
 
 
 @dataclass(frozen=True, eq=False)
-class _Set:
+class _Candidate:
     """Keys of one mapping that make a model: those that begin with `prefix`.
 
-    container: the key under which the mapping lies, or "". own: the first words of the layout's
-    keys.
+    place: the key under which the mapping lies, or "". words: the first words of the layout's keys.
     """
 
-    container: str
+    place: str
     prefix: str
     tensors: dict[str, Any]
-    own: frozenset[str]
+    words: set[str]
 
     @property
     def title(self) -> str:
         """The place of the weights, for notes and errors."""
-        return ".".join(filter(None, (self.container, self.prefix.rstrip("./")))) or "the top level"
+        return ".".join(filter(None, (self.place, self.prefix.rstrip("./")))) or "the top level"
 
     @property
     def averaged(self) -> bool:
         """Whether the place is named as averaged weights are."""
         return bool(_AVERAGED.search(self.title.lower()))
+
+
+def rename_function(rename: Rename | str | None) -> Rename | None:
+    """Returns `rename` as a function from a key to its published name, or None for None.
+
+    rename: such a function, or a text s/PATTERN/REPLACEMENT/ as in sed: PATTERN is a regular
+    expression of Python, a g at the end replaces all matches instead of the first, and any other
+    character may take the place of the slash. A key of which nothing remains is left out. Raises
+    CheckpointError for anything else.
+    """
+    if rename is None or callable(rename):
+        return rename
+    if not isinstance(rename, str):
+        raise CheckpointError(
+            f"rename={checks.shown(rename)}: give a function from a key to the published key, such "
+            f"as lambda key: key.replace('encoder.', 'transformer.'), or a text, {_FORM}."
+        )
+    sign = rename[1:2]
+    parts = re.split(rf"(?<!\\){re.escape(sign)}", rename) if sign else []
+    if len(parts) != 4 or parts[0] != "s" or not parts[1] or parts[3] not in ("", "g"):
+        parts = []
+    if not parts or sign.isalnum() or sign in "\\ ":
+        raise CheckpointError(f"rename={rename!r}: write s/PATTERN/REPLACEMENT/, {_FORM}.")
+    pattern, replacement = (part.replace("\\" + sign, sign) for part in parts[1:3])
+    count = 0 if parts[3] else 1
+    try:
+        compiled = re.compile(pattern)
+        compiled.sub(replacement, "")  # raises for a group that the pattern lacks
+    except (re.error, IndexError) as error:
+        raise CheckpointError(
+            f"rename={rename!r}: {pattern!r} and {replacement!r} are no regular expression and its "
+            f"replacement: {error}. Write s/PATTERN/REPLACEMENT/, {_FORM}."
+        ) from None
+    return lambda key: compiled.sub(replacement, key, count=count) or None
 
 
 def find_weights(
@@ -109,63 +134,54 @@ def find_weights(
         raise CheckpointError(
             f"{where} holds a {type(loaded).__name__}; expected a state dict of names and tensors."
         )
-    held = _mappings(loaded, where, kind, choice)
-    sets = [one for place, tensors in held.items() for one in _sets(place, tensors, choice.family)]
-    if not sets:
-        largest = max(held.values(), key=len)
+    mappings = _mappings(loaded, where, kind, choice)
+    candidates = [
+        candidate
+        for place, tensors in mappings.items()
+        for candidate in _candidates(place, tensors, choice.family)
+    ]
+    if not candidates:
+        largest = max(mappings.values(), key=len)
         floating = {key: value for key, value in largest.items() if not _is_integer(value)}
         return Found(floating or largest)
-    chosen, notes = _chosen(sets, where, choice)
-    tensors, left_out = _inside(chosen, sets)
-    return Found(tensors, (*notes, *left_out))
+    chosen, note = _chosen(candidates, where, choice)
+    tensors, notes = _separated(chosen, candidates)
+    return Found(tensors, (*note, *notes))
 
 
 def _mappings(
     loaded: Mapping[Any, Any], where: str, kind: type | tuple[type, ...], choice: Choice
 ) -> dict[str, dict[str, Any]]:
-    """Returns the named tensors at the top level ("") and in each mapping one level down.
-
-    Wrappers' words are removed from the names, and `rename` is applied.
-    """
-    parts = {"": loaded}
-    parts |= {
-        key: value
-        for key, value in loaded.items()
-        if isinstance(key, str) and isinstance(value, Mapping)
-    }
-    held = {}
-    for place, part in {id(part): (place, part) for place, part in parts.items()}.values():
-        # each mapping once, since a file may name one mapping many times
-        named = {
-            key: value
-            for key, value in part.items()
-            if isinstance(key, str) and isinstance(value, kind)
-        }
-        if named:
-            held[place] = named
-    if not held:
+    """Returns the tensors, by published names, of the top level ("") and each mapping below it."""
+    parts = {id(loaded): ("", loaded)}
+    for key, value in loaded.items():
+        if isinstance(key, str) and isinstance(value, Mapping):
+            parts[id(value)] = (key, value)  # a file may name one mapping many times
+    mappings = {}
+    for place, part in parts.values():
+        keys = [key for key in part if isinstance(key, str) and isinstance(part[key], kind)]
+        if keys:
+            mappings[place] = {key: part[key] for key in keys}
+    if not mappings:
         odd = [(key, value) for key, value in loaded.items() if not isinstance(value, Mapping)]
-        if not odd:
-            raise CheckpointError(
-                f"{where} holds no tensors, neither at its top nor one level down: give the state "
-                "dict itself."
-            )
         raise CheckpointError(
             f"{where} is not a state dict: {odd[0][0]!r} is a {type(odd[0][1]).__name__}, "
             "not a tensor."
+            if odd
+            else f"{where} holds no tensors, neither at its top nor one level down: give the state "
+            "dict itself."
         )
     if choice.rename is not None:
-        usual = [place for place in held if place in _USUAL or _AVERAGED.search(place)]
-        held = {place: held[place] for place in usual or held}
-    held = {place: _unwrapped(named, where) for place, named in held.items()}
-    held = {place: renamed(named, choice.rename) for place, named in held.items()}
-    if not any(held.values()):
+        usual = [place for place in mappings if place in _USUAL or _AVERAGED.search(place)]
+        mappings = {place: mappings[place] for place in usual or mappings}
+    named = {place: _named(part, where, choice.rename) for place, part in mappings.items()}
+    if not any(named.values()):
         raise CheckpointError(f"rename leaves out every tensor of {where}.")
-    return held
+    return named
 
 
-def _unwrapped(tensors: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the tensors by their names without the words of wrappers."""
+def _named(tensors: dict[str, Any], where: str, rename: Rename | None) -> dict[str, Any]:
+    """Returns tensors by their names without the words of wrappers, and then renamed."""
     key_of: dict[str, str] = {}
     for key in tensors:
         words = [word for word in key.split(".") if word not in _WRAPPERS]
@@ -178,90 +194,97 @@ def _unwrapped(tensors: Mapping[str, Any], where: str) -> dict[str, Any]:
                 "one model."
             )
         key_of[name] = key
-    return {name: tensors[key] for name, key in key_of.items()}
+    if rename is None:
+        return {name: tensors[key] for name, key in key_of.items()}
+    published: dict[str, str] = {}
+    for name in key_of:
+        new = rename(name)
+        if new is None:
+            continue
+        if not isinstance(new, str) or not new:
+            raise CheckpointError(
+                f"rename({name!r}) is {checks.shown(new)}: return a name, or None to leave the "
+                "tensor out."
+            )
+        if new in published:
+            raise CheckpointError(
+                f"rename gives {published[new]!r} and {name!r} the same name, {new!r}."
+            )
+        published[new] = name
+    return {new: tensors[key_of[name]] for new, name in published.items()}
 
 
-def _sets(place: str, tensors: dict[str, Any], family: str | None) -> Iterator[_Set]:
-    """Yields the sets of weights in a mapping: one for each prefix before the keys of a layout."""
-    own: dict[str, set[str]] = {}
-    layouts = [one for one in LAYOUTS if family in (None, one.family)]
-    known = [(one.markers, one) for one in layouts]
-    known += [(_AUTOENCODER, None)] if family in (None, "sae") else []
-    first = tuple({markers[0] for markers, _ in known})
-    for key in (key for key in tensors if key.endswith(first)):
-        for markers, layout in known:
+def _candidates(place: str, tensors: dict[str, Any], family: str | None) -> list[_Candidate]:
+    """Returns the sets of weights in a mapping: one for each prefix before a layout's keys."""
+    known = [(one.markers, one.first_words) for one in LAYOUTS if family in (None, one.family)]
+    if family in (None, "sae"):
+        known.append((_AUTOENCODER, set(_AUTOENCODER)))
+    words: dict[str, set[str]] = {}
+    for markers, first_words in known:
+        for key in (key for key in tensors if key.endswith(markers[0])):
             prefix = key.removesuffix(markers[0])
-            starts = key.endswith(markers[0]) and (not prefix or prefix[-1] in "./")
-            if starts and all(prefix + marker in tensors for marker in markers):
-                own.setdefault(prefix, set()).update(layout.first_words if layout else markers)
-    for prefix in _hooked(tensors, family):
-        own.setdefault(prefix, set())
-    for prefix, words in own.items():
-        yield _Set(place, prefix, tensors, frozenset(words))
-
-
-def _hooked(names: Iterable[str], family: str | None) -> list[str]:
-    """Returns the prefixes of hooked models; both towers of a CLIP count as one model."""
-    found = [
+            if prefix[-1:] in ("", ".", "/") and all(prefix + name in tensors for name in markers):
+                words.setdefault(prefix, set()).update(first_words)
+    hooked = [
         key.removesuffix(anchor)
-        for key in names
-        if key.endswith(ANCHORS)
+        for key in tensors
         for anchor in ANCHORS
         if f".{key}".endswith(f".{anchor}")
     ]
-    found = list(dict.fromkeys(found))
-    held = set(found)
-    for prefix in found:
+    for prefix in [prefix for prefix in hooked if prefix.endswith("visual.")]:
         whole = prefix.removesuffix("visual.")
-        towers = {f"{whole}visual.", f"{whole}text."}
-        if prefix.endswith("visual.") and towers <= held:
-            held -= towers
-            held |= {whole if family in (None, "clipa") else prefix}
-    return [prefix for prefix in (*found, *(held - set(found))) if prefix in held]
+        if f"{whole}text." in hooked:  # the two towers of a CLIP are one model
+            hooked.remove(f"{whole}text.")
+            hooked[hooked.index(prefix)] = whole if family in (None, "clipa") else prefix
+    for prefix in hooked:
+        words.setdefault(prefix, set())
+    return [_Candidate(place, prefix, tensors, names) for prefix, names in words.items()]
 
 
-def _chosen(sets: list[_Set], where: str, choice: Choice) -> tuple[_Set, list[str]]:
-    """Returns the only set of weights of the wanted standing, and notes on averaged weights.
-
-    Raises CheckpointError if there is no such set, or if there are several.
-    """
-    averaged = [one for one in sets if one.averaged]
-    plain = [one for one in sets if not one.averaged]
+def _chosen(
+    candidates: list[_Candidate], where: str, choice: Choice
+) -> tuple[_Candidate, tuple[str, ...]]:
+    """Returns the only candidate of the wanted kind, plain or averaged, and a note on the other."""
+    averaged = [one for one in candidates if one.averaged]
+    plain = [one for one in candidates if not one.averaged]
     if choice.weights == "ema" and not averaged:
         raise CheckpointError(f"{where} holds no averaged weights: leave out weights='ema'.")
-    wanted = averaged if choice.weights == "ema" or not plain else plain
-    if choice.rename is not None and len(wanted) > 1:  # what `rename` made a published name
-        wanted = [one for one in wanted if not one.prefix] or wanted
-    if len(wanted) > 1 or len(sets) > _MOST_SETS:
-        raise CheckpointError(_several(wanted if len(wanted) > 1 else sets, where))
-    if choice.weights == "ema" or not averaged:
-        return wanted[0], []
-    titles = " and ".join(repr(one.title) for one in averaged)
-    if not plain:
-        return wanted[0], [f"the weights, under {titles}, are averaged ones; there are no others"]
-    return wanted[0], [
-        f"the plain weights are taken, and the averaged ones under {titles} are left out "
-        "(weights='ema' takes them)"
-    ]
-
-
-def _several(wanted: list[_Set], where: str) -> str:
-    titles = " and ".join(repr(one.title) for one in wanted[:4])
-    one = next((one for one in wanted if one.prefix), wanted[0])
-    if len({one.container for one in wanted}) > 1:
-        way = "pass one of them, as a state dict."
-    else:
+    rivals = averaged if choice.weights == "ema" or not plain else plain
+    if choice.rename is not None and len(rivals) > 1:  # what `rename` made a published name
+        rivals = [one for one in rivals if not one.prefix] or rivals
+    if len(rivals) > 1:
+        one = next((one for one in rivals if one.prefix), rivals[0])
         pattern = re.escape(one.prefix).replace("/", "\\/")
         way = f"choose one, such as ci.load(..., rename='s/^{pattern}//') for {one.title!r}."
-    return f"{where} holds weights under {titles}: {way}"
+        if len({one.place for one in rivals}) > 1:
+            way = "pass one of them, as a state dict."
+        raise CheckpointError(f"{where} holds weights under {_titles(rivals[:4])}: {way}")
+    if choice.weights == "ema" or not averaged:
+        return rivals[0], ()
+    if not plain:
+        note = f"the weights, under {_titles(averaged)}, are averaged ones; there are no others"
+        return rivals[0], (note,)
+    return rivals[0], (
+        f"the plain weights are taken, and the averaged ones under {_titles(averaged)} are left "
+        "out (weights='ema' takes them)",
+    )
 
 
-def _inside(chosen: _Set, sets: list[_Set]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the tensors of the chosen set by their published names, and notes on the rest."""
-    beside = [one for one in sets if one.tensors is chosen.tensors]
-    # the caller knows of these, or another note names them
-    told = {one.prefix for one in beside if one.averaged != chosen.averaged}
-    prefixes = sorted((one.prefix for one in beside), key=len, reverse=True)
+def _titles(candidates: list[_Candidate]) -> str:
+    return " and ".join(repr(one.title) for one in candidates)
+
+
+def _separated(
+    chosen: _Candidate, candidates: list[_Candidate]
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the chosen tensors by their published names, and notes on the rest of the mapping.
+
+    An integer tensor or a loss in a module of the model is not left out: the model refuses it.
+    """
+    neighbours = [one for one in candidates if one.tensors is chosen.tensors]
+    prefixes = sorted((one.prefix for one in neighbours), key=len, reverse=True)
+    # another note names the weights of the other kind
+    silent = {one.prefix for one in neighbours if one.averaged != chosen.averaged}
     inside: dict[str, Any] = {}
     outside = []
     for key, value in chosen.tensors.items():
@@ -270,41 +293,25 @@ def _inside(chosen: _Set, sets: list[_Set]) -> tuple[dict[str, Any], list[str]]:
         prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
         if prefix == chosen.prefix:
             inside[key.removeprefix(chosen.prefix)] = value
-        elif prefix not in told:
+        elif prefix not in silent:
             outside.append(key)
-    counters, losses = _foreign(inside, chosen.own)
+    first_word = {key: re.split("[./]", key)[0] for key in inside}
+    losses = [key for key in inside if _LOSS.fullmatch(first_word[key])]
+    words = chosen.words | {first_word[key] for key in inside if not _is_integer(inside[key])}
+    counters = [key for key in inside if first_word[key] not in words and key not in losses]
     place = chosen.prefix.rstrip("./")
+    titles = {
+        f"tensors outside the model {place!r} are" if place else "other tensors are": outside,
+        "integer tensors that are no weights are": counters,
+        "tensors of a loss are": losses,
+    }
     notes = [
         f"{title} left out: {', '.join(keys[:_SHOWN])}"
         + (f" and {len(keys) - _SHOWN} more" if keys[_SHOWN:] else "")
-        for title, keys in (
-            (f"tensors outside the model {place!r} are" if place else "other tensors are", outside),
-            ("integer tensors that are no weights are", counters),
-            ("tensors of a loss are", losses),
-        )
+        for title, keys in titles.items()
         if keys
     ]
     return {key: inside[key] for key in inside if key not in {*counters, *losses}}, notes
-
-
-def _foreign(inside: Mapping[str, Any], own: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Returns the keys of integer tensors, and those of a loss, that cannot belong to the model.
-
-    own: the first words of the layout's keys. An unknown key of a module of the model is not
-    returned, since it would change the module's output.
-    """
-    words = own | {_word(key) for key, value in inside.items() if not _is_integer(value)}
-    losses = [key for key in inside if _LOSS.fullmatch(_word(key))]
-    counters = [
-        key
-        for key, value in inside.items()
-        if _is_integer(value) and _word(key) not in words and key not in losses
-    ]
-    return counters, losses
-
-
-def _word(key: str) -> str:
-    return key.split(".")[0].split("/")[0]
 
 
 def _is_integer(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
-from crate_interp.checkpoints.hub import fetch
+from crate_interp.checkpoints import hub
 from crate_interp.core.errors import CheckpointError, NoTokenizerError
 from crate_interp.models.text.tokenizer import build, bytes_of_signs, parse
 
@@ -26,7 +26,7 @@ def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
     """Returns the model after recording where its tokenizer is.
 
     The tokenizer is read when `model.tokenizer` or text is first used. folder: the folder of the
-    weights, or None. net: the options of fetch.fetch.
+    weights, or None. net: the options of hub.fetch.
     """
     part: Any = getattr(model, "text", model)
     if getattr(getattr(part, "cfg", None), "tokenizer", None):
@@ -44,7 +44,7 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTo
             f"there is no {_JSON} and no {_PICKLE} {where}: give token ids instead of text, or "
             "load the model from a folder with one of these files."
         )
-    path = path or fetch.fetch(_ON_THE_HUB[kind], _JSON, **net)
+    path = path or hub.fetch(_ON_THE_HUB[kind], _JSON, **net)
     try:
         if path.name == _PICKLE:
             return read_tiktoken(path.read_bytes())

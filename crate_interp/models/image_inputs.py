@@ -31,47 +31,36 @@ class ImageMixin:
         return self.cfg.interpolate_pos or self.cfg.fourier
 
     def _check_images(self, images: Tensor) -> Float[Tensor, "batch channels height width"]:
-        if not isinstance(images, Tensor):
+        cfg, shape = self.cfg, tuple(getattr(images, "shape", ()))
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise ValueError(
-                f"the model takes a tensor, got {type(images).__name__}: use "
-                "model(model.preprocess(images))."
+                f"images are {kind}, but the model takes floats: use model.preprocess(images)."
             )
-        cfg, shape = self.cfg, tuple(images.shape)
-        if not images.is_floating_point():
-            raise ValueError(
-                f"images are {images.dtype}, but the model takes floats: use "
-                "model.preprocess(images)."
-            )
-        if images.ndim != 4 or shape[1] != cfg.channels:
+        if images.ndim != 4 or shape[1] != cfg.channels or shape[0] == 0:
             raise ValueError(
                 f"images have shape {shape}, but the model takes [batch, {cfg.channels}, height, "
-                f"width] ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
+                "width], and at least one image."
             )
-        if shape[0] == 0:
-            raise ValueError(f"images have shape {shape}: there is no image in the batch.")
         # on an accelerator the forward would wait for the answer
         if images.device.type == "cpu" and readable(images):
             check_preprocessed(cfg, images)
-        size = shape[2:]
-        if size == cfg.image_size:
-            return self._check_dtype(images)
-        if not self._allows_other_sizes():
-            if _same_count(cfg, size):
-                raise ValueError(
-                    f"images are {size[0]} x {size[1]}, but the model was built for "
-                    f"{cfg.image_size[0]} x {cfg.image_size[1]}, with as many patches. If the "
-                    f"model was trained on such images, load it with image_size={tuple(size)}; "
-                    "otherwise resize them with model.preprocess."
-                )
+        size, patch = shape[2:], cfg.patch_size
+        if size != cfg.image_size and not self._allows_other_sizes():
             raise ValueError(
                 f"images are {size[0]} x {size[1]}, but the model was built for "
-                f"{cfg.image_size[0]} x {cfg.image_size[1]}: resize them with model.preprocess, or "
-                "load the model with interpolate_pos=True."
+                f"{cfg.image_size[0]} x {cfg.image_size[1]}: resize them with model.preprocess. If "
+                f"it was trained on such images, load it with image_size={size}; if it may "
+                "resample its positions, with interpolate_pos=True."
             )
-        if any(
-            side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)
-        ):
-            raise ValueError(_no_whole_patches((size[0], size[1]), cfg.patch_size))
+        if any(side % step or side < step for side, step in zip(size, patch, strict=True)):
+            above = tuple(side + -side % step for side, step in zip(size, patch, strict=True))
+            raise ValueError(
+                f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch "
+                f"{patch}. Pad the images to {above}: model(model.pad(images)). Or load the model "
+                f"with resize={above}, crop=None, interpolate_pos=True, and give pictures to "
+                "model.preprocess."
+            )
         return self._check_dtype(images)
 
     def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -158,8 +147,7 @@ def pad_to_patch(
 
     The last row and column are repeated below and at the right. Any dtype is accepted, and images
     that already fit are returned unchanged. The model's maps mean nothing at the added pixels: cut
-    the maps back to the old height and width. Raises ValueError for images without pixels, and if
-    a padded image would have more than 50,000,000 pixels.
+    the maps back to the old height and width. Raises ValueError for images without pixels.
     """
     height, width = images.shape[-2:]
     if 0 in (height, width):
@@ -168,33 +156,8 @@ def pad_to_patch(
     above = [side + -side % step for side, step in zip((height, width), patch, strict=True)]
     if above == [height, width]:
         return images
-    checks.pixels("a padded image", *above)
     rows, columns = (
         torch.arange(wanted, device=images.device).clamp(max=side - 1)
         for wanted, side in zip(above, (height, width), strict=True)
     )
     return images[..., rows, :][..., columns]
-
-
-def _same_count(cfg: CrateConfig, size: Sequence[int]) -> bool:
-    """Tells whether images of a size have whole patches, as many as the model's images."""
-    (height, width), (patch_h, patch_w) = size, cfg.patch_size
-    whole = height % patch_h == 0 and width % patch_w == 0
-    return whole and (height // patch_h) * (width // patch_w) == cfg.grid[0] * cfg.grid[1]
-
-
-def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
-    """Returns why images of this size do not fit, and the calls that fix it."""
-    below = [side // step * step for side, step in zip(size, patch, strict=True)]
-    above = [side + -side % step for side, step in zip(size, patch, strict=True)]
-    fits = (
-        f"{above[0]} x {above[1]} above"
-        if 0 in below
-        else f"{below[0]} x {below[1]} below, {above[0]} x {above[1]} above"
-    )
-    return (
-        f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {patch}. "
-        f"The nearest sizes that fit: {fits}. Pad the images: model(model.pad(images)). Or load "
-        f"the model with resize=({above[0]}, {above[1]}), crop=None, interpolate_pos=True, and "
-        "give pictures to model.preprocess."
-    )

@@ -5,6 +5,7 @@ their pictures, without mixing the classes of neighbouring pixels.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
-from crate_interp.core import checks
 from crate_interp.core.pictures import SIXTEEN_BITS, Picture, Undecodable, check_depth, loaded
 from crate_interp.measures.checks import all_finite
 
@@ -44,8 +44,7 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
     their 16 bits when they are resized.
 
     Raises ValueError for unreadable files, wrong dtypes or shapes, no images, a crop larger than
-    the picture, pictures whose size is not the model's after resize and crop, pictures of more than
-    50,000,000 pixels (or 65,536 patches) before, between or after these steps, 16-bit pictures if
+    the picture, pictures whose size is not the model's after resize and crop, 16-bit pictures if
     `cfg.bits` is 8, and a model without mean and std.
     """
     if isinstance(images, (torch.Tensor, np.ndarray)):
@@ -93,16 +92,12 @@ def check_preprocessed(cfg: CrateConfig, images: Float[Tensor, "batch c h w"]) -
 
 
 def _sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:
-    """Returns one or several pictures as a list.
-
-    Raises ValueError for an empty sequence.
-    """
-    several = (
-        list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
-    )
-    if not several:
+    """Returns one or several pictures as a list; raises ValueError for an empty sequence."""
+    one = isinstance(images, str) or not isinstance(images, Sequence)
+    pictures: Any = [images] if one else list(images)
+    if not pictures:
         raise ValueError(f"there is no {kind} to preprocess: the sequence is empty.")
-    return several
+    return pictures
 
 
 def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.Image:
@@ -121,14 +116,13 @@ def _resize_and_crop(
 ) -> Image.Image:
     """Returns the picture at the size that the model takes.
 
-    Raises ValueError, naming the picture `what`, if the picture has no pixels, a step would make
-    too many pixels, the crop is larger than the picture, or the final size is not the model's.
+    Raises ValueError, naming the picture `what`, if the picture has no pixels, the crop is larger
+    than the picture, or the final size is not the model's.
     """
     if 0 in image.size:
         raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixels.")
-    checks.pixels(what, image.height, image.width)
     if cfg.resize is not None:
-        image = image.resize(_resized(cfg, image.size, what), resample)
+        image = image.resize(_resized(cfg, image.size), resample)
     if cfg.crop is not None:
         image = image.crop(_crop_box(cfg, image.size, what))  # the box lies inside the image
     size = (image.height, image.width)
@@ -141,7 +135,6 @@ def _resize_and_crop(
             f"ci.load(..., resize={min(cfg.image_size)}, crop={cfg.image_size}), or resize the "
             "pictures yourself."
         )
-    checks.patches(what, size, cfg.patch_size)
     return image
 
 
@@ -187,22 +180,15 @@ def _sixteen_bits(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Imag
     return Image.fromarray(values)
 
 
-def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:
+def _resized(cfg: CrateConfig, size: tuple[int, int]) -> tuple[int, int]:
     """Returns (width, height) after resizing.
 
     An int is the shorter side; the longer side is rounded down as torchvision does.
     """
     if isinstance(cfg.resize, tuple):
-        height, width = cfg.resize
-        how = f"resized to {height} x {width} it"
-    else:
-        longer = int(cfg.resize * max(size) / min(size))
-        height, width = (longer, cfg.resize) if size[0] <= size[1] else (cfg.resize, longer)
-        how = f"with its shorter side at resize={cfg.resize} it"
-    checks.pixels(f"{what} is {size[1]} x {size[0]}: {how}", height, width)
-    # Pillow resizes in two steps: all rows to the new width, then all columns to the new height
-    checks.pixels(f"{what} is {size[1]} x {size[0]}: half-way {how}", size[1], width)
-    return width, height
+        return cfg.resize[1], cfg.resize[0]
+    longer = int(cfg.resize * max(size) / min(size))
+    return (cfg.resize, longer) if size[0] <= size[1] else (longer, cfg.resize)
 
 
 def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int, int, int]:
@@ -275,19 +261,12 @@ def _stack(images: list[Tensor], kind: str = "image") -> Tensor:
 
 def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels height width"]:
     if cfg.mean is None or cfg.std is None:
-        published = (
-            "for published CRATE and CRATE-alpha: mean=[0.485, 0.456, 0.406], "
-            "std=[0.229, 0.224, 0.225]; for plain pixels in [0, 1]: zeros and ones"
-        )
+        published = " (published CRATE: mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])"
         raise ValueError(
             "the model does not say how its pictures were normalised. Load it with the mean and "
-            "std of its training, one number per channel ("
-            + (
-                "one here; for plain pixels in [0, 1]: mean=[0], std=[1]"
-                if cfg.channels == 1
-                else published
-            )
-            + "), or give float images that are already normalised."
+            f"std of its training, {cfg.channels} numbers each{published * (cfg.channels == 3)}; "
+            "for plain pixels in [0, 1], zeros and ones. Or give float images that are already "
+            "normalised."
         )
     images = _scaled(array)
     mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)
@@ -305,18 +284,16 @@ def preprocess_masks(cfg: CrateConfig, masks: Pictures) -> UInt8[Tensor, "batch 
     Raises ValueError for wrong modes, dtypes and shapes, unreadable files, no masks, and sizes that
     `preprocess` refuses.
     """
-    arrays = isinstance(masks, (torch.Tensor, np.ndarray))
-    pictures = _mask_pictures(torch.as_tensor(masks)) if arrays else _sequence(masks, "mask")
+    if isinstance(masks, (torch.Tensor, np.ndarray)):
+        array = torch.as_tensor(masks)
+        if array.dtype not in (torch.uint8, torch.bool) or array.ndim != 3:
+            raise ValueError(
+                f"masks are {array.dtype} of shape {list(array.shape)}: "
+                "give uint8 or bool [batch, height, width]."
+            )
+        masks = [Image.fromarray(mask) for mask in array.to(torch.uint8).cpu().numpy()]
+    pictures = _sequence(masks, "mask")
     return _stack([_fit_mask(cfg, *loaded(mask, "mask")) for mask in pictures], "mask")
-
-
-def _mask_pictures(masks: Tensor) -> list[Image.Image]:
-    if masks.dtype not in (torch.uint8, torch.bool) or masks.ndim != 3:
-        raise ValueError(
-            f"masks are {masks.dtype} of shape {list(masks.shape)}: "
-            "give uint8 or bool [batch, height, width]."
-        )
-    return [Image.fromarray(mask) for mask in masks.to(torch.uint8).cpu().numpy()]
 
 
 def _fit_mask(cfg: CrateConfig, mask: Image.Image, what: str) -> UInt8[Tensor, "height width"]:

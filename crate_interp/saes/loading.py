@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints.hub import fetch, registry
+from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.load import load as load_any
 from crate_interp.checkpoints.sae_formats import SAELENS_CONFIG, SAELENS_WEIGHTS
 from crate_interp.checkpoints.sources import WEIGHT_SUFFIXES
@@ -40,20 +40,20 @@ def load(
     Nothing in a file is executed. Raises CheckpointError for an unknown architecture or option, and
     for any defect of a file.
     """
-    hub: dict[str, Any] = {
+    options: dict[str, Any] = {
         "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token
     }  # fmt: skip
     given = {"hook_name": hook_name, "scaling_factor": scaling_factor}
     given = {name: value for name, value in given.items() if value is not None}
-    folder = _downloaded(source, revision, hub)
+    folder = _downloaded(source, revision, options)
     if folder is not None:
         source, revision = folder, None
     return load_any(
-        source, family="sae", revision=revision, device=device, dtype=dtype, **hub, **given
+        source, family="sae", revision=revision, device=device, dtype=dtype, **options, **given
     )
 
 
-def _downloaded(source: str | Path, revision: str | None, hub: dict[str, Any]) -> Path | None:
+def _downloaded(source: str | Path, revision: str | None, options: dict[str, Any]) -> Path | None:
     """Downloads a repo's autoencoder in SAELens' format and returns its folder.
 
     Returns None if the source is not a repo, or holds another format.
@@ -63,10 +63,10 @@ def _downloaded(source: str | Path, revision: str | None, hub: dict[str, Any]) -
     if local or len(parts) < 2 or not all(parts):
         return None
     repo, folder = "/".join(parts[:2]), parts[2:]
-    if not folder and registry.of_repo(repo):
+    if not folder and hub.of_repo(repo):
         return None
-    config = fetch.fetch(repo, "/".join([*folder, SAELENS_CONFIG]), revision=revision, **hub)
+    config = hub.fetch(repo, "/".join([*folder, SAELENS_CONFIG]), revision=revision, **options)
     # the commit of the config, since a branch may move in the meantime
     commit = config.parents[len(folder)].name
-    fetch.fetch(repo, "/".join([*folder, SAELENS_WEIGHTS]), revision=commit, **hub)
+    hub.fetch(repo, "/".join([*folder, SAELENS_WEIGHTS]), revision=commit, **options)
     return config.parent

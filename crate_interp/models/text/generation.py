@@ -2,51 +2,72 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.core import checks, progress
-from crate_interp.models.hook_points import NamesFilter
+from crate_interp.core import checks, errors, progress
 from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import check_side
-from crate_interp.models.text.sampling import Sampling
-from crate_interp.models.text.stopping import Stops, stops
 from crate_interp.models.text.text_and_tokens import TextMixin, is_text
 from crate_interp.models.text.tokenizer import is_hugging_face, separator
-
-if TYPE_CHECKING:
-    from transformers import StoppingCriteria
 
 _RETURNS = ("input", "str", "tokens")
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """The prompt of a generation: token ids, and which of them are real (None means all)."""
+class Options:
+    """The options of `generate`; raises ValueError for a number out of range."""
 
-    tokens: Int[Tensor, "batch pos"]
-    real: Bool[Tensor, "batch pos"] | None
-    as_text: bool
+    stop_at_eos: bool = True
+    eos_token_id: int | Sequence[int] | None = None
+    do_sample: bool = True
+    top_k: int | None = None
+    top_p: float | None = None
+    temperature: float = 1.0
+    use_past_kv_cache: bool = True
+    prepend_bos: bool | None = None
+    padding_side: str | None = None
+    return_type: str = "input"
+    verbose: bool = True
+    attention_mask: Tensor | None = None
+    generator: torch.Generator | None = None
 
-    def mask(self, count: int) -> Bool[Tensor, "batch pos"] | None:
-        """Returns the attention mask for `count` tokens; generated tokens are real."""
-        if self.real is None:
-            return None
-        new = self.real.new_ones(len(self.real), count - self.real.shape[1])
-        return torch.cat([self.real, new], dim=1)
+    def __post_init__(self) -> None:
+        checks.non_negative("temperature", self.temperature)
+        if self.top_k is not None:
+            checks.count("top_k", self.top_k)
+        if self.top_p is not None and (not checks.is_number(self.top_p) or not 0 < self.top_p <= 1):
+            raise ValueError(f"top_p={checks.shown(self.top_p)}: give a share in (0, 1], or None.")
+        if self.top_k is not None and self.top_p is not None:
+            raise ValueError("top_k and top_p both limit the choice of a token: give only one.")
+        check_side(self.padding_side)
+        if self.return_type not in _RETURNS:
+            raise ValueError(
+                f"return_type={self.return_type!r}: give 'input', 'str' or 'tokens'. For "
+                "embeddings, use model(tokens, stop_at_layer=0)."
+            )
 
-
-@dataclass(frozen=True)
-class Request:
-    """The checked arguments of a generation; kind: the returned form, "str" or "tokens"."""
-
-    prompt: Prompt
-    kind: str
-    sampling: Sampling
-    ending: Stops
+    def choose(self, logits: Float[Tensor, "batch d_vocab"]) -> Int[Tensor, "batch"]:
+        """Returns the next token of each row: the likeliest, or one drawn among the likely ones."""
+        if not self.do_sample or self.temperature == 0:
+            return logits.argmax(dim=-1)
+        logits = logits.float() / self.temperature
+        if self.top_k is not None:
+            least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p is not None:
+            ordered, places = logits.sort(dim=-1, descending=True)
+            before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
+            before[:, 0] = 0.0  # the likeliest token always stays
+            unlikely = torch.zeros_like(logits, dtype=torch.bool)
+            unlikely = unlikely.scatter(-1, places, before > self.top_p)
+            logits = logits.masked_fill(unlikely, -torch.inf)
+        chances = logits.softmax(dim=-1)
+        return torch.multinomial(chances, 1, replacement=True, generator=self.generator)[:, 0]
 
 
 class GenerateMixin(TextMixin):
@@ -54,17 +75,15 @@ class GenerateMixin(TextMixin):
 
     Arguments and defaults are those of TransformerLens' bridge. Tokens are drawn from
     softmax(logits / temperature), among the `top_k` likeliest tokens, or among the likeliest tokens
-    whose probabilities sum to `top_p`; `do_sample=False` takes the likeliest token.
-    `repetition_penalty` and `freq_penalty` make tokens that already occurred less likely. A row
-    ends at `eos_token_id` (by default the tokenizer's), or when `stop_strings` or
-    `stopping_criteria` say so. It is then filled up with the end token.
+    whose probabilities sum to `top_p`; `do_sample=False` takes the likeliest token. A row ends at
+    `eos_token_id` (by default the tokenizer's), and is then filled up with it.
 
     Texts of unequal length are padded on the left. Token ids with padding need `attention_mask`
     `[batch, pos]`, or `padding_side="left"`, which infers the mask from the pad tokens. Keys and
     values of earlier tokens are kept (`use_past_kv_cache`); beyond n_ctx the last n_ctx tokens are
     read again at each step, as in nanoGPT. Hooks on the model fire. `generator` makes the random
     numbers, which TransformerLens takes from torch's global state. Unlike in TransformerLens,
-    penalties ignore padding, and giving both `top_k` and `top_p` raises ValueError.
+    giving both `top_k` and `top_p` raises ValueError.
     """
 
     @torch.no_grad()
@@ -78,56 +97,28 @@ class GenerateMixin(TextMixin):
         top_k: int | None = None,
         top_p: float | None = None,
         temperature: float = 1.0,
-        freq_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
+        *,
         use_past_kv_cache: bool = True,
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
         return_type: str = "input",
         verbose: bool = True,
-        output_logits: bool = False,
-        return_cache: bool = False,
-        return_input_tokens: bool = False,
-        names_filter: NamesFilter = None,
-        device: torch.device | str | None = None,
-        pixel_values: Tensor | None = None,
-        stop_strings: str | Sequence[str] | None = None,
-        stopping_criteria: "StoppingCriteria | Sequence[StoppingCriteria] | None" = None,
         attention_mask: Tensor | None = None,
-        forced_bos_token_id: int | None = None,
-        *,
         generator: torch.Generator | None = None,
     ) -> Any:
         """Returns the input followed by up to `max_new_tokens` tokens: text for text, ids for ids.
 
         return_type: "str" (without special tokens) or "tokens"; "input" means the form of the
-        input. `output_logits` returns a transformers output instead, with `.sequences` and
-        `.logits`, one `[batch, d_vocab]` per step. `return_cache` also returns the cache of a run
-        over the result, which must be one row (`names_filter` and `device` as in run_with_cache).
-        `return_input_tokens` also returns the tokens of the prompt. Raises an error for arguments
-        that a text model does not have.
+        input. Raises ValueError for an argument out of range, for padding at the end of a prompt,
+        and if no token is known that ends a row (`stop_at_eos=False` goes without).
         """
-        _check_possible(input, pixel_values, forced_bos_token_id)
-        sampling = Sampling(
-            do_sample, top_k, top_p, temperature, freq_penalty, repetition_penalty, generator
-        )
-        ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
-        prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
-        request = _request(self, prompt, return_type, sampling, ends)
-        if return_cache:
-            names_filter = _to_cache(self, prompt, max_new_tokens, names_filter)
-        tokens, logits = prompt.tokens, []
-        for chosen, scores in _steps(self, request, max_new_tokens, use_past_kv_cache, verbose):
-            tokens = torch.cat([tokens, chosen[:, None]], dim=1)
-            logits += [scores] if output_logits else []
-        more: list[Any] = []
-        if return_cache:
-            model, mask = cast(Any, self), prompt.mask(tokens.shape[1])
-            options: Any = {"names_filter": names_filter, "device": device}
-            more.append(model.run_with_cache(tokens, attention_mask=mask, **options)[1])
-        more += [prompt.tokens] if return_input_tokens else []
-        out = _shaped(self, tokens, request.kind, logits if output_logits else None)
-        return (out, *more) if more else out
+        options = Options(
+            stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature, use_past_kv_cache,
+            prepend_bos, padding_side, return_type, verbose, attention_mask, generator,
+        )  # fmt: skip
+        tokens, steps, as_text = _started(self, input, max_new_tokens, options)
+        tokens = torch.cat([tokens, *(chosen[:, None] for chosen in steps)], dim=1)
+        return _Writer(self).write(tokens, whole=True) if as_text else tokens
 
     @torch.no_grad()
     def generate_stream(
@@ -135,222 +126,139 @@ class GenerateMixin(TextMixin):
         input: str | Sequence[str] | Tensor = "",
         max_new_tokens: int = 10,
         max_tokens_per_yield: int = 25,
-        stop_at_eos: bool = True,
-        eos_token_id: int | Sequence[int] | None = None,
-        do_sample: bool = True,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        temperature: float = 1.0,
-        freq_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        use_past_kv_cache: bool = True,
-        prepend_bos: bool | None = None,
-        padding_side: str | None = None,
-        return_type: str = "input",
-        verbose: bool = True,
-        stop_strings: str | Sequence[str] | None = None,
-        stopping_criteria: "StoppingCriteria | Sequence[StoppingCriteria] | None" = None,
-        attention_mask: Tensor | None = None,
-        forced_bos_token_id: int | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> Iterator[Any]:
         """Yields the input and its continuation in parts, as they are generated.
 
         Every part but the last has at least `max_tokens_per_yield` tokens; the first begins with
         the input. A part is token ids `[batch, part]`, or text; for several texts it is a list of
-        texts. In text, a character made of several tokens is never split. The other arguments are
-        as in `generate`.
+        texts. In text, a character made of several tokens is never split. options: as in
+        `generate`.
         """
         checks.count("max_tokens_per_yield", max_tokens_per_yield)
-        _check_possible(input, None, forced_bos_token_id)
-        sampling = Sampling(
-            do_sample, top_k, top_p, temperature, freq_penalty, repetition_penalty, generator
-        )
-        ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
-        prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
-        request = _request(self, prompt, return_type, sampling, ends)
-        text = _Writer(self) if request.kind == "str" else None
-        part: Tensor = prompt.tokens
-        for chosen, _ in _steps(self, request, max_new_tokens, use_past_kv_cache, verbose):
+        part, steps, as_text = _started(self, input, max_new_tokens, Options(**options))
+        writer = _Writer(self) if as_text else None
+        for chosen in steps:
             part = torch.cat([part, chosen[:, None]], dim=1)
             if part.shape[1] >= max_tokens_per_yield:
-                yield part if text is None else text.write(part)
+                yield part if writer is None else writer.write(part)
                 part = part[:, :0]
-        if part.shape[1]:
-            yield part if text is None else text.write(part)
-        held = None if text is None else text.rest()
-        if held:
-            yield held
+        if part.shape[1] and writer is None:
+            yield part
+        text = "" if writer is None else writer.write(part, whole=True)
+        if any(text):
+            yield text
+
+
+def _started(
+    model: Any, input: str | Sequence[str] | Tensor, max_new_tokens: int, options: Options
+) -> tuple[Int[Tensor, "batch pos"], Iterator[Int[Tensor, "batch"]], bool]:
+    """Returns the prompt, the tokens that follow, and whether text is returned.
+
+    Raises ValueError for a bad argument before a token is chosen. Texts are padded on the left.
+    """
+    checks.count("max_new_tokens", max_new_tokens, least=0)
+    text, mask = is_text(input), options.attention_mask
+    if text:
+        tokens, real = model._rows(input, options.prepend_bos, "left", truncate=False)
+    else:
+        side = options.padding_side if mask is None else None
+        tokens, real = model._read(input, options.prepend_bos, side, None, None)
+    tokens, real = tokens.to(model.cfg.device), real if mask is None else mask
+    if real is not None:
+        if real.shape != tokens.shape:
+            raise ValueError(
+                f"attention_mask of shape {list(real.shape)} does not match the prompt shape "
+                f"{list(tokens.shape)}: give a number per token of the prompt."
+            )
+        real = real.to(tokens.device).bool()
+        if not bool(real[:, -1].all()):
+            raise ValueError(
+                "a row of the prompt ends in padding, but generation continues from its last "
+                "token: pad on the left."
+            )
+        real = None if bool(real.all()) else real
+    ends = _ends(model, options.eos_token_id) if options.stop_at_eos else ()
+    as_text = options.return_type == "str" or (options.return_type == "input" and text)
+    if as_text:
+        model._tokenizer()  # raises now if there is no tokenizer
+    return tokens, _steps(model, tokens, real, ends, max_new_tokens, options), as_text
 
 
 def _steps(
-    model: Any, request: Request, max_new_tokens: int, use_past: bool, verbose: bool
-) -> Iterator[tuple[Int[Tensor, "batch"], Float[Tensor, "batch d_vocab"]]]:
-    """Yields each row's next token and the logits it was chosen from, until all rows have ended."""
-    checks.count("max_new_tokens", max_new_tokens, least=0)
-    prompt, ending = request.prompt, request.ending
-    tokens, past, n_ctx = prompt.tokens, Past(), model.cfg.n_ctx
+    model: Any,
+    tokens: Int[Tensor, "batch pos"],
+    real: Bool[Tensor, "batch pos"] | None,
+    ends: tuple[int, ...],
+    max_new_tokens: int,
+    options: Options,
+) -> Iterator[Int[Tensor, "batch"]]:
+    """Yields each row's next token, until all rows have ended. real: None if there is no padding"""
+    past, n_ctx = Past(), model.cfg.n_ctx
     over = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    steps = progress.tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
-    for step in steps:
-        mask = prompt.mask(tokens.shape[1])
-        if use_past and tokens.shape[1] <= n_ctx:  # the past already has the mask of its tokens
-            mask = None if step else mask
+    end_ids = torch.tensor(ends, dtype=torch.long, device=tokens.device)
+    quiet = not options.verbose
+    for step in progress.tqdm(range(max_new_tokens), desc="generate", unit="token", disable=quiet):
+        if options.use_past_kv_cache and tokens.shape[1] <= n_ctx:
+            mask = None if step else real  # the past already has the mask of its tokens
             logits = model(tokens[:, past.length :], past=past, attention_mask=mask)
         else:
-            cut = None if mask is None else mask[:, -n_ctx:]
-            logits = model(tokens[:, -n_ctx:], attention_mask=cut)
-        logits = logits[:, -1]
-        chosen = request.sampling.choose(logits, tokens, prompt.mask(tokens.shape[1]))
-        if ending.active:
-            chosen = chosen.masked_fill(over, ending.filler)
+            mask = None if real is None else real[:, -n_ctx:]
+            logits = model(tokens[:, -n_ctx:], attention_mask=mask)
+        chosen = options.choose(logits[:, -1])
+        chosen = chosen.masked_fill(over, ends[0]) if ends else chosen
         tokens = torch.cat([tokens, chosen[:, None]], dim=1)
-        if ending.active:
-            over = over | ending.ended(chosen, tokens, logits)
-        yield chosen, logits
-        if ending.active and bool(over.all()):
+        real = None if real is None else F.pad(real, (0, 1), value=True)
+        over = over | torch.isin(chosen, end_ids)
+        yield chosen
+        if bool(over.all()):
             return
 
 
-def _check_possible(input: object, pixel_values: object, forced_bos_token_id: object) -> None:
-    """Raises an error for TransformerLens arguments without a meaning in a causal text model."""
-    if isinstance(input, Tensor) and input.is_floating_point():
-        raise NotImplementedError(
-            "the input holds floats (inputs_embeds), but generate reads token ids or text: give "
-            "tokens, or run model(stream, start_at_layer=0) step by step."
-        )
-    if pixel_values is not None:
-        raise NotImplementedError(
-            "pixel_values belong to multimodal models, but this model reads text: leave them out."
-        )
-    if forced_bos_token_id is not None:
-        raise ValueError(
-            "forced_bos_token_id belongs to encoder-decoder models: append the token to the input."
-        )
-
-
-def _prompt(
-    model: TextMixin,
-    input: str | Sequence[str] | Tensor,
-    prepend_bos: bool | None,
-    padding_side: str | None,
-    attention_mask: Tensor | None,
-) -> Prompt:
-    """Returns the prompt of a generation; texts are always padded on the left."""
-    check_side(padding_side)
-    text = is_text(input)
-    if text:
-        texts: Any = input
-        tokens, mask = model._rows(texts, prepend_bos, "left", truncate=False)
-        tokens = tokens.to(model.cfg.device)
-    else:
-        tokens, mask = model._read(input, prepend_bos, None, None, None)
-        tokens = tokens.to(model.cfg.device)
-        if padding_side is not None and attention_mask is None:
-            mask = model._padding_in(tokens, padding_side, prepend_bos)
-    mask = mask if attention_mask is None else attention_mask
-    if mask is None:
-        return Prompt(tokens, None, text)
-    if mask.shape != tokens.shape:
-        raise ValueError(
-            f"attention_mask of shape {list(mask.shape)} does not match the prompt shape "
-            f"{list(tokens.shape)}: give a number per token of the prompt."
-        )
-    mask = mask.to(tokens.device)
-    if not bool((mask[:, -1] != 0).all()):
-        raise ValueError(
-            "a row of the prompt ends in padding, but generation continues from its last token: "
-            "pad on the left."
-        )
-    return Prompt(tokens, None if bool(mask.all()) else mask.bool(), text)
-
-
-def _request(
-    model: TextMixin, prompt: Prompt, return_type: str, sampling: Sampling, ends: tuple[Any, ...]
-) -> Request:
-    """Returns the checked arguments; raises ValueError for a bad argument before work starts."""
-    if return_type not in _RETURNS:
-        raise ValueError(
-            f"return_type={return_type!r}: give 'input', 'str' or 'tokens'. For embeddings, use "
-            "model(tokens, stop_at_layer=0)."
-        )
-    stop_at_eos, eos_token_id, strings, criteria = ends
-    ending = stops(model, stop_at_eos, eos_token_id, strings, criteria, len(prompt.tokens))
-    kind = return_type
-    if kind == "input":
-        kind = "str" if prompt.as_text else "tokens"
-    if kind == "str":
-        model._tokenizer()  # raises now if there is no tokenizer
-    return Request(prompt, kind, sampling, ending)
-
-
-def _to_cache(
-    model: Any, prompt: Prompt, max_new_tokens: int, names_filter: NamesFilter
-) -> list[str]:
-    """Returns the points to cache.
-
-    Raises an error, before work starts, if a cache of the whole result is impossible.
-    """
-    if len(prompt.tokens) > 1:
-        raise NotImplementedError(
-            "return_cache=True works for one row, not for a batch: use run_with_cache on the "
-            "result."
-        )
-    count = prompt.tokens.shape[1] + max_new_tokens
-    if count > model.cfg.n_ctx:
-        raise ValueError(
-            f"return_cache=True runs the model once on the whole result, up to {count} tokens, but "
-            f"the model takes at most n_ctx={model.cfg.n_ctx}: lower max_new_tokens."
-        )
-    return model.matching_points(names_filter)
-
-
-def _shaped(model: TextMixin, tokens: Tensor, kind: str, logits: list[Tensor] | None) -> Any:
-    """Returns the generated tokens as tokens, text, or a transformers output."""
-    if logits is not None:
-        from transformers.generation.utils import GenerateDecoderOnlyOutput
-
-        fields: Any = {"sequences": tokens, "logits": tuple(logits)}
-        return GenerateDecoderOnlyOutput(**fields)
-    if kind == "tokens":
-        return tokens
-    texts = [_text(model, row) for row in tokens.tolist()]
-    return texts[0] if len(texts) == 1 else texts
-
-
-def _text(model: TextMixin, ids: list[int]) -> str:
-    """Returns the text of a row without special tokens."""
-    tokenizer = model._tokenizer()
-    if is_hugging_face(tokenizer):
-        return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return tokenizer.decode([index for index in ids if index != separator(tokenizer)])
+def _ends(model: TextMixin, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the tokens that end a text: the caller's, or the tokenizer's."""
+    if eos_token_id is None:
+        reason = "the model has no tokenizer that names one"
+        try:
+            eos_token_id = getattr(model.tokenizer, "eos_token_id", None)
+        except errors.CheckpointError as error:
+            reason = str(error).rstrip(".")
+        if eos_token_id is None:
+            raise errors.TextError(
+                f"stop_at_eos=True needs an eos_token_id: {reason}. Give eos_token_id=..., or "
+                "stop_at_eos=False."
+            )
+    ids: Any = eos_token_id if isinstance(eos_token_id, (list, tuple)) else [eos_token_id]
+    return tuple(checks.count("eos_token_id", index, least=0) for index in ids)
 
 
 class _Writer:
     """Turns parts of token ids into text; an incomplete character waits for its other tokens."""
 
     def __init__(self, model: TextMixin) -> None:
-        self.model, self.rows, self.written = model, [], []
+        self.tokenizer = model._tokenizer()
+        self.rows: list[list[int]] = []
+        self.written: list[int] = []
 
-    def write(self, part: Int[Tensor, "batch part"]) -> str | list[str]:
-        """Returns the text that these tokens complete: a string, or one per row of a batch."""
+    def write(self, part: Int[Tensor, "batch part"], whole: bool = False) -> str | list[str]:
+        """Returns the text that tokens complete, without special tokens: a string, or one per row.
+
+        whole: no token follows, so that nothing waits.
+        """
         self.rows = self.rows or [[] for _ in part]
         self.written = self.written or [0 for _ in part]
-        for row, ids in zip(self.rows, part.tolist(), strict=True):
-            row += ids
-        return self._new(hold=True)
-
-    def rest(self) -> str | list[str] | None:
-        """Returns the text of a character that is still incomplete, or None."""
-        new = self._new(hold=False)
-        return new if any(new) else None
-
-    def _new(self, hold: bool) -> str | list[str]:
-        parts = []
-        for row, ids in enumerate(self.rows):
-            text = _text(self.model, ids)
-            text = text.rstrip("\ufffd") if hold else text
-            parts.append(text[self.written[row] :])
+        texts = []
+        for row, (ids, new) in enumerate(zip(self.rows, part.tolist(), strict=True)):
+            ids += new
+            text = self._decoded(ids)
+            text = text if whole else text.rstrip("\ufffd")
+            texts.append(text[self.written[row] :])
             self.written[row] = max(len(text), self.written[row])
-        return parts[0] if len(parts) == 1 else parts
+        return texts[0] if len(texts) == 1 else texts
+
+    def _decoded(self, ids: list[int]) -> str:
+        if is_hugging_face(self.tokenizer):
+            tokenizer, options = self.tokenizer, {"clean_up_tokenization_spaces": False}
+            return tokenizer.decode(ids, skip_special_tokens=True, **options)
+        bos = separator(self.tokenizer)
+        return self.tokenizer.decode([index for index in ids if index != bos])

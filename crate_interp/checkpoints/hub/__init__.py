@@ -1,1 +1,0 @@
-"""The table of public files, and the checked download of these files."""
