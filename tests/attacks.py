@@ -2,7 +2,7 @@
 
     python tests/attacks.py [KIND ...]
 
-runs all of them, or those of some kinds (`python tests/attacks.py stores ledgers`), with 200
+runs all of them, or those of some kinds (`python tests/attacks.py servers ledgers`), with 200
 examples of each property unless CRATE_SLOW and CRATE_PROFILE say less (tests/selection.py), and
 prints for each kind how many tests there are and how many held. A test is an attack of its own, or
 a property over many. The fast ones are part of every run of the tests.
@@ -32,9 +32,8 @@ KINDS = {
     "texts on pages": ("strings", "safe_text"),
     "servers": ("hub_attacks", "hub_names"),
     "bridges": ("bridge_attacks",),
-    "results of strangers": ("result_schemas", "old_folders", "folders", "files"),
-    "ledgers": ("lying_ledgers", "ledgers"),
-    "stores": ("lying_stores",),
+    "results of strangers": ("result_reading", "old_folders", "folders", "files"),
+    "ledgers": ("ledgers",),
     "kills and faults": ("faults", "kill", "kill_runs", "leftovers", "only_ours_removed"),
     "runs that go on": ("run_state", "resume"),
     "caches, probes and threads": ("whose_cache", "writing_probes", "threads", "padded_cache"),
