@@ -27,7 +27,7 @@ KINDS = {
         "zip_archives",
     ),  # fmt: skip
     "tokenizers": ("tokenizer_attacks",),
-    "pictures and masks": ("hostile_pictures", "hostile_coco", "pictures_by_content"),
+    "pictures and masks": ("hostile_pictures", "pictures_by_content"),
     "tables": ("hostile_tables",),
     "texts on pages": ("strings", "safe_text"),
     "servers": ("hub_attacks", "hub_names"),

@@ -1,6 +1,5 @@
 """Comparisons of results whose numbers are known, against scipy's, slow loops and closed forms."""
 
-
 import numpy as np
 import pytest
 import scipy.stats
