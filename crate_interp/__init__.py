@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         store,
         sweep,
     )
-    from crate_interp.sweeps.runs.result_merging import merge
     from crate_interp.training.regularizer import SRRRegularizer
     from crate_interp.training.watch_result import WatchResult
     from crate_interp.training.watch_run import Watch, watch
@@ -59,7 +58,7 @@ __all__ = [
     "LinearProbeResult", "Past", "Probe", "SRRRegularizer", "SegmentResult", "SparseAutoencoder",
     "SurgeryResult", "SweepResult", "Watch", "WatchResult", "ablate_heads", "atlas", "atoms",
     "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "graph", "hooks",
-    "linear_probe", "list_models", "load", "maps", "measures", "merge", "open_store", "probe",
+    "linear_probe", "list_models", "load", "maps", "measures", "open_store", "probe",
     "probes", "report", "saes", "segment", "store", "surgeries", "surgery", "sweep", "to_bridge",
     "viz", "watch",
 ]  # fmt: skip
@@ -86,7 +85,6 @@ _NAMES = {
     "crate_interp.surgeries": "SurgeryResult surgery",
     "crate_interp.sweeps": "AtomResult LinearProbeResult SweepResult atoms linear_probe open_store "
     "probe store sweep",
-    "crate_interp.sweeps.runs.result_merging": "merge",
     "crate_interp.training.regularizer": "SRRRegularizer",
     "crate_interp.training.watch_result": "WatchResult",
     "crate_interp.training.watch_run": "Watch watch",

@@ -1,8 +1,6 @@
 """Files of pictures as strangers may make them, and tables of them."""
 
 import io
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -60,24 +58,3 @@ def exif_of(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif
-
-
-def tiff_with_tiles(side):
-    """A picture of 16 x 16 pixels in one tile, which unpacks to side x side."""
-    packed = zlib.compress(bytes(1 << 20))
-    rows = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side}
-    rows |= {324: 8 + 2 + 12 * 10 + 4, 325: len(packed)}
-    listed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in rows.items())
-    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(rows)) + listed + bytes(4) + packed
-
-
-def png_with(*chunks, size=(20, 6)):
-    def chunk(name, data):
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 0, 0, 0, 0))
-    pixels = chunk(b"IDAT", zlib.compress(bytes((size[0] + 1) * min(size[1], 100))))
-    more = b"".join(chunk(name, data) for name, data in chunks)
-    return b"\x89PNG\r\n\x1a\n" + head + more + pixels + chunk(b"IEND", b"")

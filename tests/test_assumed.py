@@ -14,9 +14,9 @@ from conftest import make
 from crate_interp.config.families import UNTESTABLE
 from crate_interp.models.weight_cache import model_digest
 from crate_interp.results.assumed_settings import assumed, near_chance
-from crate_interp.results.kinds import KINDS, kind_of
 from published import GIVEN, SIZES, published
 from reference import published_layout
+from result_kinds import result_kinds
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 NORMS, PICTURES = ("ln_eps", "ln_final_eps"), ("mean", "std", "resize", "crop")
@@ -123,11 +123,11 @@ def test_a_folder_keeps_the_list_and_an_argument_shortens_it(tmp_path):
         ci.CrateConfig.from_dict(loaded.cfg.to_dict() | {"assumed": ["n_heads"]})
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", result_kinds())
 def test_headlines_of_every_kind_end_with_it(name, monkeypatch):
     config = ci.CrateConfig(family="crate", d_model=15, n_layers=2, n_heads=3).to_dict()
     config["assumed"] = ["eta", "lambd", "pool"]
-    kind = kind_of(name).result
+    kind = result_kinds()[name].result
     result = object.__new__(kind)
     object.__setattr__(result, "meta", {"config": config})
     monkeypatch.setattr(kind, "finding", lambda self: "Found.")

@@ -1,16 +1,20 @@
 """COCO: annotations as class maps, damaged ones, and results that pycocotools reads."""
 
 import json
+import os
 import sys
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import open_data
+from crate_interp.data import coco, open_data
 from crate_interp.data.coco import coco_image_ids, coco_results
+from strangers import exif_of
 
 
 def opened(model, data):
@@ -41,7 +45,7 @@ def coco_file(
         **tables,
     }
     for _, name in images:
-        if ".." not in name and name[0] != "/":
+        if name and name.isascii() and name.isprintable() and ".." not in name and name[0] != "/":
             (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", size[::-1]).save(folder / "images" / name)
     (folder / "notes.json").write_text(json.dumps(tables))
@@ -103,44 +107,77 @@ def test_compressed_runs_are_those_of_pycocotools(tmp_path):
     assert np.array_equal(opened(model, coco_file(tmp_path, rows)).masks(0, 2).numpy(), drawn)
 
 
+FULL = [13, 29]
+REGIONS = {
+    "not finite": [[0, 0, 3, float("nan"), 3, 3]],
+    "odd": [[0, 0, 3, 0, 3, 3, 1]],
+    "text": [["a", 0, 3, 0, 3, 3]],
+    "number": 3,
+    "other size": {"size": [29, 13], "counts": [377]},
+    "too short": {"size": FULL, "counts": [376]},
+    "no counts": {"size": FULL},
+}
+
+
 @pytest.mark.usefixtures("unchecked")
-def test_bad_coco(tmp_path):
+@pytest.mark.parametrize("kind", REGIONS)
+def test_annotations_that_cannot_be_drawn_are_refused_before_work(tmp_path, kind):
     model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+    match = "the segmentation of annotation 1 in '.*notes.json' cannot be drawn: give polygons x, y"
+    refused(model, match, coco_file(tmp_path, [note(1, REGIONS[kind])]))
 
-    def fails(match, *notes, **tables):
-        refused(model, match, coco_file(tmp_path, list(notes), **tables))
 
-    cannot = "the segmentation of annotation 1 in '.*notes.json' cannot be drawn: "
-    fails(
-        cannot + "a polygon has x far outside the 13 x 29 image",
-        note(1, square(1e8, 0, 3)),
-    )
-    fails(cannot + "a polygon has y far outside", note(1, [[0, 0, 3, float("nan"), 3, 3]]))
-    fails(
-        cannot + r"a polygon of shape \[7\] is not a list x, y, x, y",
-        note(1, [[0, 0, 3, 0, 3, 3, 1]]),
-    )
-    fails(cannot + "could not convert", note(1, [["a", 0, 3, 0, 3, 3]]))
-    fails(cannot + "it is str, not polygons", note(1, "square"))
-    fails(
-        cannot + r"its size is \[13, 28\], but the image is 13 x 29",
-        note(1, {"size": [13, 28], "counts": [364]}),
-    )
-    for counts in ([376], [378], [-1, 378], "6", "", "oooooooo"):
-        fails(cannot + "its run lengths do not fill", note(1, {"size": [13, 29], "counts": counts}))
-    fails(
-        cannot + "its run lengths are not all whole", note(1, {"size": [13, 29], "counts": [377.0]})
-    )
-    fails(cannot + "its counts are int, not", note(1, {"size": [13, 29], "counts": 377}))
-    fails(cannot + "'counts'", note(1, {"size": [13, 29]}))
-    fails(cannot + "its counts hold characters", note(1, {"size": [13, 29], "counts": "\u00e9"}))
-    fails("annotation 1 .* has the image_id 8, which is not in the file", note(1, [], image=8))
-    fails("annotation 1 .* has the category_id 4", note(1, [], category=4))
-    fails("gives an id twice in its annotations", note(1, []), note(1, []))
-    fails(
-        "number 0 of its annotations has no usable segmentation",
-        {"id": 1, "image_id": 7, "category_id": 3},
-    )
+ROWS = {
+    "annotation 1 .* has the image_id 8, which is not in the file": [note(1, [], image=8)],
+    "annotation 1 .* has the category_id 4": [note(1, [], category=4)],
+    "gives an id twice in its annotations": [note(1, []), note(1, [])],
+    "number 0 of its annotations has no segmentation": [{"id": 1, "image_id": 7, "category_id": 3}],
+}
+
+
+@pytest.mark.parametrize("match", ROWS)
+def test_tables_that_do_not_fit_are_refused(tmp_path, match):
+    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+    refused(model, match, coco_file(tmp_path, ROWS[match]))
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20), st.integers(1, 9)), max_size=9)
+)
+def test_objects_are_painted_by_their_size_above_crowds(places):
+    rows = [
+        note(number, square(left, top, side), category=number % 2, iscrowd=number % 3 == 0)
+        for number, (top, left, side) in enumerate(places)
+    ]
+    wanted = np.zeros(FULL, np.uint8)
+    drawn = [(coco._mask(row["segmentation"], (13, 29)), row) for row in rows]
+    for pixels, row in sorted(drawn, key=lambda pair: (not pair[1]["iscrowd"], -pair[0].sum())):
+        wanted[pixels > 0] = 255 if row["iscrowd"] else row["category_id"] + 1
+    assert np.array_equal(np.asarray(coco._class_map((13, 29), rows, {0: 1, 1: 2})), wanted)
+
+
+def test_names_that_are_no_utf8_are_read(tmp_path):
+    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+    where = coco_file(tmp_path, [], images=[(7, "seven.png")])
+    odd = os.fsdecode(b"\xff\n.png")
+    (tmp_path / "images" / "seven.png").rename(tmp_path / "images" / odd)
+    path = tmp_path / "notes.json"
+    path.write_text(path.read_text().replace('"seven.png"', json.dumps(odd)))
+    assert opened(model, where).fingerprint.startswith("coco:names-and-sizes:sha256:")
+
+
+def test_annotations_lie_on_the_upright_image(tmp_path):
+    """As tools show them to who draws, and as detectron2 reads them; pycocotools opens no image."""
+    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+    where = coco_file(tmp_path, [note(1, square(3, 2, 4))], images=[(7, "seven.jpg")])
+    stored = Image.new("RGB", (13, 29))  # 29 high and 13 wide: it lies on its side
+    stored.save(tmp_path / "images" / "seven.jpg", exif=exif_of(6))
+    samples = opened(model, where)
+    assert samples.masks(0, 1)[0, 2:6, 3:7].all() and samples.masks(0, 1).sum() == 16
+    assert samples.read(0, 1).shape == (1, 3, 13, 29)
+    Image.new("RGB", (29, 13)).save(tmp_path / "images" / "seven.jpg", exif=exif_of(6))
+    match = "gives 'seven.jpg' as 13 x 29, but the image is 29 x 13: masks would not fit it"
+    refused(model, match, where)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -150,13 +187,13 @@ def test_coco_files_that_cannot_be_used(tmp_path, monkeypatch):
     def fails(match, *notes, **tables):
         refused(model, match, coco_file(tmp_path, list(notes), **tables))
 
-    fails("holds no COCO annotations: it has no list annotations", "x")
+    fails("holds no COCO annotations: it has no list categories", categories=3)
     fails(
         "has 255 categories: give at most 254",
         categories=[{"id": number} for number in range(255)],
     )
-    for name in ("../../etc/passwd", "/etc/passwd"):
-        fails(f"names the file '{name}', which is not inside", images=[(7, name)])
+    for name in ("../../etc/passwd", "/etc/passwd", "", "a\0", "\ud800.png", "a/../../b.png"):
+        fails("names the file '.*', which is not inside", images=[(7, name)])
     where = coco_file(tmp_path, [])
     Image.new("RGB", (28, 13)).save(tmp_path / "images" / "seven.png")
     refused(

@@ -310,29 +310,3 @@ def test_one_picture_is_data(tmp_path):
     ):
         assert one.samples().equals(found)
     assert np.allclose(found.iloc[:, 3:], probed[found.columns].iloc[:, 3:], rtol=1e-6)
-
-
-def test_a_run_that_ended_early_says_which_chunks_are_there(tmp_path):
-    class Ending(IterableDataset):
-        def __iter__(self):
-            yield from (one for one in BYTES[:3])
-            raise OSError("the line is cut")
-
-    def failing(block, acts):
-        if acts["hook_resid_mid"][0, 0, 0] == last:
-            raise ValueError("enough")
-        return {"a": acts["hook_resid_mid"].mean((1, 2))}
-
-    model = vision()
-    last = model.run_with_cache(model.preprocess(BYTES))[1]["blocks.0.hook_resid_mid"][3, 0, 0]
-    probe = ci.Probe("own", ("hook_resid_mid",), failing, {"a": ("", None, None, "")})
-    own = {**SWEEP, "chunk_size": 1, "batch_size": 1}
-    for data, more, words in (
-        (BYTES, {"probes": probe}, "missing: sweep 3-4"),
-        (Ending(), {}, "missing: all of sweep but 0-2"),
-    ):
-        out = tmp_path / words[-1]
-        with pytest.raises(ValueError, match="enough|the line is cut"):
-            ci.sweep(model, data, out=out, **own | more)
-        with pytest.raises(ValueError, match=f"{words}[^0-9,]"):
-            ci.merge(out)

@@ -182,7 +182,7 @@ def test_a_page_that_was_edited_is_named(sweeps, tmp_path):
     with sweeps[0].saved_with_pages(tmp_path) as stage:
         write_text(stage / "page.html", "words")
     (tmp_path / "page.html").write_text("other words")
-    with pytest.warns(UserWarning, match="page.html' differs from the file saved with"):
+    with pytest.warns(UserWarning, match="page.html' changed since this Sw"):
         ci.SweepResult.load(tmp_path)
 
 

@@ -8,9 +8,9 @@ import torch
 import crate_interp as ci
 from command import run
 from conftest import make
-from crate_interp.results.kinds import KINDS
 from crate_interp.sweeps.runs import forecast
 from crate_interp.sweeps.runs.forecast import COSTS, Watched, Work, crowded, dry_run
+from result_kinds import result_kinds
 
 NOT_FORECAST = {  # made from one sample or a cache, or measured beside a training
     "circuit_scores", "graph", "logit_attribution", "logit_lens", "watch",
@@ -31,7 +31,7 @@ def pictures():
 
 
 def test_each_verb_that_streams_has_a_cost():
-    assert set(COSTS) == (set(KINDS) | {"report"}) - NOT_FORECAST
+    assert set(COSTS) == (set(result_kinds()) | {"report"}) - NOT_FORECAST
 
 
 @pytest.mark.parametrize("kind", sorted(COSTS))

@@ -240,15 +240,6 @@ def test_results_with_and_without_groups_do_not_merge(fashion):
     assert sample_ranges.groups_of(both.meta["data"])[:, 1].tolist() == [0, 1] * 12
 
 
-@pytest.mark.parametrize(
-    "groups", [[[0, 3]], [[0, 2], ["a", 1]], [[0, 2, 1]], "0", [[0, 3], [1, 0]]]
-)
-def test_a_file_with_wrong_groups_is_refused(groups):
-    entry = {"fingerprint": "x", "start": 5, "stop": 7, "groups": [[4, 1], [2, 1]]}
-    assert sample_ranges.is_valid([entry])
-    assert not sample_ranges.is_valid([entry | {"groups": groups}])
-
-
 def test_groups_of_other_data_are_other_groups():
     one = {"fingerprint": "x", "start": 0, "stop": 3, "groups": [[0, 2], [1, 1]]}
     two = {"fingerprint": "y", "start": 0, "stop": 2, "groups": [[0, 2]]}

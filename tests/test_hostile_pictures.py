@@ -1,10 +1,7 @@
-"""Pictures of strangers: formats that start programs, bombs, and damaged files."""
+"""Pictures of strangers: formats that start programs, and damaged files."""
 
 import io
 import re
-import subprocess
-import sys
-import zlib
 from contextlib import suppress
 
 import hypothesis
@@ -12,10 +9,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from PIL import EpsImagePlugin, Image, ImageFile, TiffImagePlugin, WebPImagePlugin
+from PIL import EpsImagePlugin, Image
 
 from conftest import make
-from crate_interp.core import checks, pictures
+from crate_interp.core import pictures
 from strangers import (
     EPS,
     NAMES,
@@ -23,11 +20,9 @@ from strangers import (
     file_of,
     opened,
     picture,
-    png_with,
     refused,
     small,
     table,
-    tiff_with_tiles,
 )  # fmt: skip
 from test_boundaries import HERE, sources
 
@@ -105,115 +100,7 @@ def test_the_first_of_several_pictures_is_read(model, tmp_path, form):
     assert torch.equal(model.preprocess(path), model.preprocess(Image.fromarray(first)))
 
 
-@pytest.fixture
-def nothing_is_decoded(monkeypatch):
-    def load(image, *given):
-        raise AssertionError("pixels were decoded")
-
-    for kind in (ImageFile.ImageFile, WebPImagePlugin.WebPImageFile, TiffImagePlugin.TiffImageFile):
-        monkeypatch.setattr(kind, "load", load)
-
-
-@pytest.mark.parametrize("form", NAMES)
-def test_too_many_pixels_are_refused_before_they_are_decoded(
-    model, tmp_path, form, monkeypatch, nothing_is_decoded
-):
-    monkeypatch.setattr(checks, "MOST_PIXELS", 599)
-    path = tmp_path / NAMES[form]
-    path.write_bytes(file_of(Image.new("RGB", (30, 20)), form))
-    match = "is 20 x 30, which is too large: a picture may have at most 599 pixels"
-    refused(match, model.preprocess, path)
-    refused(match, opened, model, f"imagefolder:{tmp_path}")
-    refused(match, opened, model, table([cell(path.read_bytes())]))
-    with Image.open(path) as image:
-        refused(match, model.preprocess, image)
-    monkeypatch.setattr(checks, "MOST_PIXELS", 600)
-    with pytest.raises((AssertionError, ValueError), match="pixels were decoded"):
-        model.preprocess(path)
-
-
-def test_bombs_inside_of_small_pictures(model):
-    assert model.preprocess(pictures.decoded(png_with(), "x")).shape == (1, 3, 6, 7)
-    text = b"a\0\0" + zlib.compress(bytes(64 << 20))
-    for name in (b"zTXt", b"iCCP"):
-        with suppress(ValueError):  # a profile is left out, a text is refused
-            assert len(pictures.decoded(png_with((name, text)), "x").info) == 0
-    assert pictures.decoded(tiff_with_tiles(16), "x").size == (16, 16)
-    refused("a tile of x is 32,768 x 32,768, which", pictures.decoded, tiff_with_tiles(32768), "x")
-    # refused by Pillow's own limits, which are above ours, without a warning
-    for size in ((13_300, 13_300), (60_000, 60_000), (9_000, 10_000)):
-        refused("cannot read x: Image size", pictures.decoded, png_with(size=size), "x")
-    refused("x is 7,000 x 8,000, which is too", pictures.decoded, png_with(size=(8000, 7000)), "x")
-
-
-def test_jpeg_files_of_many_scans(tmp_path):
-    """Each repeats all pixels: 75 kB of them would keep a processor busy for a minute."""
-    whole = file_of(picture(), "JPEG", progressive=True)
-    few, last = whole.count(b"\xff\xda"), whole[whole.rindex(b"\xff\xda") : -2]
-    assert few > 5
-
-    def scans(count):
-        return whole[:-2] + last * (count - few) + whole[-2:]
-
-    most = pictures.MOST_SCANS
-    assert pictures.decoded(scans(most), "x").size == (31, 23)
-    refused(
-        "cannot read x: a JPEG file of more than 100 scans", pictures.decoded, scans(most + 1), "x"
-    )
-    (tmp_path / "a.jpg").write_bytes(scans(most + 1))
-    refused("a.jpg': a JPEG file of more", pictures.loaded, tmp_path / "a.jpg")
-    with Image.open(tmp_path / "a.jpg") as image:
-        refused("cannot read an image: a JPEG file of more", pictures.loaded, image)
-    chance = b"\xff\xda" * 1000  # in what a camera appends, and in the data of a segment
-    comment = b"\xff\xfe" + (len(chance) + 2).to_bytes(2, "big") + chance
-    assert pictures.decoded(whole + chance, "x").size == (31, 23)
-    assert pictures.decoded(whole[:2] + comment + whole[2:], "x").size == (31, 23)
-
-
-BOMBS = """
-import resource, sys
-import numpy as np, torch
-from PIL import Image
-sys.path.insert(0, sys.argv[1])
-from conftest import PLAIN, make
-from strangers import opened
-import crate_interp as ci
-
-model = make(resize=7, crop=(6, 7), image_size=(6, 7), patch_size=(2, 7), **PLAIN)
-made = lambda **sizes: make(image_size=(6, 20), patch_size=(2, 5), **sizes, **PLAIN)
-(path,) = sys.argv[2:]
-used = int(next(row for row in open("/proc/self/status") if row.startswith("VmSize")).split()[1])
-resource.setrlimit(resource.RLIMIT_AS, (used * 1024 + (300 << 20),) * 2)
-attacks = {
-    "a file": lambda: model.preprocess(path),
-    "a folder": lambda: opened(model, "imagefolder:" + path.rpartition("/")[0]),
-    "both sides": lambda: made(resize=[40_000, 40_000], crop=[6, 20]),
-    "one side": lambda: made(resize=40_000, crop=[6, 20]),
-    "crop": lambda: made(crop=[40_000, 40_000]),
-    "image size": lambda: ci.CrateConfig(family="crate", d_model=4, n_layers=1, n_heads=1,
-                                         image_size=70_000, patch_size=70_000),
-}
-for name, attack in attacks.items():
-    try:
-        attack()
-    except ValueError as error:
-        assert "which is too large" in str(error) or "Image size" in str(error), (name, error)
-    else:
-        raise AssertionError(name)
-print(len(attacks))
-"""
-
-
-@pytest.mark.slow
-def test_bombs_take_no_memory(tmp_path):
-    """Each is refused under a limit that the first copy of its pixels would break."""
-    (tmp_path / "a.png").write_bytes(png_with(size=(13_300, 13_300)))
-    command = [sys.executable, "-c", BOMBS, str(HERE), str(tmp_path / "a.png")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.strip() == "6", done.stderr
-
-
-def test_patches_have_a_limit():
+def test_patches_have_a_limit(monkeypatch):
     with pytest.raises(
         ValueError, match="image_size is 512 x 512, which is 262,144 patches: a mod"
     ):
@@ -230,8 +117,7 @@ def test_damaged_files_are_a_picture_or_one_line(form, data):
     broken = bytes(good[: data.draw(st.integers(1, len(good)))])
     try:
         image = pictures.decoded(broken, "x")
-        assert image.width * image.height <= checks.MOST_PIXELS
         assert pictures.header(io.BytesIO(broken), "x")[1] == image.size
     except ValueError as error:
-        assert str(error).startswith("cannot read x: ") or "is too large" in str(error)
+        assert str(error).startswith("cannot read x: ")
         assert str(error).isprintable()

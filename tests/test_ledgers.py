@@ -201,16 +201,9 @@ def test_ledgers_that_are_no_files(tmp_path):
 
 
 LINES = [
-    "null", "7", '"sweep"', "[]", "{}", DEEP, "[" * 10**5, "\x00", "9" * 5000,
-    '{"stage": 1, "chunk": 0}', '{"stage": "sweep"}', '{"stage": "sweep", "chunk": "0"}',
-    '{"stage": "sweep", "chunk": true, "start": 0, "stop": 7, "sha256": "x"}',
-    '{"stage": "sweep", "chunk": 1, "start": null, "stop": [], "sha256": {}}',
-    '{"stage": "sweep", "chunk": 1, "start": Infinity, "stop": NaN, "sha256": ""}',
-    '{"stage": "sweep", "chunk": -1, "start": 0, "stop": 7, "sha256": "sha256:0"}',
-    '{"stage": "sweep", "chunk": 1, "start": 0, "stop": 7, "sha256": 1, "seconds": ' + "9" * 400
-    + "}",
-    '{"stage": "sweep", "chunks": true}', '{"stage": "sweep", "chunks": -4}',
-    '{"stage": "sweep", "chunks": 1e9}', '{"stage": "sweep", "chunks": 99999999999999}',
+    "null", "7", "[]", "{}", DEEP, "[" * 10**5, "\x00", '{"stage": 1, "chunk": 0}',
+    '{"stage": "sweep"}',
+    '{"stage": "sweep", "chunk": 1, "sta', '{"stage": "sweep", "chunks": true}',
 ]  # fmt: skip
 
 

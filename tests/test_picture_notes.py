@@ -11,7 +11,6 @@ from conftest import make
 from crate_interp.core import file_reading
 from crate_interp.data import open_data
 from crate_interp.data.picture_contents import Notes, noting, table_of
-from crate_interp.results import sample_ranges
 from padded_pictures import MODEL, draw, folder, replace
 
 
@@ -70,16 +69,6 @@ def test_only_other_content_counts(tmp_path_factory, changes):
     wanted = [f"{n}.bmp" for n, how in sorted(changes.items()) if change(root / f"{n}.bmp", how)]
     assert files.changed(table) == wanted
     assert not wanted or files.noted_stamps(0, 5, False, table) != files.stamps(0, 5, False)
-
-
-@pytest.mark.parametrize("content", [None, 7, "", "a" * 63, "A" * 64, ["a" * 64]])
-def test_other_contents_are_no_ranges(content):
-    (entry,) = sample_ranges.of("some", 0, 3)
-    assert sample_ranges.is_valid([entry]) and sample_ranges.is_valid(
-        [entry | {"content": "a" * 64}]
-    )
-    for name in sample_ranges.CONTENTS:
-        assert not sample_ranges.is_valid([entry | {name: content}])
 
 
 def test_annotations_of_coco_count_by_content(tmp_path):

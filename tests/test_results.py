@@ -279,17 +279,6 @@ def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
     refused("holds a result of kind 'sweep', but AtomResult.load reads 'atoms'", ci.AtomResult)
     (folder / META).write_text(json.dumps(meta | {"format": 2}))
     refused("has format 2, but this version reads 1: install a newer crate_interp")
-    for damage in (
-        {"data": 3}, {"data": [3]}, {"data": [{}]}, {"n_samples": "x"}, {"n_samples": None},
-        {"statistics": 3}, {"counts": 3}, {"unit": 1}, {"config": None}, {"versions": []},
-        {"data": [{"fingerprint": "f", "start": "a", "stop": 3}]},
-        {"data": [{"fingerprint": "f", "start": 4, "stop": 3}]},
-    ):  # fmt: skip
-        (folder / META).write_text(json.dumps(meta | damage))
-        refused("is damaged: ")
-    for content in ("[]", "{}", "{" * 10**5, '{"format": true', ""):
-        (folder / META).write_text(content)
-        refused("was not written by SweepResult.save|does not hold a saved SweepResult")
     (folder / META).write_text(json.dumps(meta))
     other = ci.sweep(model, part(data, CUT, N), probes="sparsity", controls=0, **QUIET)
     other.table("samples").to_parquet(folder / "samples.parquet", index=False)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import crate_interp as ci
 from conftest import make, make_lm
-from crate_interp.sweeps.stores import writing
+from crate_interp.sweeps.stores import activation_store, writing
 from crate_interp.sweeps.stores.activation_store import ActivationStore, facts_of, size_of
 from folders import files_of
 from killing import died_at
@@ -214,9 +213,8 @@ def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path
         bad = bytearray(good[:-8] if damage == "short" else good)
         bad[len(bad) // 2] ^= 1
         path.write_bytes(bad)
-    if damage != "bit":  # the digest of a file is not compared
-        with pytest.raises(ValueError, match="is damaged: .*Repeat the same ci.store call"):
-            ci.open_store(out)
+    with pytest.raises(ValueError, match="is damaged: .*Repeat the same ci.store call"):
+        ci.open_store(out)
     found = ci.store(net, DATA, points=POINTS, out=out, **QUIET)
     assert "measured again: activations-000002" in capsys.readouterr().err
     assert path.read_bytes() == good and len(found) == N
@@ -328,19 +326,34 @@ def test_points_that_a_probe_lacks(net, tmp_path):
         ci.sweep(net, few, probes="compression", **QUIET)
 
 
-def test_a_foreign_index_is_refused(stored, tmp_path):
+def test_digests_are_computed_once_and_only_of_files_of_others(stored, tmp_path, monkeypatch):
+    digested = []
+    real = activation_store.digest
+    monkeypatch.setattr(activation_store, "digest", lambda p: digested.append(p.name) or real(p))
+    assert len(ci.open_store(folder_of(stored))) == N and not digested
     out = shutil.copytree(folder_of(stored), tmp_path / "s")
-    index = ActivationStore.load(out)
-    for column, value in (("file", "../../x.arrow"), ("file", "/etc/passwd"), ("start", 3)):
-        table = index.table()
-        table.loc[0, column] = value
-        ActivationStore({"files": table}, index.meta).save(out)
-        with pytest.raises(ValueError, match="is not a saved ActivationStore"):
-            ci.open_store(out)
-    ActivationStore({"files": index.table()}, index.meta | {"points": {"y": [3]}}).save(out)
-    with pytest.raises(ValueError, match="other points or samples than its index says"):
-        ci.open_store(out)
-    assert np.array_equal(stored["sample"][:], np.arange(N))
+    for _ in range(2):
+        assert len(ci.open_store(out)) == N
+        assert len(digested) == 4
+    path = out / "chunks" / digested[0]
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    ci.open_store(out)
+    assert digested[4:] == [path.name]
+
+
+def test_a_store_that_was_changed_is_refused(net, stored):
+    for data in (stored.select_columns(["sample", "input"]), stored.rename_column("sample", "a")):
+        with pytest.raises(ValueError, match="the column .* is missing, or has another shape"):
+            ci.sweep(net, data, progress=False)
+    index = ActivationStore.load(folder_of(stored))
+    other = {"points": {"y": [3]}}
+    with pytest.raises(ValueError, match="the column 'y' is missing"):
+        activation_store.check_columns(stored, index.meta | other)
+    row = datasets.Dataset.from_dict({"sample": [0]})
+    for row.info.description in ('["crate_interp"]', "[", 3, None):
+        assert facts_of(row) is None
 
 
 def test_a_linear_probe_of_a_store(net, stored, tmp_path):

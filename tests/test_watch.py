@@ -131,6 +131,7 @@ def test_the_folder_keeps_what_was_measured(images, tmp_path):
     result = ci.WatchResult.load(out)
     assert result.steps == [0, 2, 4, 5] and result.digest() == watch.result().digest()
     assert result.at(5).layers().equals(result.at(4).layers())  # nothing was trained in between
+    assert ci.WatchResult.load(out).digest() == result.digest()
 
 
 @pytest.mark.slow

@@ -61,7 +61,6 @@ class AuditResult(Result):
     """
 
     KIND = "audit"
-    META = {"settings": dict, "reasons": list, "untrained": int}
     MAIN = "cells"
     INTERVALS = True
     STORED = {

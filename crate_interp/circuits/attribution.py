@@ -44,7 +44,6 @@ class LogitAttribution(Result):
     """
 
     KIND = "logit_attribution"
-    META = {"settings": dict}
     MAIN = "parts"
     STORED = {"values": by("sample")}
     DERIVED = {"parts": _parts}

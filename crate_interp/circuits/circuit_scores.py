@@ -56,7 +56,6 @@ class CircuitScores(Result):
     """
 
     KIND = "circuit_scores"
-    META = {"settings": dict, "whole": float, "none": float}
     MAIN = "scores"
     STORED = {"scores": first, "heads": first}
     ALONE = (

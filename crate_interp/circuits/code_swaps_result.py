@@ -150,7 +150,6 @@ class Concentration(Result):
     """
 
     KIND = "concentration"
-    META = {"settings": dict}
     MAIN = "shares"
     OF_A_NETWORK = _OF_PAIRS | {"points": first}
     STORED = OF_A_NETWORK | {f"untrained_{name}": rule for name, rule in _OF_PAIRS.items()}

@@ -68,7 +68,6 @@ class Composition(Result):
     """
 
     KIND = "composition"
-    META = {"settings": dict}
     MAIN = "pairs"
     STORED = {
         "senders": sums(*_SENDER),

@@ -75,7 +75,6 @@ class HeadAblation(Result):
     """
 
     KIND = "head_ablation"
-    META = {"settings": dict}
     MAIN = "heads"
     STORED = {"samples": by("sample", "layer", "head"), "base": by("sample")}
     DERIVED = {"heads": _heads}
@@ -191,11 +190,6 @@ class HeadAblation(Result):
             return super().caution()
         base: Any = self._table("base")["base"]
         return f"{super().caution()} {near_chance(self.meta, float(base.mean()))}".strip()
-
-    def _check_readable(self) -> None:
-        super()._check_readable()
-        _UNITS[self.meta["settings"]["metric"]]
-        self.alone.strip()
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("heads")

@@ -25,7 +25,6 @@ class LogitLens(Result):
     """
 
     KIND = "logit_lens"
-    META = {"settings": dict}
     MAIN = "answers"
     STORED = {"answers": by("sample", "layer", "rank")}
 

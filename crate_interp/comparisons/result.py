@@ -38,10 +38,6 @@ class Comparison(Result):
     """
 
     KIND = "comparison"
-    META = {
-        "a": dict, "b": dict, "layers": list, "not_compared": dict, "noted": dict,
-        "heads_averaged": list, "of_weights": list, "statistics": dict, "probes": dict,
-    }  # fmt: skip
     MAIN = "differences"
     STORED = {"differences": first, "networks": first}
     ALONE = "a comparison needs all samples at once: merge the sweeps, then compare them."
@@ -122,25 +118,6 @@ class Comparison(Result):
                 "same relative depth."
             )
         return " ".join(words for words in said if words)
-
-    def _check_readable(self) -> None:
-        super()._check_readable()
-        for side in "ab":
-            own: Any = self.meta[side]
-            texts = (own["name"], *own["networks"], *own["untrained"])
-            if not all(isinstance(text, str) for text in texts) or not own["networks"]:
-                raise ValueError(f"side {side} is not described")
-            if type(own["n_layers"]) is not int:
-                raise ValueError(f"side {side} has no number of layers")
-        for name, (unit, _, _, how) in self.meta["statistics"].items():
-            name.split(".")[1]
-            if {type(text) for text in (unit, how)} != {str}:
-                raise ValueError(f"the statistic {name} is not described")
-        self.networks()[["side", "network", "trained", "layer", "mean", "error", "n"]]
-        table: Any = self._table("differences")
-        for column in (*_NUMBERS, *({"untrained_p"} & set(table))):  # older results have none
-            if not pd.api.types.is_numeric_dtype(table[column]):
-                raise ValueError(f"the column {column} holds no numbers")
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("differences")

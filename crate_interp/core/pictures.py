@@ -1,23 +1,18 @@
-"""Opens picture files with Pillow, within limits, and makes the errors for refused files.
+"""Opens picture files with Pillow, upright, and makes the errors for files that it cannot read.
 
 The allowed formats are named, because Pillow recognises a file by its first bytes and would start
-Ghostscript for any EPS file, whatever it is called. Size and format are checked before pixels are
-decoded.
+Ghostscript for any EPS file, whatever it is called.
 """
 
 import errno
-import re
-import stat
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from crate_interp.core import checks, file_reading
+from crate_interp.core import file_reading
 from crate_interp.core.safe_text import plain
 
 # The usual formats of picture data sets. Pillow and the libraries in its wheel decode each
@@ -36,10 +31,6 @@ UNREAD_SUFFIXES = (
     ".rw2", ".raf", ".pef", ".tga", ".ico", ".icns", ".dds", ".pcx", ".exr", ".hdr", ".fits",
     ".dcm", ".qoi", ".apng", ".mpo", ".dib",
 )  # fmt: skip
-MOST_BYTES = 2**30  # size of one file
-# limit for one JPEG file: each scan takes libjpeg through all pixels, but may be only 75 bytes
-MOST_SCANS = 100
-_LOADED_AS = (*FORMATS, "MPO")  # MPO is Pillow's name for a JPEG file of several pictures
 _TURNS = {  # EXIF orientation -> the operation that turns the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -51,10 +42,9 @@ _TURNS = {  # EXIF orientation -> the operation that turns the picture upright
 }
 _SIDEWAYS = (5, 6, 7, 8)
 # system errors that are about the file; others, such as EIO, are about the machine
-_OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-_SCAN = b"\xff\xda"
-# a JPEG marker, except the markers that occur inside compressed data
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+_OF_THE_FILE = (
+    None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+)  # fmt: skip
 _WHERE_EXIF_IS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
@@ -81,41 +71,22 @@ def quoted(name: str | Path) -> str:
     return f"'{plain(name, 1000)}'"
 
 
-def check_file(path: Path, what: str) -> None:
-    """Raises Undecodable, naming `what`, unless a path leads to a file that can be read.
-
-    Folders, pipes, sockets and devices are refused before they are opened, and so are empty
-    files and files above 1 GiB. Links are followed.
-    """
-    try:
-        found = path.stat()
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise _unread(what, error, f"{getattr(error, 'strerror', None) or error}.") from None
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
-        raise Undecodable(f"cannot read {what}: it is {kind}, not a file.")
-    if not found.st_size:
-        raise Undecodable(f"cannot read {what}: the file is empty.")
-    if found.st_size > MOST_BYTES:
-        raise Undecodable(
-            f"cannot read {what}: it has {found.st_size:,} bytes; at most {MOST_BYTES:,} are "
-            "allowed."
-        )
-
-
 def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
     """Returns an upright picture with its pixels in memory, and its name in errors.
 
     The picture is turned by its EXIF orientation, even if it is a PIL image.
-    Raises Undecodable, a ValueError, if the picture cannot be read, if its format is not in
-    FORMATS, or if it has more than 50,000,000 pixels. Raises ValueError if `image` is neither a
-    picture nor a path.
+    Raises Undecodable, a ValueError, if the picture cannot be read, or if its format is not in
+    FORMATS. Raises ValueError if `image` is neither a picture nor a path.
     """
     what = "an image" if kind == "image" else f"a {kind}"
     if isinstance(image, Later):
         return image.make(), image.what
     if isinstance(image, Image.Image):
-        _check_opened(image, what)
+        if image.format not in (None, *FORMATS, "MPO"):  # MPO: JPEG files of several pictures
+            raise Undecodable(
+                f"{what} was opened from a file of format {plain(image.format)}, but only "
+                f"{', '.join(FORMATS)} are decoded: if you trust it, give image.convert('RGB')."
+            )
         return _upright(image, what), what
     if not isinstance(image, (str, Path)):
         raise ValueError(
@@ -124,10 +95,9 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
             + (', such as data[:]["image"].' if hasattr(image, "features") else ".")
         )
     what = f"the {kind} {quoted(image)}"
-    check_file(Path(image), what)
     try:
         data = file_reading.read(Path(image))
-    except Exception as error:  # such as a file that may not be read
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise _unread(what, error) from None
     return decoded(data, what), what
 
@@ -143,12 +113,8 @@ def opened(file: Path | BytesIO, what: str) -> Image.Image:
 
     Raises Undecodable, naming `what`, for the same reasons as `loaded`.
     """
-    if isinstance(file, Path):
-        check_file(file, what)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(file, formats=FORMATS)
+        return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
         raise Undecodable(
             f"cannot read {what}: it is not a picture in one of the formats {', '.join(FORMATS)}, "
@@ -156,12 +122,6 @@ def opened(file: Path | BytesIO, what: str) -> Image.Image:
         ) from None
     except Exception as error:  # each decoder of Pillow raises its own errors
         raise _unread(what, error) from None
-    try:
-        _check_opened(image, what)
-    except ValueError:
-        image.close()
-        raise
-    return image
 
 
 def header(file: Path | BytesIO, what: str) -> tuple[str, tuple[int, int]]:
@@ -198,54 +158,19 @@ def check_depth(mode: str, what: str) -> None:
         )
 
 
-def check_image(path: Path, bits: int = 8) -> tuple[int, int]:
-    """Returns the upright (width, height) of a picture that a model's `preprocess` can take.
-
-    Only its first bytes are read. bits: 16 leaves it to `preprocess` to refuse 16-bit pictures.
-    Raises Undecodable for other files.
-    """
-    what = f"the image {quoted(path)}"
-    mode, size = header(path, what)
-    if bits == 8 or mode not in SIXTEEN_BITS:
-        check_depth(mode, what)
-    return size
-
-
-def _check_opened(image: Image.Image, what: str) -> None:
-    """Raises Undecodable for a picture that must not be decoded."""
-    if image.format is not None and image.format not in _LOADED_AS:
-        raise Undecodable(
-            f"{what} was opened from a file of format {plain(image.format)}, but only "
-            f"{', '.join(FORMATS)} are decoded: if you trust the file, give image.convert('RGB')."
-        )
-    _check_pixels(what, image.height, image.width)
-    tags: Any = getattr(image, "tag_v2", {})
-    try:  # a tile of a TIFF file is decoded as a whole, however small the picture is
-        tile = [int(tags.get(side, 1)) for side in (322, 323)]
-    except Exception as error:  # Pillow parses a tag when it is first read
-        raise Undecodable(f"cannot read {what}: {plain(error)}") from None
-    _check_pixels(f"a tile of {what}", *tile)
-
-
-def _unread(what: str, error: Exception, reason: object = None) -> ValueError:
+def _unread(what: str, error: Exception) -> ValueError:
     """Returns the error to raise: Undecodable for a bad file, ValueError if the machine failed."""
     failed = isinstance(error, MemoryError) or getattr(error, "errno", None) not in _OF_THE_FILE
-    kind = ValueError if failed else Undecodable
-    return kind(f"cannot read {what}: {plain(reason or error)}")
-
-
-def _check_pixels(what: str, height: int, width: int) -> None:
-    try:
-        checks.pixels(what, height, width)
-    except ValueError as error:
-        raise Undecodable(str(error)) from None
+    words = getattr(error, "strerror", None)
+    return (ValueError if failed else Undecodable)(
+        f"cannot read {what}: {plain(f'{words}.' if words else error)}"
+    )
 
 
 def _upright(image: Image.Image, what: str) -> Image.Image:
     """Returns a picture with its pixels in memory, turned by its EXIF orientation."""
     try:
         orientation = _orientation(image)
-        _check_scans(image)
         image.load()
         if image.format == "TIFF":  # Pillow has already turned it and dropped the orientation
             orientation = _orientation(image)
@@ -256,26 +181,6 @@ def _upright(image: Image.Image, what: str) -> Image.Image:
         raise _unread(what, error) from None
     turned.info = {name: kept for name, kept in image.info.items() if name not in _WHERE_EXIF_IS}
     return turned
-
-
-def _check_scans(image: Image.Image) -> None:
-    """Raises ValueError for a JPEG file with too many scans, before they are decoded."""
-    file: Any = getattr(image, "fp", None)
-    if file is None or image.format not in ("JPEG", "MPO"):
-        return
-    file.seek(0)
-    data = file.read()
-    # Usually this count suffices. If it is high, true scans are distinguished from chance bytes.
-    if data.count(_SCAN) <= MOST_SCANS:
-        return
-    place, scans = 2, 0
-    while marker := _MARKER.search(data, place):
-        place, scans = marker.end(), scans + (marker[0] == _SCAN)
-        if scans > MOST_SCANS:
-            raise ValueError(f"a JPEG file of more than {MOST_SCANS} scans")
-        if marker[0] == b"\xff\xd9":  # end of the image; what follows is not decoded
-            return
-        place += int.from_bytes(data[place : place + 2], "big")  # the length of the segment
 
 
 def _orientation(image: Image.Image) -> int:

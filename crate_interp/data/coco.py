@@ -1,6 +1,7 @@
 """COCO: class maps from its annotations, and masks in its format for results."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from operator import index
@@ -9,18 +10,16 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, UInt8
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.core import checks
 from crate_interp.core.files import digest_of_bytes
-from crate_interp.core.pictures import Later, check_file, check_image, quoted
+from crate_interp.core.pictures import Later, header, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.class_maps import IGNORE, mask_reader
-from crate_interp.data.coco_regions import MOST_EDGE, check_region, paint, runs_of
+from crate_interp.data.folder_listing import inside, names_and_sizes, path_and_option
 from crate_interp.data.picture_contents import Files
-from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
 
 _NEEDED = {  # table -> fields that its rows must have
@@ -28,13 +27,6 @@ _NEEDED = {  # table -> fields that its rows must have
     "annotations": ("id", "image_id", "category_id", "segmentation"),
     "categories": ("id",),
 }
-_USABLE = {  # field -> function that tells whether a value can be used; other fields are ids
-    "file_name": lambda value: isinstance(value, str),
-    "segmentation": lambda value: True,
-    "width": lambda value: checks.is_int(value) and 0 < value < 2**31,
-    "height": lambda value: checks.is_int(value) and 0 < value < 2**31,
-}
-MOST_COVERED = 10_000_000_000  # painted pixels of one class map, with overlaps; takes some seconds
 
 
 def coco_samples(
@@ -47,11 +39,9 @@ def coco_samples(
     is on top; crowds are 255, below the objects. There are no labels. Images are turned upright by
     their EXIF orientation; width, height and annotations are those of the upright image.
 
-    Raises ValueError if pycocotools is missing, for files that are not in COCO's format,
-    for more than 254 categories, for names that lead out of the folder, and for images that are
-    missing or have another size. Also refuses, before drawing anything, images of more than
-    50,000,000 pixels, and annotations of one image that cover more than MOST_COVERED pixels or have
-    edges longer than MOST_EDGE.
+    Raises ValueError if pycocotools is missing, for files that are not in COCO's format, for more
+    than 254 categories, for names that lead out of the folder, for images that are missing or have
+    another size, and for annotations that cannot be drawn.
     """
     _pycocotools()
     path, option = path_and_option(where)
@@ -59,11 +49,20 @@ def coco_samples(
     tables, annotated = _read(path)
     if not isdir(folder):
         raise ValueError(f"{quoted(folder)} is not a folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
-    images, classes = tables["images"], _classes(path, tables["categories"])
-    paths = _image_files(path, folder, images)
-    regions = _by_image(path, tables, classes)
+    ids = sorted(row["id"] for row in tables["categories"])
+    if len(ids) >= IGNORE:
+        raise ValueError(f"{quoted(path)} has {len(ids)} categories: give at most 254.")
+    images, classes = tables["images"], {one: number for number, one in enumerate(ids, 1)}
     names = [row["file_name"] for row in images]
-    listing = names_and_sizes(paths, names)
+    paths = [inside(folder, name, path) for name in names]
+    for row, file in zip(images, paths, strict=True):
+        width, height = header(file, f"the image {quoted(file)}")[1]
+        if (row["width"], row["height"]) != (width, height):
+            raise ValueError(
+                f"{quoted(path)} gives {quoted(row['file_name'])} as {row['height']} x "
+                f"{row['width']}, but the image is {height} x {width}: masks would not fit it."
+            )
+    regions = _by_image(path, tables, classes)
     files = Files(folder, lambda start, stop: enumerate(names[start:stop], start))
 
     def masks_of(start: int, stop: int) -> list[Later]:
@@ -76,7 +75,7 @@ def coco_samples(
         ]
 
     read_masks = mask_reader(preprocess_masks, masks_of)
-    fingerprint = f"coco:{listing}:annotations:{annotated}"
+    fingerprint = f"coco:{names_and_sizes(paths, names)}:annotations:{annotated}"
     return picture_samples(paths, fingerprint, preprocess, read_masks, files)
 
 
@@ -128,55 +127,24 @@ def _read(path: Path) -> tuple[dict[str, list[dict[str, Any]]], str]:
 
     Raises ValueError if a table, or a field of a row, is missing.
     """
-    what = f"the annotations {quoted(path)}"
-    check_file(path, what)
     try:
         data = path.read_bytes()
         content = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"cannot read {what}: {plain(error)}") from None
+        raise ValueError(f"cannot read the annotations {quoted(path)}: {plain(error)}") from None
     for table, fields in _NEEDED.items():
         rows = content.get(table) if isinstance(content, dict) else None
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        if not isinstance(rows, list):
             raise ValueError(f"{quoted(path)} holds no COCO annotations: it has no list {table}.")
         for number, row in enumerate(rows):
-            for field in fields:
-                if field not in row or not _USABLE.get(field, _is_id)(row[field]):
-                    raise ValueError(
-                        f"{quoted(path)}: number {number} of its {table} has no usable {field}."
-                    )
+            missing = [field for field in fields if field not in row]
+            if missing:
+                raise ValueError(
+                    f"{quoted(path)}: number {number} of its {table} has no {missing[0]}."
+                )
         if len({row["id"] for row in rows}) != len(rows):
             raise ValueError(f"{quoted(path)} gives an id twice in its {table}.")
     return content, digest_of_bytes(data)
-
-
-def _is_id(value: Any) -> bool:
-    # a file could choose larger integers that all collide as keys of a dict
-    return checks.is_int(value) and -(2**53) < value < 2**53
-
-
-def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list[Path]:
-    for row in images:
-        checks.pixels(f"image {row['id']} in {quoted(path)}", row["height"], row["width"])
-    paths = [inside(folder, row["file_name"], path) for row in images]
-    for row, file in zip(images, paths, strict=True):
-        width, height = check_image(file, bits=16)
-        if (row["width"], row["height"]) != (width, height):
-            raise ValueError(
-                f"{quoted(path)} gives {quoted(row['file_name'])} as {row['height']} x "
-                f"{row['width']}, but the image is {height} x {width}: masks would not fit it."
-            )
-    return paths
-
-
-def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
-    """Returns the class of each category, by the category's id."""
-    if len(categories) >= IGNORE:
-        raise ValueError(f"{quoted(path)} has {len(categories)} categories: give at most 254.")
-    return {
-        identity: number
-        for number, identity in enumerate(sorted(row["id"] for row in categories), 1)
-    }
 
 
 def _by_image(
@@ -185,23 +153,25 @@ def _by_image(
     """Returns image id -> its annotations; raises ValueError if an annotation cannot be drawn."""
     images = {row["id"]: row for row in tables["images"]}
     found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
-    work: dict[int, tuple[int, int]] = {}
     for row in tables["annotations"]:
-        what = f"annotation {row['id']} in {quoted(path)}"
-        if row["image_id"] not in images or row["category_id"] not in classes:
-            unknown = "image_id" if row["image_id"] not in images else "category_id"
-            raise ValueError(f"{what} has the {unknown} {row[unknown]}, which is not in the file.")
+        what, region = f"annotation {row['id']} in {quoted(path)}", row["segmentation"]
+        for field, known in (("image_id", images), ("category_id", classes)):
+            if row[field] not in known:
+                raise ValueError(f"{what} has the {field} {row[field]}, which is not in the file.")
         image = images[row["image_id"]]
-        more = check_region(row["segmentation"], (image["height"], image["width"]), what)
-        before = work.get(image["id"], (0, 0))
-        covered, edge = before[0] + more[0], before[1] + more[1]
-        if covered > MOST_COVERED or edge > MOST_EDGE:
-            raise ValueError(
-                f"the annotations of image {image['id']} in {quoted(path)} cover {covered:,} "
-                f"pixels or more, with edges of {edge:,}: at most {MOST_COVERED:,} pixels and "
-                f"edges of {MOST_EDGE:,} are drawn. Leave some annotations out."
-            )
-        work[image["id"]] = covered, edge
+        size = [image["height"], image["width"]]
+        wanted = f"polygons x, y, x, y, ..., or run lengths of a {size[0]} x {size[1]} image"
+        try:
+            if isinstance(region, dict):
+                counts = region["counts"]
+                whole = isinstance(counts, str) or sum(counts) == size[0] * size[1]
+                right = whole and list(region["size"]) == size
+            else:
+                right = all(len(one) % 2 == 0 and np.isfinite(one).all() for one in region)
+        except (TypeError, KeyError):
+            right = False
+        if not right:
+            raise ValueError(f"the segmentation of {what} cannot be drawn: give {wanted}.")
         found[image["id"]].append(row)
     return found
 
@@ -209,18 +179,36 @@ def _by_image(
 def _class_map(
     size: tuple[int, int], rows: list[dict[str, Any]], classes: dict[int, int]
 ) -> Image.Image:
-    """Draws the class map of an image; memory holds only this map, and run lengths."""
-    drawn = np.zeros(size[::-1], np.uint8)  # column by column, in the order of run lengths
-    crowds = [(runs_of(row["segmentation"], size), IGNORE) for row in rows if row.get("iscrowd")]
-    objects = [
-        (runs_of(row["segmentation"], size), classes[row["category_id"]])
-        for row in rows
-        if not row.get("iscrowd")
-    ]
-    objects.sort(key=lambda pair: -pair[0][1::2].sum())  # the smallest comes last, so it is on top
-    for runs, number in crowds + objects:
-        paint(drawn.reshape(-1), runs, number)
-    return Image.fromarray(np.ascontiguousarray(drawn.T))
+    """Draws the class map of an image of (height, width)."""
+    drawn = np.zeros(size, np.uint8)
+    crowds = [(row, IGNORE) for row in rows if row.get("iscrowd")]
+    objects = [(row, classes[row["category_id"]]) for row in rows if not row.get("iscrowd")]
+    masks = [(_mask(row["segmentation"], size), number) for row, number in objects]
+    masks.sort(key=lambda pair: -pair[0].sum(dtype=np.int64))  # the smallest, last, is on top
+    for mask, number in [(_mask(row["segmentation"], size), IGNORE) for row, _ in crowds] + masks:
+        drawn[mask > 0] = number
+    return Image.fromarray(drawn)
+
+
+def _mask(
+    segmentation: list[list[int | float]] | dict[str, Any], size: tuple[int, int]
+) -> UInt8[np.ndarray, "height width"]:
+    """Returns the pixels of polygons, or of (compressed) run lengths.
+
+    Polygons of fewer than three points have no area.
+    """
+    coco = _pycocotools()
+    runs: Any = segmentation
+    if isinstance(segmentation, list):
+        polygons = [polygon for polygon in segmentation if len(polygon) >= 6]
+        if not polygons:
+            return np.zeros(size, np.uint8)
+        runs = coco.merge(coco.frPyObjects(polygons, *size))
+    elif isinstance(segmentation["counts"], list):
+        runs = coco.frPyObjects(segmentation, *size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, about pycocotools
+        return coco.decode(runs)
 
 
 def _pycocotools() -> Any:

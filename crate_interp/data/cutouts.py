@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from crate_interp.core.pictures import check_image, loaded, opened, quoted
+from crate_interp.core.pictures import check_depth, header, loaded, opened, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data import picture_files
+from crate_interp.data import folder_listing
 from crate_interp.data.class_maps import mask_reader
 from crate_interp.data.picture_contents import Files
 from crate_interp.data.samples import Preprocess, Samples
@@ -34,7 +34,7 @@ def cutout_samples(
 
     Raises ValueError if DIR is not a folder or has no objects, or if a background cannot be read.
     """
-    folder, option = picture_files.path_and_option(where)
+    folder, option = folder_listing.path_and_option(where)
     if not isdir(folder):
         raise ValueError(f"{quoted(folder)} is not a folder: give cutouts:DIR or cutouts:DIR:SEED.")
     if option is not None and not (option.isascii() and option.isdecimal() and len(option) < 20):
@@ -46,7 +46,7 @@ def cutout_samples(
     backgrounds, objects = _backgrounds(folder / BACKGROUNDS), _objects(folder)
     names = [path.relative_to(folder).as_posix() for path in objects]
     behind = [path.relative_to(folder).as_posix() for path in backgrounds]
-    listing = picture_files.names_and_sizes(
+    listing = folder_listing.names_and_sizes(
         objects + backgrounds, names + [path.name for path in backgrounds]
     )
 
@@ -68,7 +68,7 @@ def cutout_samples(
 
     return Samples(
         n=len(names),
-        labels=picture_files.first_folders(names),
+        labels=folder_listing.first_folders(names),
         fingerprint=f"cutouts:seed={seed}:{listing}",
         read=lambda start, stop: preprocess([picture for picture, _ in composites(start, stop)]),
         masks=mask_reader(preprocess_masks, masks_of, binary=True),
@@ -79,7 +79,7 @@ def cutout_samples(
 def _objects(folder: Path) -> list[Path]:
     paths = [
         path
-        for path in picture_files.pictures_under(folder, (".png", ".webp"))
+        for path in folder_listing.pictures_under(folder, (".png", ".webp"))
         if path.relative_to(folder).parts[0] != BACKGROUNDS
     ]
     objects = [path for path in paths if _is_object(path)]
@@ -109,11 +109,12 @@ def _is_object(path: Path) -> bool:
 def _backgrounds(folder: Path) -> list[Path]:
     if not isdir(folder):
         return []
-    paths = picture_files.pictures_under(folder)
+    paths = folder_listing.pictures_under(folder)
     if not paths:
         raise ValueError(f"{quoted(folder)} has no images: put some there, or remove the folder.")
     for path in paths:
-        check_image(path)
+        what = f"the image {quoted(path)}"
+        check_depth(header(path, what)[0], what)
     return paths
 
 

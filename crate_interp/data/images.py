@@ -3,8 +3,6 @@
 import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
-from itertools import islice
-from os import scandir
 from os.path import expanduser, isdir
 from pathlib import Path
 
@@ -16,10 +14,9 @@ from torch import Tensor
 from crate_interp.core.checks import did_you_mean
 from crate_interp.core.pictures import SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.folder_listing import Listing
+from crate_interp.data.folder_listing import Listing, first_folders
 from crate_interp.data.items import image_of, upright_array
 from crate_interp.data.picture_contents import Files
-from crate_interp.data.picture_files import first_folders
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.measures.checks import all_finite
 
@@ -92,44 +89,36 @@ def folder_samples(
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
-        near = did_you_mean(plain(folder.name, 100), _folders_beside(folder))
+        beside = [path.name for path in folder.parent.glob("*/")] if isdir(folder.parent) else []
+        near = did_you_mean(plain(folder.name, 100), [plain(name, 100) for name in beside])
         words = f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder. {near}"
         raise ValueError(words.rstrip())
     listing = (Listing.kept(kept, folder) if kept else None) or Listing.of(folder)
     unread = ", ".join(f"{count:,} {suffix}" for suffix, count in listing.unread.most_common())
     advice = f"Formats that are not read: {unread}. Save these files as PNG or JPEG."
-    if not len(listing):
+    if not listing.names:
         raise ValueError(
             f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
             + (f" {advice}" if unread else "")
         )
-    labels = first_folders(listing.every_name())
+    labels = first_folders(listing.names)
     _check_no_splits(folder, labels)
     if unread:
         warnings.warn(f"files in {quoted(folder)} are left out. {advice}", stacklevel=2)
-    order = np.arange(len(listing)) if labels is None else spread(labels)
+    order = np.arange(len(listing.names)) if labels is None else spread(labels)
 
     def named(start: int, stop: int) -> Iterable[tuple[int, str]]:
-        return enumerate(listing.names_of(order[start:stop]), start)
+        return enumerate((listing.names[place] for place in order[start:stop]), start)
 
     return Samples(
-        n=len(listing),
+        n=len(listing.names),
         labels=None if labels is None else [labels[number] for number in order],
         fingerprint=f"imagefolder:{'' if labels is None else 'spread:'}{listing.fingerprint}",
         read=lambda start, stop: preprocess(listing.paths(order[start:stop].tolist())),
-        name_of=lambda number: plain(listing.name(int(order[number])), 1000),
+        name_of=lambda number: plain(listing.names[order[number]], 1000),
         listing=listing,
         files=Files(folder, named),
     )
-
-
-def _folders_beside(path: Path) -> list[str]:
-    """Returns the names of up to a thousand folders beside a path."""
-    try:
-        with scandir(path.parent) as entries:
-            return [plain(entry.name, 100) for entry in islice(entries, 1000) if entry.is_dir()]
-    except OSError:
-        return []
 
 
 def _check_no_splits(folder: Path, labels: Sequence[str] | None) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from crate_interp.core.file_reading import Content, Stamp, noted, read, stamp_of
 from crate_interp.core.files import open_regular
 from crate_interp.core.pictures import quoted
-from crate_interp.data.picture_files import bytes_of, inside
+from crate_interp.data.folder_listing import bytes_of, inside
 from crate_interp.results.sample_ranges import CONTENTS, total
 
 if TYPE_CHECKING:

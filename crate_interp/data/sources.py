@@ -313,7 +313,6 @@ def _is_text(data: Any) -> bool:
 def _text_of(path: Path) -> str:
     """Returns the text of a file; raises ValueError for a file that is not one in UTF-8."""
     try:
-        pictures.check_file(path, f"the text {pictures.quoted(path)}")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(

@@ -7,11 +7,16 @@ ImageSets/Segmentation/.
 from os.path import isdir
 from pathlib import Path
 
-from crate_interp.core.pictures import check_file, check_image, header, quoted
+from crate_interp.core.pictures import header, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.class_maps import check_mask, mask_reader
+from crate_interp.data.folder_listing import (
+    inside,
+    names_and_sizes,
+    path_and_option,
+    pictures_under,
+)
 from crate_interp.data.picture_contents import Files
-from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option, pictures_under
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
@@ -48,7 +53,8 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
                     f"{quoted(folder / kind)}."
                 )
         mode, size = header(masks[name], f"the image {quoted(masks[name])}")
-        check_mask(mode, size, check_image(images[name], bits=16), quoted(name))
+        image_size = header(images[name], f"the image {quoted(images[name])}")[1]
+        check_mask(mode, size, image_size, quoted(name))
     pictures, drawn = [images[name] for name in names], [masks[name] for name in names]
     paths = [*pictures, *drawn]
     below = [path.relative_to(folder).as_posix() for path in paths]
@@ -81,7 +87,6 @@ def _split(folder: Path, split: str) -> list[str]:
             "voc:DIR takes all images that have a mask."
         )
     path = folder / SPLITS / f"{split}.txt"
-    check_file(path, f"the list of names {quoted(path)}")
     text = path.read_text("utf-8", errors="surrogateescape")  # file names may be any bytes
     names = [line.split()[0] for line in text.splitlines() if line.strip()]
     if not names:

@@ -51,9 +51,8 @@ class Result(GroupedSamples):
     different samples merge into one result of all the samples: `a.merge(b)`.
 
     A kind of result is a subclass with these class attributes. MAIN: the table that `table()`
-    returns. STORED: how each stored table merges. DERIVED: how each other table is computed. META:
-    the schema of further entries of meta (json_schemas.py). ALONE: if not empty, why results of
-    this kind do not merge.
+    returns. STORED: how each stored table merges. DERIVED: how each other table is computed. ALONE:
+    if not empty, why results of this kind do not merge.
 
     meta holds `format` (1), `result` (the kind) and `data`, a list of {fingerprint, start, stop}:
     the samples from `start` up to, not including, `stop`, of the data with this fingerprint. The
@@ -70,7 +69,6 @@ class Result(GroupedSamples):
     DERIVED: ClassVar[Mapping[str, Callable[[Any], Table]]] = {}
     ALONE: ClassVar[str] = ""
     INTERVALS: ClassVar[bool] = False  # whether the tables hold intervals over samples
-    META: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         if set(self.stored) != set(self.STORED):
@@ -211,7 +209,7 @@ class Result(GroupedSamples):
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
 
         meta.json is written last. It holds the digests of the other files as "files", and the
-        digest of the result as "hash". An older result in the folder and its
+        digest of the result as "hash"; `load` checks both. An older result in the folder and its
         pages are replaced; other files stay. Raises ValueError if the folder cannot be written, if
         another process is writing it, or if something would be lost: another kind of result, or a
         meta.json of another program.
@@ -244,20 +242,25 @@ class Result(GroupedSamples):
         """Returns the result that `save` wrote into a folder.
 
         Warns if a page that was saved with it has changed. Raises ValueError if the folder holds no
-        result, or a result of another kind or of a newer format, or if a table is missing or has
-        changed.
+        result, or a result of another kind or of a newer format, if a table is missing, or if a
+        table or meta.json has changed since it was saved.
         """
         folder = Path(folder)
-        meta = read_meta(folder, cls.__name__, cls.KIND, cls.META)
+        meta = read_meta(folder, cls.__name__, cls.KIND)
         tables = read_tables(folder, cls.__name__, cls.STORED, meta.pop("files", None))
-        meta.pop("hash", None)
+        saved = meta.pop("hash", None)  # early versions wrote none
         result = cls(tables, meta)
         try:
+            if saved not in (None, result.digest()):
+                raise ValueError("it has changed since it was saved")
             result._check_readable()
         except Exception as error:  # caused by a table or a setting of unknown origin
+            why = (
+                str(error) if isinstance(error, ValueError) else f"{type(error).__name__} ({error})"
+            )
             raise ValueError(
-                f"{str(folder)!r} is not a saved {cls.__name__}: reading its tables raises "
-                f"{type(error).__name__}. Save the result again."
+                f"{str(folder)!r} is not a saved {cls.__name__} of this version: {plain(why)}. "
+                "Measure or save the result again."
             ) from error
         return result
 

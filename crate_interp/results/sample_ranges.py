@@ -9,7 +9,6 @@ independent, such as the windows of a document: a list of [group, count], for `c
 row.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -17,11 +16,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from crate_interp.core import checks
-
 Range = dict[str, Any]
 CONTENTS = ("content", "mask_content")
-_CONTENT = re.compile("[0-9a-f]{64}")
 
 
 def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
@@ -115,34 +111,6 @@ def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
         else:
             kept.append(entry)
     return kept
-
-
-def is_valid(data: object) -> bool:
-    """Tells whether a value read from a file is a valid list of ranges."""
-    return isinstance(data, list) and all(
-        isinstance(entry, dict)
-        and isinstance(entry.get("fingerprint", 0), (str, type(None)))
-        and checks.is_int(entry.get("start"))
-        and checks.is_int(entry.get("stop"))
-        and 0 <= entry["start"] <= entry["stop"]
-        and checks.is_int(entry.get("first", 0))
-        and all(_is_content(entry[name]) for name in CONTENTS if name in entry)
-        and ("groups" not in entry or _fits(entry["groups"], entry["stop"] - entry["start"]))
-        for entry in data
-    )
-
-
-def _fits(groups: Any, count: int) -> bool:
-    """Tells whether a value is the groups of `count` samples."""
-    pairs = isinstance(groups, list) and all(
-        isinstance(run, list) and len(run) == 2 and all(map(checks.is_int, run)) and run[1] > 0
-        for run in groups
-    )
-    return pairs and sum(many for _, many in groups) == count
-
-
-def _is_content(value: Any) -> bool:
-    return isinstance(value, str) and _CONTENT.fullmatch(value) is not None
 
 
 def _place(entry: Range) -> Range:

@@ -116,7 +116,6 @@ class SaeResult(Result):
     """
 
     KIND = "saes"
-    META = {"settings": dict}
     MAIN = "points"
     INTERVALS = True
     ALONE = (

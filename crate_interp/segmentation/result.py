@@ -45,7 +45,6 @@ class SegmentResult(Result):
     """
 
     KIND = "segmentation"
-    META = {"probes": dict, "untrained": int}
     MAIN = "scores"
     INTERVALS = True
     STORED = {

@@ -111,7 +111,6 @@ class SurgeryResult(Result):
     """
 
     KIND = "surgery"
-    META = {"settings": dict}
     MAIN = "slopes"
     INTERVALS = True
     STORED = {

@@ -76,7 +76,6 @@ class AtomResult(Result):
     """
 
     KIND = "atoms"
-    META = {"settings": dict}
     MAIN = "atoms"
     STORED = {
         "sums": atom_sums.merged_sums,

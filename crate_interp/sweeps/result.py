@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.core.safe_text import notebook_view, table_in_html
-from crate_interp.probes import built_in
 from crate_interp.results.result import Result, by, first
 from crate_interp.sweeps import sweep_tables
 from crate_interp.sweeps.control_tables import controls_text
@@ -28,7 +27,6 @@ class SweepResult(Result):
 
     KIND = "sweep"
     INTERVALS = True
-    META = {"statistics": dict, "probes": dict}
     MAIN = "layers"
     STORED = {
         "samples": by("sample", "layer"),
@@ -120,15 +118,6 @@ class SweepResult(Result):
     def finding(self) -> str:
         """Returns what was measured, and how both rates that are called R^c change."""
         return headline(self)
-
-    def _check_readable(self) -> None:
-        super()._check_readable()
-        for name in self.meta["statistics"]:
-            probe, _ = name.split(".")
-            words = (built_in.heading(self.meta, probe), built_in.statistic(self.meta, name).title)
-            if not all(isinstance(word, str) for word in words):
-                raise ValueError(f"the statistic {name} is not described")
-            self.meta["probes"][probe]["settings"].items()
 
     def _written(self, name: str | None) -> pd.DataFrame:
         return self.layers() if name is None else super()._written(name)

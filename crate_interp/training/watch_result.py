@@ -60,7 +60,6 @@ class WatchResult(Result):
     """
 
     KIND = "watch"
-    META = {"statistics": dict, "probes": dict}
     MAIN = "layers"
     STORED = {
         "samples": by("step", "sample", "layer"),
@@ -156,13 +155,6 @@ class WatchResult(Result):
             for key, rows in table.groupby(keys, sort=False):
                 whole = key if name == "heads" else (*key, None)
                 yield whole, rows["step"].to_numpy(), rows["mean"].to_numpy()
-
-    def _check_readable(self) -> None:
-        super()._check_readable()
-        if not self.steps or self.steps != sorted(set(self.steps)):
-            raise ValueError(
-                f"its steps must be ascending numbers, but are {checks.shown(self.steps)}"
-            )
 
     def _shown(self) -> pd.DataFrame:
         changes: Any = self._table("changes")

@@ -94,7 +94,6 @@ class Atlas(AtomResult):
     """
 
     KIND = "atlas"
-    META = {**AtomResult.META, "loss": str}
     MAIN = "atlas"
     STORED = {
         **AtomResult.STORED,

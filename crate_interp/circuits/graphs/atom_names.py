@@ -69,7 +69,6 @@ class AtomNames(Result):
     """
 
     KIND = "atom_names"
-    META = {"settings": dict}
     MAIN = "names"
     STORED = dict.fromkeys(("names", "examples", "images", "contexts"), first)
     ALONE = "names are chosen on all samples: run ci.circuits.atom_names on all samples at once."

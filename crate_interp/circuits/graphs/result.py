@@ -71,7 +71,6 @@ class AttributionGraph(Result):
     """
 
     KIND = "graph"
-    META = {"settings": dict, "target": dict, "rival?": dict, "sample?": str}
     MAIN = "nodes"
     STORED = dict.fromkeys(
         (

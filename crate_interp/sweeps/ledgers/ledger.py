@@ -29,8 +29,6 @@ from crate_interp.core.files import (
 )
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import file_name
-from crate_interp.results import json_schemas
-from crate_interp.results.json_schemas import fault, fault_of_file
 from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.ledgers.chunk_tables import packed, unpacked
 from crate_interp.sweeps.ledgers.folder_access import (
@@ -47,6 +45,7 @@ from crate_interp.sweeps.ledgers.own_files import (
     RUN,
     check_places,
     discard,
+    is_line,
     is_run,
     parsed,
 )
@@ -123,8 +122,8 @@ class Ledger:
         check_regular(path)
         if path.exists():
             there = digest(path)
-            lines = self._lines(json_schemas.FILE)
-            if there not in {line["sha256"] for line in lines if line["file"] == path.name}:
+            lines = self._lines()
+            if there not in {line["sha256"] for line in lines if line.get("file") == path.name}:
                 os.replace(path, path.with_name(f"{path.name}.{there[7:19]}.damaged"))
 
     def begin(self, stage: str, chunks: int) -> None:
@@ -212,9 +211,9 @@ class Ledger:
         Raises ValueError if the ledgers record different numbers for a stage.
         """
         found: dict[str, int] = {}
-        for line in self._lines(json_schemas.LENGTH):
-            known = found.setdefault(line["stage"], line["chunks"])
-            if known != line["chunks"]:
+        for line in self._lines():
+            known = found.setdefault(line["stage"], line["chunks"]) if "chunks" in line else None
+            if known != line.get("chunks"):
                 raise ValueError(
                     f"the ledgers in {str(self.out)!r} record both {known:,} and "
                     f"{line['chunks']:,} chunks of {line['stage']!r}. Start over with "
@@ -225,8 +224,8 @@ class Ledger:
     def entries(self, stage: str) -> dict[int, list[Entry]]:
         """Returns the ledgers' entries for the chunks of a stage."""
         found: dict[int, list[Entry]] = {}
-        for line in self._lines(json_schemas.CHUNK):
-            if line["stage"] == stage:
+        for line in self._lines():
+            if line["stage"] == stage and "chunk" in line:
                 seconds, stamps = float(line.get("seconds", 0)), line.get("stamps", "")
                 entry = Entry(line["start"], line["stop"], line["sha256"], seconds, stamps)
                 found.setdefault(line["chunk"], []).append(entry)
@@ -247,14 +246,11 @@ class Ledger:
         if not size:
             flush(self.out)
 
-    def _lines(self, schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the lines of all ledgers that fit a schema.
-
-        Other lines are passed over, such as unfinished lines of processes that died.
-        """
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """Yields the lines of all ledgers, without unfinished lines of processes that died."""
         for path in sorted(self.out.glob(LEDGERS)):
             with suppress(OSError):  # a pipe, or a folder
-                yield from (line for _, line in parsed(path) if not fault(line, schema))
+                yield from (line for _, line in parsed(path) if is_line(line))
 
 
 @cache
@@ -299,33 +295,13 @@ def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -
         yield Ledger(out, fresh=not resume)
 
 
-def settings_of(out: Path) -> dict[str, Any]:
-    """Returns the settings of the run in a folder.
-
-    Raises ValueError if there is no run, or if its settings are damaged.
-    """
-    found = read_index(out / RUN)
-    if not found:
-        raise ValueError(
-            f"{str(out)!r} holds no run: there is no readable {RUN}. Give the folder that was the "
-            "`--out` of crate-interp sweep, audit, segment, atoms or atlas."
-        )
-    damage = fault_of_file(found, json_schemas.RUN)
-    if damage:
-        raise ValueError(
-            f"{str(out / RUN)!r} is damaged, or of another version: {damage}. Run the same command "
-            "again with resume=False (--restart)."
-        )
-    return found
-
-
 def _agree(out: Path, settings: Mapping[str, Any]) -> None:
     """Writes the settings, or raises ValueError if the folder has different settings.
 
     Chunks without settings are refused too, because they may belong to any run.
     """
     # checked first, because another process writes run.json before a ledger
-    begun = next(Ledger(out)._lines({"stage": json_schemas.STAGE}), None) is not None
+    begun = next(Ledger(out)._lines(), None) is not None
     if begun and not os.path.lexists(out / RUN):
         raise ValueError(
             f"{str(out / RUN)!r} is missing, although the folder has ledgers of chunks. Start over "
@@ -350,15 +326,8 @@ def _agree(out: Path, settings: Mapping[str, Any]) -> None:
 def _compare(out: Path, settings: Mapping[str, Any]) -> None:
     found = read_index(out / RUN)
     if not is_run(found):
-        raise _damaged(out, "holds no settings of a run")
-    try:
-        check_same(found, json.loads(json.dumps(settings)), str(out))
-    except RecursionError:
-        raise _damaged(out, "is nested too deeply") from None
-
-
-def _damaged(out: Path, what: str) -> ValueError:
-    return ValueError(
-        f"{str(out / RUN)!r} {what}. Move it to another place and start over with resume=False "
-        "(--restart), or give another folder."
-    )
+        raise ValueError(
+            f"{str(out / RUN)!r} holds no settings of a run. Move it to another place and start "
+            "over with resume=False (--restart), or give another folder."
+        )
+    check_same(found, json.loads(json.dumps(settings)), str(out))

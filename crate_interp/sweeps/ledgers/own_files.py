@@ -6,6 +6,7 @@ ledgers and the listing of the data's files are known by what they hold.
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,24 +22,19 @@ from crate_interp.core.files import (
 )
 from crate_interp.core.folders import read_index
 from crate_interp.data.folder_listing import is_listing
-from crate_interp.results import json_schemas
-from crate_interp.results.json_schemas import CHUNK_FILE, fault
-from crate_interp.results.kinds import KINDS
 
 # LISTING: the file with the names and sizes of the data's files, if they were listed
 RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
 LEDGERS = "ledger-*.jsonl"
 
 _BEGIN = b'{"stage": "'  # of each line of a ledger
+_CHUNK_FILE = re.compile(r"[a-z]+(-[0-9]+)?-[0-9]{6,}\.(parquet|arrow)")
 
 
 def is_run(found: Mapping[str, Any]) -> bool:
     """Tells whether the content of a run.json is that of a run of ours."""
-    return (
-        type(found.get("format")) is int
-        and not fault(found, json_schemas.RUN)
-        and found["kind"] in KINDS
-    )
+    kinds = {"format": int, "kind": str, "stages": list, "settings": dict}
+    return all(type(found.get(name)) is kind for name, kind in kinds.items())
 
 
 def check_places(out: Path) -> None:
@@ -49,7 +45,7 @@ def check_places(out: Path) -> None:
     if (out / CHUNKS).is_symlink():
         raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
     # listed before the ledgers are read: a chunk that another process writes now is in its ledger
-    there = [path for path in _entries(out) if not fault(path.name, CHUNK_FILE)]
+    there = [path for path in _entries(out) if _CHUNK_FILE.fullmatch(path.name)]
     known = {line.get("file") for path in out.glob(LEDGERS) for line in _lines(path)[0]}
     for path in there:
         check_regular(path)
@@ -112,15 +108,19 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
         return [], False
     found, ours = [], True
     for text, line in parsed(path):
-        if _is_line(line):
+        if is_line(line):
             found.append(line)
         else:
             ours &= line is None and (text.startswith(_BEGIN) or _BEGIN.startswith(text))
     return found, ours and (bool(found) or is_own_name(path.name))
 
 
-def _is_line(line: object) -> bool:
-    return not fault(line, json_schemas.LENGTH) or not fault(line, json_schemas.FILE)
+def is_line(line: object) -> bool:
+    """Tells whether a value is a line of a ledger: the chunks of a stage, or a file's digest."""
+    if not isinstance(line, dict) or not isinstance(line.get("stage"), str):
+        return False
+    named = isinstance(line.get("file"), str) and isinstance(line.get("sha256"), str)
+    return named or type(line.get("chunks")) is int
 
 
 def _holds_tables(path: Path) -> bool:

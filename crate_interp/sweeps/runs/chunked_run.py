@@ -18,13 +18,12 @@ from crate_interp.core.safe_text import plain
 from crate_interp.data.picture_contents import check_agree, named
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import KINDS, Kind, Rules, Tables
-from crate_interp.results.parquet_limits import allowed
+from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.sweeps.engines import ENGINES, Engine
 from crate_interp.sweeps.ledgers import ledger as ledgers
 from crate_interp.sweeps.ledgers.folder_access import alone, writable
 from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
-from crate_interp.sweeps.ledgers.own_files import LISTING, RUN
+from crate_interp.sweeps.ledgers.own_files import LISTING
 from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task, folded, merged
 from crate_interp.sweeps.runs.forecast import Watched, announce
@@ -286,15 +285,14 @@ def open_job(
 ) -> Iterator[Job]:
     """Yields a job; meta: the part of the result's meta that is known before measuring.
 
-    stages: the names of all stages of the job, for `ci.merge`; None means the kind's stages. read:
-    what else the chunks depend on, such as the functions of probes. Digests of it and of the hooks
-    on the model are kept with the run; they are not part of the result.
+    stages: the names of all stages of the job; None means the kind's stages. read: what else the
+    chunks depend on, such as the functions of probes. Digests of it and of the hooks on the model
+    are kept with the run; they are not part of the result.
 
     Raises ValueError for an unknown engine, if the folder holds another kind of result or a run
     with other settings, if the folder cannot be written, and for functions that read what cannot be
     compared later, such as an open file, unless the options have a tag.
     """
-    assert kind.name in KINDS, f"{kind.name} has no line in crate_interp/results/kinds.py"
     engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
     full = {**meta, "chunk_size": options.chunk_size}
     names = list(kind.stages if stages is None else stages)
@@ -310,37 +308,19 @@ def open_job(
     run = {"format": 1, "kind": kind.name, "stages": names, "settings": settings}
     run = json.loads(json.dumps(run | {"code": code_of(model, read, options.tag)}))
     full |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
-    full |= {"run": digest_of_run(run)}
+    full |= {"run": files.digest_of_bytes(json.dumps(run, sort_keys=True).encode())}
     opened = ledgers.opened(options.out, run, place, options.resume)
     with opened as ledger, engine() as measure:
         yield Job(kind, full, options, measure, ledger, place, len(names))
 
 
-def digest_of_run(run: Mapping[str, Any]) -> str:
-    """Returns the digest of the settings of a run."""
-    text = json.dumps(run, sort_keys=True)
-    return files.digest_of_bytes(text.encode())
-
-
 def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, Any]) -> Tables:
-    """Returns the merged tables of a stage whose chunks are all there.
-
-    Raises ValueError if the tables take far more memory than the size of the chunks allows.
-    """
+    """Returns the merged tables of a stage whose chunks are all there."""
     entries, chunks = ledger.entries(stage), range(ledger.lengths()[stage])
-    most = allowed(sum(ledger.path(stage, chunk).stat().st_size for chunk in chunks))
-
-    def merge(one: Tables, two: Tables) -> Tables:
-        both = merged(rules, one, two, meta)
-        held = sum(int(table.memory_usage(index=False).sum()) for table in both.values())
-        if held > most:
-            raise ValueError(
-                f"the chunks of {stage} in {str(ledger.out)!r} claim over {most:,} bytes, more "
-                "than their size allows. Start over with resume=False (--restart)."
-            )
-        return both
-
-    tables = folded((ledger.read(stage, chunk, entries) for chunk in chunks), merge)
+    tables = folded(
+        (ledger.read(stage, chunk, entries) for chunk in chunks),
+        lambda one, two: merged(rules, one, two, meta),
+    )
     assert tables is not None  # a stage has at least one chunk
     return tables
 
@@ -349,7 +329,6 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
     """Returns and saves the result of a run whose chunks are all there.
 
     If several processes finish at once, one of them makes the result and the others load it.
-    Raises ValueError for settings and tables from which no result of this kind can be made.
     """
     with writable(ledger.out), alone(ledger.out):
         try:
@@ -359,19 +338,10 @@ def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, 
         except ValueError:
             pass  # there is no saved result, or a damaged one
         rules = {name: kind.rules_of(name) or {} for name in stages}
-        try:
-            found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
-            result = _made(kind, found, meta)
-            result.save(ledger.out)
-            return result
-        except (ValueError, OSError, MemoryError):
-            raise
-        except Exception as error:  # settings or tables that this version does not write
-            raise ValueError(
-                f"{str(ledger.out / RUN)!r} is damaged, or of another version: "
-                f"{type(error).__name__} ({plain(error)}). Move it to another place, then run the "
-                "same command again with resume=False (--restart)."
-            ) from error
+        found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
+        result = _made(kind, found, meta)
+        result.save(ledger.out)
+        return result
 
 
 def _made(kind: Kind, found: Mapping[str, Tables], meta: dict[str, Any]) -> Any:

@@ -1,10 +1,6 @@
 """Files of activations: Arrow streams that datasets maps into memory, one row per sample."""
 
 import hashlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -20,11 +16,6 @@ if TYPE_CHECKING:
 
 SAMPLE, LABEL, INPUT = "sample", "label", "input"  # the columns that are not hook points
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-# the script that `check` runs; it is not imported, so that pyarrow is loaded only when needed
-_CHECK = Path(__file__).with_name("arrow_validation.py")
-_SLOWEST = 2**24  # bytes a second that a check reads at least; a slower one is given up
-# the files that this process wrote or checked: path, size, time of the last change, inode
-_KNOWN: set[tuple[str, int, int, int]] = set()
 _MOST = 2**30  # the most values of a point in a batch of rows, since Arrow counts in 32 bits
 
 
@@ -82,44 +73,6 @@ def write_rows(
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
-def remember(path: Path) -> None:
-    """Notes that the file as it is now was written, or checked, by this process."""
-    _KNOWN.add(_mark(path))
-
-
-def _mark(path: Path) -> tuple[str, int, int, int]:
-    found = path.stat()
-    return os.path.abspath(path), found.st_size, found.st_mtime_ns, found.st_ino
-
-
-def check(paths: Sequence[Path], points: Mapping[str, Sequence[int]], stored: str) -> None:
-    """Raises ValueError unless files hold whole rows of these points, as `write_rows` writes them.
-
-    The check runs in another process, because a damaged file may end the process that reads it.
-    Files that this process wrote, or has checked before, are not checked again. points: the shape
-    of each point in a row. stored: the type of their values.
-    """
-    unknown = [path for path in paths if _mark(path) not in _KNOWN]
-    if not unknown:
-        return
-    marks = {_mark(path) for path in unknown}
-    asked = {"paths": list(map(os.path.abspath, unknown)), "points": points, "stored": stored}
-    longest = 60 + sum(mark[1] for mark in marks) // _SLOWEST
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", _CHECK], input=json.dumps(asked), capture_output=True, text=True,
-            timeout=longest,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"its files could not be checked within {longest} seconds") from None
-    if done.returncode:
-        why = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
-        raise ValueError(f"the process that checked its files failed ({why})")
-    if done.stdout.strip():
-        raise ValueError(done.stdout.strip())
-    _KNOWN.update(marks)
-
-
 def _pieces(batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     tensors = [value for value in batch.values() if isinstance(value, Tensor)]
     most = max(1, _MOST // max(prod(value.shape[1:]) for value in tensors))
@@ -147,23 +100,14 @@ def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
 
 
 def mapped(paths: Sequence[Path], description: str, fingerprint: str) -> "datasets.Dataset":
-    """Returns files with equal columns as one datasets.Dataset, mapped into memory.
-
-    Raises OSError or ValueError if a file cannot be read or has other columns than the first file.
-    """
+    """Returns files with equal columns as one datasets.Dataset, mapped into memory."""
     import datasets
     from datasets.table import MemoryMappedTable, concat_tables
 
     tables: list[Any] = [MemoryMappedTable.from_file(str(path)) for path in paths]
-    for path, table in zip(paths, tables, strict=True):
-        if not table.schema.equals(tables[0].schema):
-            raise ValueError(f"{str(path)!r} has other columns than the first file")
-    try:
-        features = datasets.Features.from_arrow_schema(tables[0].schema)
-        info = datasets.DatasetInfo(description=description, features=features)
-        return datasets.Dataset(concat_tables(tables), info=info, fingerprint=fingerprint)
-    except (TypeError, KeyError, AttributeError) as error:  # what a file says of its own columns
-        raise ValueError(f"its columns cannot be read ({type(error).__name__})") from None
+    features = datasets.Features.from_arrow_schema(tables[0].schema)
+    info = datasets.DatasetInfo(description=description, features=features)
+    return datasets.Dataset(concat_tables(tables), info=info, fingerprint=fingerprint)
 
 
 def rows_of(

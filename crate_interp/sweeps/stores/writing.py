@@ -34,6 +34,7 @@ from crate_interp.sweeps.stores.activation_store import (
     ActivationStore,
     intact,
     open_store,
+    remember,
     size_of,
 )
 
@@ -170,7 +171,7 @@ def _of_chunk(
     rows = (_rows(chunk, batch, shapes, kept, options) for batch in chunk.batches())
     with writable(ledger.out):
         found = ledger.put(STAGE, path, lambda part: arrow_files.write_rows(part, features, rows))
-    arrow_files.remember(path)
+    remember(path)
     samples = chunk.samples
     row = {"chunk": chunk.number, "file": path.name, "sha256": found}
     row |= {"bytes": path.stat().st_size}
