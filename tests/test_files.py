@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make
 from crate_interp.core import files
 from crate_interp.core.files import own_name, write, write_text
 
@@ -71,14 +71,10 @@ def graph():
     return ci.graph(make(), torch.zeros(1, 3, 6, 20), most=5)
 
 
-TOKENS = torch.arange(14).view(2, 7)
 WRITERS = {
     "page.html": lambda path: ci.viz.pages.page.Html("title", "text").save(path),
     "circuit.json": lambda path: ci.circuits.Circuit([]).save(path),
     "graph.json": lambda path: graph().to_circuit_tracer(path),
-    "0/5.json": lambda path: ci.circuits.neuron_records(
-        make_lm(), TOKENS, path.parent.parent, layer=0, atoms=[5], top=2, random=2
-    ),
 }
 
 
