@@ -181,7 +181,7 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folders, "_prepare", stop)  # after the weights, before the config
+    monkeypatch.setattr(folders, "_move", stop)  # after the weights, before the config
     with pytest.raises(KeyboardInterrupt):
         ci.convert("crate-tiny-fashion", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from command import run
 from conftest import make
 from crate_interp.core.files import digest
 from crate_interp.results import json_schemas
@@ -218,12 +217,3 @@ def test_special_files(whole, tmp_path, kind, name):
         with pytest.raises(ValueError, match="is a folder, pipe, socket or device"):
             ci.SweepResult.load(out)
     timed(lambda: ci.merge(out))
-
-
-def test_the_commands(tmp_path):
-    out = folder(tmp_path, {"stage": "sweep", "chunks": 10**7}, settings={**RUN, "stages": 5})
-    done = run("verify", out)
-    assert done.returncode == 1 and "stages is 5, not a list" in done.stdout
-    done = run("merge", out)
-    assert done.returncode and "stages is 5, not a list" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -116,15 +116,6 @@ def test_only_files_are_opened(tmp_path, kind):
         assert file.read() == b"12"
 
 
-def test_a_pipe_that_takes_the_place_of_a_file_is_not_read(tmp_path, monkeypatch):
-    (tmp_path / "a").write_bytes(b"12")
-    os.mkfifo(tmp_path / "pipe")
-    found = os.stat(tmp_path / "a")
-    monkeypatch.setattr(os, "stat", lambda *args, **more: found)
-    with pytest.raises(OSError, match="is no longer a file"):
-        open_regular(tmp_path / "pipe")
-
-
 def written(table, **options):
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink, **options)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import crate_interp as ci
-from command import run
 from conftest import make
 from crate_interp.core.files import digest
 from crate_interp.results.kinds import KINDS, kind_of
@@ -124,12 +123,7 @@ def test_the_files_of_a_store(tmp_path):
     assert failed(ci.verify(tmp_path)) == wanted
 
 
-def test_the_command(copy):
-    done = run("verify", copy)
-    assert done.returncode == 0 and json.loads(done.stdout)["ok"]
-    (copy / "layers.parquet").unlink()
-    done = run("verify", copy)
-    assert done.returncode == 1 and "layers.parquet" in done.stdout
+def test_options_of_checkpoints_are_refused(copy):
     with pytest.raises(ValueError, match="options are for checkpoints"):
         ci.verify(copy, family="crate")
 
