@@ -323,12 +323,8 @@ def test_verify_names_the_heads_as_unknown_only_where_no_tensor_shows_them(
     assert any(limit.startswith("n_heads=") for limit in limits) == hidden
 
 
-def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
-    """The first would take memory with the square of its context, the second seconds a layer."""
-    weights = published("clipa")
-    weights["positional_embedding"] = torch.zeros(5000, weights["positional_embedding"].shape[1])
-    with pytest.raises(ci.CheckpointError, match="n_ctx=5000: a text tower sees its whole context"):
-        ci.load(weights, **GIVEN["clipa"])
+def test_a_model_of_too_many_layers():
+    """It would take seconds a layer."""
     deep = {f"transformer.h.{layer}.ln": torch.zeros(1) for layer in range(2000)}
     with pytest.raises(ci.CheckpointError, match="2000 layers are claimed, but no model has over"):
         check_depth(deep, r"transformer\.h\.(\d+)\.", 2000)
