@@ -4,8 +4,7 @@
 # make oracles    compute the recorded oracles anew
 # make check      ruff and pyright
 # make bench      the benchmarks
-# make cost       what each verb costs at the size of published models, an hour; a table
-# make gpu        the tests of GPUs and the table of costs on the CUDA device of this machine; runs/gpu.md
+# make gpu        the tests of GPUs, on the CUDA device of this machine
 # make tables     audit the embedded models and print the table of the README
 # make kill       200 SIGKILLs at random moments of everything that writes a folder, and 20 each of a sweep and an
 #                 audit of 5,000 images that go on
@@ -32,7 +31,7 @@ INSTALLED := .venv/.installed
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test test-all oracles check kill bench cost gpu maskcut pictures notebooks tables pairs \
+.PHONY: report test test-all oracles check kill bench gpu maskcut pictures notebooks tables pairs \
 	family labs docs transformerlens oldest newest pythons torchvision browser graphs clean
 
 report: $(INSTALLED)
@@ -68,15 +67,9 @@ bench: $(READY)
 	failed=0; for file in tests/benchmarks/bench_*.py; do \
 		OMP_NUM_THREADS=1 $(BIN)/python $$file || failed=1; done; exit $$failed
 
-cost: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/what_verbs_cost.py
-
 gpu: $(READY)
 	$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('there is no CUDA device')"
 	$(BIN)/python -m pytest -q tests/test_cuda.py
-	mkdir -p runs
-	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/what_verbs_cost.py --device cuda > runs/gpu.md
-	cat runs/gpu.md
 
 maskcut: $(READY)
 	$(BIN)/python tests/benchmarks/check_maskcut.py

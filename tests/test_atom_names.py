@@ -1,7 +1,6 @@
 """Names of atoms: AUC against scikit-like counts, planted candidates, nulls, records."""
 
 import importlib
-import json
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import rankdata
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make
 from crate_hooks import full_name
 from crate_interp.circuits.graphs.atom_names import auc, cut_out
 from crate_interp.circuits.graphs.concepts import of_patches, of_samples, of_tokens
@@ -198,34 +197,6 @@ def test_a_cut_out_is_its_patch():
     with Image.open(io.BytesIO(cut_out(buffer.getvalue(), (0, 1), (2, 4)))) as found:
         middle = found.getpixel((24, 24))
     assert middle[0] > 200 and middle[1] < 60
-
-
-def test_records_are_read_back_as_openais(tmp_path):
-    lm = make_lm()
-    tokens = torch.randint(47, (12, 13), generator=torch.Generator().manual_seed(1))
-    out = ci.circuits.neuron_records(
-        lm, tokens, tmp_path / "records", layer=1, atoms=[2, 5], top=3, random=2
-    )
-    assert sorted(path.name for path in (out / "1").iterdir()) == ["2.json", "5.json"]
-    _, cache = lm.run_with_cache(tokens)
-    for atom in (2, 5):
-        record = json.loads((out / "1" / f"{atom}.json").read_text())
-        assert record["neuron_id"] == {
-            "dataclass_name": "NeuronId", "layer_index": 1, "neuron_index": atom,
-        }  # fmt: skip
-        codes = cache[full_name("mlp.hook_post", 1)][..., atom].numpy()
-        assert record["mean"] == pytest.approx(float(codes.mean()), rel=1e-4)
-        assert record["variance"] == pytest.approx(float(codes.var()), rel=1e-4)
-        best = record["most_positive_activation_records"]
-        assert len(best) == 3 and len(record["random_sample"]) == 2
-        order = np.argsort(-codes.max(axis=1), kind="stable")
-        for piece, sample in zip(best, order, strict=False):
-            np.testing.assert_allclose(piece["activations"], codes[sample], rtol=1e-4, atol=1e-6)
-            assert piece["tokens"] == [str(token) for token in tokens[sample].tolist()]
-    with pytest.raises(ValueError, match="atoms 0 to"):
-        ci.circuits.neuron_records(lm, tokens, tmp_path, layer=1, atoms=[999])
-    with pytest.raises(ValueError, match="give a language model"):
-        ci.circuits.neuron_records(make("crate"), IMAGES, tmp_path, layer=0)
 
 
 def test_too_little_data_has_no_names():

@@ -3,8 +3,8 @@
 import errno
 import os
 import re
+import subprocess
 import threading
-import time
 from functools import cache
 from pathlib import Path
 
@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make, make_lm
-from crate_interp.core import files
+from conftest import make
 from crate_interp.core.files import own_name, write, write_text
 
 
@@ -38,29 +37,25 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
     assert len(path.read_text()) == 5000 and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_what_a_dead_writer_left_of_a_file_goes(tmp_path, monkeypatch, locks):
-    """At once if the disk tells that nobody writes it, and after a week otherwise."""
-    path = tmp_path / "page.html"
-    old, young = (tmp_path / own_name(".page.html.", ".part") for _ in range(2))
-    others = [tmp_path / name for name in ("mine.part", ".page.html.abc.part", ".page.html.part")]
-    wrong = "0" if young.name[-6] != "0" else "1"  # the last digit of a name's own digest
-    others += [
-        tmp_path / own_name(".other.html.", ".part"),
-        tmp_path / f"{young.name[:-6]}{wrong}.part",
-    ]
-    for part in (old, young, *others):
+def test_what_a_dead_writer_left_of_a_file_goes(tmp_path):
+    path, ours = tmp_path / "page.html", f"-{os.getpid()}-"
+    died = subprocess.Popen(["true"])
+    died.wait()
+    dead, living, elsewhere, other = (
+        tmp_path / own_name(f".{name}.html.", ".part") for name in ("page", "page", "page", "other")
+    )
+    dead = dead.with_name(dead.name.replace(ours, f"-{died.pid}-"))
+    other = other.with_name(other.name.replace(ours, f"-{died.pid}-"))
+    elsewhere = elsewhere.with_name(f".page.html.0a1b2c3d-{died.pid}-0a1b2c3d.part")
+    stays = [living, elsewhere, other]
+    stays += [tmp_path / name for name in ("mine.part", ".page.html.abc.part", ".page.html.part")]
+    for part in (dead, *stays):
         part.write_text("half")
-    for part in (old, *others):
-        os.utime(part, (time.time() - 8 * 24 * 3600,) * 2)
-    if not locks:
-        monkeypatch.setattr(files, "fcntl", None)
     write_text(path, "whole")
-    assert not old.exists() and young.exists() != locks and all(part.exists() for part in others)
+    assert not dead.exists() and all(part.exists() for part in stays)
     with pytest.raises(ZeroDivisionError):
         write(path, lambda part: 1 / 0)
-    assert path.read_text() == "whole"
-    assert len(list(tmp_path.iterdir())) == 1 + len(others) + (not locks)
+    assert path.read_text() == "whole" and len(list(tmp_path.iterdir())) == 1 + len(stays)
 
 
 # --- files that a caller asked for ---
@@ -71,14 +66,10 @@ def graph():
     return ci.graph(make(), torch.zeros(1, 3, 6, 20), most=5)
 
 
-TOKENS = torch.arange(14).view(2, 7)
 WRITERS = {
     "page.html": lambda path: ci.viz.pages.page.Html("title", "text").save(path),
     "circuit.json": lambda path: ci.circuits.Circuit([]).save(path),
     "graph.json": lambda path: graph().to_circuit_tracer(path),
-    "0/5.json": lambda path: ci.circuits.neuron_records(
-        make_lm(), TOKENS, path.parent.parent, layer=0, atoms=[5], top=2, random=2
-    ),
 }
 
 
@@ -114,6 +105,6 @@ def test_files_are_written_in_place_only_where_nobody_reads_them_yet():
         if pattern.search(path.read_text(encoding="utf-8"))
     }
     assert found == {
-        "core/files.py", "core/folders.py", "core/terminal.py",
+        "core/files.py",
         "sweeps/ledgers/ledger.py", "sweeps/stores/arrow_files.py", "viz/pages/atlas_page.py",
     }  # fmt: skip

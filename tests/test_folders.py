@@ -1,7 +1,6 @@
 """Folders are whole or refused: at every step of a save, for every writer, in every old folder."""
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -151,17 +150,6 @@ def test_files_of_two_saves_are_not_one_model(tmp_path):
         ci.load(chat)
 
 
-def test_a_folder_of_an_earlier_version_loads_and_loses_its_tokenizer(tmp_path):
-    folder = ci.load(CHAT).save_pretrained(tmp_path / "chat")
-    config = json.loads((folder / "config.json").read_text())
-    assert set(config.pop("files")) == {"model.safetensors", "tokenizer.json"}
-    (folder / "config.json").write_text(json.dumps(config))
-    ci.load(folder)
-    (folder / "notes.txt").write_text("mine")
-    make("crate").save_pretrained(folder)
-    assert set(files_of(folder)) == {"README.md", "config.json", "model.safetensors", "notes.txt"}
-
-
 def test_the_same_result_again_keeps_its_pages(sweeps, tmp_path):
     with sweeps[0].saved_with_pages(tmp_path) as stage:
         write_text(stage / "page.html", "of the first")
@@ -186,7 +174,7 @@ def test_a_page_that_was_edited_is_named(sweeps, tmp_path):
         ci.SweepResult.load(tmp_path)
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("call", ["write", "replace"])
 def test_a_full_disk_leaves_the_old_whole(sweeps, call, tmp_path, monkeypatch):
     sweeps[0].save(tmp_path)
     before = files_of(tmp_path)
@@ -202,24 +190,6 @@ def test_a_full_disk_leaves_the_old_whole(sweeps, call, tmp_path, monkeypatch):
         sweeps[1].save(tmp_path)
     monkeypatch.undo()
     assert files_of(tmp_path) == before
-
-
-def test_ctrl_c_while_files_take_their_place_finishes_first(sweeps, tmp_path, monkeypatch):
-    sweeps[0].save(tmp_path)
-    real, calls = os.replace, []
-
-    def interrupted(*args):
-        calls.extend(args[1:] * (args[1].parent == tmp_path))
-        if len(calls) == 3:  # the journal, a table, and now
-            calls.append("interrupted")
-            raise KeyboardInterrupt
-        real(*args)
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        sweeps[1].save(tmp_path)
-    monkeypatch.undo()
-    assert ci.SweepResult.load(tmp_path).meta == sweeps[1].meta
 
 
 HOLDER = """
@@ -238,7 +208,7 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_not(sweeps, tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout and holder.stdout.readline() == "ready\n"
-            words = rf"is being written by process {holder.pid} on \S+: wait until it ends"
+            words = "is being written by another process: wait until it ends"
             with pytest.raises(ValueError, match=words):
                 sweeps[1].save(tmp_path)
             data = torch.randn(2, 3, 6, 20)
@@ -269,7 +239,7 @@ def test_a_lock_is_one_threads_own_and_nests(tmp_path):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-        assert f"process {os.getpid()} on" in said[0] and (tmp_path / LOCK).exists()
+        assert "written by another process" in said[0] and (tmp_path / LOCK).exists()
     other()
     assert said[1:] == ["in"] and not list(tmp_path.iterdir())
     with pytest.raises(ZeroDivisionError), locked(tmp_path / "new"):

@@ -100,7 +100,7 @@ def test_the_first_of_several_pictures_is_read(model, tmp_path, form):
     assert torch.equal(model.preprocess(path), model.preprocess(Image.fromarray(first)))
 
 
-def test_patches_have_a_limit(monkeypatch):
+def test_patches_have_a_limit():
     with pytest.raises(
         ValueError, match="image_size is 512 x 512, which is 262,144 patches: a mod"
     ):

@@ -11,7 +11,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.core.files import own_name, remove_unfinished, unfinished, write_text
+from crate_interp.core.files import own_name, unfinished, write_text
 from crate_interp.core.folders import replacing
 from folders import leftovers, two_sweeps
 from killing import died_at
@@ -119,26 +119,6 @@ def test_what_a_living_process_writes_stays(tmp_path):
     assert part.exists()
     run(tmp_path)
     assert not part.exists()
-
-
-def test_a_writer_whose_file_was_taken_for_a_dead_ones_makes_another(tmp_path, monkeypatch):
-    """Between the making of the file and its lock."""
-    real, made = os.open, []
-
-    def opened(path, flags, *mode):
-        handle = real(path, flags, *mode)
-        if flags & os.O_CREAT:
-            made.append(path)
-            if len(made) == 1:
-                monkeypatch.setattr(os, "open", real)
-                remove_unfinished(tmp_path)
-                assert not path.exists()
-                monkeypatch.setattr(os, "open", opened)
-        return handle
-
-    monkeypatch.setattr(os, "open", opened)
-    write_text(tmp_path / "page.html", "whole")
-    assert len(made) == 2 and [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_locks_of_dead_shards_go_and_those_of_living_ones_stay(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 from types import SimpleNamespace
 
 import pandas as pd
@@ -30,12 +29,6 @@ STATE = SimpleNamespace()
 
 def first_logit(logits):
     return logits[..., 0].mean()
-
-
-def records(out):
-    CIRCUITS.neuron_records(TEXTS, TOKENS, out, layer=0, atoms=[2], top=3, random=2)
-    record = json.loads((out / "0" / "2.json").read_text())
-    return pd.DataFrame([{name: record[name] for name in ("mean", "variance")}])
 
 
 # the model runs as the caller wants, and meta says so; probes measure without autocast
@@ -72,7 +65,6 @@ MEASURED = {
     "head_scores": lambda out: CIRCUITS.head_scores(TEXT_CACHE, HEADS),
     "logit_attribution": lambda out: CIRCUITS.logit_attribution(TEXT_CACHE, 0),
     "logit_lens": lambda out: CIRCUITS.logit_lens(CACHE),
-    "neuron_records": records,
     "path_patch": lambda out: CIRCUITS.path_patch(
         TEXTS, TOKENS[:1], TOKENS[1:2], first_logit, receivers=[(1, 0)], **QUIET
     ),

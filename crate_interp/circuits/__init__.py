@@ -11,7 +11,6 @@ from crate_interp.circuits.code_swaps import concentration
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.compositions import Composition, composition
 from crate_interp.circuits.graphs.atom_names import AtomNames, atom_names
-from crate_interp.circuits.graphs.neuron_records import neuron_records
 from crate_interp.circuits.graphs.result import AttributionGraph
 from crate_interp.circuits.graphs.run import graph
 from crate_interp.circuits.graphs.steering import Steering
@@ -25,6 +24,6 @@ __all__ = [
     "Atlas", "AtomNames", "AttributionGraph", "Circuit", "CircuitScores", "Composition",
     "Concentration", "Edge", "HeadAblation", "LogitAttribution", "LogitLens", "Steering",
     "ablate_heads", "atlas", "atom_names", "attribution_patch", "composition", "concentration",
-    "evaluate", "graph", "head_scores", "logit_attribution", "logit_lens", "neuron_records",
-    "patching", "path_patch", "repeat_targets", "switched_off",
+    "evaluate", "graph", "head_scores", "logit_attribution", "logit_lens", "patching",
+    "path_patch", "repeat_targets", "switched_off",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -14,49 +15,54 @@ from typer import Option
 
 import crate_interp as ci
 from crate_interp.cli import options
-from crate_interp.cli.command_line import taking
+from crate_interp.cli.command_line import parameters, taking
 from crate_interp.core import checks
 from crate_interp.core.run_options import DEFAULTS, Run
 
-FORMATS = ("csv", "markdown", "latex")
-# name of an option for model, data or folder -> (annotation, default)
-MODEL: dict[str, tuple[Any, Any]] = {
+FORMATS = ("csv", "markdown")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+_DATA = (
+    '"embedded:fashion", "embedded:pictures", "embedded:held-out-text", "embedded:repeats", a '
+    'folder, "imagefolder:DIR" or "hf:owner/name:split".'
+)
+# options for model, data and folder, as `parameters` takes them
+MODEL: dict[str, tuple[Any, ...]] = {
     "source": (options.Source, inspect.Parameter.empty),
-    "data": (options.Data, inspect.Parameter.empty),
+    "data": (Annotated[str, Option(help=_DATA)], inspect.Parameter.empty),
     "out": (options.SharedOut, inspect.Parameter.empty),
-    "family": (options.Family, None),
-    "revision": (options.Step, None),
-    "config": (options.Config, None),
-    "rename": (options.Rename, None),
+    "family": (options.Family, None), "revision": (options.Step, None),
+    "config": (options.Config, None), "rename": (options.Rename, None),
     "weights": (options.Weights, None),
+}  # fmt: skip
+ALONE = {**MODEL, "out": (options.Out, inspect.Parameter.empty)}  # one process writes the folder
+_DTYPE = (str | None, None, "float32, float64, bfloat16 or float16. Default: float32.")
+_OF_A_PASS = {
+    "threads": (int | None, None, "Threads of torch in each process."),
+    "device": (str | None, None, "cpu, cuda or cuda:1. Default: the GPU of this rank, if any."),
+    "dtype": _DTYPE,
 }
-_DEVICE = Annotated[
-    str | None, Option(help="cpu, cuda or cuda:1. Default: the GPU of this rank, if any.")
-]
-_MACHINE = {"threads": (options.Threads, None), "device": (_DEVICE, None)}
-_MACHINE |= {"dtype": (options.Dtype, None)}
-_VERBOSE = Annotated[
-    bool, Option("--verbose", help="Print what each column means, and further tables.")
-]
-_DRY = Annotated[
-    bool, Option("--dry-run", help="Say what it takes from its start to its end, and stop.")
-]
-_ADDRESS = Annotated[
-    str | None, Option(help="Address of the Ray cluster, such as auto. Default: start one here.")
-]
-_RESTART = Annotated[bool, Option("--restart", help="Start over; remove the earlier chunks.")]
-_FORMAT = Annotated[str | None, Option(help="Print the main table as csv, markdown or latex.")]
 # options in addition to those of `Run`
-_OF_CHUNKS = {"address": (_ADDRESS, None), "restart": (_RESTART, False), "format": (_FORMAT, None)}
+_OF_CHUNKS = {
+    "address": (
+        str | None, None, "Address of the Ray cluster, such as auto. Default: start one here.",
+    ),
+    "restart": (bool, False, "Start over; remove the earlier chunks."),
+    "format": (str | None, None, "Print the main table as csv or markdown."),
+}  # fmt: skip
+_SAID = {
+    "verbose": (bool, False, "Print what each column means, and further tables."),
+    "dry_run": (bool, False, "Measure one chunk, say what the whole would take, and stop."),
+}
+_OF_ONE_SAMPLE = {"device": (str, "cpu", "cpu, cuda or cuda:1."), "dtype": _DTYPE}
+
+
+class Unfinished(Exception):
+    """Raised when there is no result yet: other shards have work left, or the run is dry."""
 
 
 @dataclass
 class Asked:
-    """The parsed options of a command.
-
-    run: the options of the verb. format: the format of the printed table. verbose: whether to say
-    what its columns mean.
-    """
+    """The parsed options of a command; run: the options of the verb."""
 
     run: dict[str, Any]
     out: Path
@@ -69,8 +75,8 @@ class Asked:
     weights: str | None = None
     device: str | None = None
     dtype: str | None = None
-    format: str | None = None
-    verbose: bool = False
+    format: str | None = None  # of the printed table
+    verbose: bool = False  # whether to say what columns mean
 
     def load(self, source: str) -> Any:
         """Returns the model of this name, on the device of this process.
@@ -80,12 +86,17 @@ class Asked:
         """
         from crate_interp.sweeps.engines.node_ranks import after_rank_0, device_of_rank
 
+        dtype: Any = None
+        if self.dtype is not None:
+            checks.one_of("dtype", self.dtype, DTYPES)
+            import torch
+
+            dtype = getattr(torch, self.dtype)
+        source, revision = options.revised(source, self.revision)
+        arguments: Any = {"family": self.family, "revision": revision, "dtype": dtype}
+        arguments |= options.chosen(self.rename, self.weights) | options.fields(self.config)
         with after_rank_0(self.out):
-            device = self.device or device_of_rank()
-            return options.load(
-                source, self.family, self.revision, self.config, device, self.dtype,
-                self.rename, self.weights,
-            )  # fmt: skip
+            return ci.bridge.load(source, device=self.device or device_of_rank(), **arguments)
 
     @cached_property
     def model(self) -> Any:
@@ -94,7 +105,10 @@ class Asked:
 
     def measured(self, verb: Callable[..., Any], **arguments: object) -> Any:
         """Returns the verb's result for the model and the data."""
-        return verb(self.model, self.data, out=self.out, **arguments, **self.run)
+        result = verb(self.model, self.data, out=self.out, **arguments, **self.run)
+        if result is None:
+            raise Unfinished
+        return result
 
     def page_of(self, result: object, write: Callable[[Any, Path], Any]) -> Any:
         """Returns the page that `write` makes of a result; only one process writes at a time."""
@@ -126,77 +140,68 @@ class Asked:
 
 
 def on_data(
-    result: str = "", of: type = Run, leading: Mapping[str, tuple[Any, Any]] = MODEL
+    result: str = "",
+    of: type | None = Run,
+    leading: Mapping[str, tuple[Any, ...]] = MODEL,
+    **texts: str,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns a decorator that gives a command its options, as an `Asked` in its first parameter.
 
     result: the name of a result class in `ci`; a folder that holds anything else is refused before
-    work starts. of: the options of the verb, Run or Pass. leading: the options for model,
-    data and folder. --threads is applied before the command begins, because torch reads the number
-    of threads when it is imported.
+    work starts. of: the options of the verb, Run or Pass, or None for one sample. leading: the
+    options for model, data and folder. texts: the help of the command's own options. --threads is
+    applied before the command begins, because torch reads it when it is imported.
     """
-    of_verb = _options_of(of)
-    shared = {**of_verb, **_MACHINE, **(_OF_CHUNKS if of is Run else {})}
-    shared |= {"verbose": (_VERBOSE, False), "dry_run": (_DRY, False)}
+    of_verb = {} if of is None else _options_of(of)
+    shared = {**of_verb, **(_OF_ONE_SAMPLE if of is None else _OF_A_PASS)}
+    shared |= {**(_OF_CHUNKS if of is Run else {}), **({} if of is None else _SAID)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command).parameters.values())[1:]
+        items = list(inspect.signature(command).parameters.values())[1:]
+        own = {item.name: (item.annotation, item.default) for item in items}
+        own |= {name: (*own[name], text) for name, text in texts.items()}
 
         @wraps(command)
         def asking(**given: Any) -> None:
-            taken = {name: given.pop(name) for name in (*leading, *shared)}
-            if taken.get("format") is not None:
-                checks.one_of("format", taken["format"], FORMATS)
-            options.take_threads(taken.pop("threads"))
-            _address(taken.pop("address", None), taken.get("engine"))
-            run = {name: taken.pop(name) for name in of_verb}
+            values = {name: given.pop(name) for name in (*leading, *shared)}
+            if values.get("format") is not None:
+                checks.one_of("format", values["format"], FORMATS)
+            options.take_threads(values.pop("threads", None))
+            address, dry = values.pop("address", None), values.pop("dry_run", False)
+            run = {name: values.pop(name) for name in of_verb}
+            if address is not None:
+                if run["engine"] != "ray":
+                    raise ValueError(f"--address {address} works with --engine ray only.")
+                os.environ["RAY_ADDRESS"] = address
             if of is Run:
-                run["resume"] = not taken.pop("restart")
-            if taken.pop("dry_run"):
-                _forecast(command, Asked(run, **taken), given)
+                run["resume"] = not values.pop("restart")
+            asked = Asked(run, **values)
+            if dry:
+                _dry_run(command, asked, given)
                 return
             if result:
-                getattr(ci, result).check_folder(taken["out"])
-            command(Asked(run, **taken), **given)
+                getattr(ci, result).check_folder(asked.out)
+            with suppress(Unfinished):
+                command(asked, **given)
 
-        return taking(asking, [*_parameters(leading), *own, *_parameters(shared)])
+        return taking(asking, parameters({**leading, **own, **shared}))
 
     return decorate
 
 
-def _forecast(command: Callable[..., None], asked: Asked, given: dict[str, Any]) -> None:
-    """Runs a command until it has said what it takes; nothing is written into its folder."""
-    from crate_interp.sweeps.runs.forecast import dry_run  # imports torch
-
-    with TemporaryDirectory() as scratch, dry_run():
-        command(replace(asked, out=Path(scratch) / "out"), **given)
-
-
-def _options_of(of: type) -> dict[str, tuple[Any, Any]]:
-    """Returns the options of Run or Pass for typer; --quiet and --restart are added elsewhere."""
-    hints = get_type_hints(of, include_extras=True)
-    kinds = {name: get_args(hint) for name, hint in hints.items()}
+def _options_of(of: type) -> dict[str, tuple[Any, ...]]:
+    """Returns the options of Run or Pass; --quiet and --restart stand for two of them."""
     found = {}
-    for name in (name for name in kinds if name not in ("out", "progress", "resume")):
-        kind, text, *typed = kinds[name]
-        kind = typed[0] if typed else kind
-        default = getattr(DEFAULTS, name)
-        flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
-        found[name] = (Annotated[kind, Option(*flag, help=text)], default)
+    for name, hint in get_type_hints(of, include_extras=True).items():
+        if name not in ("out", "progress", "resume"):
+            kind, text, *typed = get_args(hint)
+            found[name] = (typed[0] if typed else kind, getattr(DEFAULTS, name), text)
     return found
 
 
-def _parameters(shown: Mapping[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(name, keyword, default=value, annotation=kind)
-        for name, (kind, value) in shown.items()
-    ]
+def _dry_run(command: Callable[..., None], asked: Asked, own: dict[str, Any]) -> None:
+    """Runs a command until it has measured one chunk; nothing is written into its folder."""
+    from crate_interp.sweeps.runs.forecast import dry_run  # imports torch
 
-
-def _address(address: str | None, engine: str | None) -> None:
-    if address is None:
-        return
-    if engine != "ray":
-        raise ValueError(f"--address {address} works with --engine ray only. Add --engine ray.")
-    os.environ["RAY_ADDRESS"] = address
+    with TemporaryDirectory() as scratch, dry_run():
+        command(replace(asked, out=Path(scratch) / "out"), **own)

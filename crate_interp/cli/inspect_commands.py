@@ -8,33 +8,25 @@ from typer import Argument, Option
 
 import crate_interp as ci
 from crate_interp.cli import options
-from crate_interp.cli.command_line import spoken
+from crate_interp.cli.command_options import ALONE, Asked, on_data
 
 NAMED = 256  # samples of the data from which atoms get their names
 
 
+@on_data(
+    of=None,
+    leading=ALONE,
+    sample="Which sample of the data to show, from 0.",
+    size="The side of a larger image, for finer maps of the same model.",
+    circuit="A file that Circuit.save wrote; its heads get a ring.",
+    without="Let the page switch off a head, an atom or a patch; the model runs for each.",
+)
 def explore(
-    source: options.Source,
-    data: options.Data,
-    out: options.Out,
-    family: options.Family = None,
-    revision: options.Step = None,
-    config: options.Config = None,
-    rename: options.Rename = None,
-    weights: options.Weights = None,
-    sample: Annotated[int, Option(help="Which sample of the data to show, from 0.")] = 0,
-    size: Annotated[
-        int | None, Option(help="The side of a larger image, for finer maps of the same model.")
-    ] = None,
-    circuit: Annotated[
-        Path | None, Option(help="A file that Circuit.save wrote; its heads get a ring.")
-    ] = None,
-    without: Annotated[
-        bool,
-        Option(help="Let the page switch off a head, an atom or a patch; the model runs for each."),
-    ] = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    asked: Asked,
+    sample: int = 0,
+    size: int | None = None,
+    circuit: Path | None = None,
+    without: bool = False,
 ) -> None:
     """Write a page that shows one sample in detail.
 
@@ -43,37 +35,30 @@ def explore(
     from crate_interp.cli import argument_parsing
 
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
-    model = options.load(source, family, revision, config, device, dtype, rename, weights)
-    cache, inputs, name = argument_parsing.one_sample(model, data, sample, size)
-    off = ci.circuits.switched_off(model, inputs[0]) if without else None
+    cache, inputs, name = argument_parsing.one_sample(asked.model, asked.data, sample, size)
+    off = ci.circuits.switched_off(asked.model, inputs[0]) if without else None
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name, without=off)
-    options.say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
+    options.say(f"{page.title}. The page: {page.save(asked.out / 'explore.html')}")
 
 
+@on_data(
+    of=None,
+    leading=ALONE,
+    sample="Which sample of the data to explain, from 0.",
+    target="A class or token, by number or name; two with a comma for their difference.",
+    position="The token of a text after which the answer comes.",
+    freeze="What is held constant: pattern, norm, or pattern,norm.",
+    most="How many codes to look at.",
+    seed="Draws random nodes and the untrained network.",
+)
 def graph(
-    source: options.Source,
-    data: options.Data,
-    out: options.Out,
-    family: options.Family = None,
-    revision: options.Step = None,
-    config: options.Config = None,
-    rename: options.Rename = None,
-    weights: options.Weights = None,
-    sample: Annotated[int, Option(help="Which sample of the data to explain, from 0.")] = 0,
-    target: Annotated[
-        str | None,
-        Option(help="A class or token, by number or name; two with a comma for their difference."),
-    ] = None,
-    position: Annotated[
-        int | None, Option(help="The token of a text after which the answer comes.")
-    ] = None,
-    freeze: Annotated[
-        str, Option(help="What is held constant: pattern, norm, or pattern,norm.")
-    ] = "",
-    most: Annotated[int, Option(help="How many codes to look at.")] = 200,
-    seed: Annotated[int, Option(help="Draws random nodes and the untrained network.")] = 0,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    asked: Asked,
+    sample: int = 0,
+    target: str | None = None,
+    position: int | None = None,
+    freeze: str = "",
+    most: int = 200,
+    seed: int = 0,
 ) -> None:
     """Explain one answer by a graph of codes, and write it with its page.
 
@@ -82,14 +67,14 @@ def graph(
     """
     from crate_interp.cli import argument_parsing
 
-    model = options.load(source, family, revision, config, device, dtype, rename, weights)
-    cache, inputs, name = argument_parsing.one_sample(model, data, sample)
-    named = ci.circuits.atom_names(model, data, limit=NAMED, progress=False)
+    model = asked.model
+    cache, inputs, name = argument_parsing.one_sample(model, asked.data, sample)
+    named = ci.circuits.atom_names(model, asked.data, limit=NAMED, progress=False)
     found = ci.graph(
         model, inputs, names=named, target=argument_parsing.answers(target), position=position,
         freeze=[word for word in freeze.split(",") if word], most=most, seed=seed,
     )  # fmt: skip
-    with found.saved_with_pages(out) as stage:
+    with found.saved_with_pages(asked.out) as stage:
         ci.viz.graph(found).save(stage / "graph.html")
         found.to_circuit_tracer(stage / "graph.json")
         end = found.meta["target"]["position"]
@@ -98,7 +83,7 @@ def graph(
             _, cache = model.run_with_cache(inputs)
         page = ci.viz.explore(cache, inputs, name=name, graph="graph.html")
         page.save(stage / "explore.html")
-    options.say(f"{found.headline()}\nThe page: {out / 'graph.html'}")
+    options.say(f"{found.headline()}\nThe page: {asked.out / 'graph.html'}")
 
 
 def convert(

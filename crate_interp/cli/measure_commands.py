@@ -1,35 +1,26 @@
 """Commands that measure a model on data."""
 
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Argument, Option
+from typing import Any
 
 import crate_interp as ci
 from crate_interp.cli import options
-from crate_interp.cli.command_options import MODEL, Asked, on_data
+from crate_interp.cli.command_options import ALONE, MODEL, Asked, on_data
 from crate_interp.core.run_options import Pass
 
-_MASKED = Annotated[
-    str,
-    Option(
-        help='Images with masks: "embedded:pictures", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
-        '"hf:owner/name:split".'
-    ),
-]
-_COMPARED = Annotated[
-    str | None,
-    Option(help="Data, as for `report`. Give none for saved sweeps: they hold their numbers."),
-]
+_MASKED = (
+    'Images with masks: "embedded:pictures", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
+    '"hf:owner/name:split".'
+)
+_COMPARED = "Data, as for `report`. Give none for saved sweeps: they hold their numbers."
 
 
-@on_data(of=Pass, leading={**MODEL, "out": (options.Out, MODEL["out"][1])})
+@on_data(of=Pass, leading=ALONE, audit="Write the page of an audit too.")
 def report(
     asked: Asked,
     probes: options.ProbeNames = None,
     untrained: options.Untrained = 5,
-    audit: Annotated[bool, Option("--audit", help="Write the page of an audit too.")] = False,
+    audit: bool = False,
 ) -> None:
     """Write a page about a model and its data.
 
@@ -44,31 +35,30 @@ def report(
     asked.say_result(f"{finding}\nThe page: {path}", table + note, more=more)
 
 
-@on_data("AuditResult")
+@on_data(
+    "AuditResult",
+    eps="The eps of the rates, as in the paper.",
+    grid="Measure at a grid of eps and with orthonormal U too.",
+    seed="Random seed of the null distributions.",
+)
 def audit(
     asked: Asked,
-    eps: Annotated[float, Option(help="The eps of the rates, as in the paper.")] = 0.1,
+    eps: float = 0.1,
     untrained: options.Untrained = 5,
-    grid: Annotated[
-        bool, Option(help="Measure at a grid of eps and with orthonormal U too.")
-    ] = True,
-    seed: Annotated[int, Option(help="Random seed of the null distributions.")] = 0,
+    grid: bool = True,
+    seed: int = 0,
 ) -> None:
     """Check every layer against the papers' claims.
 
     Prints a table and writes a page about it.
     """
-    arguments: dict[str, Any] = {"eps": eps, "untrained": untrained, "grid": grid, "seed": seed}
-    result = asked.measured(ci.audit, **arguments)
-    if result is None:
-        return
+    result = asked.measured(ci.audit, eps=eps, untrained=untrained, grid=grid, seed=seed)
     page = asked.page_of(result, ci.viz.audit_page)
     signs = (
         "+ kept (as wanted, and better than its nulls), - broken (not as wanted, or worse than\n"
         "a null), ~ depends on the setting, c missed by an ideal layer too, ? undecided."
     )
-    words = page.with_name("audit.txt").read_text(encoding="utf-8")
-    more = words.removeprefix(result.text())
+    more = page.with_name("audit.txt").read_text(encoding="utf-8").removeprefix(result.text())
     first = f"{options.finding(result)}\nThe page: {page}"
     asked.say_result(first, f"{result.text()}\n{signs}", result, more)
 
@@ -76,18 +66,16 @@ def audit(
 @on_data(
     "Comparison",
     Pass,
-    {"data": (_COMPARED, None), "out": (options.Out, MODEL["out"][1]), "family": MODEL["family"],
-     "config": MODEL["config"], "rename": MODEL["rename"], "weights": MODEL["weights"]},
-)  # fmt: skip
+    {"data": (str | None, None, _COMPARED)}
+    | {name: ALONE[name] for name in ("out", "family", "config", "rename", "weights")},
+    untrained="Untrained twins to measure for each side that is a model. Default: 5.",
+)
 def compare(
     asked: Asked,
     a: options.Side,
     b: options.Side,
     probes: options.ProbeNames = None,
-    untrained: Annotated[
-        int | None,
-        Option(help="Untrained twins to measure for each side that is a model. Default: 5."),
-    ] = None,
+    untrained: int | None = None,
 ) -> None:
     """Compare two networks, or two groups of them.
 
@@ -95,18 +83,7 @@ def compare(
     """
     from crate_interp.cli import argument_parsing
 
-    def take(source: str) -> Any:
-        try:
-            return asked.load(source)
-        except ValueError as error:
-            if asked.config:
-                raise ValueError(
-                    f"{error} --config applies to every network of the comparison. If a network "
-                    "needs other fields, first make a folder of it with `crate-interp convert`."
-                ) from error
-            raise
-
-    (one, name), (two, other) = (argument_parsing.networks(side, take) for side in (a, b))
+    (one, name), (two, other) = (argument_parsing.networks(side, asked.load) for side in (a, b))
     arguments: dict[str, Any] = {"probes": options.names_of(probes), "untrained": untrained}
     arguments |= {"names": (name, other), "out": asked.out, **asked.run}
     result = ci.compare(one, two, asked.data, **arguments)
@@ -120,73 +97,59 @@ def compare(
     asked.say_result(first, f"{sides}. {signs}\n{result.text()}")
 
 
-@on_data("SegmentResult", leading={**MODEL, "data": (_MASKED, MODEL["data"][1])})
+@on_data(
+    "SegmentResult",
+    leading={**MODEL, "data": (str, MODEL["data"][1], _MASKED)},
+    mass="The share of an attention map that its mask holds.",
+    fraction="For the other rule (top): the share of the patches that a mask holds.",
+    unscaled="As in the paper: no 1/sqrt(d_head), no CLS key.",
+    size="The side of larger images, for finer maps of the same model.",
+)
 def segment(
     asked: Asked,
-    mass: Annotated[float, Option(help="The share of an attention map that its mask holds.")] = 0.6,
-    fraction: Annotated[
-        float, Option(help="For the other rule (top): the share of the patches that a mask holds.")
-    ] = 0.6,
-    unscaled: Annotated[
-        bool, Option("--unscaled", help="As in the paper: no 1/sqrt(d_head), no CLS key.")
-    ] = False,
-    size: Annotated[
-        int | None, Option(help="The side of larger images, for finer maps of the same model.")
-    ] = None,
+    mass: float = 0.6,
+    fraction: float = 0.6,
+    unscaled: bool = False,
+    size: int | None = None,
     untrained: options.Untrained = 5,
 ) -> None:
     """Score the attention map of every head against masks.
 
     Chance levels and untrained networks are scored too.
     """
-    maps: dict[str, Any] = {"scaled": not unscaled, "cls_key": not unscaled}
-    shares: dict[str, Any] = {"mass": mass, "fraction": fraction}
-    result = asked.measured(ci.segment, size=size, untrained=untrained, **shares, **maps)
-    if result is None:
-        return
+    maps = {"scaled": not unscaled, "cls_key": not unscaled, "mass": mass, "fraction": fraction}
+    result = asked.measured(ci.segment, size=size, untrained=untrained, **maps)
     page = asked.page_of(result, ci.viz.segment_page)
     first = f"{options.finding(result)}\nThe page: {page}"
     more = f"{result.text('top')}\n\n{result.legend()}"
     asked.say_result(first, result.text("mass"), result, more)
 
 
-@on_data("Atlas")
-def atlas(
-    asked: Asked,
-    top: Annotated[int, Option(help="How many patches or contexts to show for each atom.")] = 9,
-    ablate: Annotated[
-        int, Option(help="On how many samples to run the model without each atom; 0: none.")
-    ] = 32,
-) -> None:
+@on_data(
+    "Atlas",
+    top="How many patches or contexts to show for each atom.",
+    ablate="On how many samples to run the model without each atom; 0: none.",
+)
+def atlas(asked: Asked, top: int = 9, ablate: int = 32) -> None:
     """Show what every dictionary atom is for.
 
     Writes pages of top patches or contexts, effects and neighbours.
     """
     result = asked.measured(ci.atlas, top=top, ablate=ablate)
-    if result is not None:
-        page = asked.page_of(result, ci.viz.atlas_pages)
-        first = f"{result.headline()}\nThe pages: {page}"
-        asked.say_result(first, asked.tables.of_atlas(result), result, result.legend())
+    page = asked.page_of(result, ci.viz.atlas_pages)
+    first = f"{result.headline()}\nThe pages: {page}"
+    asked.say_result(first, asked.tables.of_atlas(result), result, result.legend())
 
 
-@on_data("HeadAblation")
+@on_data(
+    "HeadAblation",
+    how="What replaces a head's output: mean (over all samples, for each position) or zero.",
+    metric="loss or accuracy.",
+    head="Print this head, such as L3H1, whatever its effect. Repeat the option for more heads. "
+    "All heads are measured.",
+)
 def ablate(
-    asked: Asked,
-    how: Annotated[
-        str,
-        Option(
-            help="What replaces a head's output: mean (over all samples, for each position) or "
-            "zero."
-        ),
-    ] = "mean",
-    metric: Annotated[str, Option(help="loss or accuracy.")] = "loss",
-    head: Annotated[
-        list[str] | None,
-        Option(
-            help="Print this head, such as L3H1, whatever its effect. Repeat the option for more "
-            "heads. All heads are measured."
-        ),
-    ] = None,
+    asked: Asked, how: str = "mean", metric: str = "loss", head: list[str] | None = None
 ) -> None:
     """Measure what each head does for the answers.
 
@@ -194,8 +157,6 @@ def ablate(
     """
     named = options.heads_of(head, asked.model.cfg.n_layers, asked.model.cfg.n_heads)
     result = asked.measured(ci.ablate_heads, how=how, metric=metric)
-    if result is None:
-        return
     from crate_interp.cli import argument_parsing  # imports torch
 
     page = asked.page_of(result, partial(argument_parsing.ablation_pages, asked))
@@ -204,15 +165,16 @@ def ablate(
     asked.say_result(first, table, result, result.legend())
 
 
-@on_data()
+@on_data(
+    k="How many nodes to swap. Repeat the option. Default: 4, 16, 64.",
+    point="code, or stream for the axes of the stream.",
+    rotations="How many random rotations to compare with.",
+)
 def concentration(
     asked: Asked,
-    k: Annotated[
-        list[int] | None,
-        Option(help="How many nodes to swap. Repeat the option. Default: 4, 16, 64."),
-    ] = None,
-    point: Annotated[str, Option(help="code, or stream for the axes of the stream.")] = "code",
-    rotations: Annotated[int, Option(help="How many random rotations to compare with.")] = 4,
+    k: list[int] | None = None,
+    point: str = "code",
+    rotations: int = 4,
     untrained: options.Untrained = 5,
 ) -> None:
     """Measure how few nodes of each layer's code carry an answer.
@@ -220,72 +182,52 @@ def concentration(
     Swaps (token, coordinate) nodes for those of another sample, beside principal axes and random
     rotations. Prints a table and draws it by layer.
     """
-    settings: dict[str, Any] = {"point": point, "rotations": rotations, "untrained": untrained}
+    settings = {"point": point, "rotations": rotations, "untrained": untrained}
     result = asked.measured(ci.circuits.concentration, k=k or (4, 16, 64), **settings)
-    if result is None:
-        return
     page = asked.page_of(result, ci.viz.concentration_page)
     first = f"{options.finding(result)}\nThe page: {page}"
     more = f"{result.text()}\n\n{result.legend()}"
     asked.say_result(first, asked.tables.of_concentration(result), result, more)
 
 
-@on_data("SweepResult")
+@on_data(
+    "SweepResult",
+    controls="On how many samples to measure the negative controls. An untrained network sees all "
+    "of these samples. The other controls see 5 of the first 32 samples, or about an eighth of a "
+    "larger number. 0: no controls.",
+    precision="bfloat16: run the model under autocast. Default: float32.",
+)
 def sweep(
     asked: Asked,
     probes: options.ProbeNames = None,
-    controls: Annotated[
-        int,
-        Option(
-            help="On how many samples to measure the negative controls. An untrained network sees "
-            "all of these samples. The other controls see 5 of the first 32 samples, or about an "
-            "eighth of a larger number. 0: no controls."
-        ),
-    ] = 32,
-    precision: Annotated[
-        str | None, Option(help="bfloat16: run the model under autocast. Default: float32.")
-    ] = None,
+    controls: int = 32,
+    precision: str | None = None,
 ) -> None:
     """Measure probes in every layer, on data of any size.
 
     Writes the tables when all samples are measured.
     """
-    arguments: dict[str, Any] = {"probes": options.names_of(probes), "controls": controls}
-    result = asked.measured(ci.sweep, precision=precision, **arguments)
-    if result is not None:
-        sharpest = result.sharpest()
-        more = (f"{sharpest}\n" if sharpest else "") + result.controls_text()
-        first = f"{options.finding(result)}\nThe tables: {asked.out}"
-        asked.say_result(first, asked.tables.of_sweep(result), result, more)
+    arguments = {"probes": options.names_of(probes), "controls": controls, "precision": precision}
+    result = asked.measured(ci.sweep, **arguments)
+    sharpest = result.sharpest()
+    more = (f"{sharpest}\n" if sharpest else "") + result.controls_text()
+    first = f"{options.finding(result)}\nThe tables: {asked.out}"
+    asked.say_result(first, asked.tables.of_sweep(result), result, more)
 
 
-@on_data("AtomResult")
-def atoms(
-    asked: Asked,
-    top: Annotated[int, Option(help="How many of the strongest tokens of each atom to keep.")] = 16,
-    coactivation: Annotated[
-        bool, Option("--coactivation", help="Count pairs of atoms that are on together.")
-    ] = False,
-) -> None:
+@on_data(
+    "AtomResult",
+    top="How many of the strongest tokens of each atom to keep.",
+    coactivation="Count pairs of atoms that are on together.",
+)
+def atoms(asked: Asked, top: int = 16, coactivation: bool = False) -> None:
     """Measure when every dictionary atom is on.
 
     Counts how often, how strongly and where it is on, and writes a page with the strongest atoms.
     """
     result = asked.measured(ci.atoms, top=top, coactivation=coactivation)
-    if result is not None:
-        from crate_interp.cli import argument_parsing  # imports torch
+    from crate_interp.cli import argument_parsing  # imports torch
 
-        page = asked.page_of(result, partial(argument_parsing.atoms_page, asked))
-        first = f"{result.headline()}\nThe page: {page}"
-        asked.say_result(first, asked.tables.of_atoms(result), result, result.legend())
-
-
-def merge(
-    folder: Annotated[Path, Argument(help="The folder that the shards of a run share.")],
-) -> None:
-    """Make the result of a run from its chunks.
-
-    If chunks are missing, lists them instead.
-    """
-    result = ci.merge(folder)
-    options.say(f"{result.headline()} The tables: {folder}")
+    page = asked.page_of(result, partial(argument_parsing.atoms_page, asked))
+    first = f"{result.headline()}\nThe page: {page}"
+    asked.say_result(first, asked.tables.of_atoms(result), result, result.legend())

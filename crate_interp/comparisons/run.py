@@ -20,7 +20,6 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results import sample_ranges
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes
-from crate_interp.sweeps.runs.forecast import announced
 
 Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
 Names = tuple[str, str] | None
@@ -83,20 +82,10 @@ def compare(
         if options.out is not None:
             stack.enter_context(locked(options.out))
             Comparison.check_folder(options.out)
-        if models:
-            stack.enter_context(_announced(sides, how, count))
         result = _measured(sides, how, count, given, names)
         if options.out is not None:
             result.save(options.out)
     return result
-
-
-def _announced(sides: Sequence[list[Network]], how: Measuring, count: int) -> Any:
-    """Says what the comparison takes; its sweeps say nothing while this is open."""
-    every = [one for side in sides for one in side if isinstance(one, HookedModel)]
-    asked = {"networks": len(every), "twins": count}
-    samples = how.samples(every[0])
-    return announced("comparison", every[0], samples, asked, how.options.progress)
 
 
 def _measured(

@@ -5,13 +5,13 @@ NumPy or TransformerLens.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar
 
 from crate_interp.config import families
 from crate_interp.config.families import FAMILIES, FIELD_ORDER, UNTESTABLE, Facts
+from crate_interp.config.field_checks import CHECKS
 from crate_interp.core import checks
 
 # Some fields accept more types than they store. So each type below is defined twice: type checkers
@@ -26,16 +26,8 @@ else:
     Size = SideOrSize = int | tuple[int, int] | list[int]
 DEFAULT: Any = None  # the value of a Filled field that was not given
 
-# A check takes a field's name and value, and returns the value in its stored form, or raises.
-Check = Callable[[str, Any], Any]
-
 # In the official code of these families, MSSA has no output matrix if one head spans the stream.
 _NO_MATRIX_FOR_ONE_HEAD = ("crate", "crate-alpha", "crate-mae")
-
-
-def choice(choices: Collection[str]) -> Check:
-    """Returns a check for a field whose value must be one of `choices`."""
-    return partial(checks.one_of, choices=choices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,24 +56,6 @@ class CrateConfig:
     classes: ClassVar[dict[str, type["CrateConfig"]]]
     # fields that are computed from others and are not saved
     derived: ClassVar[tuple[str, ...]] = ()
-    checked: ClassVar[dict[str, Check]] = {
-        "variant": choice(families.VARIANTS),
-        "d_model": checks.count,
-        "n_layers": checks.count,
-        "n_heads": checks.count,
-        "d_head": checks.count,
-        "d_mlp": checks.count,
-        "n_ctx": checks.count,
-        "d_vocab": checks.count,
-        "output_matrix": checks.flag,
-        "eta": checks.non_negative,
-        "lambd": checks.non_negative,
-        "ln_eps": checks.non_negative,
-        "ln_final_eps": checks.non_negative,
-        "model_name": checks.one_line,
-        "assumed": lambda name, value: tuple(checks.one_of(name, one, UNTESTABLE) for one in value),
-    }
-
     family: str
     d_model: int
     n_layers: int
@@ -168,8 +142,8 @@ class CrateConfig:
         fields = cls.__dataclass_fields__
         return {
             name: value
-            if name not in cls.checked or (value is None and fields[name].default is None)
-            else cls.checked[name](name, value)
+            if name not in CHECKS or (value is None and fields[name].default is None)
+            else CHECKS[name](name, value)
             for name, value in values.items()
         }
 
@@ -254,9 +228,9 @@ class CrateConfig:
         """Checks fields that only one kind of config has."""
 
     def check_given(self, *names: str) -> None:
-        """Raises ValueError if one of these fields is None."""
+        """Raises ValueError if one of these fields is None or 0."""
         for name in names:
-            if getattr(self, name) is None:
+            if not getattr(self, name):
                 raise ValueError(f"a model of family {self.family!r} needs {name}: give {name}=...")
 
     def to_dict(self) -> dict[str, Any]:

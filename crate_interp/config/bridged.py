@@ -1,13 +1,10 @@
 """Configs of networks other than CRATE, behind a TransformerLens bridge."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from crate_interp.config.base import DEFAULT, Check, CrateConfig, Filled, choice
-from crate_interp.config.families import SUBSPACES
+from crate_interp.config.base import DEFAULT, CrateConfig, Filled
 from crate_interp.config.text import TextConfig
 from crate_interp.config.vision import VisionConfig
-from crate_interp.core import checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +16,6 @@ class BridgedConfig(CrateConfig):
     keys and values have; None means as many as the queries. `rms_norm`: whether the norms are RMS
     norms.
     """
-
-    checked: ClassVar[dict[str, Check]] = {
-        "architecture": checks.one_line,
-        "subspaces": choice(SUBSPACES),
-        "value_heads": checks.count,
-        "rms_norm": checks.flag,
-    }
 
     eta: float = 0.0
     architecture: str | None = None
@@ -56,10 +46,6 @@ class BridgedImageConfig(BridgedConfig, VisionConfig):
     of the network's output.
     """
 
-    checked: ClassVar[dict[str, Check]] = (
-        VisionConfig.checked | BridgedConfig.checked | {"special_tokens": checks.count}
-    )
-
     special_tokens: int = 1
 
     @property
@@ -74,10 +60,6 @@ class BridgedTextConfig(BridgedConfig, TextConfig):
 
     `rotations`: whether positions enter as rotations of queries and keys.
     """
-
-    checked: ClassVar[dict[str, Check]] = (
-        TextConfig.checked | BridgedConfig.checked | {"rotations": checks.flag}
-    )
 
     rotations: bool = False
 

@@ -2,52 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from crate_interp.config.base import Check, CrateConfig, SideOrSize, Size, choice
-from crate_interp.config.families import INTERPOLATIONS, TRANSPARENCIES
+from crate_interp.config.base import CrateConfig, SideOrSize, Size
 from crate_interp.core import checks
-
-
-def side_or_size(name: str, value: object) -> int | tuple[int, int]:
-    """Returns the length of a side as an int, or a size as (height, width).
-
-    Raises ValueError, with the field's `name`, for anything else.
-    """
-    return (
-        checks.size(name, value) if isinstance(value, (list, tuple)) else checks.count(name, value)
-    )
-
-
-def as_tuple(name: str, value: Any, such: str = "") -> tuple[Any, ...]:
-    """Returns a list or another sequence as a tuple.
-
-    Raises ValueError, with the field's `name` and an example (`such`), for a string and for
-    anything that is not a sequence.
-    """
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"{name}={checks.shown(value)}: give a list{such}, or None.")
-    return tuple(value)
-
-
-def bits(name: str, value: object) -> int:
-    """Returns 8 or 16. Raises ValueError, with the field's `name`, for any other value."""
-    if not checks.is_int(value) or value not in (8, 16):
-        raise ValueError(
-            f"{name}={checks.shown(value)}: give 8, or 16 to allow 16-bit grey pictures too."
-        )
-    return int(value)
-
-
-def per_channel(name: str, value: object) -> tuple[Any, ...]:
-    """Returns one number per channel as a tuple; a single number means a grey model."""
-    if checks.is_number(value):
-        return (value,)
-    return as_tuple(
-        name,
-        value,
-        " with a number for each channel, such as [0.5, 0.5, 0.5] or, for a grey model, [0.5]",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +18,8 @@ class ImageConfig(CrateConfig):
     transparent pixels are used, as PIL's convert("RGB") does) or "white" (the picture is laid on
     white). `bits` is 8, or 16 to allow 16-bit grey pictures too. With `interpolate_pos` the model
     also accepts images of other sizes. `grid_guessed`: whether image_size is a guess, a square with
-    the right number of patches. Raises ValueError for sizes above 50,000,000 pixels or 65,536
-    patches, and for `interpolate_pos` with a guess.
+    the right number of patches. Raises ValueError for `interpolate_pos` with a guess.
     """
-
-    checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
-        "interpolation": choice(INTERPOLATIONS),
-        "transparency": choice(TRANSPARENCIES),
-        "bits": bits,
-        "interpolate_pos": checks.flag,
-        "grid_guessed": checks.flag,
-        "channels": checks.count,
-        "image_size": checks.size,
-        "patch_size": checks.size,
-        "resize": side_or_size,
-        "crop": side_or_size,
-        "mean": per_channel,
-        "std": per_channel,
-    }
 
     image_size: Size = (224, 224)
     patch_size: Size = (16, 16)
@@ -99,10 +41,6 @@ class ImageConfig(CrateConfig):
                 f"{self.image_size} is a guess from the number of patches: give image_size."
             )
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
-        for name in ("image_size", "patch_size", "resize", "crop"):
-            if getattr(self, name) is not None:
-                checks.pixels(name, *checks.size(name, getattr(self, name)))
-        checks.patches("image_size", self.image_size, self.patch_size)
         if height % patch_h or width % patch_w:
             nearest = (
                 height // patch_h * patch_h or patch_h,

@@ -3,34 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crate_interp.config.base import Check, CrateConfig, choice
-from crate_interp.config.families import TOKENIZERS
-from crate_interp.core import checks
-
-_MOST_AT_ONCE = 4096  # tokens
-
-
-def check_context(n_ctx: int) -> None:
-    """Raises ValueError if a text tower, which sees its whole context at once, has too many tokens.
-
-    The memory for its attention patterns grows with the square of the number of tokens. Published
-    towers have at most 77.
-    """
-    if n_ctx > _MOST_AT_ONCE:
-        raise ValueError(
-            f"n_ctx={n_ctx}: a text tower sees its whole context at once, so it takes at "
-            f"most {_MOST_AT_ONCE} tokens. Give a smaller n_ctx."
-        )
-
-
-def window_letters(name: str, value: object) -> str:
-    """Returns a pattern of the letters S (short) and L (long).
-
-    Raises ValueError, with the field's `name`, for anything else.
-    """
-    if not isinstance(value, str) or not 0 < len(value) < 1000 or set(value) - set("SL"):
-        raise ValueError(f"{name}={checks.shown(value)}: give letters S (short) and L (long).")
-    return value
+from crate_interp.config.base import CrateConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +17,6 @@ class TextConfig(CrateConfig):
     """
 
     kind: ClassVar[str] = "text"
-    checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
-        "bias": checks.flag,
-        "window": checks.flag,
-        "window_pattern": window_letters,
-        "softcap": checks.positive,
-        "rotary_base": checks.positive,
-        "tokenizer": choice(TOKENIZERS),
-        "prepend_bos": checks.flag,
-        "d_embed": checks.count,
-    }
-
     bias: bool = False
     window: bool = False
     window_pattern: str = "L"
@@ -66,8 +28,6 @@ class TextConfig(CrateConfig):
 
     def _check_kind(self) -> None:
         self.check_given("n_ctx", "d_vocab")
-        if self.family == "clipa-text":
-            check_context(self.n_ctx)
         if self.rotary and self.d_head % 2:
             raise ValueError(f"d_head={self.d_head}: rotary positions need an even d_head.")
 

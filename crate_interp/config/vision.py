@@ -2,31 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
-from crate_interp.config.base import DEFAULT, Check, Filled, choice
-from crate_interp.config.families import POOLS, STEMS, TOKENIZERS
-from crate_interp.config.images import ImageConfig, as_tuple
-from crate_interp.config.text import check_context
-from crate_interp.core import checks, safe_text
-
-_NAMES = ' of names in the order of the outputs, such as ["cat", "dog"]'
-_LONGEST = 1000  # characters of a label: some labels of ImageNet-21k list a dozen synonyms
-
-
-def class_names(name: str, value: object) -> tuple[str, ...]:
-    """Returns a list of names as a tuple. Any script is allowed, control characters are not.
-
-    Raises ValueError, with the field's `name`, for anything else.
-    """
-    for place, label in enumerate(names := as_tuple(name, value, _NAMES)):
-        if not isinstance(label, str) or len(label) > _LONGEST or not safe_text.is_harmless(label):
-            raise ValueError(
-                f"{name} must be names, but number {place} is {checks.shown(label)}: give one "
-                f"string per class, of at most {_LONGEST} characters, without control characters."
-            )
-    return names
+from crate_interp.config.base import DEFAULT, Filled
+from crate_interp.config.images import ImageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +24,6 @@ class VisionConfig(ImageConfig):
 
     kind: ClassVar[str] = "vision"
     derived: ClassVar[tuple[str, ...]] = ("n_ctx", "d_vocab")
-    checked: ClassVar[dict[str, Check]] = ImageConfig.checked | {
-        "pool": choice(POOLS),
-        "stem": choice(STEMS),
-        "class_layers": partial(checks.count, least=0),
-        "n_classes": partial(checks.count, least=0),
-        "d_vocab": partial(checks.count, least=0),
-        "d_features": checks.count,
-        "labels": class_names,
-    }
-
     n_classes: int = 1000
     d_features: int | None = None
     pool: str = "cls"
@@ -127,12 +96,6 @@ class MAEConfig(ImageConfig):
 
     kind: ClassVar[str] = "mae"
     derived: ClassVar[tuple[str, ...]] = ("n_ctx", "d_vocab")
-    checked: ClassVar[dict[str, Check]] = ImageConfig.checked | {
-        "decoder_n_layers": checks.count,
-        "decoder_n_heads": checks.count,
-        "norm_pix_loss": checks.flag,
-    }
-
     decoder_n_layers: Filled[int] = DEFAULT
     decoder_n_heads: Filled[int] = DEFAULT
     norm_pix_loss: bool = False
@@ -156,15 +119,6 @@ class CLIPConfig(ImageConfig):
     """
 
     kind: ClassVar[str] = "clip"
-    checked: ClassVar[dict[str, Check]] = ImageConfig.checked | {
-        "d_embed": checks.count,
-        "text_d_model": checks.count,
-        "text_n_layers": checks.count,
-        "text_n_heads": checks.count,
-        "tokenizer": choice(TOKENIZERS),
-        "prepend_bos": checks.flag,
-    }
-
     tokenizer: str | None = None
     prepend_bos: bool | None = None
     d_embed: Filled[int] = DEFAULT
@@ -177,7 +131,6 @@ class CLIPConfig(ImageConfig):
         self.check_given(
             "n_ctx", "d_vocab", "d_embed", "text_d_model", "text_n_layers", "text_n_heads"
         )
-        check_context(self.n_ctx)
         self.share("text_n_heads", "text_d_model")
 
     @property

@@ -1,13 +1,11 @@
 """Writing of files that are complete or absent: written elsewhere first, then moved into place."""
 
-import errno
 import glob
 import hashlib
 import os
 import re
 import secrets
-import stat
-import time
+import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -16,90 +14,53 @@ from typing import Any
 
 from crate_interp.core.safe_text import plain
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 _NAMED = 5  # the most files that an error names
-_WEEK = 7 * 24 * 3600  # seconds
-_OWN = re.compile(r"(.+[.-][0-9a-f]{8})([0-9a-f]{8})(\.\w+)?", re.DOTALL)
-# flags of a file that is opened although its name may be a link or a pipe; Windows lacks them
-CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+_OWN = re.compile(r".+[.-]([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{8}(\.\w+)?", re.DOTALL)
+CAREFULLY = getattr(os, "O_NOFOLLOW", 0)  # opens no link; Windows lacks it
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
     """Calls `writer` with a new empty file next to `path`, then moves this file to `path`.
 
-    The writer must write into the file, and not put another file in its place. Files of the same
-    kind that a dead process left are removed.
+    Files of the same kind that a dead process left are removed.
     """
     with unfinished(path) as part:
         writer(part)
-        flush(part)
         os.replace(part, path)
     remove_unfinished(path.parent, f".{path.name}.")
 
 
 @contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Yields a new empty file next to `path`, and removes it at the end unless it was renamed.
-
-    While the block runs, `remove_unfinished` leaves the file alone in every process.
-    """
-    while True:
-        part = path.with_name(own_name(f".{path.name}.", ".part"))
-        # the system subtracts the umask from this mode
-        handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        held = _hold(handle)
-        if held is None or (held and os.fstat(handle).st_nlink):
-            break
-        os.close(handle)  # before it was locked, another process took it for a dead one's file
-    if fcntl is None:
-        os.close(handle)  # Windows does not rename open files
+    """Yields a new empty file next to `path`, and removes it at the end unless it was renamed."""
+    part = path.with_name(own_name(f".{path.name}.", ".part"))
+    part.touch()
     try:
         yield part
     finally:
         part.unlink(missing_ok=True)
-        if fcntl is not None:
-            os.close(handle)
 
 
 def remove_unfinished(folder: Path, prefix: str = ".") -> None:
-    """Removes the files of `unfinished` that dead processes left in a folder.
-
-    On a disk without locks, these are the files that nobody changed for a week.
-    """
+    """Removes the files of `unfinished` that dead processes of this machine left in a folder."""
     for path in folder.glob(f"{glob.escape(prefix)}*.part"):
-        if is_own_name(path.name):
+        found = _OWN.fullmatch(path.name)
+        if found and found[1] == _HOST and not lives(int(found[2])):
             with suppress(OSError):  # another process may remove it first
-                _remove_dead(path)
+                path.unlink()
 
 
-def _remove_dead(path: Path) -> None:
-    handle = os.open(path, os.O_RDWR | CAREFULLY)
+def lives(process: int) -> bool:
+    """Tells whether a process of this machine runs."""
+    if os.name == "nt":  # there, the call below would end the process
+        return True
     try:
-        found = os.fstat(handle)
-        held = _hold(handle) if stat.S_ISREG(found.st_mode) else False
-        if held:
-            path.unlink()
-    finally:
-        os.close(handle)
-    if held is None and time.time() - found.st_mtime > _WEEK:
-        path.unlink()
-
-
-def _hold(handle: int) -> bool | None:
-    """Locks an open file until it is closed; returns False if another process has locked it.
-
-    Returns None if the disk has no locks.
-    """
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
     return True
 
 
@@ -108,30 +69,21 @@ def own_name(start: str, end: str = "") -> str:
 
     start: ends in "." or "-". end: a suffix or nothing.
     """
-    start += secrets.token_hex(4)
-    return f"{start}{_mark(start + end)}{end}"
+    return f"{start}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}{end}"
 
 
 def is_own_name(name: str) -> bool:
-    """Tells whether `own_name` made a name: its last digits are a digest of its other letters."""
-    found = _OWN.fullmatch(name)
-    return found is not None and found[2] == _mark(found[1] + (found[3] or ""))
-
-
-def _mark(text: str) -> str:
-    return hashlib.sha256(f"crate_interp {text}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    """Tells whether a name has the form of `own_name`: machine, process and a random number."""
+    return _OWN.fullmatch(name) is not None
 
 
 def odd_kind(path: Path) -> str:
     """Returns "a link", "a folder" or "no regular file", or "" for a regular file or nothing."""
-    try:
-        mode = path.lstat().st_mode
-    except (OSError, ValueError):  # ValueError: a name that no file can have
-        return ""
-    if stat.S_ISREG(mode):
-        return ""
-    kinds = ((stat.S_ISLNK, "a link"), (stat.S_ISDIR, "a folder"))
-    return next((words for test, words in kinds if test(mode)), "no regular file")
+    if os.path.islink(path):
+        return "a link"
+    if os.path.isdir(path):
+        return "a folder"
+    return "no regular file" if os.path.exists(path) and not os.path.isfile(path) else ""
 
 
 def check_regular(path: Path) -> None:
@@ -195,19 +147,13 @@ def digest_of_bytes(content: bytes) -> str:
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """Opens a regular file, or a link to one, for reading.
+    """Opens a regular file, or a link to one, for reading; a pipe would wait for its writer.
 
-    Raises OSError for anything else. A folder, pipe, socket or device is not opened.
+    Raises OSError for anything else.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(f"{str(path)!r} is a folder, pipe, socket or device, not a file")
-    # a pipe that has taken the file's place since then cannot block
-    at_once = getattr(os, "O_NONBLOCK", 0)
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(f"{str(path)!r} is no longer a file")
-    return file
+    return open(path, "rb")
 
 
 def stays_inside(name: object) -> bool:

@@ -78,7 +78,7 @@ def save(model: nn.Module, folder: Path) -> Path:
     content = {"library": LIBRARY, "format": 1, "config": values} | _auto_class(model)
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
     card = _card(values, cfg.model_name or folder.resolve().name, weights)
-    with folders.replacing(folder, CONFIG, content, owned=(WEIGHTS, TOKENIZER)) as stage:
+    with folders.replacing(folder, CONFIG, content) as stage:
         _write_weights(weights, stage / WEIGHTS)
         if tokenizer is not None:
             write_text(stage / TOKENIZER, tokenizer)

@@ -26,7 +26,6 @@ from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.runs.batches import check_model, samples_of
-from crate_interp.sweeps.runs.forecast import announced
 from crate_interp.sweeps.runs.untrained_twins import first_samples, shuffled, twin
 from crate_interp.sweeps.sweep_findings import sharpest
 from crate_interp.viz.figures.attention_images import attention_on_image, map_heading
@@ -58,8 +57,8 @@ def report(
     `ci.sweep`. The folder also gets the result as SweepResult.save writes it, summary.txt (means by
     layer, the meaning of its columns, the controls), layers.csv (with the twins' mean, lowest and
     highest) and figures/*.png. audit: whether to write audit/audit.html too (`ci.audit`, with the
-    same number of twins). With `progress`, a line on stderr says what it will take, and a line at
-    the end says how long each part took.
+    same number of twins). With `progress`, a line on stderr says at the end how long each part
+    took.
 
     Raises ValueError, before work starts, if `out` cannot be written into or holds something other
     than a report. Also raises ValueError as `ci.sweep` does.
@@ -77,8 +76,6 @@ def report(
             inner = locks.enter_context(locked(folder / "audit"))
             _check_folder(inner, AuditResult, ("audit.html", "audit.txt"))
         name = data if isinstance(data, str) else ""
-        asked = {"untrained": untrained, "audit": audit}
-        locks.enter_context(announced("report", model, samples, asked, options.progress))
         return _write(model, samples, folder, chosen, untrained, audit, options, name)
 
 

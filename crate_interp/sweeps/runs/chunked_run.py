@@ -26,7 +26,7 @@ from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
 from crate_interp.sweeps.ledgers.own_files import LISTING
 from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task, folded, merged
-from crate_interp.sweeps.runs.forecast import Watched, announce
+from crate_interp.sweeps.runs.forecast import is_dry, stop_dry, timed
 from crate_interp.sweeps.runs.provenance import code_of
 
 if TYPE_CHECKING:
@@ -71,9 +71,8 @@ class Job:
         stage = self.prepared(stage)
         streamed = isinstance(stage.samples, Stream)
         todo = None if streamed else self._left(stage)
-        if not self.stages:
-            keeps = self.ledger is not None
-            announce(self.kind.name, stage, todo, self.meta, self.options.progress, keeps)
+        if stage.whole and is_dry():
+            stop_dry(self.kind.name, stage.name)
         self.stages[stage.name] = stage
         if self.ledger and stage.samples.listing:
             with writable(self.ledger.out):
@@ -87,9 +86,8 @@ class Job:
             total=todo, desc=name, unit=unit.removesuffix("s"),
             disable=not self.options.progress, leave=False,
         )  # fmt: skip
-        advance = Watched(bar.update) if self.options.progress else bar.update
         with bar:
-            found = self.engine(stage, own, advance)
+            found = timed(self.engine(stage, own, bar.update), stage, todo, bool(self.ledger))
             if self.ledger is None:
                 merge = lambda one, two: stage.merged(one, two, self.meta)  # noqa: E731
                 tables = folded((tables for _, tables in _in_order(found)), merge)
@@ -138,6 +136,8 @@ class Job:
 
         If chunks are missing, prints a note on stderr and returns None.
         """
+        if is_dry():
+            stop_dry(self.kind.name)
         if self.ledger is None:
             return _made(self.kind, {name: self._kept[name] for name in self.stages}, self.meta)
         missing = {name: self.ledger.missing(name) for name in self.stages}
@@ -296,7 +296,7 @@ def open_job(
     engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
     full = {**meta, "chunk_size": options.chunk_size}
     names = list(kind.stages if stages is None else stages)
-    if options.out is None:
+    if options.out is None or is_dry():
         with engine() as measure:
             yield Job(kind, full, options, measure, planned=len(names))
         return
