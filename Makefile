@@ -2,6 +2,7 @@
 # make test       the fast tests, after make browser; WHEEL=1: of the built wheel, in an environment outside the checkout
 # make test-all   every test, with 200 examples for each property
 # make oracles    compute the recorded oracles anew
+# make golden     whether any number has moved: every verb, option and way to run, 15 minutes; prints what moved
 # make check      ruff and pyright
 # make bench      the benchmarks
 # make gpu        the tests of GPUs, on the CUDA device of this machine
@@ -31,7 +32,7 @@ INSTALLED := .venv/.installed
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test test-all oracles check kill bench gpu maskcut pictures notebooks tables pairs \
+.PHONY: report test test-all oracles golden check kill bench gpu maskcut pictures notebooks tables pairs \
 	family labs docs transformerlens oldest newest pythons torchvision browser graphs clean
 
 report: $(INSTALLED)
@@ -53,6 +54,9 @@ test-all:
 
 oracles: $(READY)
 	$(BIN)/python tests/record_oracles.py
+
+golden: $(READY)
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m golden.golden $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
