@@ -24,8 +24,9 @@ from crate_interp.models.hook_points import (
     Hooks,
     NamesFilter,
     PointsMixin,
+    Runtime,
     Selector,
-    follow,
+    set_runtime,
     without_batch,
 )
 from crate_interp.models.saving import SharedModel
@@ -360,7 +361,9 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
     def _follow(self) -> None:
         """Makes configs report this model's device, unless they already belong to a tower."""
-        follow(self, *(cfg for cfg in self.runtime_configs() if cfg._runtime is None))
+        for cfg in self.runtime_configs():
+            if cfg._runtime is None:
+                set_runtime(cfg, _runtime=Runtime(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
