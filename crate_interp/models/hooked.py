@@ -19,7 +19,7 @@ from crate_interp.config.families import FAMILIES
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat import hook_aliases, torch_compile, unsupported_methods
-from crate_interp.models.gradients import check_backward, no_backward
+from crate_interp.models.gradients import check_backward
 from crate_interp.models.hook_points import (
     Hooks,
     NamesFilter,
@@ -214,15 +214,11 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         must be a scalar. For any other output, use hooks of direction "bwd" around a loss of your
         own.
         """
-        backward = bool(kwargs.get("incl_bwd"))
         if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs a torch.device
             kwargs["device"] = torch.device(kwargs["device"])
-        if backward:
+        if kwargs.get("incl_bwd"):
             check_backward(self, kwargs.get("stop_at_layer"))
-        try:
-            out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
-        except RuntimeError as error:
-            raise (no_backward(error) if backward else None) or error from None
+        out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         named: Any = cache
         named.mark = weight_mark(self)
         if not return_cache_object:

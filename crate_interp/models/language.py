@@ -269,10 +269,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             )
         if return_type in ("loss", "both") or labels is not None:
             raise ValueError(
-                f"return_type={return_type!r} needs tokens, but start_at_layer={start} takes a "
-                "stream."
-                if labels is None
-                else f"labels need tokens, but start_at_layer={start} takes a stream."
+                f"a loss and labels need tokens, but start_at_layer={start} takes a stream."
             )
         later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
         if later is not None and torch_compile.readable(later) and bool(later.any()):
