@@ -82,12 +82,8 @@ def test_the_wordpieces_of_clip(hub, tmp_path):
     """As in the JAX training code: [CLS] and pieces cut at n_ctx, then zeros, no [SEP]."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    vocab = {
-        name: index
-        for index, name in enumerate(
-            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "##s", "dog"]
-        )
-    }
+    names = "[PAD] [UNK] [CLS] [SEP] a photo of cat ##s dog".split()
+    vocab = {name: index for index, name in enumerate(names)}
     core = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     core.normalizer, core.pre_tokenizer = (
         normalizers.BertNormalizer(lowercase=True),

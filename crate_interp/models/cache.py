@@ -22,6 +22,7 @@ from crate_interp.models.weight_cache import Mark, check_mark, mark_of_part
 from crate_interp.models.weights import Answers
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_NEURONS = ("stack_neuron_results", "get_full_resid_decomposition")
 _PATTERNS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]
 
 
@@ -49,6 +50,17 @@ def _own_weights(method: Method) -> Method:
     @wraps(method)
     def checked(self: "CrateCache", *args: Any, **kwargs: Any) -> Any:
         self.check_weights()
+        return method(self, *args, **kwargs)
+
+    return cast(Method, checked)
+
+
+def _of_stack(method: Method) -> Method:
+    """Makes a method that returns a stack check first that its parts add up."""
+
+    @wraps(method)
+    def checked(self: "CrateCache", *args: Any, **kwargs: Any) -> Any:
+        self._check_stack(method.__name__, args, kwargs)
         return method(self, *args, **kwargs)
 
     return cast(Method, checked)
@@ -244,63 +256,32 @@ class CrateCache(ActivationCache):
             mask = (given if isinstance(given, Slice) else Slice(given)).apply(mask, dim=0)
         return CrateCache(cut.cache_dict, self.model, cut.has_batch_dim, mask, self.mark)
 
-    def accumulated_resid(self, *args: object, **kwargs: object) -> Any:
-        """Returns TransformerLens' stack of the stream before each layer, with its arguments."""
-        self._check_stack("accumulated_resid", args, kwargs)
-        return super().accumulated_resid(*args, **kwargs)  # pyright: ignore
-
-    def decompose_resid(self, *args: object, **kwargs: object) -> Any:
-        """Returns TransformerLens' stack of what each layer adds, with the same arguments.
-
-        Raises RefusedError, as the other stacks of parts do, if the sparse step replaces the stream
-        (crate, crate-mae, crate-lm, cbt, tost-ista) or the stream is mixed anew before each layer
-        (nanochat-crate): there, parts of different layers do not add up to a logit.
-        """
-        self._check_stack("decompose_resid", args, kwargs)
-        return super().decompose_resid(*args, **kwargs)  # pyright: ignore
-
-    @_own_weights
-    def stack_head_results(self, *args: object, **kwargs: object) -> Any:
-        """Returns TransformerLens' stack of what each head adds, with the same arguments.
-
-        Raises RefusedError as `decompose_resid` does; for the heads of one layer, take
-        `cache.compute_head_results()` and `cache["result", layer]`.
-        """
-        self._check_stack("stack_head_results", args, kwargs)
-        return super().stack_head_results(*args, **kwargs)  # pyright: ignore
+    # TransformerLens' stacks, with its arguments. All but the first raise RefusedError if the step
+    # replaces the stream (crate, crate-mae, crate-lm, cbt, tost-ista) or the stream is mixed anew
+    # before each layer (nanochat-crate): there, parts of different layers do not add up to a logit.
+    # For the heads of one layer, take compute_head_results() and cache["result", layer].
+    accumulated_resid = _of_stack(ActivationCache.accumulated_resid)
+    decompose_resid = _of_stack(ActivationCache.decompose_resid)
+    stack_head_results = _own_weights(_of_stack(ActivationCache.stack_head_results))
+    stack_neuron_results = _own_weights(_of_stack(ActivationCache.stack_neuron_results))
+    get_full_resid_decomposition = _own_weights(
+        _of_stack(ActivationCache.get_full_resid_decomposition)
+    )
 
     def _check_stack(self, method: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raises RefusedError for parts that do not add up, ValueError for cut padded rows."""
+        """Raises RefusedError for parts that do not add up, ValueError for cut padded rows.
+
+        Also raises ValueError for the neurons of a model without a sparse step.
+        """
+        own = signature(getattr(ActivationCache, method))
+        given = own.bind_partial(self, *args, **kwargs).arguments
         mixed = not self.model.cfg.residual or hasattr(self.model, "resid_lambdas")
         if mixed and method in REFUSALS:
             raise refuse(method)
-        if self.is_padded:
-            given = signature(getattr(ActivationCache, method)).bind_partial(self, *args, **kwargs)
-            if given.arguments.get("pos_slice") is not None:
-                self.refuse_padding(f"{method} at some positions")
-
-    @_own_weights
-    def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns TransformerLens' stack of neurons, with the same arguments.
-
-        Raises RefusedError as `decompose_resid` does, and ValueError if there are no atoms.
-        """
-        self._check_stack("stack_neuron_results", args, kwargs)
-        check_atoms(self.model.cfg, "stack_neuron_results")
-        return super().stack_neuron_results(*args, **kwargs)
-
-    @_own_weights
-    def get_full_resid_decomposition(
-        self, *args: Any, expand_neurons: bool = True, **kwargs: Any
-    ) -> Any:
-        """Returns TransformerLens' decomposition of the stream, with the same arguments.
-
-        Raises RefusedError as `decompose_resid` does, and ValueError if there are no atoms.
-        """
-        self._check_stack("get_full_resid_decomposition", args, kwargs)
-        if expand_neurons:
+        if method in _NEURONS and given.get("expand_neurons", True):
             check_atoms(self.model.cfg, "stack_neuron_results")
-        return super().get_full_resid_decomposition(*args, expand_neurons=expand_neurons, **kwargs)
+        if self.is_padded and given.get("pos_slice") is not None:
+            self.refuse_padding(f"{method} at some positions")
 
     @_own_weights
     def logit_attrs(

@@ -1,4 +1,4 @@
-"""Whether a call can compute gradients: checks before it starts, and torch's errors explained."""
+"""Whether a call can compute gradients: checks before it starts."""
 
 import torch
 from torch import nn
@@ -34,18 +34,3 @@ def check_backward(model: nn.Module, stop_at_layer: int | None) -> None:
             "incl_bwd=True needs gradients, but gradient tracking is off: run outside "
             "torch.no_grad()."
         )
-
-
-def no_backward(error: RuntimeError) -> ValueError | None:
-    """Returns an error that explains torch's error in a backward pass, or None for other errors."""
-    if "scalar outputs" in str(error):
-        return ValueError(
-            "incl_bwd=True needs a scalar output: use return_type='loss', or model.hooks("
-            "bwd_hooks=...) around a loss of your own."
-        )
-    if "does not require grad" in str(error):
-        return ValueError(
-            "incl_bwd=True: the output has no grad_fn, because no parameter requires a gradient. "
-            "Call model.requires_grad_(True)."
-        )
-    return None

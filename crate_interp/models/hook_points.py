@@ -80,12 +80,6 @@ class Runtime:
         return torch.device(hooks[0].execution_device) if hooks else first.device
 
 
-def follow(model: nn.Module, *configs: CrateConfig) -> None:
-    """Makes configs report the current device and dtype of a model."""
-    for cfg in configs:
-        object.__setattr__(cfg, "_runtime", Runtime(model))
-
-
 def without_batch(hook: Callable) -> Callable:
     """Returns a hook that sees and returns the activation of one sample without its batch axis.
 

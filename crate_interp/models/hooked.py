@@ -19,13 +19,14 @@ from crate_interp.config.families import FAMILIES
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat import hook_aliases, torch_compile, unsupported_methods
-from crate_interp.models.gradients import check_backward, no_backward
+from crate_interp.models.gradients import check_backward
 from crate_interp.models.hook_points import (
     Hooks,
     NamesFilter,
     PointsMixin,
+    Runtime,
     Selector,
-    follow,
+    set_runtime,
     without_batch,
 )
 from crate_interp.models.saving import SharedModel
@@ -213,15 +214,11 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         must be a scalar. For any other output, use hooks of direction "bwd" around a loss of your
         own.
         """
-        backward = bool(kwargs.get("incl_bwd"))
         if isinstance(kwargs.get("device"), str):  # TransformerLens' code needs a torch.device
             kwargs["device"] = torch.device(kwargs["device"])
-        if backward:
+        if kwargs.get("incl_bwd"):
             check_backward(self, kwargs.get("stop_at_layer"))
-        try:
-            out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
-        except RuntimeError as error:
-            raise (no_backward(error) if backward else None) or error from None
+        out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         named: Any = cache
         named.mark = weight_mark(self)
         if not return_cache_object:
@@ -360,7 +357,9 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
     def _follow(self) -> None:
         """Makes configs report this model's device, unless they already belong to a tower."""
-        follow(self, *(cfg for cfg in self.runtime_configs() if cfg._runtime is None))
+        for cfg in self.runtime_configs():
+            if cfg._runtime is None:
+                set_runtime(cfg, _runtime=Runtime(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -14,7 +14,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat import hugging_face_outputs, offload, torch_compile
+from crate_interp.models.compat import offload, torch_compile
 from crate_interp.models.hooked import (
     HookedModel,
     check_finite,
@@ -152,13 +152,14 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         self.watch_hooks()
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type={return_type!r}: give 'logits', 'loss', 'both' or None.")
-        given = hugging_face_outputs.one_of(input, input_ids)
+        given = _one_of(input, input_ids)
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
             tokens, mask = self._read(given, prepend_bos, padding_side, attention_mask, past)
             check_tokens(tokens, self.cfg, tokens.shape[-1] + (past.length if past else 0))
             if labels is not None:
-                labels = check_labels(labels, tokens, self.cfg.d_vocab)
+                count = self.cfg.d_vocab
+                labels = check_labels(labels, tokens.shape, count, "token ids", tokens.device)
         else:
             self._check_start(given, start, return_type, labels, check)
             tokens, mask = given, attention_mask
@@ -234,7 +235,10 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             real = None if padding is None else padding.of_new(tokens.shape[1])
             loss = next_token_loss(logits, tokens, loss_per_token, real, labels)
         if as_output:
-            return hugging_face_outputs.causal_output(logits, loss)
+            from transformers.modeling_outputs import CausalLMOutput  # slow to import
+
+            fields: Any = {"logits": logits} if loss is None else {"loss": loss, "logits": logits}
+            return CausalLMOutput(**fields)
         return {"logits": logits, "loss": loss, "both": (logits, loss)}[return_type]
 
     def _embed(
@@ -265,10 +269,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             )
         if return_type in ("loss", "both") or labels is not None:
             raise ValueError(
-                f"return_type={return_type!r} needs tokens, but start_at_layer={start} takes a "
-                "stream."
-                if labels is None
-                else f"labels need tokens, but start_at_layer={start} takes a stream."
+                f"a loss and labels need tokens, but start_at_layer={start} takes a stream."
             )
         later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
         if later is not None and torch_compile.readable(later) and bool(later.any()):
@@ -373,3 +374,13 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         tokens = tokens[None] if tokens.ndim == 1 else tokens
         stream = self(tokens, stop_at_layer=0, attention_mask=attention_mask)
         return stream, tokens, None, attention_mask
+
+
+def _one_of(input: Any, input_ids: Tensor | None) -> Any:
+    """Returns the one input that was given."""
+    if (input is None) == (input_ids is None):
+        raise ValueError(
+            "give the model one input: tokens or text as the first argument, or token ids as "
+            "input_ids=."
+        )
+    return input if input_ids is None else input_ids

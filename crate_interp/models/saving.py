@@ -64,10 +64,8 @@ def save(model: nn.Module, folder: Path) -> Path:
     the folder cannot be written, another process is writing it, or it holds a model of another
     library.
     """
-    other = (folder / CONFIG).exists() and folders.read_index(folder / CONFIG).get(
-        "library"
-    ) != LIBRARY
-    if other:
+    config = folder / CONFIG
+    if config.exists() and folders.read_index(config).get("library") != LIBRARY:
         raise ValueError(
             f"{str(folder)!r} holds a {CONFIG} of another library, whose model would be "
             "overwritten: give another folder."
@@ -75,7 +73,10 @@ def save(model: nn.Module, folder: Path) -> Path:
     # all contents are made before anything is written
     cfg: Any = model.cfg
     values = cfg.to_dict()
-    content = {"library": LIBRARY, "format": 1, "config": values} | _auto_class(model)
+    content: dict[str, Any] = {"library": LIBRARY, "format": 1, "config": values}
+    if type(model).__name__ in HUGGING_FACE:  # for AutoConfig and AutoModel
+        kind, architecture = HUGGING_FACE[type(model).__name__]
+        content |= {"model_type": kind, "architectures": [architecture]}
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
     card = _card(values, cfg.model_name or folder.resolve().name, weights)
     with folders.replacing(folder, CONFIG, content) as stage:
@@ -85,12 +86,6 @@ def save(model: nn.Module, folder: Path) -> Path:
     if not os.path.lexists(folder / CARD):
         write_text(folder / CARD, card)
     return folder
-
-
-def _auto_class(model: nn.Module) -> dict[str, Any]:
-    """Returns the entries for AutoConfig and AutoModel, if there is a class for them."""
-    known = HUGGING_FACE.get(type(model).__name__)
-    return {} if known is None else {"model_type": known[0], "architectures": [known[1]]}
 
 
 def _write_weights(weights: dict[str, Any], path: Path) -> None:
@@ -103,10 +98,11 @@ def _write_weights(weights: dict[str, Any], path: Path) -> None:
 
 
 def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
-    shown = {
-        field: value for field, value in values.items() if value is not None and field != "family"
-    }
-    fields = "\n".join(f"| {field} | {markdown(value)} |" for field, value in shown.items())
+    fields = "\n".join(
+        f"| {field} | {markdown(value)} |"
+        for field, value in values.items()
+        if value is not None and field != "family"
+    )
     params = sum(value.numel() for value in weights.values())
     return _CARD.format(name=markdown(name), params=params, family=values["family"], fields=fields)
 
@@ -176,11 +172,8 @@ class SharedModel(ModelHubMixin):
         model: Any = self
         folder = save(model, Path(save_directory))
         if push_to_hub:
-            kwargs = {
-                name: value
-                for name, value in kwargs.items()
-                if name not in ("config", "model_card_kwargs")
-            }
+            for name in ("config", "model_card_kwargs"):  # the mixin's, for its own files
+                kwargs.pop(name, None)
             self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
         return folder
 
@@ -202,10 +195,14 @@ class SharedModel(ModelHubMixin):
         """
         from crate_interp.checkpoints.load import load
 
-        net: dict[str, Any] = dict(
-            cache_dir=cache_dir, local_files_only=local_files_only, token=token
+        model = load(
+            pretrained_model_name_or_path,
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            token=token,
+            **model_kwargs,
         )
-        model = load(pretrained_model_name_or_path, revision=revision, **net, **model_kwargs)
         if not isinstance(model, cls):
             raise ValueError(
                 f"{pretrained_model_name_or_path} holds a {type(model).__name__}, "

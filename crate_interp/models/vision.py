@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.hugging_face_outputs import image_output
 from crate_interp.models.compat.offload import at_hand, onloaded
 from crate_interp.models.compat.unsupported_methods import REFUSALS
 from crate_interp.models.hooked import (
@@ -31,6 +31,7 @@ from crate_interp.models.layers.embed import (
     cat_tokens,
 )
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.text.losses import check_labels
 from crate_interp.models.weights import Answers
 
 
@@ -133,9 +134,8 @@ class HookedCrate(ImageMixin, HookedModel):
         if stop_at_layer is not None:
             return z
         logits = self._classify(self._pool(z))
-        if labels is None and pixel_values is None:
-            return logits
-        return image_output(logits, labels)
+        as_output = labels is not None or pixel_values is not None
+        return _transformers_output(logits, labels) if as_output else logits
 
     def _tokens(
         self, images: Float[Tensor, "batch channels height width"]
@@ -238,3 +238,15 @@ class HookedCrate(ImageMixin, HookedModel):
         for an unknown class.
         """
         return self.W_U.T[self.answer_ids(tokens)] * at_hand(self.ln_final)
+
+
+def _transformers_output(logits: Float[Tensor, "batch n_classes"], labels: Any) -> Any:
+    """Returns an `ImageClassifierOutput`, whose loss is the mean cross-entropy with the labels."""
+    from transformers.modeling_outputs import ImageClassifierOutput  # slow to import
+
+    fields: Any = {"logits": logits}
+    if labels is not None:
+        shape = (logits.shape[0],)
+        numbers = check_labels(labels, shape, logits.shape[1], "classes", logits.device)
+        fields = {"loss": F.cross_entropy(logits, numbers), "logits": logits}
+    return ImageClassifierOutput(**fields)

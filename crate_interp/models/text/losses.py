@@ -1,5 +1,7 @@
 """The loss of a language model: each token's cross-entropy given the tokens before it."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -46,29 +48,28 @@ def next_token_loss(
     return losses.sum() / n
 
 
-def check_labels(labels: Tensor, tokens: Tensor, d_vocab: int) -> Int[Tensor, "batch pos"]:
-    """Returns the labels, which are token ids or -100, on the device of the tokens.
+def check_labels(
+    labels: Any, shape: tuple[int, ...], count: int, what: str, device: torch.device
+) -> Int[Tensor, "..."]:
+    """Returns labels, which are numbers from 0 to `count` - 1, or -100, on a device.
 
-    Raises ValueError for labels that are not whole numbers of the shape of the tokens, and for a
-    label that is neither a token id nor -100.
+    what: what the numbers stand for, in errors. Raises ValueError for labels that are not a tensor
+    of whole numbers of this shape, and for a number out of range.
     """
-    if labels.ndim == 1:
+    if isinstance(labels, Tensor) and labels.shape == shape[1:] and shape[0] == 1:
         labels = labels[None]
-    if labels.shape != tokens.shape or labels.is_floating_point() or labels.dtype == torch.bool:
+    tensor = isinstance(labels, Tensor)
+    whole = tensor and not labels.is_floating_point() and labels.dtype != torch.bool
+    if not whole or labels.shape != shape:
+        kind = f"{labels.dtype} of shape {list(labels.shape)}" if tensor else type(labels).__name__
         raise ValueError(
-            f"labels are {labels.dtype} of shape {list(labels.shape)}: give whole numbers of shape "
-            f"{list(tokens.shape)}, a token id or -100 for each token. Do not shift them: the "
-            "model does."
+            f"labels are {kind}: give a tensor of whole numbers of shape {list(shape)}, {what} "
+            "or -100, not shifted."
         )
-    check_label_range(labels, d_vocab, "token ids")
-    return labels.to(tokens.device, torch.long)
-
-
-def check_label_range(labels: Int[Tensor, "..."], count: int, what: str) -> None:
-    """Raises ValueError for a label that is neither -100 nor from 0 to `count` - 1."""
-    given = labels[labels != IGNORED] if readable(labels) else labels[:0]
-    if given.numel() and (int(given.min()) < 0 or int(given.max()) >= count):
+    numbers = labels[labels != IGNORED] if readable(labels) else labels[:0]
+    if numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= count):
         raise ValueError(
-            f"labels range from {int(given.min())} to {int(given.max())}, but the model's {what} "
-            f"range from 0 to {count - 1}. Give -100 for a label to ignore."
+            f"labels range from {int(numbers.min())} to {int(numbers.max())}, but the model's "
+            f"{what} range from 0 to {count - 1}. Give -100 for a label to ignore."
         )
+    return labels.to(device, torch.long)
