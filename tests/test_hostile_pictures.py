@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 
-from conftest import make
 from crate_interp.core import pictures
 from strangers import (
     EPS,
@@ -98,15 +97,6 @@ def test_the_first_of_several_pictures_is_read(model, tmp_path, form):
         assert (getattr(image, "n_frames", 1) > 10) == bool(several)
         first = np.array(image.convert("RGB"))
     assert torch.equal(model.preprocess(path), model.preprocess(Image.fromarray(first)))
-
-
-def test_patches_have_a_limit():
-    with pytest.raises(
-        ValueError, match="image_size is 512 x 512, which is 262,144 patches: a mod"
-    ):
-        make(image_size=512, patch_size=1)
-    with pytest.raises(ValueError, match="patch_size is 70,000 x 70,000, which is too large"):
-        make(patch_size=70_000)
 
 
 @hypothesis.given(st.sampled_from(sorted(NAMES)), st.data())

@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import hub, native_format, sae_formats, sharded_files, trainer_files
+from crate_interp.checkpoints import (
+    hub,
+    native_format,
+    read_weights,
+    sae_formats,
+    sharded_files,
+    trainer_files,
+)
 from crate_interp.checkpoints.read_weights import Contents
 from crate_interp.checkpoints.state_dicts import Choice, Rename, find_weights, rename_function
 from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES

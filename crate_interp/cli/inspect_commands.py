@@ -147,7 +147,7 @@ def inspect(
     source, revision = options.revised(source, revision)
     fields = options.fields(config)
     for line in inspect_lines(Source(source, family, file, revision, rename, fields, {}, weights)):
-        options.say(spoken(line))
+        options.say(line)
 
 
 def models(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False) -> None:

@@ -7,11 +7,10 @@ run a streamed verb that have to give the same numbers.
 import copy
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,12 +21,19 @@ import torch
 import crate_interp as ci
 import foreign
 from crate_interp.bridge.network_bridge import build
-from crate_interp.models.sae import SAEConfig
+from golden.case import (
+    QUIET,
+    Call,
+    Case,
+    cache_of,
+    coders,
+    model_of,
+)
 from golden.idioms import COMMANDS, IDIOMS, exit_and_files, idiom, lines
+from golden.single import edits_of_a_pass, looks, two_networks, watched
 from golden.subjects import BRIDGED, EMBEDDED, TINY, N, cached, inputs, subject
 
 TESTS = Path(__file__).parent.parent
-QUIET = {"progress": False}
 SIZES = {"batch_size": 2, "chunk_size": 4}
 SMALL: dict[str, dict[str, Any]] = {  # streamed verb -> what makes it small
     "sweep": {"controls": 3},
@@ -42,7 +48,6 @@ SMALL: dict[str, dict[str, Any]] = {  # streamed verb -> what makes it small
     "circuits.concentration": {"k": (2, 5), "rotations": 2, "untrained": 1},
     "circuits.atom_names": {},
 }
-AT = "blocks.1.attn.hook_pattern"
 CRATE = {
     "family": "crate",
     "n_heads": 4,
@@ -54,107 +59,11 @@ CRATE = {
 FORTY = [index % 2 for index in range(40)]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One call: a verb on a subject."""
-
-    verb: str
-    subject: str
-    options: dict[str, Any] = field(default_factory=dict)
-    arguments: Callable[[str], tuple] | None = None  # of the subject; None: its model and data
-    after: Callable[[Any], Any] | None = None  # what to do with the answer
-
-    @property
-    def name(self) -> str:
-        """Returns the key of the case in the table."""
-        words = [f"{key}={_short(value)}" for key, value in self.options.items()]
-        return " ".join([self.verb, self.subject, *words])
-
-    def __call__(self, **more: Any) -> Any:
-        """Returns what the verb gives, or the kind of error with which it refuses."""
-        verb = attrgetter(self.verb)(ci)
-        try:
-            arguments = (self.arguments or subject)(self.subject)
-            answer = verb(*arguments, **self.options, **more)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            return np.array([f"refused: {type(error).__name__}"])
-        return self.after(answer) if self.after and answer is not None else answer
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_short, value))})"
-    return str(value) if isinstance(value, (int, float, str)) else type(value).__name__
-
-
 def streamed(verb: str, name: str, **options: Any) -> Case:
     """Returns the small form of a streamed verb on a subject."""
     few = 60 if verb == "linear_probe" else 6 if name in ("pictures", "lm") else 8
     limit = {"limit": few} if name in EMBEDDED else {}
     return Case(verb, name, SMALL[verb] | limit | SIZES | QUIET | options)
-
-
-def _graph_position(name: str) -> dict[str, Any]:
-    return {"position": 12} if name == "induction" else {}
-
-
-def _pair(name: str) -> tuple:
-    model, x = subject(name)[0], inputs(name, 4)
-    return model, x[:2], x[2:], lambda logits: logits.flatten(1)[:, 1].mean()
-
-
-def _cache(name: str) -> tuple:
-    return (cached(name)[1],)
-
-
-def _layer(name: str) -> tuple:
-    return (cached(name)[1], 1)
-
-
-def _scored(name: str) -> tuple:
-    model, x = subject(name)[0], inputs(name, 4)
-    return model, [(0, 1), (1, 0)], x, lambda logits: logits.flatten(1)[:, 1]
-
-
-def _targets(name: str) -> tuple:
-    cache = cached(name)[1]
-    n, count = cache["resid_pre", 0].shape[:2]
-    return cache, {"all": torch.ones(n, count, count, dtype=torch.bool)}
-
-
-def _both(name: str) -> tuple:
-    model, data = subject(name)
-    return model, model.fresh(), data["image"] if isinstance(data, dict) else data
-
-
-def _swept(name: str, statistic: str = "compression.rate_mid") -> tuple:
-    return ci.sweep(*subject(name), limit=4, controls=0, **QUIET), statistic
-
-
-def _points(name: str) -> tuple:
-    """A model, data, a hook of a middle layer to read: for stores and coders."""
-    model, data = subject(name)
-    return model, data["image"] if isinstance(data, dict) else data
-
-
-def _coders(name: str) -> tuple:
-    model, data = _points(name)
-    random = torch.Generator().manual_seed(7)
-    cfg = SAEConfig(hook_name="blocks.1.hook_resid_pre", d_in=model.cfg.d_model, d_sae=13)
-    sae = ci.SparseAutoencoder(cfg).eval()
-    for value in sae.parameters():
-        value.data = 0.3 * torch.randn(value.shape, generator=random)
-    return model, data, {cfg.hook_name: sae}
-
-
-def _coded(name: str) -> tuple:
-    model, _, saes = _coders(name)
-    return model, saes
-
-
-def _spliced(context: Any, name: str) -> Any:
-    with context, torch.no_grad():
-        return subject(name)[0](inputs(name))
 
 
 def _forward(name: str) -> dict[str, Any]:
@@ -170,32 +79,6 @@ def _forward(name: str) -> dict[str, Any]:
         mean = answer.square().mean()
         found["gradient"] = torch.autograd.grad(mean, weights, allow_unused=True)[0]
     return found
-
-
-def _watch(model: Any, data: Any, **options: Any) -> Any:
-    """A training of two steps, each of which shrinks the weights."""
-    model = copy.deepcopy(model)
-    with ci.watch(model, data, every=1, limit=2, **options) as watch:
-        for _ in range(2):
-            for value in model.parameters():
-                value.data *= 0.9
-            watch.step()
-    return watch.result()
-
-
-def _graph_parts(graph: Any) -> dict[str, Any]:
-    """The tables of a graph, a steering of its largest node, and its figure."""
-    nodes = graph.table("nodes").query("atom >= 0")
-    edits = {f"L{node.layer}A{node.atom}@{node.pos}": 0.0 for node in nodes.head(1).itertuples()}
-    if not edits:
-        return {"graph": graph}
-    steering = graph.steer(edits)
-    return {
-        "graph": graph,
-        "steering": steering.table,
-        "after": steering.after,
-        "drawn": ci.viz.graph_figure(graph),
-    }
 
 
 def _regularized(name: str) -> Any:
@@ -219,8 +102,8 @@ def every_case() -> Iterator[Case]:
     yield from _models()
     yield from _streamed_verbs()
     yield from _options()
-    yield from _looks()
-    yield from _edits()
+    yield from looks()
+    yield from edits_of_a_pass()
     for line in lines(IDIOMS):
         yield Call("idiom", line, partial(idiom, line))
     for line in lines(COMMANDS):
@@ -231,7 +114,7 @@ def _models() -> Iterator[Case]:
     for name in (*EMBEDDED, *TINY, "clipa", "crate-mae", *BRIDGED, "masks"):
         yield Call("logits, cache, gradient", name, partial(_forward, name))
     for name in ("crate", "tost", "cbt", "crate-lm", "clipa", "crate-mae"):
-        yield Case("probe", name, {}, _cache)
+        yield Case("probe", name, {}, cache_of)
     for name in ("crate", "crate-lm"):
         yield Call("save, load, convert", name, partial(_saved, name))
     for folder in sorted((TESTS / "fixtures").iterdir()):
@@ -285,9 +168,9 @@ def _streamed_verbs() -> Iterator[Case]:
             if not heavy or name in ("fashion", "induction", *TINY):
                 yield streamed(verb, name)
     for name in ("crate", "crate-lm", "tost"):
-        yield Case("compare", name, {"untrained": 1, **QUIET}, _both)
+        yield Case("compare", name, {"untrained": 1, **QUIET}, two_networks)
     for name in ("crate", "crate-lm"):
-        yield Case("saes.evaluate", name, SIZES | QUIET, _coders)
+        yield Case("saes.evaluate", name, SIZES | QUIET, coders)
 
 
 def _options() -> Iterator[Case]:
@@ -318,19 +201,21 @@ def _options() -> Iterator[Case]:
     yield streamed("circuits.concentration", "crate-lm", point="stream", rotations=3)
     yield streamed("circuits.atom_names", "fashion", seed=1)
     yield Case("circuits.composition", "crate", {"draws": 100}, lambda name: (subject(name)[0],))
-    yield Case("compare", "crate", {"names": ("a", "b"), "probes": "sparsity", **QUIET}, _both)
-    yield Case("saes.evaluate", "crate", {"labels": FORTY[:N], "seed": 2} | SIZES | QUIET, _coders)
+    yield Case(
+        "compare", "crate", {"names": ("a", "b"), "probes": "sparsity", **QUIET}, two_networks
+    )
+    yield Case("saes.evaluate", "crate", {"labels": FORTY[:N], "seed": 2} | SIZES | QUIET, coders)
     mask = torch.ones(N, 11, dtype=torch.long)
     mask[::2, 8:] = 0
-    yield Case("saes.evaluate", "crate-lm", {"attention_mask": mask} | SIZES | QUIET, _coders)
+    yield Case("saes.evaluate", "crate-lm", {"attention_mask": mask} | SIZES | QUIET, coders)
     for name in ("crate", "crate-lm"):
-        yield Call("watch", name, partial(_watch, *subject(name)))
+        yield Call("watch", name, partial(watched, *subject(name)))
     options = {"start": 5, "batch_size": 2, "probes": "sparsity", "callback": None}
-    yield Call("watch from step 5", "crate", partial(_watch, *subject("crate"), **options))
+    yield Call("watch from step 5", "crate", partial(watched, *subject("crate"), **options))
     yield Call("SRRRegularizer", "crate", partial(_regularized, "crate"))
     for subspaces in ("value", "key"):
         yield Case("from_bridge", "gpt2", {"subspaces": subspaces}, _bridge, _logits)
-    yield Case("to_bridge", "crate", {}, _model, _logits)
+    yield Case("to_bridge", "crate", {}, model_of, _logits)
 
 
 def _bridge(name: str) -> tuple:
@@ -344,138 +229,6 @@ def _logits(model: Any) -> Any:
     ) if name != "crate" else None
 
 
-def _looks() -> Iterator[Case]:
-    """What looks at one cache."""
-    for name in ("crate", "tost", "cbt", "aot", "crate conv", "pictures"):
-        yield Case("maps.attention", name, {}, _layer)
-        yield Case("maps.rollout", name, {}, _cache)
-        yield Case("maps.components", name, {}, _layer)
-        yield Case("maps.codes", name, {"atoms": [0, 2]}, _layer)
-    yield Case("maps.attention", "crate", {"query": [1, 2], "scaled": False}, _layer)
-    yield Case("maps.attention", "crate", {"cls_key": False, "grid": (3, 4)}, _layer)
-    yield Case("maps.contracted", "cbt", {}, _layer)
-    yield Case("maps.memberships", "tost", {}, _layer)
-    yield Case(
-        "maps.windowed", "crate", {"stride": (2, 5), "names": AT, **QUIET},
-        lambda name: (subject(name)[0], torch.randn(1, 3, 8, 30, generator=_seed()), _read),
-    )  # fmt: skip
-    for name in ("crate", "crate-lm", "gpt-baseline", "aot", "induction"):
-        yield Case("circuits.logit_lens", name, {"count": 3, "sample": 1}, _cache)
-        yield Case("circuits.head_scores", name, {}, _targets)
-        yield Call("cache methods", name, partial(_methods, name))
-    for name in ("crate-alpha", "gpt-baseline", "aot", "gpt-induction"):
-        yield Case("circuits.logit_attribution", name, {"target": 1, "minus": 2}, _cache)
-    at = {"target": 1, "position": 3}
-    yield Case("circuits.logit_attribution", "gpt-baseline", at, _cache)
-    yield Case("circuits.repeat_targets", "induction", {"offsets": (0, 1, 2)}, _inputs)
-    yield Case("viz.layers", "crate", {}, _swept)
-    yield Case("viz.heads", "crate", {}, partial(_swept, statistic="attention.entropy"))
-    yield Call("figures of results", "crate", _figures)
-
-
-def _seed() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
-
-
-def _read(cache: Any) -> torch.Tensor:
-    return cache["pattern", 1][:, :, 0, 1:].unflatten(-1, (3, 4))
-
-
-def _inputs(name: str) -> tuple:
-    return (inputs(name),)
-
-
-def _methods(name: str) -> dict[str, Any]:
-    """TransformerLens' own methods of a cache."""
-    calls = {
-        "accumulated": lambda cache: cache.accumulated_resid(),
-        "decomposed": lambda cache: cache.decompose_resid(),
-        "heads": lambda cache: cache.stack_head_results(),
-        "neurons": lambda cache: cache.stack_neuron_results(2),
-        "lens": lambda cache: cache.logit_lens(),
-        "full": lambda cache: cache.get_full_resid_decomposition(),
-    }
-    found: dict[str, Any] = {}
-    for key, call in calls.items():
-        try:
-            found[key] = call(cached(name)[1])
-        except (ValueError, TypeError, NotImplementedError) as error:
-            found[key] = np.array([f"refused: {type(error).__name__}"])
-    return found
-
-
-def _figures() -> dict[str, Any]:
-    model, data = subject("crate")
-    ablated = ci.ablate_heads(model, data, **QUIET)
-    compared = ci.compare(*_both("crate"), untrained=0, **QUIET)
-    swaps = ci.circuits.concentration(model, data, k=(2,), rotations=2, untrained=0, **QUIET)
-    return {
-        "ablation": ci.viz.head_ablation(ablated),
-        "compared": ci.viz.compare(compared, "compression.rate_mid"),
-        "concentration": ci.viz.concentration(swaps),
-        "map": ci.viz.attention_on_image(cached("crate")[1], 1, cached("crate")[2]),
-        "heatmap": ci.viz.heatmap(torch.arange(6.0).view(2, 3), signed=True, unit="nats"),
-        "steps": ci.viz.steps(_watch(model, data), "compression.rate_mid"),
-    }
-
-
-def _edits() -> Iterator[Case]:
-    """What changes one thing in a forward pass."""
-    for name in ("crate", "crate-lm", "gpt-baseline", "tost", "cbt", "aot", "nanochat-crate"):
-        yield Case("circuits.attribution_patch", name, {"steps": 2, **QUIET}, _pair)
-        yield Case("circuits.path_patch", name, QUIET, _pair)
-        scored = {"random": 2, "subsets": 2, "ablation": "zero", "seed": 1, **QUIET}
-        yield Case("circuits.evaluate", name, scored, _scored)
-    heads = {"receivers": [(2, 0)], "senders": [(0, 0), (1, 1)], "roles": ("v",), "positions": [2]}
-    yield Case("circuits.path_patch", "crate-lm", {**heads, **QUIET}, _pair)
-    yield Case(
-        "circuits.evaluate", "crate", {"reference": inputs("crate", 4), "groups": [0, 0, 1, 1]},
-        _scored,
-    )  # fmt: skip
-    for folder in sorted((TESTS / "fixtures" / "sae_lens").iterdir()):
-        if folder.is_dir():
-            yield Case("saes.load", folder.name, {"scaling_factor": 2.0}, _sae_folder, _parts)
-    for name in ("crate", "crate-lm"):
-        yield Case("circuits.switched_off", name, {}, lambda n: (subject(n)[0], inputs(n, 1)))
-        context = {"error": True}
-        yield Case("saes.spliced", name, context, _coded, partial(_spliced, name=name))
-    for attention, sparse in (("gradient", None), (None, "solution"), ("neumann", 3)):
-        options = {"attention": attention, "sparse": sparse, "layers": [1], "mix": 0.5, "eps": 0.3}
-        after = partial(_spliced, name="crate")
-        yield Case("surgeries.replaced", "crate", options, _model, after)
-    for name, options in (
-        ("induction", {"position": 12}), ("fashion", {}), ("crate-lm", {"target": (1, 2)}),
-        ("tost", {"freeze": ("norm",)}), ("cbt", {"nodes": 0.5, "edges": 0.8, "seed": 1}),
-        ("gpt-baseline", {"most": 9}), ("aot", {}),
-    ):  # fmt: skip
-        yield Case("graph", name, options, _one, _graph_parts)
-    yield Case("graph", "fashion", {"names": None}, _one_named, _tables)
-
-
-def _sae_folder(name: str) -> tuple:
-    return (TESTS / "fixtures" / "sae_lens" / name,)
-
-
-def _parts(model: Any) -> Any:
-    return dict(model.state_dict())
-
-
-def _model(name: str) -> tuple:
-    return (subject(name)[0],)
-
-
-def _one(name: str) -> tuple:
-    return subject(name)[0], inputs(name, 1)
-
-
-def _one_named(name: str) -> tuple:
-    return _one(name)
-
-
-def _tables(result: Any) -> Any:
-    return result.tables
-
-
 def _twice(model: Any, batch: torch.Tensor) -> None:
     model(batch * 2)
 
@@ -485,18 +238,6 @@ def _probe() -> ci.Probe:
         return {"mean": acts["hook_resid_pre"].mean(dim=(1, 2))}
 
     return ci.Probe("mine", ("hook_resid_pre",), mean, {"mean": ("", None, None, "a mean")})
-
-
-class Call(Case):
-    """A case that is a call of its own; verb: its name."""
-
-    def __init__(self, verb: str, name: str, call: Callable[[], Any]) -> None:
-        super().__init__(verb, name, {}, None, None)
-        object.__setattr__(self, "call", call)
-
-    def __call__(self, **more: Any) -> Any:
-        """Returns what the call gives."""
-        return self.call()
 
 
 def every_way() -> Iterator[tuple[Case, str]]:
