@@ -129,6 +129,8 @@ report {m} --data {d} --limit 4 --untrained 1 --probes sparsity --audit --out {o
 convert {m} --config eta=0.2 --out {out}/converted
 convert {m} --out {out}/converted --debug
 convert {f} --family crate --config n_heads=4 --rename s/^mine// --out {out}/converted
+inspect {f} --family crate --config n_heads=4 --rename s/^mine// --file x --revision main
+inspect {f} --config n_heads=4
 convert {f} --weights ema --file weights.pt --revision main --out {out}/converted
 sweep {m} --data {d} --limit 4 --dtype float64 --controls 0 --engine local --out {out}
 sweep {m} --data {d} --probes sparcity
