@@ -151,7 +151,8 @@ def test_objects_are_painted_by_their_size_above_crowds(places):
     ]
     wanted = np.zeros(FULL, np.uint8)
     drawn = [(coco._mask(row["segmentation"], (13, 29)), row) for row in rows]
-    for pixels, row in sorted(drawn, key=lambda pair: (not pair[1]["iscrowd"], -pair[0].sum())):
+    order = lambda pair: (not pair[1]["iscrowd"], -int(pair[0].sum()))  # noqa: E731
+    for pixels, row in sorted(drawn, key=order):
         wanted[pixels > 0] = 255 if row["iscrowd"] else row["category_id"] + 1
     assert np.array_equal(np.asarray(coco._class_map((13, 29), rows, {0: 1, 1: 2})), wanted)
 

@@ -199,9 +199,7 @@ def test_bad_data(preprocess, tmp_path):
     )
     fails("sample 0 is of type int. Give a PIL image, a path or an array", [1, 2])
     splits = datasets.DatasetDict(train=dataset(), test=dataset())
-    match = (
-        r'the data is a DatasetDict: give one of its splits, data\["train"\] or data\["test"\]\.'
-    )
+    match = r'the data is a DatasetDict: give one split, data\["train"\] or data\["test"\]\.'
     fails(match, splits)
     with pytest.raises(ValueError, match=match):
         open_text(splits, lambda texts: texts)

@@ -170,8 +170,6 @@ def test_masks_that_do_not_fit(model):
 
 def test_embedded_pictures(model, tmp_path, monkeypatch):
     monkeypatch.setattr(named_data, "_ASSETS", tmp_path)
-    with pytest.raises(ValueError, match="embedded:pictures lacks '.*pictures.parquet'"):
-        opened(model, "embedded:pictures")
     masks = [mask_of(size, [0, 255], seed=seed) for seed, size in enumerate(SIZES)]
     features = datasets.Features(
         image=datasets.Image(),

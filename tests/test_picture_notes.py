@@ -65,10 +65,8 @@ def test_only_other_content_counts(tmp_path_factory, changes):
         patch.setattr(file_reading, "STEP", 0)
         noting(samples, notes).read(0, 5)
     table, files = table_of(notes), samples.files
-    assert files.noted_stamps(0, 5, False, table) == files.stamps(0, 5, False) != ""
     wanted = [f"{n}.bmp" for n, how in sorted(changes.items()) if change(root / f"{n}.bmp", how)]
     assert files.changed(table) == wanted
-    assert not wanted or files.noted_stamps(0, 5, False, table) != files.stamps(0, 5, False)
 
 
 def test_annotations_of_coco_count_by_content(tmp_path):
@@ -97,8 +95,6 @@ def test_a_forged_note_does_not_lead_out(tmp_path, name):
     table = table_of({(0, False, name): file_reading.Content(b"", file_reading.Stamp(1, 2, 3))})
     with pytest.raises(ValueError, match="is not inside"):
         samples.files.changed(table)
-    with pytest.raises(ValueError, match="columns of pictures are sample, file"):
-        samples.files.changed(table[["sample", "file"]])
 
 
 def test_notes_of_odd_names_come_back(tmp_path):

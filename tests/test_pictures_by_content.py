@@ -106,9 +106,9 @@ def test_in_the_middle_of_a_run(model, ran):
 
 def test_files_that_were_touched_or_copied_are_read_once(model, ran, monkeypatch):
     source, read = f"imagefolder:{ran / 'in'}", []
-    real = picture_contents._sha256
+    real = picture_contents.digest
     monkeypatch.setattr(
-        picture_contents, "_sha256", lambda path: read.append(path.name) or real(path)
+        picture_contents, "digest", lambda path: read.append(path.name) or real(path)
     )
     monkeypatch.setattr(file_reading, "STEP", 0)
     wanted = ci.sweep(model, source, out=ran / "out", resume=False, **QUICK)

@@ -131,7 +131,7 @@ def test_a_stream_that_is_another_one(model, data, tmp_path):
     cut = datasets.IterableDataset.from_generator(
         broken, features=data.features, gen_kwargs={"rows": 17}
     )
-    with pytest.raises(ValueError, match=r"failed after 17 rows \(the line is cut\). Finished"):
+    with pytest.raises(ValueError, match=r"failed after 17 rows \(OSError: the line is cut\). Fin"):
         ci.sweep(model, cut, out=tmp_path / "two", **CHUNKS)
     assert len(list((tmp_path / "two" / "chunks").iterdir())) == 2
 
@@ -148,8 +148,6 @@ def test_what_a_stream_must_have(model, data):
         ("the data is empty: there is no row in the stream", nothing),
         ("does not state its columns: set them with", untold),
         ("has no image column; its columns are label", stream.select_columns(["label"])),
-        ("has a step, such as map or filter, for which datasets would decode 'picture'",
-         stream.map(lambda row: row)),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             ci.sweep(model, given, **CHUNKS)

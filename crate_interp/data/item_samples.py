@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,7 +22,6 @@ from crate_interp.data.class_maps import check_mask, class_maps, is_binary, unre
 from crate_interp.data.images import tensor_samples
 from crate_interp.data.items import (
     Item,
-    ItemData,
     digest_of,
     image_of,
     images_of,
@@ -63,30 +61,7 @@ def names_of(data: object) -> tuple[str, ...] | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Items:
-    """The items of a dataset; digests: those of its first items, in order."""
-
-    data: Any
-    digests: list[bytes]
-
-    def read(self, start: int, stop: int) -> list[Item]:
-        """Returns items; raises ValueError for one that differs from when it was digested."""
-        items = [read_item(self.data, number) for number in range(start, stop)]
-        for number, item in enumerate(items, start):
-            self.check(number, item)
-        return items
-
-    def check(self, number: int, item: Item) -> None:
-        """Raises ValueError if an item is not the one that was digested."""
-        if digest_of(item) != self.digests[number]:
-            raise ValueError(
-                f"data[{number}] is not the same when it is read twice. Take random steps, such "
-                "as RandomCrop, out of the dataset's transform."
-            )
-
-
-def read_item(data: ItemData, number: int) -> Item:
+def read_item(data: Any, number: int) -> Item:
     """Returns an item. Raises Undecodable for an unreadable file, ValueError for other errors."""
     try:
         thing = data[number]
@@ -100,36 +75,6 @@ def read_item(data: ItemData, number: int) -> Item:
         ) from error
     item = item_of(thing, f"data[{number}]")
     return Item(item.value, label_of(item.label, f"data[{number}]"), item.mask)
-
-
-def digested(
-    data: ItemData, limit: int | None, preprocess: Preprocess
-) -> tuple[_Items, list[Any], int | None]:
-    """Reads the first `limit` items once. Returns the items, their labels, and a masked one.
-
-    Items that cannot be decoded get a digest of the error; they are refused when they are read.
-    Raises ValueError for floats that `preprocess` refuses.
-    """
-    count = len(data) if limit is None else min(limit, len(data))
-    digests, labels, masked = [], [], None
-    for number in tqdm(range(count), desc="reading items once", delay=3, leave=False):
-        try:
-            item = read_item(data, number)
-        except Undecodable as error:
-            digests.append(hashlib.sha256(str(error).encode()).digest())
-            labels.append(None)
-            continue
-        if is_array(item.value) and torch.as_tensor(item.value).is_floating_point():
-            image_of(item.value, number, preprocess)
-        digests.append(digest_of(item))
-        labels.append(item.label)
-        masked = number if masked is None and item.mask is not None else masked
-    items = _Items(data, digests)
-    for number in () if isinstance(data, (list, tuple)) else {0, count - 1} & set(range(count)):
-        for _ in range(DRAWS):
-            with suppress(Undecodable):
-                items.check(number, read_item(data, number))
-    return items, labels, masked
 
 
 def is_pair(data: object) -> bool:
@@ -203,7 +148,7 @@ def pair_samples(
 
 
 def item_samples(
-    data: ItemData,
+    data: Any,
     preprocess: Preprocess,
     preprocess_masks: Preprocess | None = None,
     limit: int | None = None,
@@ -212,21 +157,47 @@ def item_samples(
 
     Items are a picture (PIL image, path or array), (picture, label), (picture, mask), or a
     dictionary of these. Floats count as preprocessed. Names of labels are the dataset's `classes`,
-    or the keys of its `class_to_idx`. The fingerprint is a digest of pixels, files and labels.
+    or the keys of its `class_to_idx`. The fingerprint is a digest of pixels, files and labels; an
+    item that cannot be decoded has a digest of the error.
 
-    Raises ValueError for items of other forms. Reading a sample raises it for an item that has
-    changed since it was digested.
+    Raises ValueError for items of other forms, and for floats that `preprocess` refuses. Reading a
+    sample raises it for an item that has changed since it was digested.
     """
-    items, labels, masked = digested(data, limit, preprocess)
-    read_masks = None
-    if masked is not None:
-        read_masks = masks_of(items.read, range(len(items.digests)), preprocess_masks)
+    count = len(data) if limit is None else min(limit, len(data))
+    digests, labels, masked = [], [], False
+    for number in tqdm(range(count), desc="reading items once", delay=3, leave=False):
+        try:
+            item = read_item(data, number)
+        except Undecodable as error:
+            item = Item(None)
+            digests.append(hashlib.sha256(str(error).encode()).digest())
+        else:
+            digests.append(digest_of(item))
+        if is_array(item.value) and torch.as_tensor(item.value).is_floating_point():
+            image_of(item.value, number, preprocess)
+        labels.append(item.label)
+        masked = masked or item.mask is not None
+
+    def read(start: int, stop: int) -> list[Item]:
+        items = [read_item(data, number) for number in range(start, stop)]
+        for number, item in enumerate(items, start):
+            if digest_of(item) != digests[number]:
+                raise ValueError(
+                    f"data[{number}] is not the same when it is read twice. Take random steps, "
+                    "such as RandomCrop, out of the dataset's transform."
+                )
+        return items
+
+    ends = () if isinstance(data, (list, tuple)) or not count else {0, count - 1}
+    for number in [*ends] * DRAWS:
+        with suppress(Undecodable):
+            read(number, number + 1)
     return Samples(
-        n=len(items.digests),
+        n=count,
         labels=known_labels(labels),
-        fingerprint=f"items:sha256:{hashlib.sha256(b''.join(items.digests)).hexdigest()}",
-        read=lambda start, stop: images_of(items.read(start, stop), start, preprocess),
-        masks=read_masks,
+        fingerprint=f"items:sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}",
+        read=lambda start, stop: images_of(read(start, stop), start, preprocess),
+        masks=masks_of(read, range(count), preprocess_masks) if masked else None,
         names=names_of(data),
     )
 
@@ -264,7 +235,7 @@ def masks_of(
     return masks
 
 
-def token_items(data: ItemData, limit: int | None) -> tuple[Tensor, list[Any] | None]:
+def token_items(data: Any, limit: int | None) -> tuple[Tensor, list[Any] | None]:
     """Returns the tokens `[n, pos]` of the first `limit` items, and their labels or None.
 
     Raises ValueError if the items are not tokens, or have different numbers of them.

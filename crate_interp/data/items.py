@@ -1,11 +1,11 @@
 """Items: one sample as people hold it, such as (picture, label); batches are made of these."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import exists
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -24,15 +24,6 @@ LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 _PARTS = {"an image": IMAGE_KEYS, "tokens": TOKEN_KEYS, "a text": TEXT_KEYS}
 # the image of one sample
 Value = Tensor | np.ndarray | Image.Image | Path | str
-
-
-@runtime_checkable
-class ItemData(Protocol):
-    """Data that gives its items by number: a map-style torch Dataset, a list or a tuple."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -69,12 +60,24 @@ def item_of(thing: object, where: str) -> Item:
     if isinstance(thing, Item):
         return thing
     if isinstance(thing, Mapping):
-        return _of_mapping(thing, where)
+        names = [key for keys in _PARTS.values() for key in keys if key in thing]
+        if not names:
+            wanted = "; ".join(f"{what} as {' or '.join(keys)}" for what, keys in _PARTS.items())
+            raise ValueError(
+                f"{where} is a dictionary with the keys {', '.join(plain(key) for key in thing)}. "
+                f"Name {wanted}."
+            )
+        value = thing[names[0]]
+        label = next((thing[key] for key in LABEL_KEYS if thing.get(key) is not None), None)
+        mask = next((thing[key] for key in MASK_COLUMNS if thing.get(key) is not None), None)
+        as_mask = mask is None and _is_mask(label, value)
+        return Item(value, None, label) if as_mask else Item(value, label, mask)
     if not isinstance(thing, (tuple, list)) or is_tokens(thing):
         return Item(thing)
     if len(thing) == 1:
         return Item(thing[0])
-    if len(thing) != 2 or not (is_array(thing[0]) or is_picture(thing[0]) or _is_list(thing[0])):
+    pictures = (Tensor, np.ndarray, Image.Image, Path, str, list, tuple)
+    if len(thing) != 2 or not isinstance(thing[0], pictures):
         kinds = ", ".join(type(part).__name__ for part in thing[:4])
         raise ValueError(
             f"{where} is a {type(thing).__name__} of {len(thing)} ({kinds}). Give (image, label), "
@@ -84,37 +87,39 @@ def item_of(thing: object, where: str) -> Item:
     return Item(value, mask=second) if _is_mask(second, value) else Item(value, second)
 
 
-def _of_mapping(thing: Mapping[Any, Any], where: str) -> Item:
-    names = [key for keys in _PARTS.values() for key in keys if key in thing]
-    if not names:
-        wanted = "; ".join(f"{what} as {' or '.join(keys)}" for what, keys in _PARTS.items())
-        raise ValueError(
-            f"{where} is a dictionary with the keys {', '.join(plain(key) for key in thing)}. "
-            f"Name {wanted}."
-        )
-    label = next((thing[key] for key in LABEL_KEYS if thing.get(key) is not None), None)
-    mask = next((thing[key] for key in MASK_COLUMNS if thing.get(key) is not None), None)
-    if _is_mask(label, thing[names[0]]) and mask is None:
-        label, mask = None, label
-    return Item(thing[names[0]], label, mask)
-
-
 def is_tokens(thing: object) -> bool:
     """Tells whether a value is a list of token ids."""
     return isinstance(thing, list) and all(type(one) is int for one in thing)
-
-
-def _is_list(thing: Any) -> bool:
-    return isinstance(thing, (list, tuple))
 
 
 def _is_mask(second: Any, value: Any) -> bool:
     """Tells whether the second of a pair is a mask: a picture, or an array of height and width."""
     if isinstance(second, Image.Image):
         return True
-    if _is_list(second):
+    if isinstance(second, (list, tuple)):
         return bool(second) and isinstance(second[0], Image.Image)
     return is_array(second) and second.ndim >= 2 and not (is_array(value) and value.ndim <= 2)
+
+
+def separated_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:
+    """Yields the samples of a batch, or the one sample that it is.
+
+    number: that of its first sample. Raises ValueError for too few labels or masks.
+    """
+    value, axes = batch.value, 2 if tokens else 4
+    several = value.ndim == axes if is_array(value) else isinstance(value, (list, tuple))
+    if not several or (tokens and is_tokens(value)):
+        yield batch
+        return
+    empty = [None] * len(value)
+    labels, masks = (empty if part is None else part for part in (batch.label, batch.mask))
+    for name, part in (("labels", labels), ("masks", masks)):
+        if len(part) != len(value):
+            raise ValueError(
+                f"a batch after {number} samples has {len(value)} samples and {len(part)} {name}."
+            )
+    for one, label, mask in zip(value, labels, masks, strict=True):
+        yield Item(one, label, mask)
 
 
 def label_of(label: object, where: str) -> Any:
@@ -122,16 +127,16 @@ def label_of(label: object, where: str) -> Any:
 
     Raises ValueError for anything else, such as one-hot vectors and fractions.
     """
-    given: Any = label
-    if (is_array(label) and given.ndim == 0) or isinstance(label, np.generic):
-        label = given.item()
-    if isinstance(label, float) and label.is_integer():
-        return int(label)
-    if label is None or isinstance(label, str) or type(label) in (int, bool):
-        return int(label) if isinstance(label, bool) else label
-    shown = f"shape {list(getattr(label, 'shape', ()))}" if is_array(label) else repr(label)[:50]
+    value: Any = label
+    if (is_array(label) and value.ndim == 0) or isinstance(label, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, str):
+        return value
+    if type(value) in (int, bool) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    shape = f"shape {list(value.shape)}" if is_array(value) else repr(value)[:50]
     raise ValueError(
-        f"the label of {where} is a {type(label).__name__} ({shown}). Give the number or the name "
+        f"the label of {where} is a {type(value).__name__} ({shape}). Give the number or the name "
         "of one class."
     )
 
@@ -264,7 +269,10 @@ def digest_of(item: Item) -> bytes:
             digest.update(value.tobytes())
         elif isinstance(value, Path) or (isinstance(value, str) and Path(value).is_file()):
             digest.update(b"file")
-            digest.update(_digest_of_file(Path(value)))
+            try:
+                digest.update(hashlib.sha256(Path(value).read_bytes()).digest())
+            except OSError:  # reading the sample says why
+                digest.update(quoted(value).encode())
         elif is_array(value):
             array = torch.as_tensor(value).detach().cpu().contiguous()
             digest.update(f"array {array.dtype} {list(array.shape)}".encode())
@@ -272,14 +280,3 @@ def digest_of(item: Item) -> bytes:
         else:
             digest.update(repr(value).encode("utf-8", "surrogatepass"))
     return digest.digest()
-
-
-def _digest_of_file(path: Path) -> bytes:
-    """Returns the digest of a file, or of its name if it cannot be read: reading it says why."""
-    try:
-        if not path.is_file():
-            return quoted(path).encode()
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError:
-        return quoted(path).encode()

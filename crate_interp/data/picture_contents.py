@@ -5,9 +5,7 @@ are known afterwards: a run notes them, and later compares the files with its no
 """
 
 import hashlib
-import itertools
 import os
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +16,7 @@ import pandas as pd
 from torch import Tensor
 
 from crate_interp.core.file_reading import Content, Stamp, noted, read, stamp_of
-from crate_interp.core.files import open_regular
+from crate_interp.core.files import digest
 from crate_interp.core.pictures import quoted
 from crate_interp.data.folder_listing import bytes_of, inside
 from crate_interp.results.sample_ranges import CONTENTS, total
@@ -31,7 +29,6 @@ Notes = dict[Key, Content]
 Reads = Callable[[int, int], Tensor]
 Names = Callable[[int, int], Iterable[tuple[int, str]]]
 COLUMNS = ["sample", "mask", "file", "sha256", *Stamp._fields]
-_SHOWN = 4  # how many files an error names
 
 
 @dataclass(frozen=True)
@@ -54,58 +51,26 @@ class Files:
             found += [(number, True, name) for number, name in self.masks(start, stop)]
         return found
 
-    def stamps(self, start: int, stop: int, masks: bool) -> str:
-        """Returns a digest of the sizes and times that the files of samples have now.
-
-        It is "" if a file is gone. masks: whether to include the files of masks.
-        """
-        folder = os.path.join(self.folder, "")
-        try:
-            return _digest_of(
-                stamp_of(os.stat(folder + name)) for *_, name in self.keys(start, stop, masks)
-            )
-        except OSError:
-            return ""
-
-    def noted_stamps(self, start: int, stop: int, masks: bool, table: pd.DataFrame) -> str:
-        """Returns what `stamps` would have returned when a chunk was read; table: its notes.
-
-        It is "" if not all files were read.
-        """
-        known = {row[:3]: row[4] for row in _rows(table)}
-        keys = self.keys(start, stop, masks)
-        return _digest_of(known[key] for key in keys) if known.keys() >= set(keys) else ""
-
     def changed(self, table: pd.DataFrame) -> list[str]:
         """Returns the names of the files in a chunk's notes that hold something else now.
 
         Only files with another size or another time are read. A file that is gone is no change,
         because nothing else can have been read in its place.
         """
-        found = []
-        for _, _, name, sha256, stamp in _rows(table):
+        changed = []
+        for name, sha256, stamp in _rows(table):
             path = inside(self.folder, name, self.folder)
             try:
-                now = os.stat(path)
-            except OSError:
+                if stamp_of(os.stat(path)) == stamp or name in changed:
+                    continue
+                now = bytes.fromhex(digest(path).removeprefix("sha256:"))
+            except FileNotFoundError:
                 continue
-            if stamp_of(now) != stamp and name not in found and _sha256(path) != sha256:
-                found.append(name)
-        return found
-
-
-def _digest_of(stamps: Iterable[Stamp]) -> str:
-    numbers = array("q", itertools.chain.from_iterable(stamps))
-    return hashlib.sha256(numbers).hexdigest()
-
-
-def _sha256(path: Path) -> bytes | None:
-    """Returns the digest of a file; None if it is no regular file, or cannot be read."""
-    try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError:
-        return None
+            except OSError:  # such as a folder in its place
+                now = b""
+            if now != sha256:
+                changed.append(name)
+        return changed
 
 
 def noting(samples: "Samples", notes: Notes) -> "Samples":
@@ -150,13 +115,11 @@ def table_of(notes: Notes) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _rows(table: pd.DataFrame) -> Iterator[tuple[int, bool, str, bytes, Stamp]]:
-    """Yields the rows of a table that `table_of` made. Raises ValueError for another table."""
-    if list(table.columns) != COLUMNS:
-        raise ValueError(f"the columns of pictures are {', '.join(table.columns)}.")
-    columns = [table[name].tolist() for name in COLUMNS]
-    for number, mask, file, sha256, *stamp in zip(*columns, strict=True):
-        yield number, mask, file.decode("utf-8", "surrogateescape"), sha256, Stamp(*stamp)
+def _rows(table: pd.DataFrame) -> Iterator[tuple[str, bytes, Stamp]]:
+    """Yields the names, digests and stamps in a table that `table_of` made."""
+    columns = [table[name].tolist() for name in COLUMNS[2:]]
+    for file, sha256, *stamp in zip(*columns, strict=True):
+        yield file.decode("utf-8", "surrogateescape"), sha256, Stamp(*stamp)
 
 
 def check_agree(tables: Iterable[pd.DataFrame]) -> None:
@@ -164,14 +127,14 @@ def check_agree(tables: Iterable[pd.DataFrame]) -> None:
 
     tables: the notes of each stage.
     """
-    known: dict[bytes, bytes] = {}
-    changed: dict[bytes, None] = {}
+    known: dict[str, bytes] = {}
+    changed: dict[str, None] = {}
     for table in tables:
-        for file, sha256 in zip(table["file"], table["sha256"], strict=True):
-            if known.setdefault(file, sha256) != sha256:
-                changed[file] = None
+        for name, sha256, _ in _rows(table):
+            if known.setdefault(name, sha256) != sha256:
+                changed[name] = None
     if changed:
-        raise _changed_meanwhile([file.decode("utf-8", "surrogateescape") for file in changed])
+        raise _changed_meanwhile(list(changed))
 
 
 def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str, str]:
@@ -195,8 +158,8 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
 
 def named(names: Sequence[str]) -> str:
     """Returns the names of files as an error shows them."""
-    more = f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else ""
-    return ", ".join(map(quoted, names[:_SHOWN])) + more
+    more = f" and {len(names) - 4} more" if names[4:] else ""
+    return ", ".join(map(quoted, names[:4])) + more
 
 
 def _changed_meanwhile(names: Sequence[str]) -> ValueError:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from torch import Tensor
 from crate_interp.core import checks, pictures
 from crate_interp.core.errors import ShortTextError
 from crate_interp.core.safe_text import plain
-from crate_interp.data import batch_streams, coco, cutouts, images, named_data, streams, voc
+from crate_interp.data import coco, cutouts, images, loaders, named_data, streams, voc
 from crate_interp.data.groups import Numbered
 from crate_interp.data.item_samples import (
     is_item_data,
@@ -34,7 +34,7 @@ from crate_interp.data.tables import (
     check_not_several,
     checked,
     table_samples,
-    texts_of,
+    text_column,
 )
 
 
@@ -45,19 +45,18 @@ class Source:
     form: the text to type. images: returns the samples of WHERE; takes WHERE and two functions,
     which turn pictures and masks into tensors (if the second is None, masks are left out). masks:
     whether the data can have masks. table: opens WHERE as a datasets.Dataset, for sources that can
-    hold text. listed: whether files are listed, so that `images` also takes the file of a listing.
+    hold text.
     """
 
     form: str
     images: Callable[..., Samples]
     masks: bool = True
     table: Callable[[str], Table] | None = None
-    listed: bool = False
 
 
 SOURCES = (
     Source("embedded:NAME", named_data.embedded_samples, table=named_data.embedded),
-    Source("imagefolder:DIR", images.folder_samples, masks=False, listed=True),
+    Source("imagefolder:DIR", images.folder_samples, masks=False),
     Source("cutouts:DIR", cutouts.cutout_samples),
     Source("voc:DIR", voc.voc_samples),
     Source("coco:ANNOTATIONS.json", coco.coco_samples),
@@ -163,8 +162,8 @@ def open_data(
     tensor, and for a stream without a limit.
     """
     checks.limit(limit)
-    if batch_streams.is_loader(data):
-        data = batch_streams.samples_of_loader(data)
+    if loaders.is_loader(data):
+        data = loaders.samples_of_loader(data)
     check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)
@@ -195,8 +194,8 @@ def _images(
         data = f"imagefolder:{data}"
     if isinstance(data, str):
         source, where = source_of(data, IMAGES)
-        options = {"kept": kept} if source.listed else {}
-        return source.images(where, *functions, **options)
+        more = (kept,) if source.images is images.folder_samples else ()
+        return source.images(where, *functions, *more)
     if is_array(data):
         return images.tensor_samples(data, preprocess, limit)
     if isinstance(data, Image.Image):
@@ -207,8 +206,6 @@ def _images(
         return table_samples(data, *functions)
     if is_pair(data):
         return pair_samples(data, *functions, limit)
-    if batch_streams.is_batches(data):
-        return batch_streams.batch_stream(data, preprocess, limit, preprocess_masks).kept()
     if is_item_data(data):
         return item_samples(data, *functions, limit)
     raise ValueError(f"cannot take images from {type(data).__name__}: give {IMAGES}.")
@@ -238,58 +235,50 @@ def open_text(
     window.
     """
     checks.limit(limit)
-    if batch_streams.is_loader(data):
-        data = batch_streams.samples_of_loader(data, tokens=True)
+    if loaders.is_loader(data):
+        data = loaders.samples_of_loader(data, tokens=True)
     check_not_several(data)
     if isinstance(data, Samples):
         return first(data, limit)
     if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):
         data = [_text_of(Path(data))]
     labels, given = None, cast(Any, data)
-    if not isinstance(data, Table) and not isinstance(data, str):
-        if is_pair(data):
-            whole = taken_apart(data)
-            given, labels = whole.value, whole.label
-        if is_item_data(given) and len(given) and not _is_text(given):
-            given, found = token_items(given, limit)
-            labels = labels if found is None else found
-    if is_array(given):
-        return labelled(first(_token_samples(torch.as_tensor(given)), limit), labels)
     if isinstance(given, str):
         source, where = source_of(given, TEXTS, text=True)
         assert source.table is not None
         samples = open_text(source.table(where), windows, limit)
-        return replace(samples, fingerprint=f"{plain(data, 200)}:{samples.fingerprint}")
-    if isinstance(given, Table) and _IDS in (given.column_names or ()):
-        return first(_token_samples(_ids_of(given)), limit)
-    texts = _texts(given)
-    if not len(texts):
+        return replace(samples, fingerprint=f"{plain(given, 200)}:{samples.fingerprint}")
+    if isinstance(given, Table):
+        if streams.is_stream(given):
+            raise ValueError(
+                "the dataset is a stream, whose windows of tokens are made while it is read: give "
+                "it to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
+            )
+        if _IDS in (given.column_names or ()):
+            return first(_token_samples(_ids_of(given)), limit)
+        return first(_window_samples(windows, checked(given[text_column(given)])), limit)
+    if is_pair(given):
+        whole = taken_apart(given)
+        given, labels = whole.value, whole.label
+    if is_item_data(given) and len(given) and not isinstance(read_item(given, 0).value, str):
+        given, found = token_items(given, limit)
+        labels = labels if found is None else found
+    if is_array(given):
+        return labelled(first(_token_samples(torch.as_tensor(given)), limit), labels)
+    if not is_item_data(given):
+        raise ValueError(f"cannot take text from {type(given).__name__}: give {TEXTS}.")
+    texts = given
+    if not isinstance(given, (list, tuple)) or not all(isinstance(text, str) for text in given):
+        texts = [read_item(given, number).value for number in range(len(given))]
+    texts = list(checked(texts))  # before work starts
+    if not texts:
         raise ValueError("the data is empty: there is no text in it.")
     try:
-        return first(_window_samples(windows, checked(texts)), limit)
+        return first(_window_samples(windows, texts), limit)
     except ShortTextError:
-        if encode is None or isinstance(given, Table):
+        if encode is None:
             raise
     return first(_text_samples([encode(text)[0].cpu() for text in texts]), limit)
-
-
-def _texts(data: Any) -> Sequence[str]:
-    """Returns the texts of data; raises ValueError for data without texts."""
-    if streams.is_stream(data):
-        raise ValueError(
-            "the dataset is a stream, whose windows of tokens are made while it is read: give it "
-            "to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
-        )
-    if isinstance(data, Table):
-        return texts_of(data)
-    if not is_item_data(data):
-        raise ValueError(f"cannot take text from {type(data).__name__}: give {TEXTS}.")
-    texts = data
-    if not isinstance(data, (list, tuple)) or not all(isinstance(text, str) for text in data):
-        texts = [read_item(data, number).value for number in range(len(data))]
-    for _ in checked(texts):  # reads all texts, before work starts
-        pass
-    return texts
 
 
 def _ids_of(table: Table) -> Tensor:
@@ -305,19 +294,13 @@ def _ids_of(table: Table) -> Tensor:
     return torch.tensor(rows)
 
 
-def _is_text(data: Any) -> bool:
-    """Tells whether the first item of a list or a Dataset is a text."""
-    return isinstance(read_item(data, 0).value, str)
-
-
 def _text_of(path: Path) -> str:
     """Returns the text of a file; raises ValueError for a file that is not one in UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{pictures.quoted(path)} is not a text file in UTF-8 ({error.reason} at byte "
-            f"{error.start})."
+            f"{pictures.quoted(path)} is not a text file in UTF-8: {plain(error)}."
         ) from None
 
 

@@ -4,7 +4,6 @@ Pictures are decoded here, not by datasets, which would open any file that a row
 format that Pillow knows.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,15 +26,14 @@ EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
 )
+Cells = Callable[[str, int, int], Sequence[Any]]  # column, start, stop -> undecoded pictures
 
 
 def check_not_several(data: object) -> None:
     """Raises ValueError, which names the splits, for a datasets.DatasetDict of several tables."""
-    if not isinstance(data, Mapping) or not data or not hasattr(data, "column_names"):
-        return
-    splits = [f'data["{plain(name, 200)}"]' for name in data]
-    which = f"one of its splits, {' or '.join(splits)}" if len(splits) > 1 else splits[0]
-    raise ValueError(f"the data is a {type(data).__name__}: give {which}.")
+    if isinstance(data, Mapping) and data and hasattr(data, "column_names"):
+        splits = " or ".join(f'data["{plain(name, 200)}"]' for name in data)
+        raise ValueError(f"the data is a {type(data).__name__}: give one split, {splits}.")
 
 
 class _ByAttributes(type(Protocol)):
@@ -89,29 +87,17 @@ def table_samples(
             "transform makes."
         )
     rows, label = columns.undecoded(dataset), columns.label
-    alone = lambda name: rows.select_columns([name])  # noqa: E731
+    alone = cache(lambda name: rows.select_columns([name]))
     labels = columns.labels_of(alone(label)[label]) if label else None
-    known = (labels, columns, fingerprint or f"datasets:{dataset._fingerprint}")
-    return _samples(alone, range(len(dataset)), *known, preprocess, preprocess_masks)
-
-
-def row_samples(
-    rows: Sequence[Any],
-    start: int,
-    columns: "Columns",
-    fingerprint: str,
-    preprocess: Preprocess,
-    preprocess_masks: Preprocess | None = None,
-) -> Samples:
-    """Returns rows with undecoded pictures as samples, numbered from `start` on.
-
-    The masks of these rows alone decide whether 255 is a class.
-    """
-    held, label = _Held(rows, start), columns.label
-    labels = columns.labels_of(row[label] for row in rows) if label else None
-    known = (labels, columns, fingerprint)
-    numbers = range(start, start + len(rows))
-    return _samples(lambda name: held, numbers, *known, preprocess, preprocess_masks)
+    return samples_of_cells(
+        lambda name, start, stop: alone(name)[start:stop][name],
+        range(len(dataset)),
+        labels,
+        columns,
+        fingerprint or f"datasets:{dataset._fingerprint}",
+        preprocess,
+        preprocess_masks,
+    )
 
 
 @dataclass(frozen=True)
@@ -162,8 +148,16 @@ def columns_of(table: Table) -> Columns:
     return Columns(image, mask, label, modes, None if names is None else tuple(names))
 
 
-def _samples(
-    alone: Callable[[str], Any],
+def _is_plain(feature: Any) -> bool:
+    """Tells whether a column holds plain values, or lists of them."""
+    import datasets
+
+    inner = getattr(feature, "feature", None)
+    return isinstance(feature, datasets.Value) if inner is None else _is_plain(inner)
+
+
+def samples_of_cells(
+    cells: Cells,
     numbers: range,
     labels: list[Any] | None,
     columns: Columns,
@@ -171,16 +165,47 @@ def _samples(
     preprocess: Preprocess,
     preprocess_masks: Preprocess | None,
 ) -> Samples:
-    """Returns samples numbered by `numbers`. alone(name): returns rows that hold this column."""
-    files = {name: _Column(alone(name), name, mode) for name, mode in columns.modes.items()}
-    images, masks = files[columns.image], None
-    if columns.mask is not None and preprocess_masks is not None:
-        masks = _masks(images, files[columns.mask], numbers, preprocess_masks)
+    """Returns rows as samples numbered by `numbers`; their masks decide whether 255 is a class."""
+    image, mask = columns.image, columns.mask
+
+    def files(name: str, start: int, stop: int) -> list[tuple[bytes, str]]:
+        """Returns the bytes of each picture, and its name in errors."""
+        pairs = enumerate(cells(name, start, stop), start)
+        return [(_bytes(cell, name, number), _what(name, number)) for number, cell in pairs]
+
+    def pictures(name: str, start: int, stop: int) -> list[Later]:
+        mode = columns.modes[name]
+        return [
+            Later(partial(_decoded, data, what, mode), what)
+            for data, what in files(name, start, stop)
+        ]
+
+    def readable(name: str) -> Iterator[Image.Image]:
+        for number in numbers:
+            with suppress(Undecodable):  # raised when it is read
+                yield pictures(name, number, number + 1)[0].make()
+
+    masks = None
+    if mask is not None and preprocess_masks is not None:
+
+        @cache
+        def binary() -> bool:
+            """Looks at all masks, which is slow, and so waits until the first mask is read."""
+            return is_binary(readable(mask))
+
+        def masks(start: int, stop: int) -> Tensor:
+            pairs = zip(files(mask, start, stop), files(image, start, stop), strict=True)
+            for index, ((drawn, what), (shown, name)) in enumerate(pairs, start):
+                mode, size = header(BytesIO(drawn), what)
+                image_size = header(BytesIO(shown), name)[1]
+                check_mask(columns.modes[mask] or mode, size, image_size, f"sample {index}")
+            return class_maps(preprocess_masks, pictures(mask, start, stop), binary())
+
     return Samples(
         n=len(numbers),
         labels=labels,
         fingerprint=fingerprint,
-        read=lambda start, stop: preprocess(images.pictures(start, stop)),
+        read=lambda start, stop: preprocess(pictures(image, start, stop)),
         masks=masks,
         names=columns.names,
         start=numbers.start,
@@ -188,26 +213,42 @@ def _samples(
     )
 
 
-def texts_of(table: Table) -> Sequence[str]:
-    """Returns the first text column; texts are read from the disk when they are used.
+def _what(name: str, number: int) -> str:
+    return f"the {plain(name)} of sample {number}"
 
-    Raises ValueError if there is no text column.
-    """
-    dataset: Any = table
-    return dataset[text_column(table)]
+
+def _bytes(cell: Mapping[str, Any] | None, name: str, number: int) -> bytes:
+    if cell is None or (cell["bytes"] is None and cell["path"] is None):
+        raise Undecodable(f"sample {number} has no {plain(name)}: the column holds None.")
+    if cell["bytes"] is None:
+        raise ValueError(
+            f"{_what(name, number)} is the name of a file, {quoted(cell['path'])}, without its "
+            'bytes: no file that a table names is opened. Give "imagefolder:DIR" with the folder '
+            f"of the files. If you trust the table, first put the files into it: {EMBED}"
+        )
+    return cell["bytes"]
+
+
+def _decoded(data: bytes, what: str, mode: str | None) -> Image.Image:
+    image = decoded(data, what)
+    # Pillow would cut 16 bits down to 8; the model's preprocess says what happens to them
+    if mode in (None, image.mode) or image.mode in SIXTEEN_BITS:
+        return image
+    try:
+        return image.convert(mode)
+    except ValueError as error:
+        raise Undecodable(f"{what} cannot become mode {plain(mode)}: {plain(error)}") from None
 
 
 def text_column(table: Table) -> str:
     """Returns the name of the first text column. Raises ValueError if there is none."""
     import datasets
 
-    kinds = ("string", "large_string")
-    dataset: Any = table
-    for name, feature in (dataset.features or {}).items():
-        if isinstance(feature, datasets.Value) and feature.dtype in kinds:
+    for name, feature in (table.features or {}).items():
+        if isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string"):
             return name
     raise ValueError(
-        f"the dataset has no text column; its columns are {_names(dataset)}, but this model "
+        f"the dataset has no text column; its columns are {_names(table)}, but this model "
         "reads text: give data with text, or a model of images."
     )
 
@@ -230,120 +271,3 @@ def checked(texts: Iterable[object]) -> Iterator[str]:
 
 def _names(dataset: Table) -> str:
     return plain(", ".join(dataset.column_names or []), 1000) or "none"
-
-
-def _is_plain(feature: Any) -> bool:
-    """Tells whether a column holds plain values, or lists of them."""
-    import datasets
-
-    inner = getattr(feature, "feature", None)
-    return isinstance(feature, datasets.Value) if inner is None else _is_plain(inner)
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of pictures as files in memory. mode: the mode to convert pictures to, or None."""
-
-    rows: Any
-    name: str
-    mode: str | None
-
-    def files(self, start: int, stop: int) -> list[tuple[bytes, str]]:
-        """Returns the bytes of each file, and its name in errors."""
-        cells = self.rows[start:stop][self.name]
-        return [
-            (self._bytes(cell, number), self._what(number))
-            for number, cell in enumerate(cells, start)
-        ]
-
-    def pictures(self, start: int, stop: int) -> list[Later]:
-        """Returns the pictures, not yet decoded."""
-        return [
-            Later(partial(_decoded, data, what, self.mode), what)
-            for data, what in self.files(start, stop)
-        ]
-
-    def _what(self, number: int) -> str:
-        return f"the {plain(self.name)} of sample {number}"
-
-    def _bytes(self, cell: Mapping[str, Any] | None, number: int) -> bytes:
-        if cell is None or (cell["bytes"] is None and cell["path"] is None):
-            raise Undecodable(f"sample {number} has no {plain(self.name)}: the column holds None.")
-        if cell["bytes"] is None:
-            raise ValueError(
-                f"{self._what(number)} is the name of a file, {quoted(cell['path'])}, without its "
-                f"bytes: no file that a table names is opened. {self._instead()} If you trust the "
-                f"table, first put the files into it: {EMBED}"
-            )
-        return cell["bytes"]
-
-    def _instead(self) -> str:
-        """Returns the advice to give a folder: the one that the rows of an imagefolder name.
-
-        The folder is only shown, because nothing says safely who wrote the names. The builder's
-        name in `info` may come from the file of a stranger, and so may the names in a metadata.csv
-        that older versions of datasets follow to any place.
-        """
-        advice = 'For a folder of pictures give "imagefolder:DIR".'
-        if getattr(getattr(self.rows, "info", None), "builder_name", None) != "imagefolder":
-            return advice
-        folders: set[str] = set()
-        for start in range(0, len(self.rows), 10_000):
-            cells = self.rows[start : start + 10_000][self.name]
-            folders |= {os.path.dirname(cell["path"]) for cell in cells if cell and cell["path"]}
-        try:
-            folder = os.path.commonpath(folders)
-        except ValueError:  # some names are absolute, and some are not
-            return advice
-        if folder == os.path.dirname(folder):  # the root, or no folder at all
-            return advice
-        shown = plain(folder, 1000)
-        return f'For all pictures in the folder of these files give "imagefolder:{shown}".'
-
-
-@dataclass(frozen=True)
-class _Held:
-    """Rows in memory, sliced like a datasets.Dataset; the first row has the number `start`."""
-
-    rows: Sequence[Mapping[str, Any]]
-    start: int
-
-    def __getitem__(self, numbers: slice) -> dict[str, list[Any]]:
-        few = self.rows[numbers.start - self.start : numbers.stop - self.start]
-        return {name: [row[name] for row in few] for name in (few[0] if few else ())}
-
-
-def _decoded(data: bytes, what: str, mode: str | None) -> Image.Image:
-    image = decoded(data, what)
-    # Pillow would cut 16 bits down to 8; the model's preprocess says what happens to them
-    as_it_is = mode in (None, image.mode) or image.mode in SIXTEEN_BITS
-    try:
-        return image if as_it_is else image.convert(mode)
-    except ValueError as error:
-        raise Undecodable(f"{what} cannot become mode {plain(mode)}: {plain(error)}") from None
-
-
-def _readable(column: _Column, numbers: range) -> Iterator[Image.Image]:
-    """Yields the pictures that can be decoded; the others raise errors when they are read."""
-    for number in numbers:
-        with suppress(Undecodable):
-            yield column.pictures(number, number + 1)[0].make()
-
-
-def _masks(
-    images: _Column, drawn: _Column, numbers: range, preprocess_masks: Preprocess
-) -> Callable[[int, int], Tensor]:
-    @cache
-    def binary() -> bool:
-        """Looks at all masks, which is slow, and therefore waits until the first mask is read."""
-        return is_binary(_readable(drawn, numbers))
-
-    def masks(start: int, stop: int) -> Tensor:
-        pairs = zip(drawn.files(start, stop), images.files(start, stop), strict=True)
-        for index, (one, picture) in enumerate(pairs, start):
-            mode, size = header(BytesIO(one[0]), one[1])
-            shown = header(BytesIO(picture[0]), picture[1])[1]
-            check_mask(drawn.mode or mode, size, shown, f"sample {index}")
-        return class_maps(preprocess_masks, drawn.pictures(start, stop), binary())
-
-    return masks

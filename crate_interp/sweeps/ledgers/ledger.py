@@ -59,15 +59,12 @@ _MOST = 10**7  # the largest number of chunks of a stage
 class Entry:
     """A ledger's line about a chunk, which has the samples from `start` to `stop` - 1.
 
-    sha256: the digest of the chunk's file. stamps: a digest of the sizes and times of the data's
-    files when they were read, or "".
+    sha256: the digest of the chunk's file.
     """
 
     start: int
     stop: int
     sha256: str
-    seconds: float
-    stamps: str = ""
 
 
 @dataclass
@@ -87,15 +84,14 @@ class Ledger:
         return self.out / CHUNKS / f"{stage}-{chunk:06d}.parquet"
 
     def write(
-        self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float,
-        stamps: str = "",
-    ) -> None:  # fmt: skip
+        self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float
+    ) -> None:
         """Writes the tables of a chunk; they are on the disk when this returns."""
         content = packed(tables)
         with writable(self.out):
             self.put(
                 stage, self.path(stage, chunk), lambda part: part.write_bytes(content),
-                chunk=chunk, start=start, stop=stop, seconds=round(seconds, 3), stamps=stamps,
+                chunk=chunk, start=start, stop=stop, seconds=round(seconds, 3),
             )  # fmt: skip
 
     def put(self, stage: str, path: Path, writer: Callable[[Path], Any], **line: object) -> str:
@@ -181,11 +177,6 @@ class Ledger:
             self.damaged.add(path.name)
         return whole
 
-    def stamps(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> set[str]:
-        """Returns the stamps in the entries of a chunk's file, after `has` has looked at it."""
-        digest = self._seen[stage, chunk][1]
-        return {entry.stamps for entry in entries.get(chunk, ()) if entry.sha256 == digest}
-
     def missing(self, stage: str) -> list[range] | None:
         """Returns the missing chunks of a stage as ranges, in ascending order.
 
@@ -226,8 +217,7 @@ class Ledger:
         found: dict[int, list[Entry]] = {}
         for line in self._lines():
             if line["stage"] == stage and "chunk" in line:
-                seconds, stamps = float(line.get("seconds", 0)), line.get("stamps", "")
-                entry = Entry(line["start"], line["stop"], line["sha256"], seconds, stamps)
+                entry = Entry(line["start"], line["stop"], line["sha256"])
                 found.setdefault(line["chunk"], []).append(entry)
         return found
 

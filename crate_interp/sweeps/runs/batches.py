@@ -16,13 +16,10 @@ from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.data.batch_reading import Found, bad_ones, next_of, read_runs
-from crate_interp.data.batch_streams import batch_stream, is_batches, token_stream
 from crate_interp.data.groups import grouped
-from crate_interp.data.item_samples import is_pair
 from crate_interp.data.samples import Preprocess
 from crate_interp.data.sources import table_named
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
-from crate_interp.data.tables import Table
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel, check_hooked
@@ -260,16 +257,11 @@ def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> S
 def _stream(model: HookedModel, data: Data, options: RunOptions) -> Stream | None:
     """Returns data that arrives row by row as a stream, and None for other data."""
     reader: Any = model
-    given: Any = data
-    if is_stream(data):
-        if model.unit == "windows":
-            return text_stream(given, reader.window_rows, options.limit)
-        return image_stream(given, on_cpu(model), options.limit)
-    if isinstance(data, (Samples, Table)) or is_pair(data) or not is_batches(data):
+    if not is_stream(data):
         return None
     if model.unit == "windows":
-        return token_stream(given, reader.window_rows, options.limit)
-    return batch_stream(given, on_cpu(model), options.limit)
+        return text_stream(data, reader.window_rows, options.limit)
+    return image_stream(data, on_cpu(model), options.limit)
 
 
 def on_cpu(model: HookedModel) -> Preprocess:

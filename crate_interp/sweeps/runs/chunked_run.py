@@ -171,9 +171,6 @@ class Job:
     ) -> None:
         files, (start, stop) = stage.samples.files, _ends(task)
         assert self.ledger is not None and files is not None
-        stamps = files.stamps(start, stop, stage.masks)
-        if stamps and stamps in self.ledger.stamps(stage.name, task.number, entries):
-            return
         table = self.ledger.read(stage.name, task.number, entries).get("pictures")
         changed = [] if table is None else files.changed(table)
         if changed:
@@ -244,11 +241,8 @@ class Job:
         assert self.ledger is not None
         try:
             for task, tables in found:
-                seconds, stamps = float(tables["chunk"]["seconds"].iloc[0]), ""
-                if stage.samples.files:
-                    known = (*_ends(task), stage.masks, tables["pictures"])
-                    stamps = stage.samples.files.noted_stamps(*known)
-                self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds, stamps)
+                seconds = float(tables["chunk"]["seconds"].iloc[0])
+                self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds)
         except KeyboardInterrupt:
             self._tell("interrupted. Finished chunks are kept; the same call continues from there")
             raise
