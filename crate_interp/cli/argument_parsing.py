@@ -83,7 +83,7 @@ def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> t
 def ablation_pages(asked: "Asked", result: HeadAblation, out: Path) -> Path:
     """Writes the page of an ablation, with the explorer of the first sample if it has room."""
     try:
-        cache, inputs, name = one_sample(asked.model, asked.data or "", 0)
+        cache, inputs, name = one_sample(asked.model, asked.data, 0)
     except ValueError:  # such as a text of more tokens than a page shows
         return ci.viz.ablation_page(result, out)
     page = ci.viz.ablation_page(result, out, explorer="explore.html")
@@ -93,7 +93,7 @@ def ablation_pages(asked: "Asked", result: HeadAblation, out: Path) -> Path:
 
 def atoms_page(asked: "Asked", result: AtomResult, out: Path) -> Path:
     """Writes the page of atoms, with the patches or contexts in which they are largest."""
-    source = data_of(asked.model, asked.data or "")
+    source = data_of(asked.model, asked.data)
     if isinstance(source, Stream):  # can be read once only
         return ci.viz.atoms_page(result, out)
     shown = result.table("top").query("rank < 4")

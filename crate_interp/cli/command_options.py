@@ -66,7 +66,7 @@ class Asked:
 
     run: dict[str, Any]
     out: Path
-    data: str | None
+    data: Any  # a name of data, or None
     source: str = ""
     family: str | None = None
     revision: str | None = None

@@ -27,7 +27,7 @@ def report(
     Measures every layer of the model, and of the same network untrained.
     """
     arguments: dict[str, Any] = {"probes": options.names_of(probes), "audit": audit, **asked.run}
-    path = ci.report(asked.model, asked.data or "", asked.out, untrained=untrained, **arguments)
+    path = ci.report(asked.model, asked.data, asked.out, untrained=untrained, **arguments)
     summary = path.with_name("summary.txt").read_text(encoding="utf-8")
     finding, _, more = summary.partition("\n")
     table = asked.tables.of_report(path.parent)
