@@ -243,13 +243,13 @@ def open_text(
     if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):
         data = [_text_of(Path(data))]
     labels, given = None, cast(Any, data)
+    if isinstance(given, Table):
+        return first(_table_samples(given, windows), limit)
     if isinstance(given, str):
         source, where = source_of(given, TEXTS, text=True)
         assert source.table is not None
         samples = open_text(source.table(where), windows, limit)
         return replace(samples, fingerprint=f"{plain(given, 200)}:{samples.fingerprint}")
-    if isinstance(given, Table):
-        return first(_table_samples(given, windows), limit)
     if is_pair(given):
         whole = taken_apart(given)
         given, labels = whole.value, whole.label
@@ -260,10 +260,8 @@ def open_text(
         return labelled(first(_token_samples(torch.as_tensor(given)), limit), labels)
     if not is_item_data(given):
         raise ValueError(f"cannot take text from {type(given).__name__}: give {TEXTS}.")
-    texts = given
-    if not isinstance(given, (list, tuple)) or not all(isinstance(text, str) for text in given):
-        texts = [read_item(given, number).value for number in range(len(given))]
-    texts = list(checked(texts))  # before work starts
+    items = (read_item(given, number).value for number in range(len(given)))
+    texts = list(checked(items))  # before work starts
     if not texts:
         raise ValueError("the data is empty: there is no text in it.")
     try:
