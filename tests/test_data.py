@@ -203,7 +203,9 @@ def test_bad_data(preprocess, tmp_path):
     fails(match, splits)
     with pytest.raises(ValueError, match=match):
         open_text(splits, lambda texts: texts)
-    fails(r'a DatasetDict: give data\["train"\]\.', datasets.DatasetDict(train=dataset()))
+    fails(
+        r'a DatasetDict: give one split, data\["train"\]\.', datasets.DatasetDict(train=dataset())
+    )
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 6)).save(tmp_path / "photos" / "a.png")
     (tmp_path / "photos" / "z.png").write_text("no image")

@@ -243,20 +243,13 @@ def open_text(
     if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):
         data = [_text_of(Path(data))]
     labels, given = None, cast(Any, data)
+    if isinstance(given, Table):
+        return first(_table_samples(given, windows), limit)
     if isinstance(given, str):
         source, where = source_of(given, TEXTS, text=True)
         assert source.table is not None
         samples = open_text(source.table(where), windows, limit)
         return replace(samples, fingerprint=f"{plain(given, 200)}:{samples.fingerprint}")
-    if isinstance(given, Table):
-        if streams.is_stream(given):
-            raise ValueError(
-                "the dataset is a stream, whose windows of tokens are made while it is read: give "
-                "it to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
-            )
-        if _IDS in (given.column_names or ()):
-            return first(_token_samples(_ids_of(given)), limit)
-        return first(_window_samples(windows, checked(given[text_column(given)])), limit)
     if is_pair(given):
         whole = taken_apart(given)
         given, labels = whole.value, whole.label
@@ -267,10 +260,8 @@ def open_text(
         return labelled(first(_token_samples(torch.as_tensor(given)), limit), labels)
     if not is_item_data(given):
         raise ValueError(f"cannot take text from {type(given).__name__}: give {TEXTS}.")
-    texts = given
-    if not isinstance(given, (list, tuple)) or not all(isinstance(text, str) for text in given):
-        texts = [read_item(given, number).value for number in range(len(given))]
-    texts = list(checked(texts))  # before work starts
+    items = (read_item(given, number).value for number in range(len(given)))
+    texts = list(checked(items))  # before work starts
     if not texts:
         raise ValueError("the data is empty: there is no text in it.")
     try:
@@ -281,17 +272,26 @@ def open_text(
     return first(_text_samples([encode(text)[0].cpu() for text in texts]), limit)
 
 
-def _ids_of(table: Table) -> Tensor:
-    """Returns the token ids of a table `[n, pos]`; raises ValueError for rows of other lengths."""
-    whole: Any = table
-    rows = [list(row) for row in whole[_IDS]]
+def _table_samples(table: Any, windows: Callable[[Iterable[str]], Any]) -> Samples:
+    """Returns the token ids of a table, or the windows of its first text column.
+
+    Raises ValueError for a table without a length, and for ids in rows of several lengths.
+    """
+    if streams.is_stream(table):
+        raise ValueError(
+            "the dataset is a stream, whose windows of tokens are made while it is read: give it "
+            "to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
+        )
+    if _IDS not in (table.column_names or ()):
+        return _window_samples(windows, checked(table[text_column(table)]))
+    rows = [list(row) for row in table[_IDS]]
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1:
         raise ValueError(
             f"the column {_IDS} has rows of {lengths[0]} to {lengths[-1]} tokens: give rows of one "
             "length, since there is no padding."
         )
-    return torch.tensor(rows)
+    return _token_samples(torch.tensor(rows))
 
 
 def _text_of(path: Path) -> str:

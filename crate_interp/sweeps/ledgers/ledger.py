@@ -52,8 +52,6 @@ from crate_interp.sweeps.ledgers.own_files import (
 from crate_interp.sweeps.ledgers.run_settings import check_same
 from crate_interp.sweeps.ledgers.shards import Shard
 
-_MOST = 10**7  # the largest number of chunks of a stage
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -125,12 +123,8 @@ class Ledger:
     def begin(self, stage: str, chunks: int) -> None:
         """Records how many chunks a stage has.
 
-        Raises ValueError if a ledger has a different number, or if `chunks` is above 10**7.
+        Raises ValueError if a ledger has a different number.
         """
-        if chunks > _MOST:
-            raise ValueError(
-                f"{stage!r} has {chunks:,} chunks, more than {_MOST:,}. Give a larger chunk_size."
-            )
         known = self.lengths().get(stage, chunks)
         if known != chunks:
             raise ValueError(
@@ -177,24 +171,12 @@ class Ledger:
             self.damaged.add(path.name)
         return whole
 
-    def missing(self, stage: str) -> list[range] | None:
-        """Returns the missing chunks of a stage as ranges, in ascending order.
-
-        Damaged chunks count as missing; each damaged chunk is a range of its own. The work depends
-        on the number of entries, not on the number of chunks that a ledger claims. Returns None if
-        the stage's number of chunks is unknown.
-        """
-        count = self.lengths().get(stage)
+    def missing(self, stage: str) -> list[int] | None:
+        """Returns the missing or damaged chunks of a stage; None if their number is unknown."""
+        count, entries = self.lengths().get(stage), self.entries(stage)
         if count is None:
             return None
-        entries, gone, following = self.entries(stage), [], 0
-        for chunk in sorted(chunk for chunk in entries if chunk < count):
-            if chunk > following:
-                gone.append(range(following, chunk))
-            if not self.has(stage, chunk, entries):
-                gone.append(range(chunk, chunk + 1))
-            following = chunk + 1
-        return [*gone, range(following, count)] if following < count else gone
+        return [chunk for chunk in range(count) if not self.has(stage, chunk, entries)]
 
     def lengths(self) -> dict[str, int]:
         """Returns the recorded number of chunks of each stage.

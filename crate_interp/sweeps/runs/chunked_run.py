@@ -252,13 +252,13 @@ class Job:
             self._tell(f"damaged chunks were measured again: {names}; {kept}")
             self.ledger.damaged.clear()
 
-    def _say(self, missing: Mapping[str, list[range] | None], then: str = _THEN) -> None:
+    def _say(self, missing: Mapping[str, list[int] | None], then: str = _THEN) -> None:
         assert self.ledger is not None
         lengths = self.ledger.lengths()
         parts = []
         for name, gone in missing.items():
             total = lengths.get(name)
-            done = "?" if gone is None or total is None else total - sum(map(len, gone))
+            done = "?" if gone is None or total is None else total - len(gone)
             parts.append(f"{name} {done} of {total or '?'}")
         self._tell(f"shard {self.shard} is done. Finished chunks: {', '.join(parts)}. {then}")
 

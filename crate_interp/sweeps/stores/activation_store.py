@@ -156,11 +156,7 @@ def _check_finished(out: Path) -> None:
         return
     ledger = Ledger(out)
     total, missing = ledger.lengths().get(STAGE), ledger.missing(STAGE)
-    done = (
-        "some"
-        if total is None or missing is None
-        else f"{total - sum(map(len, missing))} of {total}"
-    )
+    done = "some" if total is None or missing is None else f"{total - len(missing)} of {total}"
     raise ValueError(
         f"the store in {str(out)!r} is not finished: {done} chunks are there. Other shards may "
         "still be running. If none is running, repeat the same ci.store call to continue the run."
