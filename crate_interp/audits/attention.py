@@ -245,8 +245,27 @@ def _limits(
     # for each token, the squared distance between the norm's outputs before and after the update
     apart = norm.normalised(given.z + given.delta) - norm.normalised(given.z)
     apart = (apart * norm.gains).square().sum(dim=-1)
-    for arm in base.arms:
-        _ceiling(cells, arm, layer.whole[arm.basis], base, update, apart)
+    for arm in base.arms:  # bounds that no update of this length can bring the objective below
+        square, goal = base.side.square[:, arm.first :], base.side.goal.after(arm.first)
+        alpha = alphas(goal, base.u, square.shape[1], arm.eps)
+        stream, read = (
+            goal.values(arm.gram(base.side, frame)).sqrt().flatten(1)
+            for frame in ("stream", "read")
+        )
+        unit = stream * frames.unit_scale(square, base.u.d_model)[:, None]
+        lengths = _lengths(base.rows, update, apart, base.u, arm.first)
+        weights = goal.weights
+        if weights is not None:
+            weights = weights.repeat_interleave(base.u.width, dim=1)[:, None]
+        stretch = goal.stretch[0].to(stream).sqrt()[:, None]
+        reach = stretch * (alpha * layer.whole[arm.basis]).sqrt()
+        for frame, x in (("stream", stream), ("read", read), ("unit", unit)):
+            scaled = alpha.sqrt()[:, None] * x[:, None]  # [batch, eps, number]
+            terms = torch.log1p(scaled.square())
+            before = 0.5 * (terms if weights is None else weights * terms).sum(dim=-1)
+            each = None if weights is None else weights.expand_as(scaled)
+            least = least_rate(scaled, reach * lengths[frame][:, None], each)
+            _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
     _operators(cells, layer, given, setting, base)
     _constructions(cells, layer, given, setting)
     gathered: Any = given.gathered
@@ -254,30 +273,6 @@ def _limits(
     for draw, out in enumerate(layer.maps()):
         change = frames.update_of(gathered @ out + layer.shift.to(out), given.z, layer.stored)
         _measure(cells, base, f"random map {draw}", change)
-
-
-def _ceiling(
-    cells: Cells, arm: Arm, whole: float, base: Base, update: Update, apart: PerToken
-) -> None:
-    """Adds a bound that no update of this length can bring the objective below, by frame."""
-    square, goal = base.side.square[:, arm.first :], base.side.goal.after(arm.first)
-    alpha = alphas(goal, base.u, square.shape[1], arm.eps)
-    stream, read = (
-        goal.values(arm.gram(base.side, frame)).sqrt().flatten(1) for frame in ("stream", "read")
-    )
-    unit = stream * frames.unit_scale(square, base.u.d_model)[:, None]
-    lengths = _lengths(base.rows, update, apart, base.u, arm.first)
-    weights = goal.weights
-    if weights is not None:
-        weights = weights.repeat_interleave(base.u.width, dim=1)[:, None]
-    reach = goal.stretch[0].to(stream).sqrt()[:, None] * (alpha * whole).sqrt()
-    for frame, x in (("stream", stream), ("read", read), ("unit", unit)):
-        scaled = alpha.sqrt()[:, None] * x[:, None]  # [batch, eps, number]
-        terms = torch.log1p(scaled.square())
-        before = 0.5 * (terms if weights is None else weights * terms).sum(dim=-1)
-        each = None if weights is None else weights.expand_as(scaled)
-        least = least_rate(scaled, reach * lengths[frame][:, None], each)
-        _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
 
 
 def _lengths(

@@ -182,6 +182,9 @@ def descents(
     """Returns the gradients in every frame.
 
     rows, side: the tokens before the update. dtype: of the products behind the gradients' lengths.
+    The gradient "read" is with respect to the normalised tokens, before the LayerNorm's gains. No
+    update changes the length and the mean of a normalised token, so the gradient's components along
+    them are removed.
     """
     goal, pos = side.goal, rows.square.shape[1]
     alpha, stream = alphas(goal, u, pos, eps), spectrum(side, "stream")
@@ -195,43 +198,25 @@ def descents(
     steep = _steep(stream, u.kernels[0], scaled, less, dtype).chunk(2, dim=1)
     most = goal.stretch[1].to(alpha)[:, None]
     bends = [9 * alpha / 4 * value * most for value in u.largest]
+    read = spectrum(side, "read")
+    normal, coefficients = None, _coefficients(read.values, alpha, goal)
+    less = torch.zeros_like(coefficients[..., 0])
+    if u.norm.there:
+        # [batch, pos, inner], without the codes of the norm's shift
+        tokens = read.rotated(side.read - u.spread(u.bias[None]))
+        # [batch, pos, way]: <gradient, token>
+        normal = (read.rotated(read.codes) * tokens) @ coefficients.mT
+        still = torch.zeros_like(rows.square)
+        nothing = Update(rows.codes, rows.read, still, still, still)
+        square = frames.read_products(rows, nothing, u)[0]
+        less = (normal.square() / square.where(square > 0, 1.0)[..., None]).sum(dim=1)
+    # the kernel has the mean removed already
+    along = _steep(read, u.kernels[1], coefficients, less, dtype)
     return {
         "stream": Descent("stream", stream, plain[0], None, steep[0], bends[0]),
         "unit": Descent("unit", unit, plain[1], radial, steep[1], bends[0]),
-        "read": _read_descent(rows, side, u, alpha, bends[1], dtype),
+        "read": Descent("read", read, coefficients, normal, along, bends[1]),
     }
-
-
-def _read_descent(
-    rows: Rows,
-    side: Side,
-    u: Subspaces,
-    alpha: Float[Tensor, "eps"],
-    bend: Float[Tensor, "some eps"],
-    dtype: torch.dtype,
-) -> Descent:
-    """Returns the gradients with respect to the normalised tokens, before the LayerNorm's gains.
-
-    No update changes the length and the mean of a normalised token, so the gradient's components
-    along them are removed.
-    """
-    found = spectrum(side, "read")
-    coefficients = _coefficients(found.values, alpha, side.goal)
-    kernel = u.kernels[1]  # the mean is already removed
-    if not u.norm.there:
-        less = torch.zeros_like(coefficients[..., 0])
-        steep = _steep(found, kernel, coefficients, less, dtype)
-        return Descent("read", found, coefficients, None, steep, bend)
-    # [batch, pos, inner], without the codes of the norm's shift
-    tokens = found.rotated(side.read - u.spread(u.bias[None]))
-    # [batch, pos, way]: <gradient, token>
-    radial = (found.rotated(found.codes) * tokens) @ coefficients.mT
-    still = torch.zeros_like(rows.square)
-    nothing = Update(rows.codes, rows.read, still, still, still)
-    square = frames.read_products(rows, nothing, u)[0]
-    less = (radial.square() / square.where(square > 0, 1.0)[..., None]).sum(dim=1)
-    steep = _steep(found, kernel, coefficients, less, dtype)
-    return Descent("read", found, coefficients, radial, steep, bend)
 
 
 def directions(

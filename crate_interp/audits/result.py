@@ -160,25 +160,18 @@ class Card:
 
 def cards(result: Result) -> list[Card]:
     """Returns a card for each verdict, claim by claim and layer by layer."""
-    main = main_rows(result, "cells")
+    main: Any = main_rows(result, "cells")
     rows: Any = result.table("claims").itertuples(index=False)
-    return [_card(row, main) for row in rows]
-
-
-def _card(row: Any, main: Any) -> Card:
-    claim, applies = CLAIMS[row.claim], row.verdict != NOT_APPLICABLE
-    main = main[main["layer"] == row.layer]
-    numbers = {name: main[main["number"] == name] for name in claim.numbers if applies}
-    return Card(
-        id=f"{row.claim}-{row.layer}",
-        claim=claim,
-        layer=row.layer,
-        verdict=row.verdict,
-        mark=_shown(MARKS[row.verdict]),
-        words=". ".join(text for text in (row.on, row.reason) if text),
-        change=change(numbers[next(iter(numbers))]) if applies else None,
-        numbers=numbers,
-    )
+    found: list[Card] = []
+    for row in rows:
+        claim, applies = CLAIMS[row.claim], row.verdict != NOT_APPLICABLE
+        here = main[main["layer"] == row.layer]
+        numbers = {name: here[here["number"] == name] for name in claim.numbers if applies}
+        way = change(numbers[next(iter(numbers))]) if applies else None
+        words = ". ".join(text for text in (row.on, row.reason) if text)
+        name, mark = f"{row.claim}-{row.layer}", _shown(MARKS[row.verdict])
+        found.append(Card(name, claim, row.layer, row.verdict, mark, words, way, numbers))
+    return found
 
 
 def _shown(mark: str) -> str:

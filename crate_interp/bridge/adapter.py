@@ -70,10 +70,7 @@ class EmbedPart(Part):
 class PositionsPart(Part):
     """The table of position embeddings, which is a parameter of the model, not a module."""
 
-    @property
-    def W_pos(self) -> Float[Tensor, "pos d_model"]:
-        """The position embeddings, `[pos, d_model]`."""
-        return self.root.W_pos
+    W_pos = property(lambda self: self.root.W_pos)  # [pos, d_model]
 
 
 class UnembedPart(Part):

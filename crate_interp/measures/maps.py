@@ -113,7 +113,14 @@ def pca_map(
     ValueError if the grid does not fit, if features hold NaN or Inf, or if n_components is below 1
     or above d.
     """
-    _check_features(features, grid)
+    require_floats(features, "image pos d")
+    if features.ndim != 3 or 0 in features.shape or features.shape[1] != grid[0] * grid[1]:
+        raise ValueError(
+            f"features {list(features.shape)} do not fit a grid of {grid[0]} x {grid[1]}: "
+            f"give [image, {grid[0] * grid[1]}, d], without CLS."
+        )
+    if not all_finite(features):
+        raise ValueError("features hold NaN or Inf: leave out such images.")
     if not 1 <= n_components <= features.shape[-1]:
         raise ValueError(
             f"n_components={n_components}: give a number of at least 1, and of at most the "
@@ -150,17 +157,6 @@ def pca_mask(
     # a spread this small is the rounding of equal tokens
     flat = spread <= 1e-6 * features.abs().max()
     return (first > middle) & ~flat
-
-
-def _check_features(features: Tensor, grid: tuple[int, int]) -> None:
-    require_floats(features, "image pos d")
-    if features.ndim != 3 or 0 in features.shape or features.shape[1] != grid[0] * grid[1]:
-        raise ValueError(
-            f"features {list(features.shape)} do not fit a grid of {grid[0]} x {grid[1]}: "
-            f"give [image, {grid[0] * grid[1]}, d], without CLS."
-        )
-    if not all_finite(features):
-        raise ValueError("features hold NaN or Inf: leave out such images.")
 
 
 @in_full_precision

@@ -139,16 +139,12 @@ def mcr2_coding_rate(
 
 def _weights(membership: Tensor, z: Tokens) -> Float[Tensor, "*batch pos class"]:
     """Returns the membership as weights in the dtype of z."""
-    kind = getattr(membership, "dtype", type(membership).__name__)
-    if not isinstance(membership, Tensor) or kind == torch.bool or membership.is_complex():
-        raise ValueError(f"membership is {kind}: give ints [..., pos] or floats [..., pos, class].")
     soft = membership.is_floating_point()
     shape = membership.shape[:-1] if soft else membership.shape
-    if shape != z.shape[:-1] or 0 in membership.shape:
-        wanted = "float weights [..., pos, class]" if soft else "integers [..., pos]"
+    if shape != z.shape[:-1] or 0 in membership.shape or membership.dtype == torch.bool:
         raise ValueError(
-            f"membership {list(membership.shape)} does not fit tokens {list(z.shape)}: "
-            f"give {wanted}."
+            f"membership {list(membership.shape)} of {membership.dtype} does not fit tokens "
+            f"{list(z.shape)}: give integers [..., pos], or float weights [..., pos, class]."
         )
     if not bool((membership >= 0).all()) or not bool(membership.isfinite().all()):
         raise ValueError(
