@@ -8,7 +8,7 @@ import pytest
 
 import crate_interp as ci
 from crate_interp.audits import verdicts
-from crate_interp.stats.groups import by_group
+from crate_interp.stats.contrasts import by_group
 from test_audit import audited, planted
 
 

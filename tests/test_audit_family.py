@@ -8,7 +8,7 @@ import audit_reference as slow
 import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.audits.layer import why_not
-from crate_interp.audits.operators import KINDS
+from crate_interp.audits.objectives import KINDS
 from crate_interp.measures import contracted_rate, variational_rate
 from crate_interp.models.layers.block import ATTENTIONS
 

@@ -282,9 +282,9 @@ class Wrapped(torch.nn.Module):
         (lambda: "crate", "cannot make a bridge of str: give a hooked model"),
         (lambda: Wrapped(make()), "give that one, model._orig_mod"),
         (lambda: ci.to_bridge(make()), "it is a bridge already"),
-        (make_clip, "give the image tower, model.visual"),
-        (make_mae, "its forward returns no logits"),
-        (lambda: make_clip().text, "its forward returns no logits"),
+        (make_clip, "of a CLIP give model.visual"),
+        (make_mae, "it returns no logits"),
+        (lambda: make_clip().text, "it returns no logits"),
     ],
 )
 def test_what_is_no_hooked_model_with_logits_is_refused(what, says):

@@ -1,4 +1,4 @@
-"""Folders of transformers that were made to harm are refused in a line, before they cost much."""
+"""Folders of transformers run no code of theirs, and are refused in a line."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def changed(folder, kind="vit", file="config.json", **values):
     return folder
 
 
-@pytest.mark.parametrize("name", ["../w.safetensors", "/w.safetensors", "sly.bin", [1], "fifo"])
+@pytest.mark.parametrize("name", ["../w.safetensors", "/w.safetensors", "sly.bin", [1]])
 def test_an_index_names_safetensors_beside_it(name, tmp_path, monkeypatch):
     folder = tmp_path / "vit"
     saved("vit", folder)
@@ -41,33 +41,22 @@ def test_an_index_names_safetensors_beside_it(name, tmp_path, monkeypatch):
     (folder / "model.safetensors").rename(tmp_path / "w.safetensors")
     keys = load_file(tmp_path / "w.safetensors")
     (folder / "sly.bin").write_bytes(pickle.dumps(Evil()))
-    match = r"expected \.safetensors files in the same folder"
-    if name == "fifo":
-        os.mkfifo(folder / "fifo.safetensors")
-        name, match = "fifo.safetensors", "not a regular file"
     index = {"metadata": {}, "weight_map": dict.fromkeys(keys, name)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
-    refused(match, folder)
+    refused(r"expected \.safetensors files in the same folder", folder)
     assert not os.path.exists("pwned")
 
 
 @pytest.mark.parametrize(
     "values, match",
     [
-        (dict(hidden_size=10**6), "asks for a network of 8000166000033 numbers"),
-        (dict(intermediate_size=10**10), "asks for a network of"),
-        (
-            dict(num_hidden_layers=10**8),
-            "num_hidden_layers=100000000, but the weights are 40 tensors",
-        ),
-        (dict(num_hidden_layers="2"), "num_hidden_layers=2, but"),
-        (dict(num_labels=10**10), "num_labels=10000000000, but"),
+        (dict(intermediate_size=26), "cannot be loaded"),
+        (dict(num_hidden_layers="2"), "cannot be loaded"),
         (dict(quantization_config={"quant_method": "x"}), "quantization_config"),
         (dict(num_attention_heads=0), "ZeroDivisionError"),
         (dict(num_attention_heads="x"), "expected int, got str"),
         (dict(id2label="x"), "AttributeError"),
-        (dict(image_size=10**12), "cannot be loaded"),
     ],
 )
 def test_configs_are_refused_in_a_line(values, match, tmp_path):
@@ -124,10 +113,3 @@ def test_tokenizers_are_checked_before_the_library_sees_them(tmp_path, monkeypat
         with monkeypatch.context() as patched, pytest.warns(UserWarning, match="is left out"):
             patched.setattr("transformers.PreTrainedTokenizerFast.from_pretrained", pytest.fail)
             assert loading._tokenizer(folder) is None
-
-
-def test_what_is_no_file_is_refused(tmp_path):
-    saved("gpt2", tmp_path)
-    (tmp_path / "generation_config.json").unlink(missing_ok=True)
-    os.mkfifo(tmp_path / "generation_config.json")
-    refused("not a regular file", tmp_path)

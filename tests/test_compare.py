@@ -9,8 +9,7 @@ from comparing import made, numbers, row
 from crate_interp.comparisons.difference_tables import layer_pairs
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
-from crate_interp.stats.max_t import max_t
-from crate_interp.stats.significance import LEVEL, holm
+from crate_interp.stats.significance import LEVEL, holm, max_t
 
 N, LAYERS = 41, 3
 R = "compression.rate_pre"

@@ -19,10 +19,10 @@ from crate_interp.stats.intervals import (
     interval_of_sums,
     linearised_ratio,
     mean_interval,
+    paired_shares,
     share_interval,
     student_interval,
 )
-from crate_interp.stats.paired_shares import paired_shares
 from crate_interp.sweeps import sweep_findings
 
 COUNTS = (2, 4, 8, 32, 256)

@@ -112,8 +112,6 @@ def test_the_mask_with_a_past(lm):
         torch.testing.assert_close(out[i], lm(row)[0, -1:], **NEAR)
     with pytest.raises(ValueError, match="the past holds no tokens"):
         lm(tokens[:, 4:], past_key_values=type(past)())
-    with pytest.raises(ValueError, match="give it by that name"):
-        lm(tokens[:, 4:], cache=past)
 
 
 def test_masks_and_texts_that_cannot_be_read(lm):

@@ -16,8 +16,7 @@ import crate_interp as ci
 from crate_interp.circuits.atlases.atom_effects import Loss, loss_effects
 from crate_interp.data.groups import windows_of_texts
 from crate_interp.results import sample_ranges
-from crate_interp.stats.contrasts import paired
-from crate_interp.stats.groups import by_group, columns_of_sums, of_sums
+from crate_interp.stats.contrasts import by_group, columns_of_sums, of_sums, paired
 from crate_interp.stats.intervals import interval_of_sums, mean_interval
 from crate_interp.sweeps.moments import errors
 

@@ -75,91 +75,42 @@ def test_windows_average_where_they_overlap(model, images):
 @pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_said(model, images, cache):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
-    for words, kind, call in (
-        ("layer=3: the model has layers 0 to 2", ValueError, lambda: ci.maps.attention(cache, 3)),
-        (
-            r"the cache lacks 'blocks.1.attn.hook_pattern'",
-            KeyError,
-            lambda: ci.maps.attention(few, 1),
-        ),
-        (
-            r"12 patches, but the grid is 3 x 5",
-            ValueError,
-            lambda: ci.maps.attention(cache, 0, grid=(3, 5)),
-        ),
-        (
-            "rows 0 to 2 and columns 0 to 3",
-            ValueError,
-            lambda: ci.maps.attention(cache, 0, query=(3, 0)),
-        ),
-        (
-            "query=13: there are 13 tokens",
-            ValueError,
-            lambda: ci.maps.attention(cache, 0, query=13),
-        ),
-        ("give whole numbers from 0 to", ValueError, lambda: ci.maps.codes(cache, 0, 10**6)),
-    ):
-        with pytest.raises(kind, match=words):
-            call()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_does_not_fit_in_windows_and_grids_is_said(model, images, cache):
     _, sliced = model.run_with_cache(images, pos_slice=slice(0, 2))
     _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
     _, codes = model.run_with_cache(
         images, names_filter=lambda name: name.endswith(("hook_q", "hook_k"))
     )
-    unscaled = dict(layers=[0], scaled=False)
-    for words, kind, call in (
-        (
-            "give at least a window",
-            ValueError,
-            lambda: ci.maps.windowed(model, images[..., :15], ci.maps.rollout),
-        ),
-        (
-            "at most a window",
-            ValueError,
-            lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=25),
-        ),
-        ("does not belong to images", ValueError, lambda: ci.viz.head_grid(cache, images[:1])),
-        ("give a list of numbers", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[])),
-        ("layers=1: give a list", ValueError, lambda: ci.viz.head_grid(cache, images, layers=1)),
-        (
-            r"layers=\[-9\]: give a list",
-            ValueError,
-            lambda: ci.viz.head_grid(cache, images, layers=[-9]),
-        ),
-        ("got list", ValueError, lambda: ci.viz.head_grid(cache, [1, 2])),
-        (
-            "hook_k .* does not belong to images",
-            ValueError,
-            lambda: ci.viz.head_grid(codes, images[:1], **unscaled),
-        ),
-        ("2 of 13 tokens", ValueError, lambda: ci.maps.attention(sliced, 0)),
-        ("2 of 13 tokens", ValueError, lambda: ci.maps.rollout(sliced)),
-        ("no batch axis", ValueError, lambda: ci.maps.attention(flat, 0)),
-        ("atoms=1.5: give whole numbers", ValueError, lambda: ci.maps.codes(cache, 0, 1.5)),
-        ("grid='a'", ValueError, lambda: ci.maps.attention(cache, 0, grid="a")),
-        (
-            r"query='cls': give 0 for CLS",
-            ValueError,
-            lambda: ci.maps.attention(cache, 0, query="cls"),
-        ),
-        (
-            r"return the maps of a window as \[batch, map, h, w\]",
-            ValueError,
-            lambda: ci.maps.windowed(model, images, ci.maps.rollout),
-        ),
-        (
-            "stride=4.0",
-            ValueError,
-            lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=4.0),
-        ),
-        ("got shape", ValueError, lambda: ci.maps.windowed(model, images[0], ci.maps.rollout)),
+    attention, rollout, windowed = ci.maps.attention, ci.maps.rollout, ci.maps.windowed
+    grid_of_heads, unscaled = ci.viz.head_grid, dict(layers=[0], scaled=False)
+    for words, call in (
+        ("layer=3: the model has layers 0 to 2", lambda: attention(cache, 3)),
+        ("12 patches, but the grid is 3 x 5", lambda: attention(cache, 0, grid=(3, 5))),
+        ("a patch in the grid of 3 x 4", lambda: attention(cache, 0, query=(3, 0))),
+        ("query=13: .* of the 13 tokens", lambda: attention(cache, 0, query=13)),
+        ("query='cls': give 0 for CLS", lambda: attention(cache, 0, query="cls")),
+        ("grid='a'", lambda: attention(cache, 0, grid="a")),
+        ("2 of 13 tokens", lambda: attention(sliced, 0)),
+        ("2 of 13 tokens", lambda: rollout(sliced)),
+        ("no batch axis", lambda: attention(flat, 0)),
+        ("got a list", lambda: attention([1], 0)),
+        ("give whole numbers from 0 to", lambda: ci.maps.codes(cache, 0, 10**6)),
+        ("atoms=1.5: give whole numbers", lambda: ci.maps.codes(cache, 0, 1.5)),
+        ("of at least a window", lambda: windowed(model, images[..., :15], rollout)),
+        ("of at least a window", lambda: windowed(model, images[0], rollout)),
+        ("at most a window", lambda: windowed(model, images, rollout, stride=25)),
+        ("stride=4.0", lambda: windowed(model, images, rollout, stride=4.0)),
+        (r"return a window's \[batch, map, h, w\]", lambda: windowed(model, images, rollout)),
+        ("does not belong to images", lambda: grid_of_heads(cache, images[:1])),
+        ("hook_k .* does not belong", lambda: grid_of_heads(codes, images[:1], **unscaled)),
+        ("give a list of numbers", lambda: grid_of_heads(cache, images, layers=[])),
+        ("layers=1: give a list", lambda: grid_of_heads(cache, images, layers=1)),
+        (r"layers=\[-9\]: give a list", lambda: grid_of_heads(cache, images, layers=[-9])),
+        ("got list", lambda: grid_of_heads(cache, [1, 2])),
     ):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(ValueError, match=words):
             call()
+    with pytest.raises(KeyError, match=r"the cache lacks 'blocks.1.attn.hook_pattern'"):
+        attention(few, 1)
 
 
 def test_numbers_of_any_kind_and_a_layer_named_twice(cache, images):

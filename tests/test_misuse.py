@@ -150,7 +150,7 @@ WRONG_TYPES = {
     "probe(settings={'u': torch.ones(2)})": "give names with JSON values",
     "probe(points=('blocks.0.hook_resid_mid',))": "names inside a block",
     "ci.probes.resolve([ci.probes.compression])": "function is not a probe: call it, compression()",
-    "ci.probes.resolve(5)": "probes are names or ci.Probe objects, got int",
+    "ci.probes.resolve(5)": "probes=5: give names such as compression",
     "ci.CrateConfig(**base, interpolate_pos='no')": "interpolate_pos='no': give True or False",
     "ci.CrateConfig(**base, eta=10**400)": "give a finite number",
     "ci.CrateConfig(**base, mean=0.5, std=0.5)": "such as mean=[0.5, 0.5, 0.5]",

@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 import crate_interp as ci
 from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.stats.bootstrap import studentised
-from crate_interp.stats.paired_shares import paired_shares
+from crate_interp.stats.intervals import paired_shares
 
 Z = 1.959963984540054
 

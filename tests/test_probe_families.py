@@ -90,14 +90,14 @@ def test_positions(tokens):
     for wrong, match in (
         ("cls", "tokens='cls'"),
         ([], "tokens="),
-        ([1, 1], "give each position once"),
+        ([1, 1], "each once"),
         ([True], "tokens="),
     ):
         with pytest.raises(ValueError, match=match):
             ci.probes.attention(tokens=wrong)
     for wrong, match in (
-        ([13], "position 13 does not exist, because there are 13 tokens"),
-        ([0, -13], "two of these positions are the same token"),
+        ([13], "there are 13 tokens"),
+        ([0, -13], "each token once"),
     ):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))

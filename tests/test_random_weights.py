@@ -7,7 +7,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.audits.audit_cards import cards
+from crate_interp.audits.result import cards
 from crate_interp.sweeps.report_findings import strip
 from crate_interp.sweeps.runs.untrained_twins import shuffled, twin
 

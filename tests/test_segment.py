@@ -9,10 +9,10 @@ import torch
 
 import crate_interp as ci
 from crate_interp.measures import mass_mask, random_jaccard, top_mask
-from crate_interp.measures.picture_maps import centred_map
+from crate_interp.measures.maps import centred_map
 from crate_interp.probes.segmentation_probe import Targets, random_order, segmentation
 from crate_interp.segmentation.scores import choices
-from crate_interp.stats.splits import halves
+from crate_interp.stats.intervals import halves
 from segments import GRID, PATCH, SIZE, dataset, model
 from selection import few
 

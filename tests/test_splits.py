@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crate_interp.stats.contrasts import paired
-from crate_interp.stats.splits import SPLITS, halves, over_splits
+from crate_interp.stats.intervals import SPLITS, halves, over_splits
 
 
 def test_a_split_has_half_of_the_samples_and_each_is_another():

@@ -8,8 +8,7 @@ from scipy import stats
 
 import crate_interp as ci
 from conftest import BATCH, make, make_lm
-from crate_interp.stats.intervals import mean_interval
-from crate_interp.stats.paired_shares import paired_shares
+from crate_interp.stats.intervals import mean_interval, paired_shares
 from crate_interp.surgeries.answers import random_slopes, random_turns
 from crate_interp.surgeries.replacement import replacement_hooks
 from crate_interp.surgeries.steps import any_step

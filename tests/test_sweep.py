@@ -326,7 +326,7 @@ def test_probes_that_answer_wrongly(model, data):
     )
     for bad, match in (
         (dict(name="a.b"), "without dots"),
-        (dict(points="hook_u"), "is a string"),
+        (dict(points="hook_u"), "names inside a block"),
         (dict(statistics={}), "has no statistics"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -344,7 +344,7 @@ def test_refusals(model, data):
         data,
         probes="compresion",
     )
-    fails("there is no probe to run", model, data, probes=[])
+    fails(r"probes=\[\]: give names", model, data, probes=[])
     fails("two probes share a name", model, data, probes=["sparsity", ci.probes.sparsity()])
     fails("batch_size=0: give", model, data, batch_size=0)
     fails("the data is empty", model, data[:0])

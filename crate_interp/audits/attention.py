@@ -13,18 +13,14 @@ from crate_interp.audits import frames
 from crate_interp.audits.claims import CLAIMS, NUMBERS
 from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, directions, rates
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
-from crate_interp.audits.objectives import Objective
-from crate_interp.audits.operators import Kind, kind_of
-from crate_interp.audits.setting import Setting
+from crate_interp.audits.objectives import Kind, Objective, PerToken, Stream, kind_of
+from crate_interp.audits.setting import Cells, Setting
 from crate_interp.audits.weights import Bases
 from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.attention import Attention
 from crate_interp.models.layers.norm import HookedNorm
 
-# (of, frame, eps, basis, tokens); of: "layer", or the name of a null or limit
-Key = tuple[str, str, float, str, str]
-Cells = dict[Key, dict[str, Tensor]]  # key -> name of a number -> values `[batch]`
 _SINGULAR = 1e-10  # columns count as dependent if smallest / largest pivot is at most this
 DRAWS_OF_GRID = 2  # how many of the shuffled updates are measured away from the main setting
 _MILD = 100.0  # a Gram matrix changes basis only if U_k has at most this condition number
@@ -78,11 +74,11 @@ class Given:
     computes in float64.
     """
 
-    z: Float[Tensor, "batch pos d_model"]
-    delta: Float[Tensor, "batch pos d_model"]
-    other: Float[Tensor, "batch pos d_model"] | None = None
+    z: Stream
+    delta: Stream
+    other: Stream | None = None
     orders: Sequence[Int[Tensor, "batch pos"]] = ()
-    noise: Float[Tensor, "batch pos d_model"] | None = None
+    noise: Stream | None = None
     gathered: Float[Tensor, "batch pos inner"] | None = None
     goal: Objective = Objective()
     single: torch.dtype = torch.float32
@@ -181,11 +177,16 @@ def _of_update(base: Base, update: Update) -> Cells:
     """Returns the numbers of the layer's own update, including the rates themselves."""
     cells: Cells = {}
     after = _measure(cells, base, "layer", update)
+    pos = base.rows.square.shape[1]
     for arm, start, end in zip(base.arms, base.before, after, strict=True):
         for frame in start:
             numbers = {"rate_before": start[frame], "rate_after": end[frame]}
             if arm.directed:
-                numbers["neumann"] = _beyond(base, frame, arm.eps)
+                # which share of the heads' min(pos, p) largest eigenvalues has alpha lambda > 1
+                alpha = alphas(base.side.goal, base.u, pos, arm.eps)
+                values = base.found[frame].spectrum.values[..., -min(pos, base.u.width) :]
+                beyond = alpha[:, None] * values.flatten(1)[:, None] > 1
+                numbers["neumann"] = beyond.double().mean(dim=-1)
             _add(cells, arm, "layer", frame, numbers)
     return cells
 
@@ -208,34 +209,14 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
     return every
 
 
-def _beyond(base: Base, frame: str, eps: Sequence[float]) -> Float[Tensor, "batch eps"]:
-    """Returns which share of the heads' min(pos, p) largest eigenvalues has alpha lambda > 1."""
-    pos = base.rows.square.shape[1]
-    alpha = alphas(base.side.goal, base.u, pos, eps)
-    values = base.found[frame].spectrum.values[..., -min(pos, base.u.width) :].flatten(1)
-    return (alpha[:, None] * values[:, None] > 1).double().mean(dim=-1)
-
-
 def _nulls(cells: Cells, base: Base, given: Given, update: Update, setting: Setting) -> None:
-    """Adds the numbers of the nulls; only some draws of the shuffled update have the whole grid."""
+    """Adds the numbers of the nulls.
+
+    The shuffled update is averaged over draws, of which the first alone are measured on the whole
+    grid.
+    """
     here, u = base.at(setting.eps), base.u
     update = frames.in_dtype(update, given.single)
-    _shuffled(cells, base, here, given, update)
-    if "negated" in setting.nulls:
-        _measure(cells, here, "negated", frames.negated(update))
-    if given.other is not None:
-        _measure(cells, here, "next sample", frames.update_of(given.other, given.z, u))
-    if given.noise is not None:
-        lengths = torch.linalg.vector_norm(given.delta, dim=-1, keepdim=True).to(given.noise)
-        drawn = given.noise / torch.linalg.vector_norm(given.noise, dim=-1, keepdim=True)
-        _measure(cells, here, "random", frames.update_of(lengths * drawn, given.z, u))
-
-
-def _shuffled(cells: Cells, base: Base, here: Base, given: Given, update: Update) -> None:
-    """Adds the numbers of the update with its tokens shuffled, averaged over draws.
-
-    base: measures the first draws. here: the same base at the main setting only, for all others.
-    """
     drawn: Cells = {}
     delta, z = (x.to(given.single) for x in (given.delta, given.z))
     for draw, order in enumerate(given.orders):
@@ -246,6 +227,14 @@ def _shuffled(cells: Cells, base: Base, here: Base, given: Given, update: Update
     for key, numbers in drawn.items():
         count = len(given.orders) if key[2:] == main else min(len(given.orders), DRAWS_OF_GRID)
         cells[key] = {name: number / count for name, number in numbers.items()}
+    if "negated" in setting.nulls:
+        _measure(cells, here, "negated", frames.negated(update))
+    if given.other is not None:
+        _measure(cells, here, "next sample", frames.update_of(given.other, given.z, u))
+    if given.noise is not None:
+        lengths = torch.linalg.vector_norm(given.delta, dim=-1, keepdim=True).to(given.noise)
+        drawn = given.noise / torch.linalg.vector_norm(given.noise, dim=-1, keepdim=True)
+        _measure(cells, here, "random", frames.update_of(lengths * drawn, given.z, u))
 
 
 def _limits(
@@ -256,8 +245,27 @@ def _limits(
     # for each token, the squared distance between the norm's outputs before and after the update
     apart = norm.normalised(given.z + given.delta) - norm.normalised(given.z)
     apart = (apart * norm.gains).square().sum(dim=-1)
-    for arm in base.arms:
-        _ceiling(cells, arm, layer.whole[arm.basis], base, update, apart)
+    for arm in base.arms:  # bounds that no update of this length can bring the objective below
+        square, goal = base.side.square[:, arm.first :], base.side.goal.after(arm.first)
+        alpha = alphas(goal, base.u, square.shape[1], arm.eps)
+        stream, read = (
+            goal.values(arm.gram(base.side, frame)).sqrt().flatten(1)
+            for frame in ("stream", "read")
+        )
+        unit = stream * frames.unit_scale(square, base.u.d_model)[:, None]
+        lengths = _lengths(base.rows, update, apart, base.u, arm.first)
+        weights = goal.weights
+        if weights is not None:
+            weights = weights.repeat_interleave(base.u.width, dim=1)[:, None]
+        stretch = goal.stretch[0].to(stream).sqrt()[:, None]
+        reach = stretch * (alpha * layer.whole[arm.basis]).sqrt()
+        for frame, x in (("stream", stream), ("read", read), ("unit", unit)):
+            scaled = alpha.sqrt()[:, None] * x[:, None]  # [batch, eps, number]
+            terms = torch.log1p(scaled.square())
+            before = 0.5 * (terms if weights is None else weights * terms).sum(dim=-1)
+            each = None if weights is None else weights.expand_as(scaled)
+            least = least_rate(scaled, reach * lengths[frame][:, None], each)
+            _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
     _operators(cells, layer, given, setting, base)
     _constructions(cells, layer, given, setting)
     gathered: Any = given.gathered
@@ -267,37 +275,8 @@ def _limits(
         _measure(cells, base, f"random map {draw}", change)
 
 
-def _ceiling(
-    cells: Cells,
-    arm: Arm,
-    whole: float,
-    base: Base,
-    update: Update,
-    apart: Float[Tensor, "batch pos"],
-) -> None:
-    """Adds a bound that no update of this length can bring the objective below, by frame."""
-    square, goal = base.side.square[:, arm.first :], base.side.goal.after(arm.first)
-    alpha = alphas(goal, base.u, square.shape[1], arm.eps)
-    stream, read = (
-        goal.values(arm.gram(base.side, frame)).sqrt().flatten(1) for frame in ("stream", "read")
-    )
-    unit = stream * frames.unit_scale(square, base.u.d_model)[:, None]
-    lengths = _lengths(base.rows, update, apart, base.u, arm.first)
-    weights = goal.weights
-    if weights is not None:
-        weights = weights.repeat_interleave(base.u.width, dim=1)[:, None]
-    reach = goal.stretch[0].to(stream).sqrt()[:, None] * (alpha * whole).sqrt()
-    for frame, x in (("stream", stream), ("read", read), ("unit", unit)):
-        scaled = alpha.sqrt()[:, None] * x[:, None]  # [batch, eps, number]
-        terms = torch.log1p(scaled.square())
-        before = 0.5 * (terms if weights is None else weights * terms).sum(dim=-1)
-        each = None if weights is None else weights.expand_as(scaled)
-        least = least_rate(scaled, reach * lengths[frame][:, None], each)
-        _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
-
-
 def _lengths(
-    rows: Rows, update: Update, apart: Float[Tensor, "batch pos"], u: Subspaces, first: int
+    rows: Rows, update: Update, apart: PerToken, u: Subspaces, first: int
 ) -> dict[str, Tensor]:
     """Returns the Frobenius length of the update in each frame, over the tokens from `first` on."""
     square, along, length = (x[:, first:] for x in (rows.square, update.dot, update.square))
@@ -313,9 +292,7 @@ def _lengths(
     }
 
 
-def written(
-    layer: Layer, z: Float[Tensor, "batch pos d_model"], u: Subspaces, causal: bool
-) -> tuple[Float[Tensor, "batch pos d_model"], Objective]:
+def written(layer: Layer, z: Stream, u: Subspaces, causal: bool) -> tuple[Stream, Objective]:
     """Returns the paper's attention of the tokens with the output map U_k^T, and its objective."""
     codes = u.spread(u.norm.normalised(z) @ u.gained + u.bias)
     heads, goal = layer.kind.heads(layer.attn, codes, causal)
@@ -350,17 +327,15 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
     one, two = (_of_update(base, way) for way in (update, frames.negated(update)))
     for key, numbers in one.items():
         cells["construction", *key[1:]] = {
-            name: _better(name, value, two[key][name])
+            name: (torch.minimum if NUMBERS[name].better < 0 else torch.maximum)(
+                value, two[key][name]
+            )
             for name, value in numbers.items()
             if not name.startswith("rate_") and name != "step"  # "step" needs its own length
         }
 
 
-def _better(number: str, one: Tensor, two: Tensor) -> Tensor:
-    return (torch.minimum if NUMBERS[number].better < 0 else torch.maximum)(one, two)
-
-
-def as_long(step: Tensor, update: Tensor) -> Float[Tensor, "batch pos d_model"]:
+def as_long(step: Tensor, update: Tensor) -> Stream:
     """Returns a step scaled, sample by sample, to the Frobenius length of an update."""
     lengths = [torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) for x in (update, step)]
     return step * (lengths[0] / lengths[1].where(lengths[1] > 0, 1.0))

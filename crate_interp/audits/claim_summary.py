@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim, Number
-from crate_interp.audits.number_tables import NO_EPS
-from crate_interp.audits.operators import KINDS
+from crate_interp.audits.objectives import KINDS
+from crate_interp.audits.setting import NO_EPS
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.config.families import FAMILIES
 from crate_interp.probes.layer_reading import FRAMES
@@ -77,18 +77,10 @@ def _verdict(group: Any) -> str:
         return KEPT
     if (missed["verdict"] == BROKEN).any() and missed["by_construction"].all():
         return BY_CONSTRUCTION
-    parts = [_word(part["verdict"]) for _, part in group.groupby("number", sort=False)]
-    for word in (BROKEN, DEPENDS):
-        if word in parts:
-            return word
-    return UNDECIDED
-
-
-def _word(verdicts: pd.Series) -> str:
-    words = set(verdicts)
-    if {KEPT, BROKEN} <= words:
-        return DEPENDS
-    return next(word for word in (BROKEN, UNDECIDED, KEPT) if word in words)
+    by_number = [set(rows["verdict"]) for _, rows in group.groupby("number", sort=False)]
+    if any(BROKEN in words and KEPT not in words for words in by_number):
+        return BROKEN
+    return DEPENDS if any({KEPT, BROKEN} <= words for words in by_number) else UNDECIDED
 
 
 def _on(group: Any, claim: Claim) -> str:
@@ -213,11 +205,6 @@ def bounds_of(number: Number, short: bool = False) -> str:
     words = ", ".join(part for part in (least, most) if part)
     way = {-1: ", lower is better", 1: ", higher is better"}.get(number.better, "")
     return words if short else words + way
-
-
-def headline(result: Result) -> str:
-    """Returns the findings, a sentence each: how far attention lowers R^c, then what depends."""
-    return " ".join(findings(result))
 
 
 def findings(result: Result) -> list[str]:

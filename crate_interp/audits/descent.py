@@ -10,9 +10,10 @@ from torch import Tensor
 
 from crate_interp.audits import frames
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
-from crate_interp.audits.objectives import TRUSTED, Objective
+from crate_interp.audits.objectives import TRUSTED, Codes, Objective, PerSample, Stream
 
 PerEps = dict[str, Tensor]  # frame -> [batch, eps]
+PerWay = Float[Tensor, "batch way"]
 _CANCELS = 0.01  # a difference of squares below this share of them is computed in float64
 
 
@@ -92,7 +93,7 @@ class Spectrum:
 
     values: Float[Tensor, "batch head d_head"]
     vectors: Float[Tensor, "batch head d_head d_head"]
-    codes: Float[Tensor, "batch head pos d_head"]
+    codes: Codes
 
     def in_dtype(self, dtype: torch.dtype) -> "Spectrum":
         """Returns the spectrum in another dtype."""
@@ -131,10 +132,10 @@ class Descent:
     spectrum: Spectrum
     coefficients: Float[Tensor, "batch way inner"]
     normal: Float[Tensor, "batch *pos way"] | None
-    steep: Float[Tensor, "batch way"]
+    steep: PerWay
     curvature: Float[Tensor, "some eps"]
 
-    def step(self, way: int, u: Subspaces) -> Float[Tensor, "batch pos d_model"]:
+    def step(self, way: int, u: Subspaces) -> Stream:
         """Returns the step against the gradient at an index of `way`, in the frame "stream"."""
         bases = self.spectrum.vectors
         heads = self.coefficients[:, way].unflatten(1, bases.shape[1:3])
@@ -159,7 +160,7 @@ class Descent:
             curvature=self.curvature[:, list(places)],
         )
 
-    def numbers(self, inner: Tensor, length: Float[Tensor, "batch"]) -> dict[str, Tensor]:
+    def numbers(self, inner: Tensor, length: PerSample) -> dict[str, Tensor]:
         """Returns the numbers of an update's direction, `[batch, eps]` each.
 
         inner `[batch, way]`: the inner product of the update and the gradient. length: the length
@@ -181,6 +182,9 @@ def descents(
     """Returns the gradients in every frame.
 
     rows, side: the tokens before the update. dtype: of the products behind the gradients' lengths.
+    The gradient "read" is with respect to the normalised tokens, before the LayerNorm's gains. No
+    update changes the length and the mean of a normalised token, so the gradient's components along
+    them are removed.
     """
     goal, pos = side.goal, rows.square.shape[1]
     alpha, stream = alphas(goal, u, pos, eps), spectrum(side, "stream")
@@ -194,40 +198,25 @@ def descents(
     steep = _steep(stream, u.kernels[0], scaled, less, dtype).chunk(2, dim=1)
     most = goal.stretch[1].to(alpha)[:, None]
     bends = [9 * alpha / 4 * value * most for value in u.largest]
+    read = spectrum(side, "read")
+    normal, coefficients = None, _coefficients(read.values, alpha, goal)
+    less = torch.zeros_like(coefficients[..., 0])
+    if u.norm.there:
+        # [batch, pos, inner], without the codes of the norm's shift
+        tokens = read.rotated(side.read - u.spread(u.bias[None]))
+        # [batch, pos, way]: <gradient, token>
+        normal = (read.rotated(read.codes) * tokens) @ coefficients.mT
+        still = torch.zeros_like(rows.square)
+        nothing = Update(rows.codes, rows.read, still, still, still)
+        square = frames.read_products(rows, nothing, u)[0]
+        less = (normal.square() / square.where(square > 0, 1.0)[..., None]).sum(dim=1)
+    # the kernel has the mean removed already
+    along = _steep(read, u.kernels[1], coefficients, less, dtype)
     return {
         "stream": Descent("stream", stream, plain[0], None, steep[0], bends[0]),
         "unit": Descent("unit", unit, plain[1], radial, steep[1], bends[0]),
-        "read": _read_descent(rows, side, u, alpha, bends[1], dtype),
+        "read": Descent("read", read, coefficients, normal, along, bends[1]),
     }
-
-
-def _read_descent(
-    rows: Rows,
-    side: Side,
-    u: Subspaces,
-    alpha: Float[Tensor, "eps"],
-    bend: Float[Tensor, "some eps"],
-    dtype: torch.dtype,
-) -> Descent:
-    """Returns the gradients with respect to the normalised tokens, before the LayerNorm's gains.
-
-    No update changes the length and the mean of a normalised token, so the gradient's components
-    along them are removed.
-    """
-    found = spectrum(side, "read")
-    coefficients = _coefficients(found.values, alpha, side.goal)
-    kernel = u.kernels[1]  # the mean is already removed
-    if not u.norm.there:
-        less = torch.zeros_like(coefficients[..., 0])
-        steep = _steep(found, kernel, coefficients, less, dtype)
-        return Descent("read", found, coefficients, None, steep, bend)
-    # [batch, pos, inner], without the codes of the norm's shift
-    tokens = found.rotated(side.read - u.spread(u.bias[None]))
-    # [batch, pos, way]: <gradient, token>
-    radial = (found.rotated(found.codes) * tokens) @ coefficients.mT
-    less = (radial.square() / _token_square(rows, u)[..., None]).sum(dim=1)
-    steep = _steep(found, kernel, coefficients, less, dtype)
-    return Descent("read", found, coefficients, radial, steep, bend)
 
 
 def directions(
@@ -262,7 +251,7 @@ def directions(
     return numbers
 
 
-def _paired(descent: Descent, along: Float[Tensor, "batch inner"]) -> Float[Tensor, "batch way"]:
+def _paired(descent: Descent, along: Float[Tensor, "batch inner"]) -> PerWay:
     return (descent.coefficients @ along[..., None])[..., 0]
 
 
@@ -283,9 +272,9 @@ def _steep(
     found: Spectrum,
     kernel: Float[Tensor, "inner inner"],
     ways: Float[Tensor, "batch way inner"],
-    less: Float[Tensor, "batch way"],
+    less: PerWay,
     dtype: torch.dtype,
-) -> Float[Tensor, "batch way"]:
+) -> PerWay:
     """Returns the lengths of gradients, given their coefficients, along a frame.
 
     less: the squared length of what does not lie along the frame. dtype: if it is float32, those
@@ -319,15 +308,8 @@ def _products(found: Spectrum, kernel: Float[Tensor, "inner inner"]) -> Tensor:
     return (rotated.mT @ rotated).mul_(whole.flatten(2))
 
 
-def _quadratic(c: Float[Tensor, "batch way inner"], products: Tensor) -> Float[Tensor, "batch way"]:
+def _quadratic(c: Float[Tensor, "batch way inner"], products: Tensor) -> PerWay:
     return ((c @ products) * c).sum(dim=-1)
-
-
-def _token_square(rows: Rows, u: Subspaces) -> Float[Tensor, "batch pos"]:
-    still = torch.zeros_like(rows.square)
-    nothing = Update(rows.codes, rows.read, still, still, still)
-    own = frames.read_products(rows, nothing, u)[0]
-    return own.where(own > 0, 1.0)
 
 
 def _root(square: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from crate_interp.audits.objectives import Objective
+from crate_interp.audits.objectives import Codes, Objective, PerSample, PerToken, Stream
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm, HookedRMSNorm
 
@@ -148,17 +148,17 @@ class Rows:
     are enough for nulls, of which no difference is taken that cancels more than a few digits.
     """
 
-    codes: Float[Tensor, "batch head pos d_head"]
-    read: Float[Tensor, "batch head pos d_head"]
-    square: Float[Tensor, "batch pos"]
-    mean: Float[Tensor, "batch pos"]
+    codes: Codes
+    read: Codes
+    square: PerToken
+    mean: PerToken
 
 
 @dataclass(frozen=True)
 class Update(Rows):
     """An update that is added to tokens; dot: the inner product of each row with its token."""
 
-    dot: Float[Tensor, "batch pos"]
+    dot: PerToken
 
 
 def single_of(dtype: torch.dtype) -> torch.dtype:
@@ -176,7 +176,7 @@ def in_dtype(rows: Coded, dtype: torch.dtype) -> Coded:
     return replace(rows, codes=codes, read=read)
 
 
-def rows_of(z: Float[Tensor, "batch pos d_model"], u: Subspaces) -> Rows:
+def rows_of(z: Stream, u: Subspaces) -> Rows:
     """Returns tokens as rows; their codes are in the dtype of the tokens, stored head by head."""
     wide, reading = u.narrow if z.dtype == torch.float32 else (u.wide, u.reading)
     codes = u.spread(z @ wide).contiguous()
@@ -185,9 +185,7 @@ def rows_of(z: Float[Tensor, "batch pos d_model"], u: Subspaces) -> Rows:
     return Rows(codes, read, z.square().sum(dim=-1), z.mean(dim=-1))
 
 
-def update_of(
-    delta: Float[Tensor, "batch pos d_model"], z: Float[Tensor, "batch pos d_model"], u: Subspaces
-) -> Update:
+def update_of(delta: Stream, z: Stream, u: Subspaces) -> Update:
     """Returns the update that adds delta to the tokens z."""
     rows = rows_of(delta, u)
     return Update(rows.codes, rows.read, rows.square, rows.mean, (delta * z).sum(dim=-1))
@@ -198,9 +196,7 @@ def negated(update: Update) -> Update:
     return Update(-update.codes, -update.read, update.square, -update.mean, -update.dot)
 
 
-def rearranged(
-    update: Update, dot: Float[Tensor, "batch pos"], order: Int[Tensor, "batch pos"]
-) -> Update:
+def rearranged(update: Update, dot: PerToken, order: Int[Tensor, "batch pos"]) -> Update:
     """Returns the update with its rows reordered; dot: the new rows' products with the tokens."""
     heads = update.codes.shape[1]
     places = order[:, None].expand(-1, heads, -1)
@@ -222,7 +218,7 @@ def taken(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]
     return x.reshape(-1, width).index_select(0, places).view(x.shape)
 
 
-def unit_scale(square: Float[Tensor, "batch pos"], d_model: int) -> Float[Tensor, "batch"]:
+def unit_scale(square: PerToken, d_model: int) -> PerSample:
     """Returns the factor that scales Z to |Z|_F = sqrt(pos d_model); square: |z|^2 by token."""
     total = square.sum(dim=-1)
     wanted = (square.shape[-1] * d_model) ** 0.5
@@ -237,9 +233,9 @@ class Side:
     length of each token before the norm. goal: what the attention descends.
     """
 
-    codes: Float[Tensor, "batch head pos d_head"]
-    read: Float[Tensor, "batch head pos d_head"]
-    square: Float[Tensor, "batch pos"]
+    codes: Codes
+    read: Codes
+    square: PerToken
     goal: Objective
 
     @property
@@ -282,16 +278,14 @@ def side_of(rows: Rows, update: Update | None, u: Subspaces, goal: Objective) ->
     return Side(codes, read, square, goal)
 
 
-def _inverse_scale(square: Tensor, mean: Tensor, u: Subspaces) -> Float[Tensor, "batch pos"]:
+def _inverse_scale(square: Tensor, mean: Tensor, u: Subspaces) -> PerToken:
     if not u.norm.there:
         return torch.ones_like(square)
     variance = square / u.d_model - (mean.square() if u.norm.centred else 0.0)
     return (variance.clamp_min(0) + u.norm.eps).rsqrt()
 
 
-def read_products(
-    rows: Rows, update: Update, u: Subspaces
-) -> tuple[Float[Tensor, "batch pos"], Float[Tensor, "batch pos"], Float[Tensor, "batch pos"]]:
+def read_products(rows: Rows, update: Update, u: Subspaces) -> tuple[PerToken, PerToken, PerToken]:
     """Returns |x|^2, <x, x' - x> and |x' - x|^2 for each token.
 
     x, x': the normalised token before and after the update.

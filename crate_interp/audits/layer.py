@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.audits import attention, sparse
-from crate_interp.audits.attention import Cells, Given, Layer
+from crate_interp.audits.attention import Given, Layer
 from crate_interp.audits.claims import CLAIMS, Need
 from crate_interp.audits.frames import Norm, norm_of, single_of
-from crate_interp.audits.operators import kind_of
-from crate_interp.audits.setting import Setting
+from crate_interp.audits.objectives import kind_of
+from crate_interp.audits.setting import Cells, Setting
 from crate_interp.audits.weights import Bases
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces
@@ -179,14 +179,10 @@ def _given(
             [torch.randn(z.shape[1:], generator=seed, dtype=torch.float32) for seed in seeds]
         )
         noise = drawn.to(z.device, single)
-    orders = ()
-    if "shuffled" in setting.nulls:
-        orders = tuple(
-            torch.stack([_order(sample, draw, z.shape[1], setting) for sample in samples]).to(
-                z.device
-            )
-            for draw in range(setting.draws)
-        )
+    orders = [
+        torch.stack([_order(sample, draw, z.shape[1], setting) for sample in samples]).to(z.device)
+        for draw in range(setting.draws if "shuffled" in setting.nulls else 0)
+    ]
     gathered = acts[POINTS[4]][first:stop].flatten(2).to(single) if setting.limited else None
     assert layer.attention is not None
     seen = {point: acts[point][first:stop] for point in POINTS[5:] if point in acts}
@@ -195,14 +191,11 @@ def _given(
 
 
 def _drawn_tokens(samples: range, pos: int, seed: int) -> Int[Tensor, "batch tokens"] | None:
-    """Returns tokens drawn for each sample on which random dictionaries are measured.
-
-    None if that is all tokens. Every layer has the same tokens, each sample its own.
-    """
+    """Returns tokens drawn for each sample on which random dictionaries are measured; None: all."""
     if pos <= sparse.TOKENS:
         return None
-    generators = (_generator(seed, "tokens", sample, 0) for sample in samples)
-    drawn = [torch.randperm(pos, generator=each)[: sparse.TOKENS] for each in generators]
+    seeds = (_generator(seed, "tokens", sample, 0) for sample in samples)
+    drawn = [torch.randperm(pos, generator=each)[: sparse.TOKENS] for each in seeds]
     return torch.stack(drawn).sort(dim=1).values
 
 

@@ -1,14 +1,43 @@
-"""AuditResult: layers against claims, compared with nulls, ceilings and untrained networks."""
+"""AuditResult: layers against claims, nulls and untrained networks, and the cards of its page."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from crate_interp.audits.claim_summary import headline, judged, overview
-from crate_interp.audits.claims import BESIDE
-from crate_interp.audits.verdicts import cells, nulls
+from crate_interp.audits.claim_summary import (
+    BY_CONSTRUCTION,
+    DEPENDS,
+    MARKS,
+    bounds_of,
+    change,
+    findings,
+    judged,
+    layer_words,
+    main_rows,
+    overview,
+)
+from crate_interp.audits.claims import BESIDE, CLAIMS, NUMBERS, Claim
+from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED, cells, nulls
 from crate_interp.core.safe_text import in_html, notebook_view
 from crate_interp.results.result import Result, as_text, by, first
+from crate_interp.results.verdict_strip import MINUS, Row, Sign, low_to_high
+
+_KINDS = {KEPT: "good", BROKEN: "bad"}
+_COUNTED = {
+    BY_CONSTRUCTION: "by construction: an ideal layer misses the bound too",
+    DEPENDS: "depend on the setting",
+    UNDECIDED: "undecided",
+}
+# change -> its arrow, and its meaning
+CHANGES = {
+    1: ("\N{BLACK UP-POINTING TRIANGLE}", "nearer to the claim than with random weights"),
+    -1: ("\N{BLACK DOWN-POINTING TRIANGLE}", "farther from it than with random weights"),
+}
+_MEANINGS = {
+    DEPENDS: "depends on the setting",
+    BY_CONSTRUCTION: _COUNTED[BY_CONSTRUCTION],
+}
 
 
 def _beside(result: Result) -> pd.DataFrame:
@@ -103,7 +132,120 @@ class AuditResult(Result):
 
     def finding(self) -> str:
         """Returns the finding in one sentence: how far attention lowers R^c as read, then more."""
-        return headline(self)
+        return " ".join(findings(self))
 
     def _repr_html_(self) -> str:
         return notebook_view(self._words(), f"<pre>{in_html(self.text())}</pre>")
+
+
+@dataclass(frozen=True)
+class Card:
+    """The verdict on a claim in a layer, and its reasons.
+
+    change: 1 if the claim's first number is shown to be nearer to the claim than with random
+    weights, -1 if it is shown to be farther, 0 if neither is shown, None if that is unknown.
+    numbers: the cells of each number at the main eps, as tables, if the claim applies.
+    """
+
+    id: str
+    claim: Claim
+    layer: int
+    verdict: str
+    mark: str
+    words: str
+    change: int | None
+    numbers: dict[str, Any]
+
+
+def cards(result: Result) -> list[Card]:
+    """Returns a card for each verdict, claim by claim and layer by layer."""
+    main: Any = main_rows(result, "cells")
+    rows: Any = result.table("claims").itertuples(index=False)
+    found: list[Card] = []
+    for row in rows:
+        claim, applies = CLAIMS[row.claim], row.verdict != NOT_APPLICABLE
+        here = main[main["layer"] == row.layer]
+        numbers = {name: here[here["number"] == name] for name in claim.numbers if applies}
+        way = change(numbers[next(iter(numbers))]) if applies else None
+        words = ". ".join(text for text in (row.on, row.reason) if text)
+        name, mark = f"{row.claim}-{row.layer}", _shown(MARKS[row.verdict])
+        found.append(Card(name, claim, row.layer, row.verdict, mark, words, way, numbers))
+    return found
+
+
+def _shown(mark: str) -> str:
+    return {"-": MINUS, "": "."}.get(mark, mark)
+
+
+def marks() -> list[tuple[str, str, str]]:
+    """Returns each mark, its meaning, and its kind: "good", "bad" or ""."""
+    return [
+        (_shown(mark), _MEANINGS.get(word, word), _KINDS.get(word, ""))
+        for word, mark in MARKS.items()
+    ]
+
+
+def against_random(found: list[Card]) -> list[str]:
+    """Returns how often claims are nearer, or farther, than with random weights; then where."""
+    known = [card for card in found if card.change is not None]
+    if not known:
+        return ["At least two untrained networks are needed to tell what random weights give."]
+    nearer, farther = (sum(card.change == way for card in known) for way in (1, -1))
+    count = sum(card.verdict != NOT_APPLICABLE for card in found)
+    said = [
+        f"Beside random weights, {nearer} of {count} cells are shown to be nearer to their claim, "
+        f"and {farther} farther from it; the rest is not told apart."
+    ]
+    where = ((how, _where(known, way)) for how, way in (("Nearer", 1), ("Farther", -1)))
+    return said + [f"{how}: {words}." for how, words in where if words]
+
+
+def _where(found: list[Card], way: int) -> str:
+    """Returns the claims that have changed this way, with their layers, the most layers first."""
+    by_claim: dict[str, list[int]] = {}
+    for card in found:
+        if card.change == way:
+            by_claim.setdefault(card.claim.title, []).append(card.layer)
+    ordered = sorted(by_claim.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{claim}: {layer_words(layers)}" for claim, layers in ordered)
+
+
+def counted_verdicts(found: list[Card]) -> str:
+    """Returns how many verdicts of each kind there are, as a text."""
+    words = [card.verdict for card in found if card.verdict != NOT_APPLICABLE]
+    if not words:
+        return "No claim applies."
+    claims = len({card.claim.title for card in found if card.verdict != NOT_APPLICABLE})
+    text = f"{words.count(KEPT)} of {len(words)} verdicts (on {claims} claims) are kept, "
+    text += f"{words.count(BROKEN)} broken"
+    text += "".join(
+        f"; {words.count(word)} {what}" for word, what in _COUNTED.items() if word in words
+    )
+    return f"{text}."
+
+
+def strip(result: Result, found: list[Card]) -> tuple[list[Row], list[Row]]:
+    """Returns the map of signs: a row per claim, a sign per layer; clicking a sign opens its card.
+
+    The second list has the claims that an ideal layer misses too, in every layer. Further columns
+    give the bound of the claim's first number, and the number's lowest and highest value for this
+    network and for networks with random weights.
+    """
+    main = main_rows(result, "cells")
+    rows: tuple[list[Row], list[Row]] = ([], [])
+    for claim in CLAIMS.values():
+        first = next(iter(claim.numbers))
+        own = main[(main["number"] == first) & (main["verdict"] != NOT_APPLICABLE)]
+        mine = [card for card in found if card.claim is claim]
+        words = [bounds_of(NUMBERS[first], short=True)]
+        words += [low_to_high(own[column]) for column in ("value", "untrained", "shuffled")]
+        if mine:
+            ideal = all(card.verdict == BY_CONSTRUCTION for card in mine)
+            rows[ideal].append(Row(claim.title, [_sign(card) for card in mine], words))
+    return rows
+
+
+def _sign(card: Card) -> Sign:
+    change = CHANGES.get(card.change or 0, ("", ""))
+    words = f"{card.claim.title}, layer {card.layer}: {card.verdict}{change[1] and ', '}{change[1]}"
+    return Sign(card.mark, words, _KINDS.get(card.verdict, ""), opens=card.id, arrow=change[0])

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from crate_interp.audits import layer as layers
-from crate_interp.audits.attention import Cells
 from crate_interp.audits.claims import GRID, IN_VERDICTS, NULLS
-from crate_interp.audits.number_tables import table_of, weights_of
 from crate_interp.audits.result import AuditResult
-from crate_interp.audits.setting import Setting
+from crate_interp.audits.setting import Cells, Setting, table_of
 from crate_interp.audits.weights import of_heads, of_weights
 from crate_interp.core import checks
 from crate_interp.core.device_waits import fetched
@@ -26,7 +24,7 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import by, first
-from crate_interp.stats.groups import FEWEST
+from crate_interp.stats.contrasts import FEWEST
 from crate_interp.sweeps.runs.batches import (
     Batch,
     Chunk,
@@ -202,39 +200,31 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
                     f"{batch.start} to {batch.start + count - 1}. Leave out these samples."
                 )
         found = layers.of_layer(known[layer], acts, batch.start, count, setting)
-        rows.extend((layer, start, cells) for start, cells in _on_cpu(found))
+        every = [numbers for _, cells in found for numbers in cells.values()]
+        # to the CPU at once
+        moved = iter(fetched([value for numbers in every for value in numbers.values()]))
+        for start, cells in found:
+            on_cpu = {key: {name: next(moved) for name in own} for key, own in cells.items()}
+            rows.append((layer, start, on_cpu))
 
+    samples = chunk.samples
     for batch in chunk.batches():
-        more = Batch(_with_next(chunk, batch, setting), batch.start)
+        inputs = batch.inputs
+        if "next sample" in setting.nulls and (samples.of or samples.n) > 1:
+            # after the last sample comes the first
+            following = chunk.after(batch.last, samples.read).to(inputs.device)
+            inputs = torch.cat([inputs, following])
+        more = Batch(inputs, batch.start)
         reading = Reading(points, partial(measure, count=len(batch.inputs)))
         chunk.measure(more, [reading])
     tables = {"numbers": table_of(rows)}
-    # weights are measured once for all chunks
-    return tables if chunk.number else tables | _of_weights(blocks)
-
-
-def _on_cpu(found: list[tuple[int, Cells]]) -> list[tuple[int, Cells]]:
-    """Returns the cells of a layer's slices with their numbers moved to the CPU at once."""
-    every = [each for _, cells in found for each in cells.values()]
-    moved = iter(fetched([number for numbers in every for number in numbers.values()]))
-    return [
-        (start, {key: {name: next(moved) for name in each} for key, each in cells.items()})
-        for start, cells in found
-    ]
-
-
-def _of_weights(blocks: list[Any]) -> Tables:
-    """Returns the tables that depend only on the weights."""
-    weights = [(index, of_weights(block)) for index, block in enumerate(blocks)]
-    heads = [of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
-    return {"weights": weights_of(weights), "heads": pd.concat(heads, ignore_index=True)}
-
-
-def _with_next(chunk: Chunk, batch: Batch, setting: Setting) -> Tensor:
-    """Returns the inputs of a batch plus the next sample; after the last sample comes the first."""
-    samples = chunk.samples
-    whole = samples.of or samples.n
-    if "next sample" not in setting.nulls or whole < 2:
-        return batch.inputs
-    following = chunk.after(batch.last, samples.read).to(batch.inputs.device)
-    return torch.cat([batch.inputs, following])
+    if not chunk.number:  # weights are measured once for all chunks
+        weights = [
+            (index, name, value, null)
+            for index, block in enumerate(blocks)
+            for name, (value, null) in of_weights(block).items()
+        ]
+        heads = [of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
+        tables["weights"] = pd.DataFrame(weights, columns=["layer", "number", "value", "null"])
+        tables["heads"] = pd.concat(heads, ignore_index=True)
+    return tables

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from crate_interp.audits.attention import Cells
 from crate_interp.audits.frames import Norm, over, single_of
-from crate_interp.audits.objectives import rates_of_codes
+from crate_interp.audits.objectives import PerSample, SparseCode, Stream, rates_of_codes
+from crate_interp.audits.setting import Cells
 from crate_interp.core.device_waits import waits
 from crate_interp.measures import lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
@@ -32,25 +32,31 @@ _ALL = ("", 0.0, "", "all")  # the setting of numbers without frame and eps, on 
 _SOLVED = {"tol": 3e-4, "max_steps": 2000}
 
 
-def of_sparse_step(
-    lasso: Lasso,
-    mid: Float[Tensor, "batch pos d_model"],
-    y: Float[Tensor, "batch pos d_model"],
-    code: Float[Tensor, "batch pos d_mlp"],
-) -> Cells:
+def of_sparse_step(lasso: Lasso, mid: Stream, y: Stream, code: SparseCode) -> Cells:
     """Returns the sparse step's numbers on all tokens.
 
     What needs the lasso's solution is left to `of_solution`.
     """
     own, x = _single(lasso, y)
-    return {("layer", *_ALL): measured(own, x, code.to(x)) | _zeros(lasso, mid, y, code)}
+    nothing = torch.zeros_like(lasso.lambd)
+    # what causes the zeros in the code
+    zeros, free, bare = (
+        zero_fraction(z).double().mean(dim=-1)
+        for z in (code, lasso.run(y, nothing), lasso.run(mid, lasso.lambd))
+    )
+    return {
+        ("layer", *_ALL): measured(own, x, code.to(x))
+        | {
+            "threshold": over(zeros - free, zeros),
+            "zeros": zeros,
+            "zeros_without_threshold": free,
+            "zeros_without_norm": bare,
+        }
+    }
 
 
 def of_random(
-    lasso: Lasso,
-    y: Float[Tensor, "batch pos d_model"],
-    random: Sequence[Tensor],
-    places: Int[Tensor, "batch tokens"] | None,
+    lasso: Lasso, y: Stream, random: Sequence[Tensor], places: Int[Tensor, "batch tokens"] | None
 ) -> Cells:
     """Returns the numbers of random dictionaries, on the tokens at `places`; None: on all."""
     own, x = _single(lasso, y)
@@ -63,12 +69,7 @@ def of_random(
     return cells | {("random D", *_ALL): null}
 
 
-def of_solution(
-    lasso: Lasso,
-    y: Float[Tensor, "batch pos d_model"],
-    code: Float[Tensor, "batch pos d_mlp"],
-    tokens: int,
-) -> Cells:
+def of_solution(lasso: Lasso, y: Stream, code: SparseCode, tokens: int) -> Cells:
     """Returns the numbers that compare the code with the lasso's solution, on some tokens."""
     places, setting = _part(y, tokens)
     own, some = _as(torch.float64, lasso), y[:, places].double()
@@ -82,9 +83,7 @@ def _part(y: Tensor, tokens: int) -> tuple[Tensor, tuple[str, float, str, str]]:
     return places, (*_ALL[:3], f"{len(places)} of {y.shape[1]}")
 
 
-def measured(
-    lasso: Lasso, y: Float[Tensor, "batch pos d_model"], code: Float[Tensor, "batch pos d_mlp"]
-) -> dict[str, Float[Tensor, "batch"]]:
+def measured(lasso: Lasso, y: Stream, code: SparseCode) -> dict[str, PerSample]:
     """Returns the numbers of a code that do not need the lasso's solution."""
     (at_start, first, _), (reached, last, decoded) = (
         _at(z, y, lasso) for z in (lasso.start(y), code)
@@ -100,25 +99,23 @@ def measured(
 
 
 def beside_solution(
-    lasso: Lasso,
-    y: Float[Tensor, "batch pos d_model"],
-    code: Float[Tensor, "batch pos d_mlp"],
-    solution: Float[Tensor, "batch pos d_mlp"],
-) -> dict[str, Float[Tensor, "batch"]]:
+    lasso: Lasso, y: Stream, code: SparseCode, solution: SparseCode
+) -> dict[str, PerSample]:
     """Returns the numbers of a code that need the lasso's solution."""
     (at_start, first, _), (reached, *_), (least, left, _) = (
         _at(z, y, lasso) for z in (lasso.start(y), code, solution)
     )
+    gain, most = at_start - reached, at_start - least
+    nothing = most <= 1e-9 * at_start.abs()
     return {
-        "share": _share(at_start, reached, least),
+        # if no descent was possible, 1, or 0 if the objective rose
+        "share": torch.where(nothing, (gain >= 0).double(), gain / most.where(~nothing, 1.0)),
         "converged": over(_norm(code - solution), torch.maximum(_norm(code), _norm(solution))),
         "unsolved": over(left, first),
     }
 
 
-def _at(
-    z: Float[Tensor, "batch pos d_mlp"], y: Float[Tensor, "batch pos d_model"], lasso: Lasso
-) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"], Float[Tensor, "batch pos d_model"]]:
+def _at(z: SparseCode, y: Stream, lasso: Lasso) -> tuple[PerSample, PerSample, Stream]:
     """Returns the objective and the KKT residual of a code, summed over tokens, and D z.
 
     They are `lasso_objective` and `lasso_kkt_residual`, but share the product D z.
@@ -131,21 +128,6 @@ def _at(
     moved = z - torch.relu(z - error @ lasso.d - lasso.lambd)
     residual = torch.linalg.vector_norm(moved, dim=-1).sum(dim=-1)
     return objective, residual.double(), decoded
-
-
-def _zeros(lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor) -> dict[str, Float[Tensor, "batch"]]:
-    """Returns numbers on what causes the zeros in the code."""
-    nothing = torch.zeros_like(lasso.lambd)
-    own, free, bare = (
-        zero_fraction(z).double().mean(dim=-1)
-        for z in (code, lasso.run(y, nothing), lasso.run(mid, lasso.lambd))
-    )
-    return {
-        "threshold": over(own - free, own),
-        "zeros": own,
-        "zeros_without_threshold": free,
-        "zeros_without_norm": bare,
-    }
 
 
 def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
@@ -170,9 +152,7 @@ def _codes(lasso: Lasso, y: Tensor, penalties: Sequence[Tensor]) -> list[Tensor]
     return found
 
 
-def limits(
-    lasso: Lasso, y: Float[Tensor, "batch pos d_model"], tokens: int
-) -> tuple[Cells, Float[Tensor, "batch"]]:
+def limits(lasso: Lasso, y: Stream, tokens: int) -> tuple[Cells, PerSample]:
     """Returns the numbers of the ceiling, of the lasso's solution and of the construction.
 
     The ceiling is the code of `best_steps`. The construction is the step with D at the best scale
@@ -196,9 +176,7 @@ def limits(
     return cells, scales
 
 
-def best_steps(
-    lasso: Lasso, y: Float[Tensor, "batch pos d_model"]
-) -> Float[Tensor, "batch pos d_mlp"]:
+def best_steps(lasso: Lasso, y: Stream) -> SparseCode:
     """Returns the code with the least objective that the layer's number of steps can reach.
 
     Each step may have any size among eta times SIZES, the same size for all tokens of a sample.
@@ -225,8 +203,8 @@ def best_steps(
 
 
 def _at_best_scale(
-    lasso: Lasso, y: Float[Tensor, "batch pos d_model"], solutions: Sequence[Tensor]
-) -> tuple[Float[Tensor, "batch"], dict[str, Float[Tensor, "batch"]]]:
+    lasso: Lasso, y: Stream, solutions: Sequence[Tensor]
+) -> tuple[PerSample, dict[str, PerSample]]:
     """Returns the best scale of D, and how near the step gets to the solution at that scale.
 
     solutions: the solutions of the lasso at each of SCALES.
@@ -244,9 +222,7 @@ def _at_best_scale(
     return y.new_tensor(SCALES)[best], found
 
 
-def _at_scales(
-    lasso: Lasso, y: Float[Tensor, "batch pos d_model"], scales: Float[Tensor, "batch"]
-) -> dict[str, Float[Tensor, "batch"]]:
+def _at_scales(lasso: Lasso, y: Stream, scales: PerSample) -> dict[str, PerSample]:
     """Returns the numbers of the step with D at a scale for each sample."""
     parts = [
         _with_dictionary(lasso, one[None], lasso.d * scale)
@@ -256,11 +232,7 @@ def _at_scales(
 
 
 def of_rates(
-    d: Float[Tensor, "d_model d_model"],
-    norm: Norm,
-    y: Float[Tensor, "batch pos d_model"],
-    code: Float[Tensor, "batch pos d_model"],
-    eps: Sequence[float],
+    d: Float[Tensor, "d_model d_model"], norm: Norm, y: Stream, code: Stream, eps: Sequence[float]
 ) -> Cells:
     """Returns the relative change of R from the input y to the code Z, and from Z to D Z.
 
@@ -282,11 +254,7 @@ def of_rates(
 
 
 def rates_at_scale(
-    lasso: Lasso,
-    scales: Float[Tensor, "batch"],
-    norm: Norm,
-    y: Float[Tensor, "batch pos d_model"],
-    eps: Sequence[float],
+    lasso: Lasso, scales: PerSample, norm: Norm, y: Stream, eps: Sequence[float]
 ) -> Cells:
     """Returns the numbers of `of_rates` for a step whose D is scaled, sample by sample."""
     parts: list[Cells] = []
@@ -300,9 +268,7 @@ def rates_at_scale(
     }
 
 
-def _rates(
-    z: Float[Tensor, "batch pos d_model"], norm: Norm | None, eps: Sequence[float]
-) -> dict[str, Tensor]:
+def _rates(z: Stream, norm: Norm | None, eps: Sequence[float]) -> dict[str, Tensor]:
     """Returns R `[batch, eps]` in each frame; without a norm, "read" equals "stream"."""
     pos, width = z.shape[1:]
     alpha = width / (pos * torch.tensor(eps, dtype=torch.float64, device=z.device).square())
@@ -341,15 +307,5 @@ def _single(lasso: Lasso, y: Tensor) -> tuple[Lasso, Tensor]:
     return _as(dtype, lasso), y.to(dtype)
 
 
-def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
-    """Returns the share of the possible descent that was achieved.
-
-    If no descent was possible, the share is 1, or 0 if the objective rose.
-    """
-    gain, most = start - reached, start - solution
-    nothing = most <= 1e-9 * start.abs()
-    return torch.where(nothing, (gain >= 0).double(), gain / most.where(~nothing, 1.0))
-
-
-def _norm(x: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch"]:
+def _norm(x: Float[Tensor, "batch pos width"]) -> PerSample:
     return torch.linalg.vector_norm(x, dim=(1, 2))

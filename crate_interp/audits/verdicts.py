@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.audits.claims import CLAIM_OF, NULLS, NUMBERS, Number
-from crate_interp.audits.number_tables import NO_EPS
+from crate_interp.audits.setting import NO_EPS
 from crate_interp.results.result import Result
 from crate_interp.stats.bootstrap import studentised
-from crate_interp.stats.contrasts import Difference, against_networks, paired
-from crate_interp.stats.groups import mean_error
+from crate_interp.stats.contrasts import Difference, against_networks, mean_error, paired
 from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"

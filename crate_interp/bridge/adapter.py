@@ -38,11 +38,6 @@ class Part(GeneralizedComponent):
         self.__dict__["linked"] = set()
         self.__dict__["root"] = None  # in __dict__, so that it is not a submodule
 
-    def link(self, end: str, point: HookPoint) -> None:
-        """Uses a point of the model as the part's `hook_in` or `hook_out`."""
-        setattr(self, end, point)
-        self.linked.add(end)
-
     @property
     def own(self) -> Any:
         """The wrapped module of the model."""
@@ -75,10 +70,7 @@ class EmbedPart(Part):
 class PositionsPart(Part):
     """The table of position embeddings, which is a parameter of the model, not a module."""
 
-    @property
-    def W_pos(self) -> Float[Tensor, "pos d_model"]:
-        """The position embeddings, `[pos, d_model]`."""
-        return self.root.W_pos
+    W_pos = property(lambda self: self.root.W_pos)  # [pos, d_model]
 
 
 class UnembedPart(Part):
@@ -146,45 +138,15 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
     def setup_hook_compatibility(self) -> None:
         """Does nothing: the points have TransformerLens' shapes already."""
 
-    @property
-    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
-        """The maps to the queries, `[head, d_model, d_head]`."""
-        return self.own.W_Q
-
-    @property
-    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
-        """The maps to the keys, `[head, d_model, d_head]`."""
-        return self.own.W_K
-
-    @property
-    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
-        """The maps to the values, `[head, d_model, d_head]`."""
-        return self.own.W_V
-
-    @property
-    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """The output maps, `[head, d_head, d_model]`."""
-        return self.own.W_O
-
-    @property
-    def b_O(self) -> Float[Tensor, "d_model"]:
-        """The bias of the output, `[d_model]`."""
-        return self.own.b_O
-
-    @property
-    def b_Q(self) -> Float[Tensor, "head d_head"]:
-        """The biases of the queries, `[head, d_head]`."""
-        return self._bias(0)
-
-    @property
-    def b_K(self) -> Float[Tensor, "head d_head"]:
-        """The biases of the keys, `[head, d_head]`."""
-        return self._bias(1)
-
-    @property
-    def b_V(self) -> Float[Tensor, "head d_head"]:
-        """The biases of the values, `[head, d_head]`."""
-        return self._bias(2)
+    # of the model's own attention, as [head, d_model, d_head], [head, d_head, d_model], [d_model]
+    W_Q = property(lambda self: self.own.W_Q)
+    W_K = property(lambda self: self.own.W_K)
+    W_V = property(lambda self: self.own.W_V)
+    W_O = property(lambda self: self.own.W_O)
+    b_O = property(lambda self: self.own.b_O)
+    b_Q = property(lambda self: self._bias(0))
+    b_K = property(lambda self: self._bias(1))
+    b_V = property(lambda self: self._bias(2))
 
     def _bias(self, role: int) -> Float[Tensor, "head d_head"]:
         """Returns the bias of queries, keys or values (role 0, 1 or 2); zeros if there is none."""
@@ -291,16 +253,18 @@ class CrateAdapter(ArchitectureAdapter):
         model = self._hooked(bridge.original_model)
         if "hook_pos_embed" in model.hook_dict:
             bridge.pos_embed = PositionsPart("pos_embed")
-        for part in bridge.modules():
-            if isinstance(part, Part):
-                part.__dict__["root"] = model
+        modules = bridge.named_modules(remove_duplicate=False)
+        parts_by_name = {name: module for name, module in modules if isinstance(module, Part)}
+        for part in parts_by_name.values():
+            part.__dict__["root"] = model
         for block in bridge.blocks:
             block.config = block.attn.config = model.cfg  # the bridge sets switches in this config
         for name, point in bridge_names(model).items():
             place, end = name.rsplit(".", 1)
-            part = _part_at(bridge, place)
-            if isinstance(part, Part):
-                part.link(end, point)
+            part = parts_by_name.get(place)
+            if part is not None:
+                setattr(part, end, point)
+                part.linked.add(end)
             bridge._hook_registry[name] = point
         bridge._hook_registry.pop("pos_embed.hook_in", None)  # a table of parameters has no input
         for name, point in model.hook_dict.items():
@@ -312,13 +276,6 @@ class CrateAdapter(ArchitectureAdapter):
     def _hooked(self, module: nn.Module) -> HookedModel:
         model: Any = module.get_submodule(self.prefix.rstrip("."))
         return model
-
-
-def _part_at(bridge: nn.Module, place: str) -> nn.Module | None:
-    try:
-        return bridge.get_submodule(place)
-    except AttributeError:
-        return None
 
 
 def _image_forward(self: Any, pixel_values: Tensor) -> Tensor:

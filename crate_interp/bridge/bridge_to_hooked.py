@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
 from crate_hooks import read
-from crate_interp.bridge.bridged_config import config_of
-from crate_interp.bridge.bridged_layers import ROLES
+from crate_interp.bridge.bridged_layers import ROLES, eps_of, found
 from crate_interp.bridge.bridged_models import BridgedLM, BridgedModel, BridgedVision
+from crate_interp.config import CrateConfig
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
@@ -24,6 +24,85 @@ POINTS = (
 )  # fmt: skip
 # tolerance as a share of the largest entry; networks of any dtype compute the softmax in float32
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
+# names in transformers' configs for the largest number of tokens
+_CONTEXT = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")
+_UNNAMED = "LABEL_0"  # transformers' name for a class without a name
+
+
+def _config_of(bridge: nn.Module, subspaces: str, fields: dict[str, Any]) -> CrateConfig:
+    """Returns the config of a bridge, with these fields; none may contradict the weights."""
+    network: Any = bridge.original_model
+    theirs, sizes = getattr(network, "config", None), _sizes(bridge)
+    for name, size in sizes.items():
+        if fields.get(name, size) != size:
+            raise ValueError(
+                f"{name}={fields[name]!r} contradicts the bridge, whose weights say {size}."
+            )
+    name = getattr(theirs, "_name_or_path", "") or ""
+    is_folder = name.count("/") > 1 or name.startswith((".", "/", "~"))
+    values = sizes | {
+        "architecture": type(network).__name__,
+        "subspaces": subspaces,
+        "model_name": None if is_folder else name or None,
+    }
+    images = bool(getattr(bridge.cfg, "is_visual_model", False))
+    values |= _of_images(network, theirs, sizes) if images else _of_text(bridge, theirs)
+    return CrateConfig(**values | fields)
+
+
+def _sizes(bridge: Any) -> dict[str, Any]:
+    """Returns the sizes shown by the weights of the first layer."""
+    block = bridge.blocks[0]
+    queries, values = found(block, "attn.W_Q"), found(block, "attn.W_V")
+    norm, mlp = found(block, "ln1.original_component"), found(block, "mlp.W_out")
+    if queries.ndim != 3 or values.ndim != 3:
+        raise AttributeError("the heads cannot be told apart in its weights")
+    return {
+        "n_layers": len(bridge.blocks),
+        "n_heads": len(queries),
+        "d_model": queries.shape[1],
+        "d_head": queries.shape[2],
+        "value_heads": len(values),
+        "d_mlp": len(mlp),
+        "ln_eps": eps_of(norm),
+        "ln_final_eps": eps_of(bridge.ln_final.original_component),
+        "rms_norm": "RMS" in type(norm).__name__,
+    }
+
+
+def _of_images(network: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+    head = getattr(network, "classifier", None)
+    head = getattr(head, "original_component", head)
+    # DeiT has a second token before the patches, for distillation; DINOv2 may have registers
+    special = ("cls_token", "distillation_token", "register_tokens")
+    parameters = network.named_parameters()
+    names = getattr(theirs, "id2label", None) or {}
+    ordered = [names[key] for key in sorted(names)]
+    wide = isinstance(head, nn.Linear)
+    values: dict[str, Any] = {
+        "family": "vit",
+        "image_size": theirs.image_size,
+        "patch_size": theirs.patch_size,
+        "channels": theirs.num_channels,
+        "special_tokens": sum(
+            value.shape[1] for name, value in parameters if name.rsplit(".", 1)[-1] in special
+        ),
+        "n_classes": head.out_features if wide else sizes["d_model"],
+    }
+    if wide and len(ordered) == head.out_features and ordered[0] != _UNNAMED:
+        values["labels"] = ordered
+    return values
+
+
+def _of_text(bridge: Any, theirs: Any) -> dict[str, Any]:
+    lengths = [getattr(theirs, name, None) for name in _CONTEXT]
+    lengths = [length for length in lengths if isinstance(length, int) and length > 0]
+    return {
+        "family": "gpt",
+        "n_ctx": lengths[0] if lengths else int(bridge.cfg.n_ctx),
+        "d_vocab": int(theirs.vocab_size),
+        "rotations": bridge.cfg.positional_embedding_type == "rotary",
+    }
 
 
 @torch.no_grad()
@@ -48,11 +127,6 @@ def check_reading(model: BridgedModel) -> None:
             f"the bridge to {model.cfg.architecture} cannot be read: {error}"
         ) from None
     for layer, block in enumerate(model.blocks):
-        if layer not in seen:
-            raise ValueError(
-                f"the bridge to {model.cfg.architecture} cannot be read: layer {layer} fired none "
-                f"of {', '.join(POINTS)}."
-            )
         for what, one, other in _pairs(block, seen[layer], model):
             tolerance = _CLOSE.get(model.cfg.dtype, 0.2) * float(other.abs().max().clamp(min=1e-6))
             if one.shape != other.shape or not float((one - other).abs().max()) <= tolerance:
@@ -211,13 +285,13 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
             "already: use the model that ci.to_bridge was given, or bridge.original_model."
         )
     checks.one_of("subspaces", subspaces, SUBSPACES)
-    cfg = config_of(bridge, subspaces, config)
     try:
+        cfg = _config_of(bridge, subspaces, config)
         model = (BridgedVision if cfg.kind == "vision" else BridgedLM)(bridge, cfg)
-    except AttributeError as error:
+    except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(
-            f"the layers of {cfg.architecture} cannot be read: {error}. Give a bridge to a ViT, "
-            "DeiT, DINOv2, GPT-2 or Llama."
+            f"the layers of {type(bridge.original_model).__name__} cannot be read ({error}): give "
+            "a bridge to a ViT, DeiT, DINOv2, GPT-2 or Llama."
         ) from None
     training = model.training
     model.eval()

@@ -45,28 +45,19 @@ class Relay:
         return edited if conversion is None else conversion.revert(edited)
 
 
-class Plus:
-    """Adds or subtracts a bias that is read at every call; an object, so that it can be copied."""
+class PlusBias:
+    """Adds `sign` times the bias of a role of a bridge's attention, if it has one.
 
-    def __init__(self, read: "Bias", sign: int) -> None:
-        self.read, self.sign = read, sign
+    The bias is read at every call; this is an object, so that it can be copied.
+    """
+
+    def __init__(self, attn: nn.Module, role: str, heads: int, sign: int) -> None:
+        self.attn, self.role, self.heads, self.sign = (attn,), role, heads, sign
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns the activations with the bias added or subtracted."""
-        bias = self.read()
-        return x if bias is None else x + self.sign * bias
-
-
-class Bias:
-    """Reads the bias of one role of a bridge's attention, `[head, d_head]`, or None."""
-
-    def __init__(self, attn: nn.Module, role: str, heads: int) -> None:
-        self.attn, self.role, self.heads = (attn,), role, heads
-
-    def __call__(self) -> Tensor | None:
-        """Returns the bias split into heads, or None if there is none."""
         bias: Any = getattr(getattr(self.attn[0], self.role), "bias", None)
-        return None if bias is None else bias.reshape(self.heads, -1)
+        return x if bias is None else x + self.sign * bias.reshape(self.heads, -1)
 
 
 ROLES = {"query": "q", "key": "k", "value": "v"}
@@ -92,6 +83,11 @@ def found(module: nn.Module, path: str) -> Any:
     return place
 
 
+def eps_of(norm: Any) -> float:
+    """Returns the number that a norm of transformers adds to the variance."""
+    return float(getattr(norm, "eps", None) or norm.variance_epsilon)
+
+
 def _relay(view: nn.Module, module: nn.Module, points: dict[str, str]) -> None:
     """Gives a view points that relay the points of a bridge's module."""
     for name, path in points.items():
@@ -108,25 +104,10 @@ class BridgedNorm(nn.Module):
         self._norm: tuple[Any, ...] = (norm,)
         _relay(self, norm, _OF_NORM)
 
-    @property
-    def inner(self) -> Any:
-        """The norm itself, as transformers made it."""
-        return self._norm[0].original_component
-
-    @property
-    def weight(self) -> Float[Tensor, "d_model"]:
-        """The gains."""
-        return self.inner.weight
-
-    @property
-    def bias(self) -> Float[Tensor, "d_model"] | None:
-        """The shift, or None."""
-        return getattr(self.inner, "bias", None)
-
-    @property
-    def eps(self) -> float:
-        """The number that is added to the variance."""
-        return float(getattr(self.inner, "eps", None) or self.inner.variance_epsilon)
+    inner = property(lambda self: self._norm[0].original_component)  # as transformers made it
+    weight = property(lambda self: self.inner.weight)
+    bias = property(lambda self: getattr(self.inner, "bias", None))
+    eps = property(lambda self: eps_of(self.inner))
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Returns x after the norm, without firing a hook point."""
@@ -154,40 +135,20 @@ class BridgedAttention(nn.Module):
         _relay(self, attn, _OF_ATTENTION | (_ROTATED if rotates else {}))
         self.hook_u = HookPoint()
         role = ROLES[cfg.subspaces]
-        bias = Bias(attn, role, len(self.U))
-        shown = Relay(self.hook_u, Plus(bias, -1), Plus(bias, 1))
-        found(attn, f"{role}.hook_out").register_forward_hook(shown)
-
-    @property
-    def U(self) -> Float[Tensor, "head d_model d_head"]:
-        """The subspaces that `cfg.subspaces` names."""
-        return self._of_role(ROLES[self.cfg.subspaces])
-
-    def _of_role(self, role: str) -> Float[Tensor, "head d_model d_head"]:
-        return getattr(self._attn[0], f"W_{role.upper()}")
+        without, again = (PlusBias(attn, role, len(self.U), sign) for sign in (-1, 1))
+        relay = Relay(self.hook_u, without, again)
+        found(attn, f"{role}.hook_out").register_forward_hook(relay)
 
     def _repeated(self, weight: Float[Tensor, "group d_model d_head"]) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // len(weight), dim=0)
 
-    @property
-    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
-        """The query maps."""
-        return self._of_role("q")
-
-    @property
-    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
-        """The key maps, one for each query head."""
-        return self._repeated(self._of_role("k"))
-
-    @property
-    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
-        """The value maps, one for each query head."""
-        return self._repeated(self._of_role("v"))
-
-    @property
-    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """The output map of each head, with the layer's scale if it has one."""
-        return _scaled(self._block[0], "attn_scale", self._attn[0].W_O)
+    # [head, d_model, d_head]; keys and values once for each query head
+    U = property(lambda self: getattr(self._attn[0], f"W_{ROLES[self.cfg.subspaces].upper()}"))
+    W_Q = property(lambda self: self._attn[0].W_Q)
+    W_K = property(lambda self: self._repeated(self._attn[0].W_K))
+    W_V = property(lambda self: self._repeated(self._attn[0].W_V))
+    # [head, d_head, d_model], with the layer's scale if it has one
+    W_O = property(lambda self: _scaled(self._block[0], "attn_scale", self._attn[0].W_O))
 
     @property
     def b_O(self) -> Float[Tensor, "d_model"]:
@@ -210,15 +171,9 @@ class BridgedMLP(nn.Module):
         """Returns why an MLP has no lasso."""
         return "the layer has an MLP, no dictionary"
 
-    @property
-    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        """The first map; in a gated MLP, the map that is not the gate."""
-        return self._mlp[0].W_in
-
-    @property
-    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        """The second map, with the layer's scale if it has one."""
-        return _scaled(self._block[0], "mlp_scale", self._mlp[0].W_out)
+    # the first map (in a gated MLP, the one that is not the gate); the second, with any scale
+    W_in = property(lambda self: self._mlp[0].W_in)
+    W_out = property(lambda self: _scaled(self._block[0], "mlp_scale", self._mlp[0].W_out))
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:

@@ -85,7 +85,15 @@ class BridgedModel(HookedModel):
 
         They are drawn from torch's global generator.
         """
-        bridge = build(_redrawn(self.network), type(self.bridge.adapter))
+        kind, config = type(self.network), getattr(self.network, "config", None)
+        if config is None or not hasattr(kind, "_from_config"):
+            raise ValueError(
+                f"{kind.__name__} has no transformers config, from which new weights could be "
+                "drawn: give untrained=0."
+            )
+        values, dtype = type(config).from_dict(config.to_dict()), torch.get_default_dtype()
+        network = kind._from_config(values, attn_implementation="eager", dtype=dtype)
+        bridge = build(network, type(self.bridge.adapter))
         return type(self)(bridge, CrateConfig.from_dict(self.cfg.to_dict()))
 
     def _stopping(self, layer: int, run: Callable[[], object]) -> Tensor:
@@ -93,9 +101,8 @@ class BridgedModel(HookedModel):
         count = len(self.blocks)
         if not isinstance(layer, int) or not -count <= layer <= count:
             raise ValueError(f"stop_at_layer={layer!r}: the model has layers 0 to {count - 1}.")
-        place = layer % count if layer < count else None
-        end = self.bridge.ln_final if place is None else self.bridge.blocks[place]
-        return _input_of(end, run)
+        ends = [*self.bridge.blocks, self.bridge.ln_final]
+        return _input_of(ends[layer if layer >= 0 else count + layer], run)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "BridgedModel":
         super()._apply(fn, recurse)
@@ -124,20 +131,6 @@ class BridgedModel(HookedModel):
             "crate_interp does not save a bridged model: save the network before it is bridged, "
             "network.save_pretrained(folder), and load it with ci.bridge.load(folder)."
         )
-
-
-def _redrawn(network: Any) -> Any:
-    """Returns the network with new weights. Raises ValueError if its class cannot draw them."""
-    config = getattr(network, "config", None)
-    if config is None or not hasattr(type(network), "_from_config"):
-        raise ValueError(
-            f"{type(network).__name__} has no transformers config, from which new weights could be "
-            "drawn: give untrained=0."
-        )
-    values = type(config).from_dict(config.to_dict())
-    return type(network)._from_config(
-        values, attn_implementation="eager", dtype=torch.get_default_dtype()
-    )
 
 
 class BridgedVision(ImageMixin, BridgedModel):
@@ -222,8 +215,6 @@ class BridgedLM(BridgedModel):
                 "the past holds no tokens, so these logits would be those of a new text. "
                 "Give the whole text, or install transformers<5.24."
             )
-        if "cache" in options:
-            raise ValueError("the bridge knows the past as past_key_values=: give it by that name.")
         given, mask = self._read(tokens, prepend_bos, padding_side, attention_mask, past)
         if mask is not None:
             options["attention_mask"] = mask

@@ -109,18 +109,11 @@ def _tokenizer(model: Any) -> Any:
 def _checked(model: object) -> HookedModel:
     if isinstance(model, (HookedCrate, HookedCrateLM)) and model.has_logits:
         return model
-    name = type(model).__name__
-    if isinstance(model, HookedModel) and model.towers:
-        advice = "it has two towers and no logits: give the image tower, model.visual."
-    elif isinstance(model, HookedModel):
-        advice = (
-            "its forward returns no logits, which a bridge must: use the model itself, whose "
-            "run_with_cache and run_with_hooks take the same names."
-        )
-    elif name == "TransformerBridge":
-        advice = "it is a bridge already. ci.from_bridge(bridge) makes a hooked model of it."
+    advice = "give a hooked model, such as ci.load(...) returns"
+    if isinstance(model, HookedModel):
+        advice = "it returns no logits: use the model itself, or of a CLIP give model.visual"
+    elif isinstance(model, TransformerBridge):
+        advice = "it is a bridge already, and ci.from_bridge(bridge) makes a hooked model of it"
     elif isinstance(model, nn.Module) and hooked_part(model):
-        advice = f"it wraps a hooked model: give that one, {hooked_part(model)}."
-    else:
-        advice = "give a hooked model, such as ci.load(...) returns."
-    raise ValueError(f"cannot make a bridge of {name}: {advice}")
+        advice = f"it wraps a hooked model: give that one, {hooked_part(model)}"
+    raise ValueError(f"cannot make a bridge of {type(model).__name__}: {advice}.")

@@ -38,11 +38,11 @@ class Dinov2Adapter(ViTArchitectureAdapter):
         """Sets where the parts of this model are, which depends on its class."""
         names = ("dinov2", "dinov2_with_registers")
         prefix = next((f"{name}." for name in names if hasattr(hf_model, name)), "")
-        swiglu = bool(getattr(hf_model.config, "use_swiglu_ffn", False))
-        self.component_mapping = self._parts(prefix, swiglu)
-
-    def _parts(self, prefix: str, swiglu: bool) -> dict[str, Any]:
-        return {
+        kind, maps = parts.MLPBridge, {"in": "fc1", "out": "fc2"}
+        if getattr(hf_model.config, "use_swiglu_ffn", False):
+            kind = parts.GatedMLPBridge
+            maps = {"gate": "gate_proj", "in": "up_proj", "out": "down_proj"}
+        self.component_mapping = {
             "embed": Embeddings(name=f"{prefix}embeddings"),
             "blocks": parts.BlockBridge(
                 name=f"{prefix}encoder.layer",
@@ -60,7 +60,7 @@ class Dinov2Adapter(ViTArchitectureAdapter):
                     ),
                     "attn_scale": GeneralizedComponent(name="layer_scale1"),
                     "ln2": self._norm("norm2"),
-                    "mlp": self._mlp(swiglu),
+                    "mlp": kind(name="mlp", config=self.cfg, submodules=_linear_maps(maps)),
                     "mlp_scale": GeneralizedComponent(name="layer_scale2"),
                 },
             ),
@@ -70,13 +70,6 @@ class Dinov2Adapter(ViTArchitectureAdapter):
     def _norm(self, name: str) -> parts.NormalizationBridge:
         own = {"config": self.cfg, "use_native_layernorm_autograd": True}
         return parts.NormalizationBridge(name=name, **own)
-
-    def _mlp(self, swiglu: bool) -> parts.MLPBridge:
-        names = {"in": "fc1", "out": "fc2"}
-        if swiglu:
-            names = {"gate": "gate_proj", "in": "up_proj", "out": "down_proj"}
-        kind = parts.GatedMLPBridge if swiglu else parts.MLPBridge
-        return kind(name="mlp", config=self.cfg, submodules=_linear_maps(names))
 
 
 def _linear_maps(names: dict[str, str]) -> dict[str, Any]:

@@ -56,30 +56,11 @@ class CrateHubConfig(transformers.PreTrainedConfig):
         return CrateConfig.from_dict(self.config)
 
     # the names that transformers and TransformerLens read
-    @property
-    def hidden_size(self) -> int:
-        """The width of the stream, d_model."""
-        return self.crate().d_model
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """The number of layers."""
-        return self.crate().n_layers
-
-    @property
-    def num_attention_heads(self) -> int:
-        """The number of heads in a layer."""
-        return self.crate().n_heads
-
-    @property
-    def head_dim(self) -> int:
-        """The width of a head, d_head."""
-        return self.crate().d_head
-
-    @property
-    def intermediate_size(self) -> int:
-        """The width of the sparse code, d_mlp."""
-        return self.crate().d_mlp
+    hidden_size = property(lambda self: self.crate().d_model)
+    num_hidden_layers = property(lambda self: self.crate().n_layers)
+    num_attention_heads = property(lambda self: self.crate().n_heads)
+    head_dim = property(lambda self: self.crate().d_head)
+    intermediate_size = property(lambda self: self.crate().d_mlp)
 
 
 class CrateVisionConfig(CrateHubConfig):
@@ -96,17 +77,8 @@ class CrateTextConfig(CrateHubConfig):
     model_type = "crate_text"
 
     __init__ = CrateHubConfig.__init__
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens in the vocabulary."""
-        cfg: Any = self.crate()
-        return cfg.d_vocab
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The length of the context."""
-        return self.crate().n_ctx
+    vocab_size = property(lambda self: self.crate().d_vocab)
+    max_position_embeddings = property(lambda self: self.crate().n_ctx)
 
 
 class CrateMAEConfig(CrateHubConfig):

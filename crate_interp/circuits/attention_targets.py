@@ -13,7 +13,7 @@ from crate_interp.data.groups import group_numbers
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern
-from crate_interp.stats.groups import by_group
+from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import mean_interval
 
 Targets = Bool[Tensor, "batch query key"]

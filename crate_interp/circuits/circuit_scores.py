@@ -21,10 +21,10 @@ from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.results import sample_ranges
 from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, first
-from crate_interp.stats.bootstrap import RESAMPLES, Studentised, studentised
-from crate_interp.stats.groups import by_group
+from crate_interp.stats.bootstrap import CONFIDENCE, RESAMPLES, Studentised, studentised
+from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import linearised_ratio
-from crate_interp.stats.significance import CONFIDENCE, interval_words
+from crate_interp.stats.significance import interval_words
 from crate_interp.sweeps.runs.provenance import model_meta
 
 ABLATIONS = ("mean", "zero")

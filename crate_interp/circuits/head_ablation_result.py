@@ -12,9 +12,8 @@ from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, by
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
-from crate_interp.stats.max_t import max_t
-from crate_interp.stats.paired_shares import paired_shares
-from crate_interp.stats.significance import LEVEL, holm, signs
+from crate_interp.stats.intervals import paired_shares
+from crate_interp.stats.significance import LEVEL, holm, max_t, signs
 
 _HOW = {
     "mean": "mean ablation: at each position, the head's output is replaced by its mean over all "
@@ -66,10 +65,11 @@ class HeadAblation(Result):
     ablated for an accuracy); it is above 0 for a head that helps. low, high: the 95 % interval of
     the drop. p_alone: the p of this head by itself, twice the smaller tail. p: the p adjusted
     over all heads. n: the number of samples. Intervals and p_alone come from the bootstrap-t of the
-    drops, paired by sample, and p from the largest t of all heads (`crate_interp/stats/max_t.py`).
-    For the accuracy of images, where an answer flips or does not, they are Tango's score interval,
-    the exact sign test and Holm's adjustment (`crate_interp/stats/paired_shares.py`). Intervals and
-    p are NaN for a single sample, and from the bootstrap for a head whose drops are all equal.
+    drops, paired by sample, and p from the largest t of all heads (`max_t` in
+    crate_interp/stats/significance.py). For the accuracy of images, where an answer flips or does
+    not, they are Tango's score interval, the exact sign test and Holm's adjustment
+    (`paired_shares` in crate_interp/stats/intervals.py). Intervals and p are NaN for a single
+    sample, and from the bootstrap for a head whose drops are all equal.
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """

@@ -8,10 +8,17 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, paired, without_test
-from crate_interp.stats.groups import by_group, mean_error
-from crate_interp.stats.max_t import max_t
-from crate_interp.stats.significance import LEVEL, holm
+from crate_interp.stats.contrasts import (
+    Difference,
+    Spread,
+    by_group,
+    centre,
+    contrast,
+    mean_error,
+    paired,
+    without_test,
+)
+from crate_interp.stats.significance import LEVEL, holm, max_t
 from crate_interp.sweeps.moments import TOGETHER, moments_of
 from crate_interp.sweeps.result import SweepResult
 

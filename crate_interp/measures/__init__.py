@@ -7,7 +7,6 @@ explains the words and symbols; README.md in this folder has a line for each mea
 
 from crate_interp.measures import (
     attention,
-    ceilings,
     contraction,
     cuts,
     gradients,
@@ -15,16 +14,13 @@ from crate_interp.measures import (
     maps,
     masks,
     objective,
-    picture_maps,
     rates,
     sparsity,
     spectra,
-    steps,
     subspaces,
     token_statistics,
 )
 from crate_interp.measures.attention import *
-from crate_interp.measures.ceilings import *
 from crate_interp.measures.contraction import *
 from crate_interp.measures.cuts import *
 from crate_interp.measures.gradients import *
@@ -32,16 +28,14 @@ from crate_interp.measures.lasso import *
 from crate_interp.measures.maps import *
 from crate_interp.measures.masks import *
 from crate_interp.measures.objective import *
-from crate_interp.measures.picture_maps import *
 from crate_interp.measures.rates import *
 from crate_interp.measures.sparsity import *
 from crate_interp.measures.spectra import *
-from crate_interp.measures.steps import *
 from crate_interp.measures.subspaces import *
 from crate_interp.measures.token_statistics import *
 
 _MODULES = (
-    attention, ceilings, contraction, cuts, gradients, lasso, maps, masks, objective, picture_maps,
-    rates, sparsity, spectra, steps, subspaces, token_statistics,
+    attention, contraction, cuts, gradients, lasso, maps, masks, objective, rates, sparsity,
+    spectra, subspaces, token_statistics,
 )  # fmt: skip
 __all__: list[str] = [name for module in _MODULES for name in module.__all__]  # pyright: ignore

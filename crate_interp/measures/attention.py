@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core.device_waits import waits
-from crate_interp.measures.checks import require_entries
+from crate_interp.measures.checks import Pattern, require_entries
 
 __all__ = [
     "attention_entropy", "causal_uniform_entropy", "effective_support", "mass_cover",
@@ -20,7 +20,7 @@ _PIECE = 2**17  # entries handled at a time: half a megabyte of float32
 _ALMOST_NONE = 1e-24
 
 
-def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
+def attention_entropy(pattern: Pattern) -> Float[Tensor, "*batch query"]:
     """Returns the entropy of each query's distribution over keys, `-sum_j p_j ln p_j`.
 
     pattern `[..., query, key]` -> `[..., query]` in nats, 0 (one key) to ln(number of keys)
@@ -39,7 +39,7 @@ def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     return entropy.masked_fill(~entropy.isfinite(), torch.nan)
 
 
-def top_mass(pattern: Float[Tensor, "*batch query key"], k: int) -> Float[Tensor, "*batch query"]:
+def top_mass(pattern: Pattern, k: int) -> Float[Tensor, "*batch query"]:
     """Returns the mass on each query's k most attended keys.
 
     pattern `[..., query, key]` -> `[..., query]`, k / (number of keys) (uniform) to 1. A row that
@@ -53,7 +53,7 @@ def top_mass(pattern: Float[Tensor, "*batch query key"], k: int) -> Float[Tensor
     return _valid(mass, pattern)
 
 
-def effective_support(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
+def effective_support(pattern: Pattern) -> Float[Tensor, "*batch query"]:
     """Returns the number of keys a query effectively attends to, `1 / sum_j p_j^2`.
 
     pattern `[..., query, key]` -> `[..., query]` in keys, 1 (one key) to the number of keys
@@ -64,9 +64,7 @@ def effective_support(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     return _valid(pattern.square().sum(dim=-1).reciprocal(), pattern)
 
 
-def mass_cover(
-    pattern: Float[Tensor, "*batch query key"], mass: float
-) -> Float[Tensor, "*batch query"]:
+def mass_cover(pattern: Pattern, mass: float) -> Float[Tensor, "*batch query"]:
     """Returns the smallest number of keys that together hold a share `mass` of a query's attention.
 
     pattern `[..., query, key]` -> `[..., query]` in keys, 1 to the number of keys. The share is of
@@ -83,9 +81,7 @@ def mass_cover(
     return _valid(((held < wanted).sum(dim=-1) + 1).to(pattern.dtype), pattern)
 
 
-def official_attention_entropy(
-    pattern: Float[Tensor, "*batch query key"],
-) -> Float[Tensor, "*batch query"]:
+def official_attention_entropy(pattern: Pattern) -> Float[Tensor, "*batch query"]:
     """Returns the entropy as JoMA's code computes it, `-sum_j p_j ln(p_j + 1e-8)`.
 
     pattern `[..., query, key]` -> `[..., query]` in nats. It is below `attention_entropy` by at
@@ -130,8 +126,6 @@ def _exact_entropy(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
     return -(rows.masked_fill(rows == 0, 1).log() * rows).sum(dim=-1)
 
 
-def _valid(
-    value: Float[Tensor, "*batch query"], pattern: Float[Tensor, "*batch query key"]
-) -> Tensor:
+def _valid(value: Float[Tensor, "*batch query"], pattern: Pattern) -> Tensor:
     """Sets the value of each row that holds NaN or Inf to NaN."""
     return value.masked_fill(~pattern.sum(dim=-1).isfinite(), torch.nan)

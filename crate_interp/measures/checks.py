@@ -5,10 +5,17 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core.device_waits import waits
 
+# the shapes that most measures take
+Tokens = Float[Tensor, "*batch pos d_model"]
+Bases = Float[Tensor, "head d_model d_head"]
+Code = Float[Tensor, "*batch pos d_mlp"]
+HeadCodes = Float[Tensor, "*batch head pos d_head"]
+Pattern = Float[Tensor, "*batch query key"]
 P = ParamSpec("P")
 R = TypeVar("R")
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # kinds of devices

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.measures import checks, gradients, rates
+from crate_interp.measures.checks import HeadCodes
 
 __all__ = [
     "contracted_rate", "contracted_rate_gradient", "contraction_coverage", "representatives_in_use",
@@ -19,9 +20,7 @@ _EMPTY = "there is no contraction to measure"
 
 @checks.in_full_precision
 def contracted_rate(
-    codes: Float[Tensor, "*batch head pos d_head"],
-    contraction: Float[Tensor, "*batch head rep pos"],
-    eps: float,
+    codes: HeadCodes, contraction: Float[Tensor, "*batch head rep pos"], eps: float
 ) -> Float[Tensor, "*batch head"]:
     """Returns the rate of the representatives in each subspace, which CBSA descends.
 
@@ -41,10 +40,8 @@ def contracted_rate(
 
 @checks.in_full_precision
 def contracted_rate_gradient(
-    codes: Float[Tensor, "*batch head pos d_head"],
-    contraction: Float[Tensor, "*batch head rep pos"],
-    eps: float,
-) -> Float[Tensor, "*batch head pos d_head"]:
+    codes: HeadCodes, contraction: Float[Tensor, "*batch head rep pos"], eps: float
+) -> HeadCodes:
     """Returns the gradient of `contracted_rate`, summed over heads, with the contraction fixed.
 
     `b A_k^T Q_k (I + b Q_k^T Q_k)^{-1}`, where Q_k = A_k C_k and b = p / (m eps^2).

@@ -56,8 +56,20 @@ def maskcut(
     NaN or Inf, if n_masks is below 1, if tau is not finite, if tau is negative with
     affinity="inner" (a cut needs weights >= 0), or if affinity is neither "cosine" nor "inner".
     """
-    _check(features, grid, n_masks, tau, affinity)
+    require_floats(features, "pos d")
     *batch, pos, d = features.shape
+    pair = isinstance(grid, (tuple, list)) and len(grid) == 2
+    if not pair or grid[0] * grid[1] != pos or pos < 2:
+        raise ValueError(
+            f"grid={grid} does not fit {pos} tokens (features {list(features.shape)}): give "
+            f"(rows, columns) with rows * columns = {pos}, at least 2, and features without CLS."
+        )
+    checks.count("n_masks", n_masks)
+    checks.one_of("affinity", affinity, _AFFINITIES)
+    if not checks.is_number(tau) or (affinity == "inner" and tau < 0):
+        raise ValueError(f"tau={tau}: give a finite number, of at least 0 for affinity='inner'.")
+    if not all_finite(features):
+        raise ValueError("features hold NaN or Inf: leave out such images.")
     images = features.detach().cpu().double().reshape(math.prod(batch), pos, d).numpy()
     masks = np.zeros((len(images), n_masks, *grid), dtype=bool)
     for masks_of_image, image in zip(masks, images, strict=True):
@@ -205,39 +217,3 @@ def _scale(largest: Floats) -> Floats:
     Products of numbers scaled by it neither overflow nor vanish.
     """
     return np.ldexp(1.0, -np.frexp(largest)[1].clip(-1000, 1000))
-
-
-def _check(
-    features: Tensor, grid: tuple[int, int], n_masks: int, tau: float, affinity: str
-) -> None:
-    require_floats(features, "pos d")
-    pos = features.shape[-2]
-    sides = (
-        [side for side in grid if checks.is_int(side) and side > 0]
-        if isinstance(grid, (tuple, list))
-        else []
-    )
-    if len(sides) != 2 or sides[0] * sides[1] != pos:
-        raise ValueError(
-            f"grid={grid} does not fit {pos} tokens (features {list(features.shape)}): give "
-            f"(rows, columns) with rows * columns = {pos}, and features without CLS."
-        )
-    if pos < 2:
-        raise ValueError(
-            f"a cut needs at least 2 tokens, but features {list(features.shape)} have {pos}: use a "
-            "finer grid."
-        )
-    checks.count("n_masks", n_masks)
-    if affinity not in _AFFINITIES:
-        raise ValueError(f"affinity={affinity!r}: give 'cosine' (CutLER) or 'inner' (2308.16271).")
-    if not isinstance(tau, (int, float)) or not math.isfinite(tau):
-        raise ValueError(f"tau={tau}: give a finite number, such as 0.15.")
-    if affinity == "inner" and tau < 0:
-        raise ValueError(
-            f"tau={tau} keeps negative inner products, but a cut needs weights >= 0: give tau >= 0."
-        )
-    if not all_finite(features):
-        bad = ~features.isfinite().all(dim=-1).all(dim=-1)  # [*batch]
-        where = tuple(bad.nonzero()[0].tolist())
-        image = f"at batch index {', '.join(map(str, where))} " if where else ""
-        raise ValueError(f"features {image}hold NaN or Inf: leave out such images.")

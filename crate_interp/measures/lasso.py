@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision, require_floats
+from crate_interp.measures.checks import Code, Tokens, in_full_precision, require_floats
 
 __all__ = ["lasso_kkt_residual", "lasso_objective", "lasso_solution"]
 
@@ -20,10 +20,7 @@ _LOOK = 10  # steps between two checks for solved tokens
 
 @in_full_precision
 def lasso_objective(
-    z: Float[Tensor, "*batch pos d_mlp"],
-    y: Float[Tensor, "*batch pos d_model"],
-    d: Float[Tensor, "d_model d_mlp"],
-    lambd: float | Tensor,
+    z: Code, y: Tokens, d: Float[Tensor, "d_model d_mlp"], lambd: float | Tensor
 ) -> Float[Tensor, "*batch pos"]:
     """Returns the lasso's objective at a code, for each token.
 
@@ -40,10 +37,7 @@ def lasso_objective(
 
 @in_full_precision
 def lasso_kkt_residual(
-    z: Float[Tensor, "*batch pos d_mlp"],
-    y: Float[Tensor, "*batch pos d_model"],
-    d: Float[Tensor, "d_model d_mlp"],
-    lambd: float | Tensor,
+    z: Code, y: Tokens, d: Float[Tensor, "d_model d_mlp"], lambd: float | Tensor
 ) -> Float[Tensor, "*batch pos"]:
     """Returns how far a code is from solving the lasso, for each token.
 
@@ -61,12 +55,12 @@ def lasso_kkt_residual(
 @in_full_precision
 @torch.no_grad()
 def lasso_solution(
-    y: Float[Tensor, "*batch pos d_model"],
+    y: Tokens,
     d: Float[Tensor, "d_model d_mlp"],
     lambd: float | Tensor,
     tol: float = 1e-6,
     max_steps: int = 2000,
-) -> Float[Tensor, "*batch pos d_mlp"]:
+) -> Code:
     """Returns a solution of the lasso for each token, by accelerated proximal gradient steps.
 
     y `[..., pos, d_model]`, d `[d_model, d_mlp]`, lambd a number or `[d_mlp]` ->
@@ -88,13 +82,13 @@ def lasso_solution(
 
 @torch.no_grad()
 def lasso_solutions_at(
-    y: Float[Tensor, "*batch pos d_model"],
+    y: Tokens,
     d: Float[Tensor, "d_model d_mlp"],
     lambd: float | Tensor,
     scales: Sequence[float],
     tol: float = 1e-6,
     max_steps: int = 2000,
-) -> list[Float[Tensor, "*batch pos d_mlp"]]:
+) -> list[Code]:
     """Returns `lasso_solution` for the dictionary D times each of the scales, solved in parallel.
 
     The code for c D is 1 / c times the code for D with the penalty lambd / c, at every step.

@@ -61,25 +61,11 @@ def jaccard(
     both are empty. Raises ValueError if a mask is not bool, if the last axes differ, or if the
     leading axes do not broadcast.
     """
-    for name, tensor in (("mask", mask), ("target", target)):
-        if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
-            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(
-                f"jaccard takes bool masks, but {name} is {got}: make a mask with mass_mask, "
-                "or with map > threshold."
-            )
-    if not mask.ndim or not target.ndim or mask.shape[-1] != target.shape[-1]:
+    if not _is_mask(mask, 1) or not _is_mask(target, 1) or mask.shape[-1] != target.shape[-1]:
         raise ValueError(
-            f"mask {list(mask.shape)} and target {list(target.shape)} have different last axes: "
-            "give two masks with the same number of tokens."
+            f"jaccard takes two bool masks of the same tokens, got {_described(mask)} and "
+            f"{_described(target)}: make masks with mass_mask, or with map > threshold."
         )
-    try:
-        torch.broadcast_shapes(mask.shape, target.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"mask {list(mask.shape)} and target {list(target.shape)} do not broadcast: "
-            "give leading axes that are equal or 1."
-        ) from None
     both = (mask & target).sum(dim=-1).double()
     either = (mask | target).sum(dim=-1).double()
     return torch.where(either == 0, 1.0, both / either.clamp(min=1))
@@ -109,7 +95,7 @@ def token_mask(
     mask bool `[..., height, width]` -> bool `[..., patch]`, row-major. Raises ValueError if the
     mask is not bool, or if its sides are not multiples of the patch's sides.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim < 2:
+    if not _is_mask(mask, 2):
         raise ValueError(
             f"a mask of pixels must be bool [..., height, width], got {_described(mask)}."
         )
@@ -135,8 +121,7 @@ def pixel_mask(
     fit the grid.
     """
     grid, patch_size = checks.size("grid", grid), checks.size("patch_size", patch_size)
-    right = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim > 0
-    if not right or mask.shape[-1] != grid[0] * grid[1]:
+    if not _is_mask(mask, 1) or mask.shape[-1] != grid[0] * grid[1]:
         raise ValueError(
             f"a mask of patches must be bool [..., {grid[0]} x {grid[1]}], got {_described(mask)}."
         )
@@ -144,10 +129,13 @@ def pixel_mask(
     return wide.repeat_interleave(patch_size[0], dim=-2).repeat_interleave(patch_size[1], dim=-1)
 
 
+def _is_mask(mask: object, axes: int) -> bool:
+    """Tells whether an object is a mask of at least so many axes."""
+    return isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim >= axes
+
+
 def _described(mask: object) -> str:
-    if isinstance(mask, Tensor):
-        return f"{mask.dtype} {list(mask.shape)}"
-    return type(mask).__name__
+    return f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
 
 
 def _check_map(map: Tensor) -> None:

@@ -1,5 +1,6 @@
-"""The objective that a CRATE layer is meant to improve: sparse rate reduction."""
+"""The objective that a CRATE layer is meant to improve, and how far a step can lower R^c."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,15 +8,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.measures import rates, sparsity
+from crate_interp.measures.checks import Bases, Tokens, in_full_precision
 
-__all__ = ["layer_objectives", "sparse_rate_reduction"]
+__all__ = ["layer_objectives", "least_rate", "sparse_rate_reduction"]
 
+_ROUNDS = 48  # rounds of the search for the multiplier; each halves its range
+_RANGE = 70.0  # range of the multiplier's logarithm
 Penalty = Callable[[Tensor], Tensor]  # [..., pos, d_model] -> [..., pos]
 
 
 def sparse_rate_reduction(
-    z: Float[Tensor, "*batch pos d_model"],
-    u: Float[Tensor, "head d_model d_head"],
+    z: Tokens,
+    u: Bases,
     eps: float,
     lambd: float,
     penalty: Penalty = sparsity.l0_norm,
@@ -43,7 +47,7 @@ def sparse_rate_reduction(
 def layer_objectives(
     layers: Sequence[Callable[[Tensor], Tensor]],
     bases: Sequence[Tensor],
-    z: Float[Tensor, "*batch pos d_model"],
+    z: Tokens,
     eps: float,
     lambd: float,
     penalty: Penalty = sparsity.l0_norm,
@@ -70,3 +74,89 @@ def layer_objectives(
         z = layer(z.detach())
         terms.append(sparse_rate_reduction(z, u, eps, lambd, penalty, normalise))
     return torch.stack(terms)
+
+
+@in_full_precision
+@torch.no_grad()
+def least_rate(
+    values: Float[Tensor, "*batch number"],
+    distance: Float[Tensor, "*batch"],
+    weights: Float[Tensor, "*batch number"] | None = None,
+) -> Float[Tensor, "*batch"]:
+    """Returns a rate that no step of a given length can go below.
+
+    `max_nu sum_i min_t [w_i / 2 log(1 + t^2) + nu (x_i - t)^2] - nu distance^2`.
+
+    values: the singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`;
+    distance `[...]`, >= 0: how far the values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
+    times the Frobenius length of the step; weights: w_i >= 0, None if all are 1 -> `[...]` in nats
+    per token, between 0 and the rate before the step. After any step of that length R^c is at least
+    this rate: singular values move by at most the length of the change of the matrix (Mirsky 1960),
+    and the formula is a Lagrange dual, which is at most the least rate of values that move so far
+    (weak duality). Each inner minimum is a root of a cubic. Computed in float64. Raises ValueError
+    if a value or a distance is negative.
+    """
+    if bool((values < 0).any()) or bool((distance < 0).any()):
+        raise ValueError(
+            "values or distance holds a negative number. Both are lengths: give numbers >= 0."
+        )
+    x, budget = values.double(), distance.double().square()
+    w = torch.ones_like(x) if weights is None else weights.double()
+    size = x.square().sum(dim=-1)
+    free = budget >= size  # all values can reach zero
+    moves = budget > 1e-30 * size  # a smaller budget changes no digit of a value
+    low_budget = budget.where(moves & ~free, 1.0)
+    high = (w.square().sum(dim=-1) / 16 / low_budget).sqrt().log()
+    low = high - _RANGE
+    for _ in range(_ROUNDS):
+        middle = (high + low) / 2
+        moved = _moved(x, _kappa(middle, w))
+        far = (x - moved).square().sum(dim=-1) > low_budget
+        low, high = torch.where(far, middle, low), torch.where(far, high, middle)
+    best = torch.maximum(*(_dual(x, w, nu, low_budget) for nu in (low, high)))
+    before = 0.5 * (w * torch.log1p(x.square())).sum(dim=-1)
+    best = torch.where(moves, best, before).masked_fill(free, 0.0).clamp_min(0.0)
+    return best.masked_fill(~x.isfinite().all(dim=-1), torch.nan).to(values.dtype)
+
+
+def _kappa(log_nu: Float[Tensor, "*batch"], w: Float[Tensor, "*batch number"]) -> Tensor:
+    return 0.5 * w * (-log_nu).exp()[..., None]
+
+
+def _dual(
+    x: Float[Tensor, "*batch number"], w: Tensor, log_nu: Tensor, budget: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch"]:
+    moved = _moved(x, _kappa(log_nu, w))
+    nu = log_nu.exp()
+    least = 0.5 * w * torch.log1p(moved.square()) + nu[..., None] * (x - moved).square()
+    return least.sum(dim=-1) - nu * budget
+
+
+def _moved(
+    x: Float[Tensor, "*batch number"], kappa: Float[Tensor, "*batch number"]
+) -> Float[Tensor, "*batch number"]:
+    """Returns the t >= 0 that minimises `1/2 log(1 + t^2) + (x - t)^2 / (2 kappa)`.
+
+    Its derivative is zero at the roots of t^3 - x t^2 + (1 + kappa) t - x. There is one real root,
+    or there are three, of which the outer two are minima.
+    """
+    third = x / 3
+    p, half_q = 1 + kappa - x * third, x * (kappa - 2) / 6 - third**3
+    under = half_q.square() + (p / 3) ** 3
+    one = under > 0
+    large = half_q.abs() + under.clamp_min(0).sqrt()
+    cube = torch.copysign(large.pow(1 / 3), -half_q)
+    single = third + cube - p / (3 * cube.where(cube != 0, 1.0))
+    radius = (-p / 3).clamp_min(0).sqrt()
+    angle = torch.acos((-half_q / (radius**3).where(radius > 0, 1.0)).clamp(-1, 1)) / 3
+    ends = (third + 2 * radius * torch.cos(angle + turn) for turn in (0.0, 2 * math.pi / 3))
+    first, last = (_polished(torch.where(one, single, end), x, kappa) for end in ends)
+    values = [torch.log1p(t * t) + (x - t).square() / kappa for t in (first, last)]
+    return torch.where(values[0] <= values[1], first, last)
+
+
+def _polished(t: Tensor, x: Tensor, kappa: Tensor) -> Tensor:
+    """Returns a root after one Newton step, kept within [0, x]."""
+    slope = 3 * t * t - 2 * x * t + 1 + kappa
+    step = (t * (t * (t - x) + 1 + kappa) - x) / slope.where(slope.abs() > 1e-9, torch.inf)
+    return torch.minimum((t - step).clamp_min(0.0), x)

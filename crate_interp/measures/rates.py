@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from crate_interp.measures import checks
+from crate_interp.measures.checks import Bases, Code, HeadCodes, Tokens
 
 __all__ = [
     "coding_length", "coding_rate", "dictionary_rate_change", "mcr2_coding_rate",
@@ -38,7 +39,7 @@ REDONE_LIMIT = 1e9
 
 
 @checks.in_full_precision
-def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Tensor, "*batch"]:
+def coding_rate(z: Tokens, eps: float) -> Float[Tensor, "*batch"]:
     """Returns the rate of the tokens as one Gaussian, R(Z; eps).
 
     `R(Z; eps) = 1/2 logdet(I + d / (N eps^2) Z Z^T)`, where N counts all rows of z and d its
@@ -59,9 +60,7 @@ def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Ten
     return rate.reshape(z.shape[:-2])
 
 
-def subspace_coding_rate(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
-) -> Float[Tensor, "*batch head"]:
+def subspace_coding_rate(z: Tokens, u: Bases, eps: float) -> Float[Tensor, "*batch head"]:
     """Returns the rate of the tokens' codes in each subspace, R^c_k.
 
     `R^c_k = 1/2 logdet(I + p / (N eps^2) C_k C_k^T)`, where C_k = Z U_k.
@@ -79,10 +78,7 @@ def subspace_coding_rate(
 
 @checks.in_full_precision
 def rate_of_codes(
-    codes: Float[Tensor, "*batch head pos d_head"],
-    z: Float[Tensor, "*batch pos d_model"],
-    u: Float[Tensor, "head d_model d_head"],
-    eps: float,
+    codes: HeadCodes, z: Tokens, u: Bases, eps: float
 ) -> Float[Tensor, "*batch head"]:
     """Returns `subspace_coding_rate` from given codes `head_codes(z, u)`."""
     check_rate(z, eps)
@@ -95,9 +91,7 @@ def rate_of_codes(
     return rate.reshape(codes.shape[:-2])
 
 
-def rate_reduction(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
-) -> Float[Tensor, "*batch"]:
+def rate_reduction(z: Tokens, u: Bases, eps: float) -> Float[Tensor, "*batch"]:
     """Returns the rate of all tokens minus the rates of their codes in the subspaces.
 
     `Delta R(Z | U; eps) = R(Z; eps) - sum_k R^c_k(Z | U; eps)`.
@@ -111,7 +105,7 @@ def rate_reduction(
 
 @checks.in_full_precision
 def mcr2_coding_rate(
-    z: Float[Tensor, "*batch pos d_model"], membership: Shaped[Tensor, "..."], eps: float
+    z: Tokens, membership: Shaped[Tensor, "..."], eps: float
 ) -> Float[Tensor, "*batch"]:
     """Returns R^c of MCR2: the rate of the tokens, computed class by class.
 
@@ -143,20 +137,14 @@ def mcr2_coding_rate(
     return (rate * count).sum(dim=-1) / pos
 
 
-def _weights(
-    membership: Tensor, z: Float[Tensor, "*batch pos d_model"]
-) -> Float[Tensor, "*batch pos class"]:
+def _weights(membership: Tensor, z: Tokens) -> Float[Tensor, "*batch pos class"]:
     """Returns the membership as weights in the dtype of z."""
-    kind = getattr(membership, "dtype", type(membership).__name__)
-    if not isinstance(membership, Tensor) or kind == torch.bool or membership.is_complex():
-        raise ValueError(f"membership is {kind}: give ints [..., pos] or floats [..., pos, class].")
     soft = membership.is_floating_point()
     shape = membership.shape[:-1] if soft else membership.shape
-    if shape != z.shape[:-1] or 0 in membership.shape:
-        wanted = "float weights [..., pos, class]" if soft else "integers [..., pos]"
+    if shape != z.shape[:-1] or 0 in membership.shape or membership.dtype == torch.bool:
         raise ValueError(
-            f"membership {list(membership.shape)} does not fit tokens {list(z.shape)}: "
-            f"give {wanted}."
+            f"membership {list(membership.shape)} of {membership.dtype} does not fit tokens "
+            f"{list(z.shape)}: give integers [..., pos], or float weights [..., pos, class]."
         )
     if not bool((membership >= 0).all()) or not bool(membership.isfinite().all()):
         raise ValueError(
@@ -166,7 +154,7 @@ def _weights(
     return weights.to(z.dtype)
 
 
-def coding_length(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Tensor, "*batch"]:
+def coding_length(z: Tokens, eps: float) -> Float[Tensor, "*batch"]:
     """Returns the number of bits that code all tokens and their basis.
 
     `(N + d) / ln 2 * R(Z; eps)`: N + d instead of N because the basis is sent too.
@@ -179,7 +167,7 @@ def coding_length(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[T
 
 @checks.in_full_precision
 def dictionary_rate_change(
-    z: Float[Tensor, "*batch pos d_mlp"], d: Float[Tensor, "d_model d_mlp"], eps: float
+    z: Code, d: Float[Tensor, "d_model d_mlp"], eps: float
 ) -> Float[Tensor, "*batch"]:
     """Returns how the rate of codes changes when a dictionary decodes them, `R(D Z) - R(Z)`.
 
@@ -195,7 +183,7 @@ def dictionary_rate_change(
 
 @checks.in_full_precision
 def official_coding_rate(
-    codes: Float[Tensor, "*batch head pos d_head"], eps_squared: float = 0.01
+    codes: HeadCodes, eps_squared: float = 0.01
 ) -> Float[Tensor, "*batch head"]:
     """Returns the R^c of the authors' script: the rate of codes scaled to length one.
 
@@ -213,7 +201,7 @@ def official_coding_rate(
 
 @checks.in_full_precision
 def official_rate_and_zeros(
-    codes: Float[Tensor, "*batch head pos d_head"], eps_squared: float = 0.01
+    codes: HeadCodes, eps_squared: float = 0.01
 ) -> tuple[Float[Tensor, "*batch head"], Float[Tensor, "*batch head"]]:
     """Returns `official_coding_rate` and the number of all-zero codes of each head."""
     if not eps_squared > 0:
@@ -243,9 +231,7 @@ def _unit_rows(codes: Float[Tensor, "*batch pos d_head"]) -> tuple[Tensor, Float
 
 
 @checks.in_full_precision
-def head_codes(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
-) -> Float[Tensor, "*batch head pos d_head"]:
+def head_codes(z: Tokens, u: Bases) -> HeadCodes:
     """Returns the tokens in the coordinates of each subspace, C_k = Z U_k."""
     wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     codes = (z @ wide).unflatten(-1, (u.shape[0], u.shape[2]))

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core.device_waits import waits
-from crate_interp.measures.checks import largest_entry, require_entries, squares_fit
+from crate_interp.measures.checks import Code, largest_entry, require_entries, squares_fit
 
 __all__ = [
     "firing_rate", "gini", "hoyer", "l0_norm", "l1_l2_ratio", "l1_norm", "mean_magnitude",
@@ -15,9 +15,7 @@ __all__ = [
 _EMPTY = "there is no code to measure"
 
 
-def zero_fraction(
-    z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0
-) -> Float[Tensor, "*batch pos"]:
+def zero_fraction(z: Code, tol: float = 0.0) -> Float[Tensor, "*batch pos"]:
     """Returns the share of entries with |z| <= tol; exact zeros by default.
 
     z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]. The authors' script counts exact zeros and
@@ -34,7 +32,7 @@ def zero_fraction(
     return _valid(zeros.sum(dim=-1) / z.shape[-1], z, z.sum(dim=-1))
 
 
-def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+def l1_norm(z: Code) -> Float[Tensor, "*batch pos"]:
     """Returns the sum of absolute values, `|z|_1`, which ISTA's threshold penalises.
 
     z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. NaN in a token gives NaN.
@@ -45,7 +43,7 @@ def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
     return _valid(size, z, size)
 
 
-def l0_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+def l0_norm(z: Code) -> Float[Tensor, "*batch pos"]:
     """Returns the number of entries that are not zero, `|z|_0`.
 
     z `[..., pos, d_mlp]` -> `[..., pos]`, 0 to d_mlp. It is a count, so its gradient is zero
@@ -57,7 +55,7 @@ def l0_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
     return _valid((z.detach() != 0).to(z.dtype).sum(dim=-1) + (z * 0).sum(dim=-1), z, z.sum(dim=-1))
 
 
-def mean_magnitude(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+def mean_magnitude(z: Code) -> Float[Tensor, "*batch pos"]:
     """Returns the mean absolute value, `|z|_1 / d_mlp`, which compares codes of different widths.
 
     z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. NaN in a token gives NaN.
@@ -66,7 +64,7 @@ def mean_magnitude(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batc
     return l1_norm(z) / z.shape[-1]
 
 
-def l1_l2_ratio(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+def l1_l2_ratio(z: Code) -> Float[Tensor, "*batch pos"]:
     """Returns `|z|_1 / |z|_2`: 1 for a single nonzero entry, sqrt(d_mlp) for equal entries.
 
     z `[..., pos, d_mlp]` -> `[..., pos]` in [1, sqrt(d_mlp)]; 0 for an all-zero token. It does not
@@ -77,7 +75,7 @@ def l1_l2_ratio(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch p
     return _valid(ratio, z, ratio)
 
 
-def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+def hoyer(z: Code) -> Float[Tensor, "*batch pos"]:
     """Returns Hoyer's sparsity: 0 for equal entries, 1 for a single nonzero entry.
 
     `(sqrt(n) - |z|_1 / |z|_2) / (sqrt(n) - 1)`, where n = d_mlp.
@@ -90,7 +88,7 @@ def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     return l1_and_hoyer(z)[1]
 
 
-def l1_and_hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> tuple[Tensor, Tensor]:
+def l1_and_hoyer(z: Code) -> tuple[Tensor, Tensor]:
     """Returns `l1_norm` and `hoyer`, which share the sum of absolute values."""
     require_entries(z, "pos d_mlp", _EMPTY)
     width = z.shape[-1]
@@ -102,9 +100,7 @@ def l1_and_hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> tuple[Tensor, Tensor]:
     return _valid(size, z, size), _valid(value, z, value)
 
 
-def _l1_over_l2(
-    z: Float[Tensor, "*batch pos d_mlp"], l1: Float[Tensor, "*batch pos"]
-) -> tuple[Tensor, Tensor]:
+def _l1_over_l2(z: Code, l1: Float[Tensor, "*batch pos"]) -> tuple[Tensor, Tensor]:
     """Returns the ratio `[..., pos]`, 0 for a token of zeros, and which tokens are zeros."""
     l2 = torch.linalg.vector_norm(z, dim=-1)
     if not squares_fit(l2):
@@ -114,7 +110,7 @@ def _l1_over_l2(
     return l1 / l2.masked_fill(zero, 1), zero
 
 
-def gini(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+def gini(z: Code) -> Float[Tensor, "*batch pos"]:
     """Returns the Gini index of absolute values: 0 for equal entries.
 
     `sum_i (2i - n - 1) |z|_(i) / (n |z|_1)`, where |z|_(1) is the smallest entry and n = d_mlp.
@@ -133,9 +129,7 @@ def gini(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     return _valid(value.masked_fill(total == 0, 1 - 1 / width), z, total)
 
 
-def support_for_energy(
-    z: Float[Tensor, "*batch pos d_mlp"], energy: float = 0.9
-) -> Float[Tensor, "*batch pos"]:
+def support_for_energy(z: Code, energy: float = 0.9) -> Float[Tensor, "*batch pos"]:
     """Returns the smallest number of entries whose squares hold a share `energy` of `|z|^2`.
 
     z `[..., pos, d_mlp]` -> `[..., pos]`, 1 to d_mlp; 0 for an all-zero token. Divide by d_mlp to
@@ -153,9 +147,7 @@ def support_for_energy(
     return _valid(count.to(z.dtype), z, held[..., -1])
 
 
-def firing_rate(
-    z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0
-) -> Float[Tensor, "*batch d_mlp"]:
+def firing_rate(z: Code, tol: float = 0.0) -> Float[Tensor, "*batch d_mlp"]:
     """Returns the share of tokens in which each entry is on, `|z| > tol`.
 
     z `[..., pos, d_mlp]` -> `[..., d_mlp]` in [0, 1]; 0 means that an atom never fires. NaN in an
@@ -169,9 +161,7 @@ def firing_rate(
 
 
 def _valid(
-    value: Float[Tensor, "*batch pos"],
-    z: Float[Tensor, "*batch pos d_mlp"],
-    seen: Float[Tensor, "*batch pos"],
+    value: Float[Tensor, "*batch pos"], z: Code, seen: Float[Tensor, "*batch pos"]
 ) -> Float[Tensor, "*batch pos"]:
     """Sets the values of tokens that hold NaN or Inf to NaN.
 

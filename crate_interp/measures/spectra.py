@@ -7,12 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.measures import checks, rates
+from crate_interp.measures.checks import Bases, Tokens
 
 __all__ = ["effective_rank", "rate_of_spectrum", "spectrum", "stable_rank", "subspace_spectrum"]
 
 
 @checks.in_full_precision
-def spectrum(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch rank"]:
+def spectrum(z: Tokens) -> Float[Tensor, "*batch rank"]:
     """Returns the eigenvalues of `Z^T Z`, descending: the squared singular values of the tokens.
 
     z `[..., pos, d_model]` -> `[..., min(pos, d_model)]`, >= 0, in squared units of z. Computed
@@ -24,9 +25,7 @@ def spectrum(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch ra
 
 
 @checks.in_full_precision
-def subspace_spectrum(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
-) -> Float[Tensor, "*batch head rank"]:
+def subspace_spectrum(z: Tokens, u: Bases) -> Float[Tensor, "*batch head rank"]:
     """Returns the eigenvalues of `C_k^T C_k` for each head, descending; C_k = Z U_k.
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head, min(pos, d_head)]`, >= 0,
@@ -94,7 +93,7 @@ def stable_rank(w: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batc
 
 
 @checks.in_full_precision
-def effective_rank(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch"]:
+def effective_rank(z: Tokens) -> Float[Tensor, "*batch"]:
     """Returns how many directions the tokens fill.
 
     `exp(H)`, where H is the entropy of the singular values scaled to sum to one.

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.measures import checks, rates, spectra
+from crate_interp.measures.checks import Bases, HeadCodes, Tokens
 
 __all__ = [
     "column_cosines", "completeness_defect", "condition_number", "dictionary_defect",
@@ -80,9 +81,7 @@ def head_overlap(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor
 
 
 @checks.in_full_precision
-def projection_energy(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
-) -> Float[Tensor, "*batch pos head"]:
+def projection_energy(z: Tokens, u: Bases) -> Float[Tensor, "*batch pos head"]:
     """Returns the share of each token's energy that lies in each subspace.
 
     `|Q_k^T z|^2 / |z|^2`, where Q_k = qr(U_k).
@@ -98,9 +97,7 @@ def projection_energy(
     return energy_of_codes(rates.head_codes(z, checks.qr(u)[0]), z)
 
 
-def energy_of_codes(
-    codes: Float[Tensor, "*batch head pos d_head"], z: Float[Tensor, "*batch pos d_model"]
-) -> Float[Tensor, "*batch pos head"]:
+def energy_of_codes(codes: HeadCodes, z: Tokens) -> Float[Tensor, "*batch pos head"]:
     """Returns `projection_energy` from given orthonormal codes."""
     lengths = torch.linalg.vector_norm(codes, dim=-1).transpose(-2, -1)  # [..., pos, head]
     norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
@@ -157,9 +154,7 @@ def _off_scale(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @checks.in_full_precision
-def output_map_cosine(
-    w_o: Float[Tensor, "head d_head d_model"], u: Float[Tensor, "head d_model d_head"]
-) -> Float[Tensor, "head"]:
+def output_map_cosine(w_o: Float[Tensor, "head d_head d_model"], u: Bases) -> Float[Tensor, "head"]:
     """Returns how much each head writes along its own subspace: the cosine of W_O,k and U_k^T.
 
     `<W_O,k, U_k^T>_F / (|W_O,k|_F |U_k|_F)`.
@@ -274,9 +269,7 @@ def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "
     return (most / least).masked_fill(least == 0, torch.inf).to(d.dtype)
 
 
-def membership_entropy(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
-) -> Float[Tensor, "*batch pos"]:
+def membership_entropy(z: Tokens, u: Bases) -> Float[Tensor, "*batch pos"]:
     """Returns how spread each token is over the subspaces.
 
     It is the entropy of the token's `projection_energy`, normalised over heads.
@@ -293,9 +286,7 @@ def membership_entropy(
 
 
 @checks.in_full_precision
-def subspace_snr(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
-) -> Float[Tensor, "*batch head"]:
+def subspace_snr(z: Tokens, u: Bases) -> Float[Tensor, "*batch head"]:
     """Returns the tokens' length inside each subspace divided by their length outside.
 
     `|Q_k Q_k^T Z|_F / |(I - Q_k Q_k^T) Z|_F`, where Q_k = qr(U_k).

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.measures import attention, checks, rates
+from crate_interp.measures.checks import HeadCodes
 
 __all__ = [
     "assignment_entropy", "membership_balance", "membership_share", "subspaces_per_token",
@@ -22,9 +23,7 @@ _EMPTY = "there is no membership to measure"
 
 @checks.in_full_precision
 def variational_rate(
-    codes: Float[Tensor, "*batch head pos d_head"],
-    membership: Float[Tensor, "*batch head pos"],
-    eps: float,
+    codes: HeadCodes, membership: Float[Tensor, "*batch head pos"], eps: float
 ) -> Float[Tensor, "*batch head"]:
     """Returns the upper bound of R^c that token statistics attention (TSSA) descends, by subspace.
 
@@ -48,10 +47,8 @@ def variational_rate(
 
 @checks.in_full_precision
 def variational_rate_gradient(
-    codes: Float[Tensor, "*batch head pos d_head"],
-    membership: Float[Tensor, "*batch head pos"],
-    eps: float,
-) -> Float[Tensor, "*batch head pos d_head"]:
+    codes: HeadCodes, membership: Float[Tensor, "*batch head pos"], eps: float
+) -> HeadCodes:
     """Returns the gradient of `variational_rate`, summed over heads, at fixed memberships.
 
     `a pi_ki c_kij / (N (1 + a m_kj))`, where a = d / eps^2 and d, m_kj are as in
@@ -72,9 +69,7 @@ def variational_rate_gradient(
     return slope.masked_fill(~finite, torch.nan).to(codes.dtype)
 
 
-def assignment_entropy(
-    membership: Float[Tensor, "*batch head pos"],
-) -> Float[Tensor, "*batch pos"]:
+def assignment_entropy(membership: Float[Tensor, "*batch head pos"]) -> Float[Tensor, "*batch pos"]:
     """Returns the entropy of each token's membership over subspaces, `-sum_k pi_k ln pi_k`.
 
     membership `[..., head, pos]`, whose weights of a token sum to 1 -> `[..., pos]` in nats, 0 (in
@@ -99,9 +94,7 @@ def subspaces_per_token(
     return attention.effective_support(membership.mT)
 
 
-def membership_share(
-    membership: Float[Tensor, "*batch head pos"],
-) -> Float[Tensor, "*batch head"]:
+def membership_share(membership: Float[Tensor, "*batch head pos"]) -> Float[Tensor, "*batch head"]:
     """Returns the share of the tokens that each subspace holds, `n_k / N = 1/N sum_i pi_ki`.
 
     membership `[..., head, pos]` -> `[..., head]` in [0, 1]. The shares sum to 1 if the weights of

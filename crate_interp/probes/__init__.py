@@ -3,19 +3,13 @@
 from collections.abc import Sequence
 
 from crate_interp.core import checks
-from crate_interp.probes.activity_probe import activity
-from crate_interp.probes.alignment_probe import alignment
-from crate_interp.probes.attention_probe import attention
+from crate_interp.probes.attention_probe import attention, membership, representatives
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT
-from crate_interp.probes.compression_probe import compression
-from crate_interp.probes.frames_probe import frames
-from crate_interp.probes.membership_probe import membership
-from crate_interp.probes.objective_probe import objective
+from crate_interp.probes.compression_probe import compression, frames, objective
+from crate_interp.probes.geometry_probe import alignment, ranks
 from crate_interp.probes.probe import Probe
-from crate_interp.probes.ranks_probe import ranks
-from crate_interp.probes.representatives_probe import representatives
 from crate_interp.probes.segmentation_probe import segmentation
-from crate_interp.probes.sparsity_probe import sparsity
+from crate_interp.probes.sparsity_probe import activity, sparsity
 from crate_interp.results.statistic import Statistic
 
 __all__ = [
@@ -35,18 +29,14 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
 
     Raises ValueError for unknown names, for no probe at all, and for two probes with the same name.
     """
-    if probes is not None and not isinstance(probes, (str, Probe, Sequence)):
+    if not (probes is None or (isinstance(probes, (str, Probe, Sequence)) and probes)):
         raise ValueError(
-            f"probes are names or ci.Probe objects, got {type(probes).__name__}: give names such "
-            f"as {', '.join(DEFAULT)}."
+            f"probes={checks.shown(probes)}: give names such as {', '.join(DEFAULT)}, ci.Probe "
+            "objects, or None for these names."
         )
-    wanted = DEFAULT if probes is None else probes
-    wanted = [wanted] if isinstance(wanted, (str, Probe)) else wanted
-    resolved = [_named(probe) if isinstance(probe, str) else probe for probe in wanted]
-    if not resolved:
-        raise ValueError(
-            f"there is no probe to run: give names such as {', '.join(DEFAULT)}, or None for these."
-        )
+    named = DEFAULT if probes is None else probes
+    named = [named] if isinstance(named, (str, Probe)) else named
+    resolved = [_named(probe) if isinstance(probe, str) else probe for probe in named]
     for probe in resolved:
         if not isinstance(probe, Probe):
             call = f": call it, {getattr(probe, '__name__', 'probe')}()" if callable(probe) else ""

@@ -1,12 +1,26 @@
-"""How sharply each head attends."""
+"""How sharply each head attends, and what stands in its place in ToST and CBT."""
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from crate_interp.measures import attention_entropy, effective_support, top_mass
+from crate_interp.core import checks
+from crate_interp.measures import (
+    assignment_entropy,
+    attention_entropy,
+    contracted_rate,
+    contraction_coverage,
+    effective_support,
+    membership_balance,
+    membership_share,
+    representatives_in_use,
+    subspaces_per_token,
+    top_mass,
+    variational_rate,
+)
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe
@@ -83,7 +97,7 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
         even = float(torch.log(layer_reading.visible_keys(queries).double()).mean())
     uniform = pattern.new_full((len(pattern),), even)
     answer = {"entropy": entropy.mean(dim=-1), "entropy_uniform": uniform}
-    if not layer_reading.has_cls(block):
+    if not layer_reading.n_special(block):
         return answer
     cls = pattern[:, :, :1]
     return answer | {
@@ -105,3 +119,138 @@ def _among(shares: Tensor) -> Tensor:
     whole = shares.sum(dim=-1, keepdim=True)
     shares = shares / whole.clamp_min(torch.finfo(whole.dtype).tiny)
     return torch.special.entr(shares).sum(dim=-1)
+
+
+_BOUND = (
+    "Upper bound of R^c at the layer's memberships, of {z}, sum of heads: what ToST's attention is "
+    "to lower."
+)
+_MEMBERSHIP: dict[str, Statistic] = {
+    "token_entropy": Statistic(
+        "Entropy of a token's membership", "lower belongs to fewer subspaces", "nats", 0.0, None,
+        "Entropy of membership over subspaces, mean over tokens: 0 in one subspace, ln K evenly in "
+        "all.",
+    ),
+    "subspaces": Statistic(
+        "Subspaces a token belongs to", "lower belongs to fewer subspaces", "subspaces", 1.0, None,
+        "How many subspaces a token effectively belongs to, 1 / sum pi^2, mean over tokens.",
+    ),
+    "share_head": Statistic(
+        "Share of tokens a subspace holds", "1 / K if all hold as many", "share of tokens", 0.0,
+        1.0, "Mean membership of the tokens in each subspace.",
+    ),
+    "balance": Statistic(
+        "Balance of the subspaces", "1 if all hold as many tokens", "", 0.0, 1.0,
+        "Entropy of the subspaces' shares of the tokens, divided by ln K.",
+    ),
+    "bound_pre": Statistic(
+        "Bound of R^c before attention", "lower is more compressed", "nats per token", 0.0, None,
+        _BOUND.format(z="Z^l, the layer's input"), column="bound before",
+    ),
+    "bound_mid": Statistic(
+        "Bound of R^c after attention", "lower is more compressed", "nats per token", 0.0, None,
+        _BOUND.format(z="Z^{l+1/2}, after attention, with the memberships of before"),
+        column="bound after",
+    ),
+}  # fmt: skip
+
+
+def membership(eps: float = 0.1, tokens: Tokens = "all", name: str = "membership") -> Probe:
+    """Returns a probe of ToST's memberships, which stand where CRATE has an attention pattern.
+
+    It measures their entropy, how many subspaces a token belongs to, how many tokens each subspace
+    holds and how evenly, and `variational_rate` of the stream before and after attention with the
+    same memberships. tokens: "all", "patches" or positions. A layer with one head has no balance;
+    in a causal model each token has moments of its own, so that there is no one bound. Raises
+    ValueError for eps <= 0.
+    """
+    checks.positive("eps", eps)
+    tokens = layer_reading.check_tokens(tokens)
+    return Probe(
+        name=name,
+        heading="Membership: which subspaces a token belongs to",
+        points=("hook_resid_pre", "attn.hook_pi", "hook_resid_mid"),
+        measure=partial(_measure_membership, eps=eps, tokens=tokens),
+        statistics=_MEMBERSHIP,
+        settings={"eps": eps, "tokens": tokens},
+        subspaces=True,
+    )
+
+
+def _measure_membership(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dict[str, Tensor]:
+    pi = layer_reading.picked(acts["attn.hook_pi"], tokens, block, axis=2)
+    answer = {
+        "token_entropy": assignment_entropy(pi).mean(dim=-1),
+        "subspaces": subspaces_per_token(pi).mean(dim=-1),
+        "share_head": membership_share(pi),
+    }
+    if pi.shape[1] > 1:
+        answer["balance"] = membership_balance(pi)
+    if block.attn.cfg.causal:
+        return answer
+    for place, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):
+        codes = layer_reading.stored_codes(block, acts, point)  # [batch, head, pos, d_head]
+        codes = layer_reading.picked(codes, tokens, block, axis=2)
+        answer[f"bound_{place}"] = variational_rate(codes, pi, eps).sum(dim=-1)
+    return answer
+
+
+_RATE = "Rate of the representatives in the subspaces, of {z}, sum of heads: what CBSA is to lower."
+_REPRESENTATIVES: dict[str, Statistic] = {
+    "in_use": Statistic(
+        "Representatives that read different tokens", "64 if no two read the same",
+        "representatives", 0.0, None,
+        "Effective number of representatives of a head, by the cosines of what they read; a random "
+        "network's are nearly all alike.",
+    ),
+    "coverage": Statistic(
+        "Share of tokens that representatives read", "1 if all are read alike", "share of tokens",
+        0.0, 1.0,
+        "Effective share of the tokens that a head's representatives read, taken together.",
+    ),
+    "rate_pre": Statistic(
+        "Rate of representatives before attention", "lower is more compressed",
+        "nats per representative", 0.0, None, _RATE.format(z="Z^l, the layer's input"),
+        column="rate before",
+    ),
+    "rate_mid": Statistic(
+        "Rate of representatives after attention", "lower is more compressed",
+        "nats per representative", 0.0, None,
+        _RATE.format(z="Z^{l+1/2}, after attention, with the contraction of before"),
+        column="rate after",
+    ),
+}  # fmt: skip
+
+
+def representatives(eps: float = 0.1, name: str = "representatives") -> Probe:
+    """Returns a probe of CBT's contraction, which stands where CRATE has an attention pattern.
+
+    It measures how many of the 64 representatives of each head read different tokens, which share
+    of the tokens they read, and `contracted_rate` of the stream before and after attention with
+    the contraction of before. As in the official code a representative is its pooled code plus
+    step_rep times what it contracts. Raises ValueError for eps <= 0.
+    """
+    checks.positive("eps", eps)
+    return Probe(
+        name=name,
+        heading="Representatives: how tokens are contracted",
+        points=("hook_resid_pre", "attn.hook_contract", "hook_resid_mid"),
+        measure=partial(_measure_representatives, eps=eps),
+        statistics=_REPRESENTATIVES,
+        settings={"eps": eps},
+        subspaces=True,
+    )
+
+
+def _measure_representatives(block: Block, acts: Acts, eps: float) -> dict[str, Tensor]:
+    contract = acts["attn.hook_contract"]
+    answer = {
+        "in_use": representatives_in_use(contract),
+        "coverage": contraction_coverage(contract),
+    }
+    attn: Any = block.attn
+    whole = attn.reading(contract)
+    for place, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):
+        codes = layer_reading.stored_codes(block, acts, point)  # [batch, head, pos, d_head]
+        answer[f"rate_{place}"] = contracted_rate(codes, whole, eps).sum(dim=-1)
+    return answer

@@ -4,18 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from crate_interp.probes.activity_probe import activity
-from crate_interp.probes.alignment_probe import alignment
-from crate_interp.probes.attention_probe import attention
-from crate_interp.probes.compression_probe import PLACES, compression
-from crate_interp.probes.frames_probe import frames
-from crate_interp.probes.membership_probe import membership
-from crate_interp.probes.objective_probe import objective
+from crate_interp.probes.attention_probe import attention, membership, representatives
+from crate_interp.probes.compression_probe import PLACES, compression, frames, objective
+from crate_interp.probes.geometry_probe import alignment, ranks
 from crate_interp.probes.probe import Probe
-from crate_interp.probes.ranks_probe import ranks
-from crate_interp.probes.representatives_probe import representatives
 from crate_interp.probes.segmentation_probe import segmentation
-from crate_interp.probes.sparsity_probe import sparsity
+from crate_interp.probes.sparsity_probe import activity, sparsity
 from crate_interp.results.statistic import Statistic, described, title_of
 
 BUILT_IN: dict[str, Callable[..., Probe]] = {

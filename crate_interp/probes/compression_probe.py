@@ -1,11 +1,20 @@
-"""Compression: the coding rates of the stream before and after attention."""
+"""Coding rates of the stream: compression, its change in three frames, and the objective."""
 
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
-from crate_interp.measures import coding_rate, rates
+from crate_interp.core import checks
+from crate_interp.measures import (
+    coding_rate,
+    l0_norm,
+    l1_norm,
+    rate_reduction,
+    rates,
+    subspace_coding_rate,
+)
 from crate_interp.probes import layer_reading
 from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe
@@ -67,14 +76,12 @@ def compression(
     `zero_codes` is summed into the result's meta. Raises ValueError for eps <= 0, and for an
     unknown place or basis.
     """
-    if not eps > 0:
-        raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
+    checks.positive("eps", eps)
     if isinstance(at, str) or not len(at) or set(at) - set(PLACES) or len(set(at)) < len(at):
         raise ValueError(
             f"at={at!r}: give some of {', '.join(PLACES)}, each once, such as ('pre', 'mid')."
         )
-    if basis not in ("stored", "orthonormal"):
-        raise ValueError(f"basis={basis!r}: give 'stored' or 'orthonormal'.")
+    checks.one_of("basis", basis, ("stored", "orthonormal"))
     tokens = layer_reading.check_tokens(tokens)
     settings = {"eps": eps, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis}
     points = {place: PLACES[place][0] for place in at}
@@ -189,3 +196,124 @@ def _official(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 
 def _final(z: Tensor, block: Block, eps: float, tokens: Tokens) -> dict[str, Tensor]:
     return {"rate_pre": coding_rate(layer_reading.picked(z, tokens, block), eps)}
+
+
+_FRAMES: dict[str, Statistic] = {
+    f"change_{name}": Statistic(
+        f"What attention adds to R^c, {frame.title}",
+        "below 0 by the theory",
+        "nats per token",
+        None,
+        None,
+        "R^c after attention minus R^c before it, for "
+        f"{frame.tokens.format(z='Z')}; below 0 by the theory.",
+    )
+    for name, frame in layer_reading.FRAMES.items()
+}
+
+
+def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Probe:
+    """Returns a probe of attention's change of R^c, R^c(Z^{l+1/2}) - R^c(Z^l), in three frames.
+
+    Both rates use the stored U of layer l. A rate depends on the length of Z, so a layer may lower
+    it in one frame and raise it in another. "stream": Z as it is. "read": LN(Z) by the norm before
+    the layer's own attention. "unit": Z scaled to |Z|_F = sqrt(pos d_model). `ci.audit` uses the
+    same frames and also compares with nulls; this probe measures only the change.
+
+    eps: as in the paper. tokens: "all", "patches" (without CLS) or positions. Layers whose queries,
+    keys and values are different codes have no U and are left out. Raises ValueError for eps <= 0.
+    """
+    eps, tokens = checks.positive("eps", eps), layer_reading.check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("hook_resid_pre", "hook_resid_mid"),
+        measure=partial(_measure_frames, eps=eps, tokens=tokens),
+        statistics=_FRAMES,
+        settings={"eps": eps, "tokens": tokens},
+        subspaces=True,
+    )
+
+
+def _measure_frames(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dict[str, Tensor]:
+    u = layer_reading.subspaces(block)
+    if u is None:
+        return {}
+    before, after = (
+        {
+            frame: subspace_coding_rate(z, u, eps).sum(dim=-1)
+            for frame, z in layer_reading.in_frames(
+                block, layer_reading.picked(acts[point], tokens, block)
+            ).items()
+        }
+        for point in ("hook_resid_pre", "hook_resid_mid")
+    )
+    return {f"change_{frame}": after[frame] - before[frame] for frame in layer_reading.FRAMES}
+
+
+_SIZES = {"count": ("|Z|_0", "the count of entries"), "l1": ("|Z|_1", "the sum of entries")}
+_OBJECTIVE: dict[str, Statistic] = {
+    f"{size}_{name}": Statistic(
+        f"Objective with {words}, {frame.title}",
+        "lower is better",
+        "nats",
+        None,
+        None,
+        f"lambda {symbol} + R^c - R of {frame.tokens.format(z='Z^{l+1}')}, with U of layer l; "
+        "lower is better.",
+    )
+    for size, (symbol, words) in _SIZES.items()
+    for name, frame in layer_reading.FRAMES.items()
+}
+
+
+def objective(
+    eps: float = 0.1, lambd: float = 0.1, tokens: Tokens = "all", name: str = "objective"
+) -> Probe:
+    """Returns a probe of the objective that a layer should lower, for its output Z^{l+1}.
+
+    The objective is `lambd |Z|_0 + R^c(Z | U; eps) - R(Z; eps)`, with U of the same layer. It is
+    the summand of arXiv 2411.17182 eq. 11. "count" uses |Z|_0, the number of entries that are not
+    zero; "l1" uses the sum of absolute values; both are sums over entries and tokens, and outweigh
+    the rates in wide models. The paper does not say whether its count is a fraction.
+
+    The rates depend on the length of Z, so there are three frames. "stream": Z as it is, which is
+    what the paper measures (its App. C leaves out LayerNorm). "read": LN(Z) by the LayerNorm before
+    the layer's own attention, ln1. "unit": Z scaled to |Z|_F = sqrt(pos d_model). LayerNorm leaves
+    no zeros, so in every frame the sparsity is measured on Z itself, scaled to the Frobenius norm
+    that Z has in the frame; the count is therefore the same in all three frames.
+
+    eps, lambd: as in the paper, whose lambd is 0.1. tokens: "all", "patches" (without CLS) or
+    positions. Layers whose queries, keys and values are different codes have no U and are left out.
+    In a MAE decoder the output is not a code, because attention comes last. Raises ValueError for
+    eps <= 0 or lambd < 0.
+    """
+    eps, lambd = checks.positive("eps", eps), checks.non_negative("lambd", lambd)
+    tokens = layer_reading.check_tokens(tokens)
+    return Probe(
+        name=name,
+        heading="The objective that a layer is meant to lower",
+        points=("hook_resid_post",),
+        measure=partial(_measure_objective, eps=eps, lambd=lambd, tokens=tokens),
+        statistics=_OBJECTIVE,
+        settings={"eps": eps, "lambd": lambd, "tokens": tokens},
+        subspaces=True,
+    )
+
+
+def _measure_objective(
+    block: Block, acts: Acts, eps: float, lambd: float, tokens: Tokens
+) -> dict[str, Tensor]:
+    u = layer_reading.subspaces(block)
+    if u is None:
+        return {}
+    z = layer_reading.picked(acts["hook_resid_post"], tokens, block)
+    length = torch.linalg.matrix_norm(z)  # [batch]
+    length = length.masked_fill(length == 0, 1)
+    count, size = l0_norm(z).sum(dim=-1), l1_norm(z).sum(dim=-1)
+    answer: dict[str, Tensor] = {}
+    for frame, shown in layer_reading.in_frames(block, z).items():
+        saved = rate_reduction(shown, u, eps)
+        stretch = torch.linalg.matrix_norm(shown) / length
+        answer[f"count_{frame}"] = lambd * count - saved
+        answer[f"l1_{frame}"] = lambd * stretch * size - saved
+    return answer

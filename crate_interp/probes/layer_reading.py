@@ -49,11 +49,6 @@ class LayerActs(dict[str, Tensor]):
         )
 
 
-def has_cls(block: Block) -> bool:
-    """Tells whether the first token is CLS, as in models of images other than ToST."""
-    return n_special(block) > 0
-
-
 def n_special(block: Block) -> int:
     """Returns how many tokens come before the patches, CLS first; 0 in models of text."""
     return getattr(block.attn.cfg, "n_special", 0)
@@ -163,13 +158,12 @@ def check_tokens(tokens: Tokens) -> Tokens:
     if tokens in ("all", "patches"):
         return tokens
     places = list(tokens) if isinstance(tokens, (list, tuple, range)) else []
-    if not places or not all(type(place) is int for place in places):
+    whole = all(type(place) is int for place in places)
+    if not places or not whole or len(set(places)) < len(places):
         raise ValueError(
             f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, 5, "
-            "-1]."
+            "-1], each once."
         )
-    if len(set(places)) < len(places):
-        raise ValueError(f"tokens={tokens!r}: give each position once.")
     return places
 
 
@@ -190,17 +184,12 @@ def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tenso
         first = n_special(block)
         return tensor.narrow(axis, first, tensor.shape[axis] - first)
     count = tensor.shape[axis]
-    wrong = [place for place in tokens if not -count <= int(place) < count]
-    if wrong:
-        raise ValueError(
-            f"tokens: the position {wrong[0]} does not exist, because there are {count} tokens. "
-            f"Give positions from 0 to {count - 1}; -1 is the last."
-        )
     places = [int(place) % count for place in tokens]
-    if len(set(places)) < len(places):
+    outside = any(not -count <= int(place) < count for place in tokens)
+    if outside or len(set(places)) < len(places):
         raise ValueError(
-            f"tokens={list(tokens)}: two of these positions are the same token, because there are "
-            f"{count} tokens. Give each token once."
+            f"tokens={list(tokens)}: there are {count} tokens. Give positions from 0 to "
+            f"{count - 1}, each token once; -1 is the last."
         )
     return tensor.index_select(axis, tensor.new_tensor(places).long())
 

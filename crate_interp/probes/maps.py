@@ -192,8 +192,7 @@ def windowed(
         maps = read(cache)
         if maps.ndim != 4:
             raise ValueError(
-                f"read(cache) returned shape {list(maps.shape)}: return the maps of a window as "
-                "[batch, map, h, w]."
+                f"read(cache) gave shape {list(maps.shape)}: return a window's [batch, map, h, w]."
             )
         rows = slice(top // patch[0], top // patch[0] + maps.shape[-2])
         columns = slice(left // patch[1], left // patch[1] + maps.shape[-1])
@@ -206,15 +205,13 @@ def windowed(
 
 def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tuple[int, int]]:
     """Returns the top left corner of every window."""
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images are [batch, channels, height, width], got {got}.")
-    sides, window, patch = images.shape[2:], model.cfg.image_size, model.cfg.patch_size
+    window, patch = model.cfg.image_size, model.cfg.patch_size
+    sides = images.shape[2:] if isinstance(images, Tensor) and images.ndim == 4 else (0, 0)
     if any(side < w or side % p for side, w, p in zip(sides, window, patch, strict=True)):
         raise ValueError(
-            f"images are {sides[0]} x {sides[1]}: give at least a window, {window[0]} x "
-            f"{window[1]}, in multiples of the patch {patch}. model.pad(images) pads images to "
-            "such multiples."
+            f"images are {list(getattr(images, 'shape', []))}: give [batch, channels, height, "
+            f"width] of at least a window, {window[0]} x {window[1]}, in multiples of the patch "
+            f"{patch}. model.pad(images) pads images to such multiples."
         )
     half = [max(w // 2 // p, 1) * p for w, p in zip(window, patch, strict=True)]
     steps = half if stride is None else checks.size("stride", stride)
@@ -232,15 +229,10 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
 
 def _check(cache: CrateCache) -> None:
     """Raises ValueError unless the cache is of a model of images, as the model is now."""
-    if not isinstance(cache, CrateCache):
+    if not isinstance(cache, CrateCache) or not hasattr(cache.model.cfg, "n_special"):
         raise ValueError(
-            "maps are read from the cache of model.run_with_cache(images), got "
-            f"{type(cache).__name__}."
-        )
-    if not hasattr(cache.model.cfg, "n_special"):
-        raise ValueError(
-            "this cache is not of a model of images, but maps over patches need one: give the "
-            "cache of a model of images, or cache.visual of a CLIP's cache."
+            f"got a {type(cache).__name__} that is not of a model of images: give the cache of "
+            "model.run_with_cache(images), or cache.visual of a CLIP's."
         )
     cache.check_weights()
 
@@ -277,19 +269,14 @@ def _position(query: Query, grid: Grid, first: int) -> int:
     first: the place of the first patch, 1 unless the model has further special tokens.
     """
     count = grid[0] * grid[1] + first
+    place: Any = query
     if isinstance(query, (tuple, list)) and len(query) == 2 and all(map(checks.is_int, query)):
         row, column = query
-        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-            raise ValueError(
-                f"query={query}: the grid has rows 0 to {grid[0] - 1} and columns 0 to "
-                f"{grid[1] - 1}."
-            )
-        return first + row * grid[1] + column
-    if not checks.is_int(query):
-        raise ValueError(
-            f"query={query!r}: give 0 for CLS, the number of a token, or (row, column) of a patch."
-        )
-    place: Any = query
-    if not -count <= place < count:
-        raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
-    return int(place)
+        if 0 <= row < grid[0] and 0 <= column < grid[1]:
+            return first + row * grid[1] + column
+    elif checks.is_int(query) and -count <= place < count:
+        return int(place)
+    raise ValueError(
+        f"query={query!r}: give 0 for CLS, the number of one of the {count} tokens, or (row, "
+        f"column) of a patch in the grid of {grid[0]} x {grid[1]}."
+    )

@@ -61,34 +61,29 @@ class Probe:
     heading: str = ""
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "probe")
-        if isinstance(self.points, str):
+        if isinstance(self.points, str) or any(p.startswith("blocks.") for p in self.points):
             raise ValueError(
-                f"points={self.points!r} is a string: give a tuple, ({self.points!r},)."
+                f"points={self.points!r}: give a tuple of names inside a block, such as "
+                "('hook_resid_mid',)."
             )
         object.__setattr__(self, "points", tuple(self.points))
-        full = next(
-            (point for point in (*self.points, *self.optional) if point.startswith("blocks.")), None
-        )
-        if full:
-            raise ValueError(
-                f"points has {full!r}: give names inside a block, such as 'hook_resid_mid'."
-            )
         if not isinstance(self.statistics, Mapping) or not self.statistics:
             raise ValueError(
                 f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how "
                 "to read it)}."
             )
-        for kind, listed in (("counts", self.counts), ("per_head", self.per_head)):
-            strange = [name for name in listed if name not in self.statistics]
-            if strange:
+        for name in (*self.counts, *self.per_head):
+            if name not in self.statistics:
                 raise ValueError(
-                    f"{kind} has {strange[0]!r}, which is not among the statistics: "
+                    f"counts or per_head has {name!r}, which is not among the statistics: "
                     f"{', '.join(self.statistics)}."
                 )
-        for name, facts in self.statistics.items():
-            _check_name(name, "statistic")
-            described(f"{self.name}.{name}", facts)
+        for name in (self.name, *self.statistics):
+            if not isinstance(name, str) or not name or set(name) & set("./\\"):
+                raise ValueError(
+                    f"a probe or statistic is called {name!r}: a name is without dots and slashes."
+                )
+        _ = self.records  # raises for a record that is none
         try:
             json.dumps(dict(self.settings))
         except (TypeError, ValueError):
@@ -104,19 +99,13 @@ class Probe:
         }
 
 
-def _check_name(name: Any, what: str) -> None:
-    if not isinstance(name, str) or not name or set(name) & set("./\\"):
-        raise ValueError(f"a {what} has the name {name!r}: give a name without dots and slashes.")
-
-
 def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
     """Returns a probe's statistics of a block's weights, `[]` or `[head]` each.
 
     Most probes measure no weights.
     """
-    answer = probe.weights(block) if probe.weights else {}
-    if not probe.points:
-        answer = probe.measure(block, {})
+    measure = probe.weights or (lambda block: {})
+    answer = measure(block) if probe.points else probe.measure(block, {})
     return _checked_answer(probe, answer, (0, 1), None)
 
 
@@ -144,15 +133,7 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
     if not is_ours(probe.measure):
         seen = LayerActs({name: value.clone() for name, value in seen.items()}, {})
     answer = _checked_answer(probe, probe.measure(block, seen), (1, 2), batch)
-    _check_heads(probe, answer, block, axes)
-    return answer
-
-
-def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block, axes: set[int]) -> None:
-    """Raises ValueError if an axis returned as heads is of tokens or atoms: a mean was forgotten.
-
-    axes: the sizes of all axes of the activations except the first.
-    """
+    # an axis of tokens or atoms in place of heads: a mean was forgotten
     cfg: Any = getattr(block, "cfg", None) or getattr(getattr(block, "attn", None), "cfg", None)
     heads: set[int] = {getattr(cfg, name, 0) for name in ("n_heads", "value_heads")} - {0}
     for name, value in answer.items():
@@ -162,6 +143,7 @@ def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block, axes:
                 f"head] with {' or '.join(map(str, sorted(heads)))} heads. A mean over the last "
                 "axis, of tokens or atoms, gives [batch]."
             )
+    return answer
 
 
 def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:
@@ -187,19 +169,10 @@ def _checked_answer(
                 f"the probe {probe.name!r} returned {name!r}, which is not among its statistics: "
                 f"{', '.join(probe.statistics)}."
             )
-        right = (
-            isinstance(value, Tensor)
-            and not value.is_complex()
-            and value.ndim in axes
-            and (batch is None or value.shape[0] == batch)
-        )
-        if not right:
-            wanted = (
-                "[] or [head]" if batch is None else f"[batch] or [batch, head] with batch={batch}"
-            )
-            got = (
-                f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            )
-            raise ValueError(f"{probe.name}.{name} must be a tensor {wanted}, got {got}.")
+        is_real = isinstance(value, Tensor) and not value.is_complex()
+        if not is_real or value.ndim not in axes or batch not in (None, *value.shape[:1]):
+            shape = f"[batch] or [batch, head] with batch={batch}" if batch else "[] or [head]"
+            got = f"shape {list(value.shape)}" if is_real else type(value).__name__
+            raise ValueError(f"{probe.name}.{name} must be a tensor {shape}, got {got}.")
     # copies, because a probe may write the next layer's numbers into the same tensor
     return {name: value.detach().clone() for name, value in answer.items()}

@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Int, Shaped
 
 from crate_interp.results import sample_ranges
-from crate_interp.stats.groups import by_group
+from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.significance import interval_words
 
 

@@ -24,7 +24,7 @@ from crate_interp.results import result_hash, sample_ranges
 from crate_interp.results.assumed_settings import assumed, without_list
 from crate_interp.results.grouped_samples import GroupedSamples
 from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
-from crate_interp.stats.groups import FEWEST
+from crate_interp.stats.contrasts import FEWEST
 
 # from this many samples on, intervals have the coverage that tests/benchmarks/bench_coverage.py
 # prints

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.result import Result, by
-from crate_interp.stats.groups import by_group
+from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import linearised_ratio, mean_interval
 from crate_interp.stats.significance import interval_words
 

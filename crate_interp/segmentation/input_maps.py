@@ -8,7 +8,7 @@ from torch import Tensor
 
 from crate_interp.data import Samples
 from crate_interp.measures import input_maps, mass_mask, top_mask
-from crate_interp.measures.picture_maps import MAPS
+from crate_interp.measures.maps import MAPS
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES, Targets
 from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.batches import Chunk

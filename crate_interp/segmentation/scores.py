@@ -10,9 +10,8 @@ import pandas as pd
 from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
 from crate_interp.results.result import Result
 from crate_interp.segmentation.input_maps import without_network
-from crate_interp.stats.groups import by_group
-from crate_interp.stats.intervals import mean_interval
-from crate_interp.stats.splits import halves, over_splits
+from crate_interp.stats.contrasts import by_group
+from crate_interp.stats.intervals import halves, mean_interval, over_splits
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
 

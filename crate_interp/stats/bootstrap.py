@@ -7,8 +7,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from crate_interp.stats.significance import CONFIDENCE
-
+CONFIDENCE = 0.95  # level of every interval
 RESAMPLES = 10_000
 _ROUNDING = 1e-12
 _NUMBERS = 2**23  # numbers in the table of draws made at a time: 64 MB

@@ -1,13 +1,25 @@
-"""95 % intervals of means, shares and ratios over any number of samples."""
+"""95 % intervals of means, shares, ratios, paired shares, and choices made on half the samples."""
+
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
-from crate_interp.stats.contrasts import paired
-from crate_interp.stats.groups import FEWEST, OF_GROUPS
-from crate_interp.stats.significance import CONFIDENCE
+from crate_interp.stats.bootstrap import CONFIDENCE, studentised
+from crate_interp.stats.contrasts import (
+    FEWEST,
+    OF_GROUPS,
+    Difference,
+    Spread,
+    by_group,
+    contrast,
+    paired,
+)
 
+SPLITS = 50
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_HALVINGS = 60  # halving an interval of length 2 this often reaches the last bit of a double
 Ends = tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]
 
 
@@ -32,7 +44,7 @@ def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.nda
     """Returns mean, low and high by Student's t, for each row of sums over samples.
 
     Columns of sums: n, the number of samples; total, the sum of the samples; squares, the sum of
-    their squares. With the columns of `groups.columns_of_sums` too, the interval is over groups.
+    their squares. With the columns of `columns_of_sums` too, the interval is over groups.
     """
     n, total, squares = (sums[name].to_numpy(float) for name in ("n", "total", "squares"))
     mean = total / n
@@ -87,3 +99,82 @@ def linearised_ratio(
     share = np.where(share == 0, np.nan, share)
     ratio = above.mean(axis=0) / share
     return ratio + (above - ratio * below) / share
+
+
+def paired_shares(values: Float[np.ndarray, "n c"]) -> Difference:
+    """Returns, for each column, the difference of two paired shares.
+
+    A column holds 1, 0 or -1 for each of n samples, and its mean is the difference. Let b be the
+    number of samples with 1, and c that of samples with -1. The interval from low to high, in [-1,
+    1], is the 95 % score interval of the true (b - c) / n. It holds every difference D with
+    |b - c - n D| <= 1.96 sqrt(n (2 q + D (1 - D))), where q is the maximum-likelihood estimate of
+    the share of -1, given D (Tango 1998, Statistics in Medicine 17). p is the two-sided p of the
+    exact sign test (McNemar's) that 1 and -1 are equally likely among the b + c samples that
+    differ; it is 1 if no sample differs.
+    """
+    from scipy.special import bdtr
+
+    n, blank = len(values), np.full(values.shape[1], np.nan)
+    more, less = ((values == sign).sum(axis=0).astype(float) for sign in (1, -1))
+    middle, ends = (more - less) / n, []
+    for far in (-1.0, 1.0):
+        inside, outside = middle, np.full_like(middle, far)
+        for _ in range(_HALVINGS):
+            half = (inside + outside) / 2
+            near = _within(more, less, n, half)
+            inside, outside = np.where(near, half, inside), np.where(near, outside, half)
+        ends.append(np.where(_within(more, less, n, np.full_like(middle, far)), far, inside))
+    p = 2 * bdtr(np.minimum(more, less), (more + less).astype(int), 0.5)
+    p = np.where(more + less > 0, np.minimum(p, 1.0), 1.0)
+    return Difference(middle, blank, ends[0], ends[1], p)
+
+
+def _within(more: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
+    """Tells whether a true difference is within 1.96 standard errors of the counted difference."""
+    # the likeliest q for this difference is the positive root of a q^2 + b q + c
+    a, b = 2 * n, (2 * n - more + less) * difference - more - less
+    c = -less * difference * (1 - difference)
+    q = (np.sqrt(np.maximum(b**2 - 4 * a * c, 0.0)) - b) / (2 * a)
+    variance = n * (2 * q + difference * (1 - difference))
+    return (more - less - n * difference) ** 2 <= _Z**2 * np.maximum(variance, 0.0)
+
+
+def halves(
+    n: int, groups: Int[np.ndarray, "n"] | None = None, draws: int = SPLITS, seed: int = 0
+) -> Bool[np.ndarray, "draw n"]:
+    """Returns which of n samples are in the first half, in each of some random splits.
+
+    A group goes to one side as a whole, and half of the groups, rounded down, go to the first.
+
+    Args:
+        n: how many samples there are.
+        groups: which group a sample belongs to; None means that each is a group by itself.
+        draws: how many splits.
+        seed: the seed of the splits.
+
+    Raises:
+        ValueError: if there is one group alone.
+    """
+    names, member = np.unique(np.arange(n) if groups is None else groups, return_inverse=True)
+    if len(names) < 2:
+        raise ValueError("the samples are all of one group: a split takes samples of two.")
+    random = np.random.default_rng(seed)
+    first = np.arange(len(names)) < len(names) // 2
+    return np.stack([random.permutation(first) for _ in range(draws)])[:, member]
+
+
+def over_splits(
+    scores: Float[np.ndarray, "draw n c"], groups: Int[np.ndarray, "n"] | None = None
+) -> Difference:
+    """Returns the mean over samples and splits of scores `[draw, n, column]`, with its interval.
+
+    In each split a choice was made on one half of the samples and scored on the other. The number
+    is the mean over splits. Its variance is that of the samples, whose scores are averaged over
+    splits (as `studentised` has it), plus the variance between the means of splits. The latter
+    counts whole, not divided by the number of splits: more splits of the same samples only tell
+    what these samples choose, and other samples would choose anew. The interval is Student's
+    (`contrast`). groups: as in `halves`; samples then are groups (`by_group`).
+    """
+    values = by_group(scores.mean(axis=0), groups)
+    samples, spread = studentised(values), Spread(scores.mean(axis=1), 1.0)
+    return contrast(samples.mean, [spread], samples.error**2, float(len(values)))

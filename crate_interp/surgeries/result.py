@@ -8,8 +8,7 @@ import pandas as pd
 from crate_interp.results.assumed_settings import near_chance
 from crate_interp.results.result import Result, by, sums
 from crate_interp.stats.contrasts import against_networks
-from crate_interp.stats.intervals import mean_interval
-from crate_interp.stats.paired_shares import paired_shares
+from crate_interp.stats.intervals import mean_interval, paired_shares
 
 ALL = -1  # the layer number of rows in which all layers take the step at once
 _SLOPES = [

@@ -20,10 +20,8 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
 from crate_interp.results import sample_ranges
 from crate_interp.results.kinds import Kind, Tables
-from crate_interp.stats.contrasts import paired
-from crate_interp.stats.groups import by_group
-from crate_interp.stats.intervals import share_interval
-from crate_interp.stats.paired_shares import paired_shares
+from crate_interp.stats.contrasts import by_group, paired
+from crate_interp.stats.intervals import paired_shares, share_interval
 from crate_interp.sweeps.linear_features import POOLED, by_layer, pooled
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.runs.batches import Forward, check_model

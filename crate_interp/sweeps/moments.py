@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.result import Result
-from crate_interp.stats.groups import mean_error, of_sums
+from crate_interp.stats.contrasts import mean_error, of_sums
 
 STATISTIC = ["probe", "statistic", "layer"]
 TOGETHER = -1  # in place of a head's number: the moments of each sample's mean over heads

@@ -25,7 +25,7 @@ from crate_interp.probes.built_in import OF_MEMBERS
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import MASKS, is_ours, on_activations, on_final, on_weights
 from crate_interp.results.kinds import Tables
-from crate_interp.stats.groups import MOST_GROUPS
+from crate_interp.stats.contrasts import MOST_GROUPS
 from crate_interp.sweeps.controls import Controls, check_controls
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.runs import batches

@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from crate_interp.config.families import FAMILIES
 from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result
-from crate_interp.stats.groups import mean_error
+from crate_interp.stats.contrasts import mean_error
 from crate_interp.stats.intervals import student_interval
 from crate_interp.stats.significance import interval_words, signs
 from crate_interp.sweeps.moments import errors

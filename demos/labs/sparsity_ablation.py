@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 from twins import FASHION, images_of
 
 import crate_interp as ci
-from crate_interp.stats.paired_shares import paired_shares
+from crate_interp.stats.intervals import paired_shares
 
 OWN, OTHER, TRAINED_AT = 0.1, (0.0, 0.05, 0.2, 0.5, 1.0), (0.0, 0.1, 0.5)
 SEEDS, TRAIN_STEPS = {"quick": 3, "full": 10}, {"quick": 300, "full": 600}

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 from timing import verdict
 
-from crate_interp.stats import bootstrap, max_t
+from crate_interp.stats import bootstrap, significance
 from crate_interp.stats.contrasts import paired
 from crate_interp.stats.significance import LEVEL
 
@@ -32,7 +32,7 @@ DRAWN = {
 
 
 def p_of(values: np.ndarray) -> np.ndarray:
-    return max_t.max_t(values, paired(values).p)
+    return significance.max_t(values, paired(values).p)
 
 
 def shares(name: str, n: int, columns: int, families: int) -> tuple[float, float]:
@@ -50,7 +50,7 @@ def shares(name: str, n: int, columns: int, families: int) -> tuple[float, float
 
 
 def main() -> bool:
-    bootstrap.RESAMPLES = max_t.RESAMPLES = RESAMPLES
+    bootstrap.RESAMPLES = significance.RESAMPLES = RESAMPLES
     good = True
     for name in DRAWN:
         for (n, columns), families in LINES.items():

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import ndtr
 
 import crate_interp as ci
-from crate_interp.stats.groups import by_group
+from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import mean_interval
 
 SIZES = (

@@ -20,6 +20,7 @@ from crate_interp.measures.attention import (
     mass_cover,
     official_attention_entropy,
 )
+from crate_interp.measures.gradients import paper_posterior_mean, posterior_mean
 from crate_interp.measures.sparsity import (
     firing_rate,
     gini,
@@ -29,7 +30,6 @@ from crate_interp.measures.sparsity import (
     support_for_energy,
 )
 from crate_interp.measures.spectra import effective_rank, stable_rank
-from crate_interp.measures.steps import paper_posterior_mean, posterior_mean
 from crate_interp.measures.subspaces import (
     column_cosines,
     condition_number,

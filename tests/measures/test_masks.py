@@ -269,7 +269,7 @@ WRONG = {
     "nan": (lambda: mass_mask(MAP * torch.nan), "NaN or Inf"),
     "nan in top": (lambda: top_mask(MAP * torch.inf), "NaN or Inf"),
     "no token": (lambda: top_mask(MAP[:0]), "no token"),
-    "lengths": (lambda: jaccard(MASK, MASK[:3]), "different last axes"),
+    "lengths": (lambda: jaccard(MASK, MASK[:3]), "of the same tokens"),
     "shares": (lambda: random_jaccard(0.0, 0.0), "not both 0"),
     "patches": (lambda: token_mask(torch.ones(5, 6, dtype=torch.bool), (2, 3)), "does not divide"),
     "grid": (lambda: pixel_mask(MASK, (2, 3), (2, 2)), "2 x 3"),

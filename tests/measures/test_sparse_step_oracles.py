@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
+from crate_interp.measures.gradients import ista_step
 from crate_interp.measures.lasso import lasso_kkt_residual, lasso_objective, lasso_solution
 from crate_interp.measures.sparsity import l0_norm
-from crate_interp.measures.steps import ista_step
 from crate_interp.models.layers.sparse_steps import ISTA
 from layers import ista
 from tensors import close, draw, orthonormal

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from crate_interp.measures import subspace_coding_rate
-from crate_interp.measures.gradients import neumann_invalid, subspace_coding_rate_gradient
-from crate_interp.measures.spectra import subspace_spectrum
-from crate_interp.measures.steps import (
+from crate_interp.measures.gradients import (
     attention_step,
     first_order_step,
     gradient_step,
+    neumann_invalid,
     neumann_step,
     paper_mssa,
     subspace_attention,
+    subspace_coding_rate_gradient,
     third_order_step,
 )
+from crate_interp.measures.spectra import subspace_spectrum
 from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.norm import NoNorm
 from layers import ista

@@ -14,7 +14,7 @@ from crate_hooks import full_name
 from crate_interp.circuits.atlases.atom_effects import Loss, at_once, loss_effects, losses
 from crate_interp.core.progress import tqdm
 from crate_interp.models.hooked import HookedModel
-from crate_interp.stats.groups import by_group
+from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import mean_interval
 from crate_interp.sweeps.atom_statistics import CODE
 

@@ -18,7 +18,7 @@ from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.losses import next_token_loss
 from crate_interp.results.kinds import Tables
-from crate_interp.stats.groups import MOST_GROUPS, columns_of_sums
+from crate_interp.stats.contrasts import MOST_GROUPS, columns_of_sums
 from crate_interp.sweeps.atom_statistics import CODE
 from crate_interp.sweeps.runs.batches import Chunk
 

@@ -32,7 +32,7 @@ from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result, first
-from crate_interp.stats.splits import halves
+from crate_interp.stats.intervals import halves
 from crate_interp.sweeps.atom_statistics import CODE
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage

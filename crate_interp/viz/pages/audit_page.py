@@ -6,15 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.audits.audit_cards import (
-    CHANGES,
-    Card,
-    against_random,
-    cards,
-    counted_verdicts,
-    marks,
-    strip,
-)
 from crate_interp.audits.claim_summary import (
     NOT_APPLICABLE,
     bounds_of,
@@ -24,7 +15,16 @@ from crate_interp.audits.claim_summary import (
     tokens_of,
 )
 from crate_interp.audits.claims import BESIDE, CLAIMS, LIMITS, NULLS, NUMBERS, Claim
-from crate_interp.audits.result import AuditResult
+from crate_interp.audits.result import (
+    CHANGES,
+    AuditResult,
+    Card,
+    against_random,
+    cards,
+    counted_verdicts,
+    marks,
+    strip,
+)
 from crate_interp.core.files import write_text
 from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.result import model_name
