@@ -148,7 +148,6 @@ def test_the_command(tmp_path):
     assert done.returncode == 0, done.stderr
     for claim in CLAIMS.values():
         assert claim.short in done.stdout
-    assert "audit: 8 images, about " in done.stderr
     assert str(tmp_path / "audit.html") in done.stdout
     fails("--eps -1.0: give a finite number above 0", *command, "--eps", -1)
 

@@ -171,16 +171,12 @@ def test_any_chunks_any_shards(model, data, tmp_path, chunk_size, grid):
 
 
 @pytest.mark.slow
-def test_nothing_is_timed_where_nothing_is_left(model, data, tmp_path, capsys, measured):
-    options = dict(progress=True, untrained=1, chunk_size=4)
-    audit(model, data, out=tmp_path, shard="0/2", **options)
-    said = capsys.readouterr().err
-    assert "audit: 4 images, about " in said  # the first chunk of the model
+def test_nothing_is_measured_where_nothing_is_left(model, data, tmp_path, measured):
+    options = dict(progress=False, untrained=1, chunk_size=4)
     audit(model, data, out=tmp_path, **options)
-    assert "audit: 3 images, about " in capsys.readouterr().err
     measured.clear()
     audit(model, data, out=tmp_path, **options)
-    assert not measured and "about" not in capsys.readouterr().err
+    assert not measured
 
 
 @pytest.mark.slow

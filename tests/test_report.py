@@ -191,7 +191,7 @@ def test_refusals(model, data, tmp_path):
 @pytest.mark.parametrize("untrained", [0, 1])
 def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrained):
     ci.report(model, data, tmp_path, untrained=untrained, limit=2, probes="sparsity")
-    (line,) = re.findall(r"^report: .*$", capsys.readouterr().err, re.MULTILINE)
+    (line,) = re.findall(r"\breport: .*$", capsys.readouterr().err, re.MULTILINE)  # after a bar
     parts = [part.rsplit(" ", 2) for part in line.removeprefix("report: ").split(", ")]
     assert [name for name, *_ in parts] == [
         "sweep",

@@ -57,7 +57,7 @@ _OF_ONE_SAMPLE = {"device": (str, "cpu", "cpu, cuda or cuda:1."), "dtype": _DTYP
 
 
 class Unfinished(Exception):
-    """Raised when there is no result yet: other shards have work left, or the run is dry."""
+    """Raised when there is no result yet, because other shards have work left."""
 
 
 @dataclass
@@ -110,13 +110,6 @@ class Asked:
             raise Unfinished
         return result
 
-    def page_of(self, result: object, write: Callable[[Any, Path], Any]) -> Any:
-        """Returns the page that `write` makes of a result; only one process writes at a time."""
-        from crate_interp.sweeps.ledgers.folder_access import alone  # imports pandas
-
-        with alone(self.out):
-            return write(result, self.out)
-
     @property
     def tables(self) -> Any:
         """The module that makes the printed tables; it imports pandas."""
@@ -124,11 +117,21 @@ class Asked:
 
         return terminal_tables
 
-    def say_result(self, first: str, table: str, result: object = None, more: str = "") -> None:
-        """Prints the finding and the path, then a table, and with --verbose what explains it.
+    def show(
+        self, result: Any, write: Callable[[Any, Path], Any], table: str, more: str = ""
+    ) -> None:
+        """Writes the page of a result, while no other process does, and prints the result."""
+        from crate_interp.sweeps.ledgers.folder_access import alone  # imports pandas
 
-        first: the finding and the path. With --format, only the result's main table goes to stdout,
-        so that a program can read it, and `first` goes to stderr.
+        with alone(self.out):
+            page = write(result, self.out)
+        self.say(result, f"{found_of(result)}\nThe page: {page}", table, more)
+
+    def say(self, result: Any, first: str, table: str, more: str = "") -> None:
+        """Prints the finding and the place, then a table, and with --verbose what explains it.
+
+        first: the finding and the place. With --format, only the result's main table goes to
+        stdout, so that a program can read it, and `first` goes to stderr.
         """
         if self.format is not None:
             options.say(getattr(result, f"to_{self.format}")())
@@ -137,6 +140,11 @@ class Asked:
         hint = "" if self.verbose or not more else "\n--verbose says what the columns mean."
         parts = (first, f"{table}{hint}" if table else "", more.strip() if self.verbose else "")
         options.say("\n\n".join(part for part in parts if part))
+
+
+def found_of(result: Any) -> str:
+    """Returns a result's finding, and what its intervals do not cover."""
+    return " ".join(words for words in (result.headline(), result.caution()) if words)
 
 
 def on_data(

@@ -5,7 +5,7 @@ from typing import Any
 
 import crate_interp as ci
 from crate_interp.cli import options
-from crate_interp.cli.command_options import ALONE, MODEL, Asked, on_data
+from crate_interp.cli.command_options import ALONE, MODEL, Asked, found_of, on_data
 from crate_interp.core.run_options import Pass
 
 _MASKED = (
@@ -32,7 +32,7 @@ def report(
     finding, _, more = summary.partition("\n")
     table = asked.tables.of_report(path.parent)
     note = "\nIn brackets: untrained networks." * bool(untrained)
-    asked.say_result(f"{finding}\nThe page: {path}", table + note, more=more)
+    asked.say(None, f"{finding}\nThe page: {path}", table + note, more)
 
 
 @on_data(
@@ -53,14 +53,13 @@ def audit(
     Prints a table and writes a page about it.
     """
     result = asked.measured(ci.audit, eps=eps, untrained=untrained, grid=grid, seed=seed)
-    page = asked.page_of(result, ci.viz.audit_page)
     signs = (
         "+ kept (as wanted, and better than its nulls), - broken (not as wanted, or worse than\n"
         "a null), ~ depends on the setting, c missed by an ideal layer too, ? undecided."
     )
-    more = page.with_name("audit.txt").read_text(encoding="utf-8").removeprefix(result.text())
-    first = f"{options.finding(result)}\nThe page: {page}"
-    asked.say_result(first, f"{result.text()}\n{signs}", result, more)
+    from crate_interp.audits.claim_summary import legend  # imports torch
+
+    asked.show(result, ci.viz.audit_page, f"{result.text()}\n{signs}", legend(result))
 
 
 @on_data(
@@ -87,14 +86,12 @@ def compare(
     arguments: dict[str, Any] = {"probes": options.names_of(probes), "untrained": untrained}
     arguments |= {"names": (name, other), "out": asked.out, **asked.run}
     result = ci.compare(one, two, asked.data, **arguments)
-    page = ci.viz.compare_page(result, asked.out)
     sides = ", ".join(f"{side}: {result.meta[side]['name']}" for side in "ab")
     signs = (
         "+: a is higher, -: a is lower, o: no more than untrained networks differ, ?: undecided, "
         "a dot: cannot be tested."
     )
-    first = f"{options.finding(result)}\nThe page: {page}"
-    asked.say_result(first, f"{sides}. {signs}\n{result.text()}")
+    asked.show(result, ci.viz.compare_page, f"{sides}. {signs}\n{result.text()}")
 
 
 @on_data(
@@ -119,10 +116,8 @@ def segment(
     """
     maps = {"scaled": not unscaled, "cls_key": not unscaled, "mass": mass, "fraction": fraction}
     result = asked.measured(ci.segment, size=size, untrained=untrained, **maps)
-    page = asked.page_of(result, ci.viz.segment_page)
-    first = f"{options.finding(result)}\nThe page: {page}"
     more = f"{result.text('top')}\n\n{result.legend()}"
-    asked.say_result(first, result.text("mass"), result, more)
+    asked.show(result, ci.viz.segment_page, result.text("mass"), more)
 
 
 @on_data(
@@ -136,9 +131,7 @@ def atlas(asked: Asked, top: int = 9, ablate: int = 32) -> None:
     Writes pages of top patches or contexts, effects and neighbours.
     """
     result = asked.measured(ci.atlas, top=top, ablate=ablate)
-    page = asked.page_of(result, ci.viz.atlas_pages)
-    first = f"{result.headline()}\nThe pages: {page}"
-    asked.say_result(first, asked.tables.of_atlas(result), result, result.legend())
+    asked.show(result, ci.viz.atlas_pages, asked.tables.of_atlas(result), result.legend())
 
 
 @on_data(
@@ -159,10 +152,9 @@ def ablate(
     result = asked.measured(ci.ablate_heads, how=how, metric=metric)
     from crate_interp.cli import argument_parsing  # imports torch
 
-    page = asked.page_of(result, partial(argument_parsing.ablation_pages, asked))
-    first = f"{options.finding(result)}\nThe page: {page}"
+    write = partial(argument_parsing.ablation_pages, asked)
     table = asked.tables.of_head_ablation(result, named)
-    asked.say_result(first, table, result, result.legend())
+    asked.show(result, write, table, result.legend())
 
 
 @on_data(
@@ -184,10 +176,8 @@ def concentration(
     """
     settings = {"point": point, "rotations": rotations, "untrained": untrained}
     result = asked.measured(ci.circuits.concentration, k=k or (4, 16, 64), **settings)
-    page = asked.page_of(result, ci.viz.concentration_page)
-    first = f"{options.finding(result)}\nThe page: {page}"
     more = f"{result.text()}\n\n{result.legend()}"
-    asked.say_result(first, asked.tables.of_concentration(result), result, more)
+    asked.show(result, ci.viz.concentration_page, asked.tables.of_concentration(result), more)
 
 
 @on_data(
@@ -211,8 +201,8 @@ def sweep(
     result = asked.measured(ci.sweep, **arguments)
     sharpest = result.sharpest()
     more = (f"{sharpest}\n" if sharpest else "") + result.controls_text()
-    first = f"{options.finding(result)}\nThe tables: {asked.out}"
-    asked.say_result(first, asked.tables.of_sweep(result), result, more)
+    first = f"{found_of(result)}\nThe tables: {asked.out}"
+    asked.say(result, first, asked.tables.of_sweep(result), more)
 
 
 @on_data(
@@ -228,6 +218,5 @@ def atoms(asked: Asked, top: int = 16, coactivation: bool = False) -> None:
     result = asked.measured(ci.atoms, top=top, coactivation=coactivation)
     from crate_interp.cli import argument_parsing  # imports torch
 
-    page = asked.page_of(result, partial(argument_parsing.atoms_page, asked))
-    first = f"{result.headline()}\nThe page: {page}"
-    asked.say_result(first, asked.tables.of_atoms(result), result, result.legend())
+    write = partial(argument_parsing.atoms_page, asked)
+    asked.show(result, write, asked.tables.of_atoms(result), result.legend())

@@ -7,16 +7,13 @@ import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 import crate_interp as ci
 from crate_interp.core import checks
 from crate_interp.core.folders import locked
-
-if TYPE_CHECKING:
-    from crate_interp.results.result import Result
 
 locks = ExitStack()  # locks of the folders that the command writes, released when it ends
 places: dict[Path, int | None] = {}  # folder -> when its earlier result was saved
@@ -94,11 +91,6 @@ def take_threads(threads: int | None) -> None:
         checks.count("--threads", threads)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = str(threads)
-
-
-def finding(result: "Result") -> str:
-    """Returns a result's finding, and what its intervals do not cover."""
-    return " ".join(words for words in (result.headline(), result.caution()) if words)
 
 
 def revised(source: str, revision: str | None) -> tuple[str, str | None]:

@@ -72,11 +72,6 @@ def locked(folder: str | Path) -> Iterator[Path]:
                 out.rmdir()
 
 
-def check_lock(path: Path) -> None:
-    """Raises ValueError if a lock's name is that of a link or a folder."""
-    check_regular(path)
-
-
 @contextmanager
 def replacing(
     folder: str | Path, index: str, content: Mapping[str, Any] | None, kept: Collection[str] = ()

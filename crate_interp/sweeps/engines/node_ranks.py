@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from crate_interp.core.files import odd_kind, remove_unfinished, write_text
+from crate_interp.core.files import lives, odd_kind, remove_unfinished, write_text
 from crate_interp.core.folders import read_index
 from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.safe_text import file_name
@@ -103,13 +103,4 @@ def _remove_old(marker: Path) -> None:
 
 
 def _lives(pid: object) -> bool:
-    if type(pid) is not int or pid <= 0:
-        return False
-    try:
-        if os.name != "nt":  # on Windows this call would end the process
-            os.kill(pid, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    except OverflowError:
-        return False
-    return True
+    return type(pid) is int and pid > 0 and lives(pid)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from crate_interp.core.files import odd_kind, remove_unfinished
-from crate_interp.core.folders import check_lock, tidy
+from crate_interp.core.files import check_regular, odd_kind, remove_unfinished
+from crate_interp.core.folders import tidy
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.ledgers.own_files import CHUNKS
 from crate_interp.sweeps.ledgers.shards import Shard
@@ -24,7 +24,7 @@ _MOMENT = 0.3  # seconds, in which a process that looks for dead ones gives a lo
 def alone(out: Path) -> Iterator[None]:
     """Waits until no other process merges chunks or writes pages in a folder."""
     path = out / _FOLD
-    check_lock(path)
+    check_regular(path)
     with FileLock(path):
         try:
             yield
@@ -71,7 +71,7 @@ def lock_of(out: Path, shard: Shard) -> Path:
 def working(out: Path, shard: Shard) -> Iterator[None]:
     """Keeps other processes from working on a shard; the lock ends with the process."""
     path = lock_of(out, shard)
-    check_lock(path)
+    check_regular(path)
     lock = FileLock(path, timeout=_MOMENT)
     with writable(out):
         try:
@@ -92,9 +92,9 @@ def working(out: Path, shard: Shard) -> Iterator[None]:
 def remove_leftovers(out: Path, own: Path) -> None:
     """Removes what dead processes left in the folder of a run; own: the lock of this process.
 
-    Raises ValueError if a lock's name is that of a file of another program.
+    Raises ValueError if a lock's name is that of a link or a folder.
     """
-    check_lock(out / _FOLD)
+    check_regular(out / _FOLD)
     for folder in (out, out / CHUNKS):
         remove_unfinished(folder)
     for path in out.glob(_LOCKS):
