@@ -86,12 +86,6 @@ def test_preprocessors_are_refused_in_a_line(values, match, tmp_path):
     refused(match, changed(tmp_path, file="preprocessor_config.json", **values))
 
 
-def test_a_preprocessor_cannot_ask_for_memory(tmp_path):
-    size = {"height": 1000, "width": 1000}
-    saved("dinov2", tmp_path, PICTURES | {"size": size})
-    refused("40001 tokens. Their attention takes more than", tmp_path)
-
-
 def test_tokenizers_are_checked_before_the_library_sees_them(tmp_path, monkeypatch):
     good = json.loads(to_json(ci.load(FIXTURES / "nanochat_crate_alpha").tokenizer))
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}

@@ -81,7 +81,6 @@ def rate_of_codes(
     codes: HeadCodes, z: Tokens, u: Bases, eps: float
 ) -> Float[Tensor, "*batch head"]:
     """Returns `subspace_coding_rate` from given codes `head_codes(z, u)`."""
-    check_rate(z, eps)
     pos, width = codes.shape[-2:]
     flat = z.reshape(-1, *z.shape[-2:])
     # the codes of a doubtful sample are computed again too, because rounded codes lose as many

@@ -66,8 +66,7 @@ def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
 
 def heading(meta: Mapping[str, Any], probe: str) -> str:
     """Returns the heading that pages put above the statistics of a result's probe."""
-    told = meta.get("headings", {}).get(probe)
-    return told or _known_heading(probe) or title_of(probe)
+    return meta.get("headings", {}).get(probe) or _known_heading(probe) or title_of(probe)
 
 
 def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
@@ -75,17 +74,14 @@ def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
 
     "titles": title, direction and column of statistics; "headings": the headings of probes.
     """
-    records = {f"{one.name}.{own}": each for one in probes for own, each in one.records.items()}
-    titles = {
-        name: list(record.labels)
-        for name, record in records.items()
-        if record.labels != _known(name, record.facts).labels
-    }
-    headings = {
-        probe.name: probe.heading
-        for probe in probes
-        if probe.heading not in ("", _known_heading(probe.name))
-    }
+    titles, headings = {}, {}
+    for probe in probes:
+        for name, record in probe.records.items():
+            full = f"{probe.name}.{name}"
+            if record.labels != _known(full, record.facts).labels:
+                titles[full] = list(record.labels)
+        if probe.heading not in ("", _known_heading(probe.name)):
+            headings[probe.name] = probe.heading
     found = {"titles": titles, "headings": headings}
     return {kind: words for kind, words in found.items() if words}
 

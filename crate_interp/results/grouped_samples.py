@@ -32,7 +32,7 @@ class GroupedSamples:
     def by_group(
         self, values: Shaped[np.ndarray, "n c"], samples: Iterable[Any]
     ) -> Shaped[np.ndarray, "free c"]:
-        """Returns one value per group of samples (`stats.groups.by_group`), for an interval.
+        """Returns one value per group of samples (`stats.contrasts.by_group`), for an interval.
 
         samples: the numbers of the n samples. Where samples are independent, the values stay.
         """

@@ -28,7 +28,7 @@ class SegmentResult(Result):
     `table("scores")`, the main table, has a row per rule, resolution, way (of choosing heads)
     and layer, with 95 % intervals over images. A fixed head is chosen on one half of the images and
     scored on the other; its numbers are means over 50 splits, and its interval has the spread
-    between splits in it too (`stats.splits.over_splits`). layer is empty in the row of the head
+    between splits in it too (`stats.intervals.over_splits`). layer is empty in the row of the head
     that is fixed over all layers; head_layer and head name the head that was chosen most often,
     and chosen is its share of all choices. Further columns hold scores to compare with: the same
     heads judged by the mask of the next image, the same heads with patches in random order,

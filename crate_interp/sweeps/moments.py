@@ -63,7 +63,7 @@ def moments_of(result: Result) -> Any:
     """Returns n, mean, std over samples, and the error of the mean, by statistic, layer and head.
 
     std divides by n - 1 and is NaN for n < 2. independent: the number of independent samples, over
-    which the error is (`stats.groups.by_group`).
+    which the error is (`stats.contrasts.by_group`).
     """
     keys, moments = [*STATISTIC, "head"], result.stored["moments"]
     if "group" not in moments or not len(moments):

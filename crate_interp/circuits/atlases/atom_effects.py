@@ -178,7 +178,7 @@ def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
 
     n: the number of samples. loss: the sum of their losses. total, squares: the sums of the
     first-order effects and of their squares. For samples with groups, also the columns of
-    `stats.groups.columns_of_sums`.
+    `stats.contrasts.columns_of_sums`.
     """
     total = squares = torch.zeros(())
     value, n, groups = 0.0, 0, SumsOfGroups(chunk.samples)
@@ -218,7 +218,7 @@ class SumsOfGroups:
             self.counts[group] += 1
 
     def columns(self) -> dict[str, Any]:
-        """Returns the columns of `stats.groups.columns_of_sums`."""
+        """Returns the columns of `stats.contrasts.columns_of_sums`."""
         if not self.totals:
             return {}
         total = torch.stack(list(self.totals.values())).numpy()

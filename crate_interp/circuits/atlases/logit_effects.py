@@ -30,7 +30,7 @@ def logit_effects(
     order. Each logit takes its own backward. So if there are more than 16 classes or tokens, only
     the 8 that the model answers most often on these samples are measured. The table is empty
     without inputs. numbers: those of the inputs among the samples. For samples with groups it
-    also has the columns of `stats.groups.columns_of_sums`.
+    also has the columns of `stats.contrasts.columns_of_sums`.
     """
     if inputs is None:
         return pd.DataFrame({name: [] for name in COLUMNS})
