@@ -198,24 +198,21 @@ def test_what_cannot_be_read_is_refused():
     _, model = pair("vit")
     bridge = model.bridge
     assert isinstance(bridge, TransformerBridge)
-    with pytest.raises(ValueError, match=r"give ci\.from_bridge\(bridge\)"):
-        check_hooked(bridge)  # as ci.sweep, ci.audit, ci.segment and ci.report do first
-    with pytest.raises(ValueError, match="is a hooked model already"):
-        ci.from_bridge(model)
-    with pytest.raises(ValueError, match="cannot read Linear as a bridge"):
-        ci.from_bridge(torch.nn.Linear(2, 3))
-    with pytest.raises(ValueError, match="subspaces='values' is none of value, key, query"):
-        ci.from_bridge(bridge, subspaces="values")
-    with pytest.raises(ValueError, match="n_heads=3 contradicts the bridge, whose weights say 2"):
-        ci.from_bridge(bridge, n_heads=3)
-    with pytest.raises(ValueError, match="a bridged model has no attn.hook_result"):
-        model.set_use_attn_result(True)
-    with pytest.raises(ValueError, match="crate_interp does not save a bridged model"):
-        model.save_pretrained("anywhere")
-    with pytest.raises(ValueError, match="TransformerLens has no bridge to"):
-        net = network("vit")
-        net.__class__ = type("StrangeModel", (type(net),), {})
-        build(net)
+    strange = network("vit")
+    strange.__class__ = type("StrangeModel", (type(strange),), {})
+    for match, call in (
+        # as ci.sweep, ci.audit, ci.segment and ci.report do first
+        (r"give ci\.from_bridge\(bridge\)", lambda: check_hooked(bridge)),
+        ("is a hooked model already", lambda: ci.from_bridge(model)),
+        ("cannot read Linear as a bridge", lambda: ci.from_bridge(torch.nn.Linear(2, 3))),
+        ("is none of value, key, query", lambda: ci.from_bridge(bridge, subspaces="values")),
+        ("n_heads=3 contradicts .* say 2", lambda: ci.from_bridge(bridge, n_heads=3)),
+        ("has no attn.hook_result", lambda: model.set_use_attn_result(True)),
+        ("does not save a bridged model", lambda: model.save_pretrained("anywhere")),
+        ("TransformerLens has no bridge to", lambda: build(strange)),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()
 
 
 def test_a_parallel_layer_is_refused():

@@ -171,10 +171,10 @@ def test_before_and_after_are_normalised_alike(images, mae):
 
 def test_options_that_cannot_be():
     for match, given in (
-        ("eps=0.0: give a number above 0", dict(eps=0.0)),
+        ("eps=0.0: give a finite number above 0", dict(eps=0.0)),
         ("at='pre': give some of pre, mid, post", dict(at="pre")),
         ("give some of pre, mid, post", dict(at=["pre", "end"])),
-        ("give 'stored' or 'orthonormal'", dict(basis="qr")),
+        ("basis='qr' is none of stored, orthonormal", dict(basis="qr")),
     ):
         with pytest.raises(ValueError, match=match):
             ci.probes.compression(**given)

@@ -23,16 +23,13 @@ MARKS = {
 }  # fmt: skip
 
 
-def is_judged(rows: Any, eps: float) -> Any:
-    """Tells which cells decide a claim: some numbers count at every eps, others at the main eps."""
-    every = rows["number"].map(lambda name: NUMBERS[name].every_eps)
-    return every | rows["eps"].isna() | (rows["eps"] == eps)
-
-
 def judged(result: Result) -> pd.DataFrame:
     """Returns a row for each claim and layer, with its verdict: `AuditResult.claims()`."""
-    cells = result.table("cells")
-    rows: Any = cells[is_judged(cells, result.meta["settings"]["eps"])]
+    cells: Any = result.table("cells")
+    # some numbers count at every eps, others at the main eps
+    every = cells["number"].map(lambda name: NUMBERS[name].every_eps)
+    eps = result.meta["settings"]["eps"]
+    rows = cells[every | cells["eps"].isna() | (cells["eps"] == eps)]
     found: list[tuple] = []
     groups: Any = rows.groupby(["claim", "layer"], sort=False)
     for (claim, layer), group in groups:

@@ -241,11 +241,12 @@ def strip(result: Result, found: list[Card]) -> tuple[list[Row], list[Row]]:
         words += [low_to_high(own[column]) for column in ("value", "untrained", "shuffled")]
         if mine:
             ideal = all(card.verdict == BY_CONSTRUCTION for card in mine)
-            rows[ideal].append(Row(claim.title, [_sign(card) for card in mine], words))
+            signs = []
+            for card in mine:
+                arrow, meaning = CHANGES.get(card.change or 0, ("", ""))
+                said = f"{claim.title}, layer {card.layer}: {card.verdict}"
+                said += f", {meaning}" if meaning else ""
+                kind = _KINDS.get(card.verdict, "")
+                signs.append(Sign(card.mark, said, kind, opens=card.id, arrow=arrow))
+            rows[ideal].append(Row(claim.title, signs, words))
     return rows
-
-
-def _sign(card: Card) -> Sign:
-    change = CHANGES.get(card.change or 0, ("", ""))
-    words = f"{card.claim.title}, layer {card.layer}: {card.verdict}{change[1] and ', '}{change[1]}"
-    return Sign(card.mark, words, _KINDS.get(card.verdict, ""), opens=card.id, arrow=change[0])

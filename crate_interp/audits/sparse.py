@@ -166,11 +166,17 @@ def limits(lasso: Lasso, y: Stream, tokens: int) -> tuple[Cells, PerSample]:
     solutions = lasso_solutions_at(some, own.d, own.lambd, SCALES, **_SOLVED)
     solution = solutions[SCALES.index(1.0)]
     scales, found = _at_best_scale(own, some, solutions)
+    scaled = [
+        _with_dictionary(single, one[None], single.d * scale)
+        for one, scale in zip(all_tokens, scales, strict=True)
+    ]
     cells: Cells = {
         ("ceiling", *_ALL): measured(single, all_tokens, best_steps(single, all_tokens)),
         ("ceiling", *setting): beside_solution(own, some, best_steps(own, some), solution),
         ("lasso solution", *setting): measured(own, some, solution),
-        ("construction", *_ALL): _at_scales(single, all_tokens, scales),
+        ("construction", *_ALL): {
+            name: torch.cat([part[name] for part in scaled]) for name in scaled[0]
+        },
         ("construction", *setting): found,
     }
     return cells, scales
@@ -220,15 +226,6 @@ def _at_best_scale(
         name: torch.stack([numbers[name] for numbers in every])[best, samples] for name in every[0]
     }
     return y.new_tensor(SCALES)[best], found
-
-
-def _at_scales(lasso: Lasso, y: Stream, scales: PerSample) -> dict[str, PerSample]:
-    """Returns the numbers of the step with D at a scale for each sample."""
-    parts = [
-        _with_dictionary(lasso, one[None], lasso.d * scale)
-        for one, scale in zip(y, scales, strict=True)
-    ]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def of_rates(

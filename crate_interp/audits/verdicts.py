@@ -77,7 +77,14 @@ class Measured:
 
 def cells(result: Result) -> pd.DataFrame:
     """Returns a row for each layer, number and setting: `AuditResult.table()`."""
-    parts = [*_of_numbers(result), *_of_weights(result), _missing(result)]
+    own = parts_of(result.table("numbers"))
+    twins, mixed = (parts_of(made(result, "untrained", kind)) for kind in ("drawn", "shuffled"))
+    parts: list[pd.DataFrame] = []
+    for name, number in NUMBERS.items():
+        values = pd.DataFrame() if number.of_weights else by_sample(own, "layer", name)
+        if len(values):
+            parts.append(_cells(Measured(name, number, values, own, twins, mixed, result)))
+    parts += [*_of_weights(result), _missing(result)]
     rows: Any = pd.concat([part for part in parts if len(part)], ignore_index=True)
     order = {name: place for place, name in enumerate(NUMBERS)}
     rows = rows.assign(_order=rows["number"].map(order))
@@ -105,15 +112,6 @@ def by_sample(parts: Parts, of: str, name: str) -> Any:
         return pd.DataFrame()
     values: Any = parts[of][name].dropna()
     return values.unstack([column for column in values.index.names if column not in PLACE])
-
-
-def _of_numbers(result: Result) -> Iterator[pd.DataFrame]:
-    own = parts_of(result.table("numbers"))
-    twins, mixed = (parts_of(made(result, "untrained", kind)) for kind in ("drawn", "shuffled"))
-    for name, number in NUMBERS.items():
-        values = pd.DataFrame() if number.of_weights else by_sample(own, "layer", name)
-        if len(values):
-            yield _cells(Measured(name, number, values, own, twins, mixed, result))
 
 
 def made(result: Result, name: str, weights: str) -> Any:

@@ -29,7 +29,10 @@ def of_weights(block: Any) -> dict[str, tuple[float, float]]:
         numbers["orthonormal"] = float(measures.orthonormality_defect(u).mean()), none
         numbers["orthonormal_scaled"] = float(measures.scale_free_defect(u).mean()), none
         numbers["complete"] = float(measures.completeness_defect(u)), none
-        numbers["complete_scaled"] = _from_scaled_identity(wide @ wide.T), none
+        # |G - c I|_F / (c sqrt(d)), where c is the mean of the diagonal
+        gram = wide @ wide.T
+        off = gram / gram.diagonal().mean() - torch.eye(len(gram)).to(gram)
+        numbers["complete_scaled"] = float(torch.linalg.matrix_norm(off) / len(gram) ** 0.5), none
         cosines: Any = of_heads(block)
         numbers["output_map"] = tuple(cosines[["cosine", "null"]].mean())
         if len(u) > 1:
@@ -60,13 +63,6 @@ def of_heads(block: Any) -> pd.DataFrame:
     return pd.DataFrame(list(rows), columns=columns)
 
 
-def _from_scaled_identity(gram: Float[Tensor, "d d"]) -> float:
-    """Returns |G - c I|_F / (c sqrt(d)), where c is the mean of the diagonal."""
-    level = gram.diagonal().mean()
-    eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    return float(torch.linalg.matrix_norm(gram / level - eye) / len(gram) ** 0.5)
-
-
 class Bases:
     """Pairs of random orthonormal bases, uniformly drawn. The layers of a network share them.
 
@@ -84,16 +80,13 @@ class Bases:
         """Yields random matrices with the singular values of `matrix`, in its dtype."""
         own = torch.linalg.svdvals(matrix.double()).to(matrix) if draws else matrix
         for draw in range(draws):
-            left, right = self._pair(draw, matrix.shape)
+            if (draw, matrix.shape) not in self._drawn:
+                generator, least = self._generator(draw), min(matrix.shape)
+                noise = [
+                    torch.randn(rows, least, generator=generator, dtype=torch.float64)
+                    for rows in matrix.shape
+                ]
+                left, right = (torch.linalg.qr(one)[0] for one in noise)
+                self._drawn[draw, matrix.shape] = left, right
+            left, right = self._drawn[draw, matrix.shape]
             yield (left.to(own) * own) @ right.to(own).T
-
-    def _pair(self, draw: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        if (draw, shape) not in self._drawn:
-            generator = self._generator(draw)
-            noise = [
-                torch.randn(rows, min(shape), generator=generator, dtype=torch.float64)
-                for rows in shape
-            ]
-            left, right = (torch.linalg.qr(one)[0] for one in noise)
-            self._drawn[draw, shape] = left, right
-        return self._drawn[draw, shape]

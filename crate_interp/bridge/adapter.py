@@ -109,17 +109,14 @@ class BlockPart(Part):
         if layer == self._stop_at_layer_idx:
             raise StopAtLayerException(first)
         if layer == self._start_at_layer_idx:
-            first = self._started(layer)
+            lambdas = self.root.x0_lambdas if self.root.cfg.rotary else None
+            if lambdas is not None and bool(lambdas[layer + 1 :].any()):
+                raise ValueError(
+                    f"start_at_layer={layer}: later layers add the embedding x0 (x0_lambdas), "
+                    "which a stream does not hold. Run the model from its input."
+                )
+            first = check_stream(self.root, cast(Tensor, self._start_residual))
         return super().forward(first, *args, **kwargs)
-
-    def _started(self, layer: int) -> Tensor:
-        lambdas = self.root.x0_lambdas if self.root.cfg.rotary else None
-        if lambdas is not None and bool(lambdas[layer + 1 :].any()):
-            raise ValueError(
-                f"start_at_layer={layer}: later layers add the embedding x0 (x0_lambdas), "
-                "which a stream does not hold. Run the model from its input."
-            )
-        return check_stream(self.root, cast(Tensor, self._start_residual))
 
 
 class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):

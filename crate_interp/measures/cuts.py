@@ -66,7 +66,8 @@ def maskcut(
         )
     checks.count("n_masks", n_masks)
     checks.one_of("affinity", affinity, _AFFINITIES)
-    if not checks.is_number(tau) or (affinity == "inner" and tau < 0):
+    finite = isinstance(tau, (int, float)) and math.isfinite(tau)
+    if not finite or (affinity == "inner" and tau < 0):
         raise ValueError(f"tau={tau}: give a finite number, of at least 0 for affinity='inner'.")
     if not all_finite(features):
         raise ValueError("features hold NaN or Inf: leave out such images.")
