@@ -123,14 +123,8 @@ def test_what_does_not_fit_in_windows_and_grids_is_said(model, images, cache):
             lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=25),
         ),
         ("does not belong to images", ValueError, lambda: ci.viz.head_grid(cache, images[:1])),
-        ("give a list of numbers", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[])),
-        ("layers=1: give a list", ValueError, lambda: ci.viz.head_grid(cache, images, layers=1)),
-        (
-            r"layers=\[-9\]: give a list",
-            ValueError,
-            lambda: ci.viz.head_grid(cache, images, layers=[-9]),
-        ),
-        ("got list", ValueError, lambda: ci.viz.head_grid(cache, [1, 2])),
+        ("layers=.*give numbers", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[])),
+        ("layers=.*give numbers", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[-9])),
         (
             "hook_k .* does not belong to images",
             ValueError,
