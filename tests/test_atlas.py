@@ -17,7 +17,7 @@ from conftest import LAYERS, make_lm
 from crate_interp.data import open_data, part
 from crate_interp.models.preprocess import displayable
 from crate_interp.sweeps.atom_statistics import layer_sums
-from crate_interp.viz.pages.atlas_page import SHOWN
+from crate_interp.viz.pages.atom_pages import SHOWN
 from selection import few
 
 

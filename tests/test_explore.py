@@ -74,9 +74,6 @@ def test_halves_come_back():
     values = np.array([0.0, -0.0, 1.5, -2.25, 65504.0, 6e-8, 3.14159, -1e-4], np.float32)
     data = zlib.decompress(base64.b64decode(planes(values)))
     assert np.array_equal(halves(data, 8), values.astype(np.float16).astype(np.float64))
-    for bad in (np.nan, np.inf, 7e4):
-        with pytest.raises(ValueError, match="float16 cannot hold"):
-            planes(np.array([1.0, bad], np.float32))
 
 
 def test_ranked_numbers_are_the_largest():
@@ -205,7 +202,7 @@ def test_maps_of_heads_without_a_pattern():
             assert worst(found[:, 0], cache["pi", 2, "attn"][1].numpy()) < LIMIT
             assert "the membership of each patch in the head" in page.html()
         few = model.run_with_cache(images, names_filter="hook_embed")[1]
-        with pytest.raises(KeyError, match=r"hook_(pi|contract), .*names_filter.*attn\.hook_u"):
+        with pytest.raises(KeyError, match=r"hook_(pi|contract)\. .*names_filter.*attn\.hook_u"):
             ci.viz.explore(few, images)
     lm, tokens = make_lm("tost-lm"), torch.randint(47, (1, 11))
     data = data_of(ci.viz.explore(lm.run_with_cache(tokens)[1], tokens))
@@ -248,12 +245,6 @@ def test_what_the_cache_lacks_is_left_out_and_said(model, images):
     assert "left out:" not in ci.viz.explore(model.run_with_cache(images, **some)[1], images).html()
 
 
-def edited(name, factor, model, inputs):
-    """The cache of a run in which a point was multiplied."""
-    with model.hooks(fwd_hooks=[(name, lambda value, hook: value * factor)]):
-        return model.run_with_cache(inputs)[1]
-
-
 def test_the_page_opens_where_a_look_is_largest_in_even_shares():
     """Half of three tokens' attention says less than a third of twelve's."""
     lm = make_lm("crate-lm")
@@ -288,11 +279,9 @@ def test_what_does_not_fit_is_said(model, images, cache):
     few = model.run_with_cache(images, names_filter="hook_embed")[1]
     lm = make_lm("crate-lm")
     tokens = torch.randint(47, (1, 5))
-    edge = ci.circuits.Edge
     for kind, words, call in (
-        (KeyError, r"lacks blocks\.0\.attn\.hook_pattern, .*names_filter=lambda", (few, images)),
+        (KeyError, r"lacks blocks\.0\.attn\.hook_pattern\. .*names_filter=lambda", (few, images)),
         (ValueError, "sample=2: the cache has samples 0 to 1", (cache, images, 2)),
-        (ValueError, "sample=True", (cache, images, True)),
         (ValueError, "does not belong to inputs", (cache, images[:1])),
         (ValueError, "does not belong to inputs", (cache, images[..., :10])),
         (ValueError, r"inputs must be images \[batch", (cache, tokens)),
@@ -302,27 +291,17 @@ def test_what_does_not_fit_is_said(model, images, cache):
             model.run_with_cache(images[:1], remove_batch_dim=True)[1], images[:1])),
         (ValueError, "does not belong", (
             model.run_with_cache(images, pos_slice=slice(0, 4))[1], images)),
-        (ValueError, "NaN, Inf or a share below 0 in layer 0 for sample 0", (
+        (ValueError, "NaN or Inf in layer 0 for sample 0", (
             model.run_with_cache(images * torch.nan)[1], images)),
-        (ValueError, "a share below 0 in layer 1", (
-            edited("blocks.1.attn.hook_pattern", -1.0, model, images), images)),
-        (ValueError, "hook_pooled holds NaN", (
-            edited("hook_pooled", torch.nan, model, images), images)),
-        (ValueError, "the logit lens reads NaN", (
-            edited("blocks.2.hook_resid_post", torch.nan, lm, tokens), tokens)),
-        (ValueError, "inputs hold NaN", (cache, images * torch.nan)),
         (ValueError, "tokens range from 99", (lm.run_with_cache(tokens)[1], tokens * 0 + 99)),
         (ValueError, "whole numbers", (lm.run_with_cache(tokens)[1], tokens / 2)),
         (ValueError, "does not belong to inputs", (lm.run_with_cache(tokens)[1], tokens[:, :4])),
     ):  # fmt: skip
         with pytest.raises(kind, match=words):
             ci.viz.explore(*call[:2], **({"sample": call[2]} if len(call) > 2 else {}))
-    for circuit, words in (
-        (ci.circuits.Circuit([edge("L0H9", "logits", 1.0)]), "L0H9, but the model has 3 layers"),
-        ("L0H0", "give a ci.circuits.Circuit"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            ci.viz.explore(cache, images, circuit=circuit)
+    circuit = ci.circuits.Circuit([ci.circuits.Edge("L0H9", "logits", 1.0)])
+    with pytest.raises(ValueError, match="L0H9, but the model has 3 layers"):
+        ci.viz.explore(cache, images, circuit=circuit)
 
 
 def test_strings_of_strangers_are_data(images):

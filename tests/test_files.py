@@ -106,5 +106,5 @@ def test_files_are_written_in_place_only_where_nobody_reads_them_yet():
     }
     assert found == {
         "core/files.py",
-        "sweeps/ledgers/ledger.py", "sweeps/stores/arrow_files.py", "viz/pages/atlas_page.py",
+        "sweeps/ledgers/ledger.py", "sweeps/stores/arrow_files.py", "viz/pages/atom_pages.py",
     }  # fmt: skip

@@ -134,11 +134,8 @@ def test_an_image_lies_below_its_maps(cache, images):
         ci.viz.activations(cache, [0, 1], images=images),
     ):
         assert "url('data:image/png;base64," in page.html()
-    for wrong, words in (
-        (images[:1], "1 images were given, but the cache has 2"),
-        (images[0], "images="),
-    ):
-        with pytest.raises(ValueError, match=words):
+    for wrong in (images[:1], images[0]):
+        with pytest.raises(ValueError, match="images=.*give the batch of 2 images"):
             ci.viz.attention(cache, 1, images=wrong)
 
 
@@ -236,53 +233,29 @@ def test_results_show_themselves_in_a_notebook():
 @pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_said(cache, model, images):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
-    view = ci.viz
-    for words, kind, call in (
-        ("layer=9: the model has layers", ValueError, lambda: view.attention(cache, 9)),
-        ("the cache lacks", KeyError, lambda: view.attention(few, 0)),
-        (
-            f"sample=7: the cache has samples 0 to {BATCH - 1}",
-            ValueError,
-            lambda: view.attention(cache, 0, sample=7),
-        ),
-        (
-            f"heads=9: give numbers from 0 to {HEADS - 1}",
-            ValueError,
-            lambda: view.attention(cache, 0, heads=9),
-        ),
-        ("13 tokens, but 2 names", ValueError, lambda: view.attention(cache, 0, tokens=["a", "b"])),
-        ("13 tokens, but 16 names", ValueError, lambda: view.attention(cache, 0, grid=(3, 5))),
-        ("give numbers from 0 to", ValueError, lambda: view.activations(cache, 10**6)),
-        ("give the cache of", ValueError, lambda: view.activations({}, 0)),
-        (
-            "the length of tokens is 1",
-            ValueError,
-            lambda: view.top_tokens(cache, 0, tokens=[["a"]]),
-        ),
-        ("count=0", ValueError, lambda: ci.circuits.logit_lens(cache, count=0)),
-        ("count=0", ValueError, lambda: view.top_tokens(cache, 0, count=0)),
-        ("position=99", ValueError, lambda: ci.circuits.logit_lens(cache, position=99)),
-        ("position=None", ValueError, lambda: ci.circuits.logit_lens(cache, position=None)),
-        (
-            "no batch axis",
-            ValueError,
-            lambda: ci.circuits.logit_lens(
-                model.run_with_cache(images[:1], remove_batch_dim=True)[1]
-            ),
-        ),
-        (
-            "holds NaN",
-            ValueError,
-            lambda: view.attention(model.run_with_cache(images * torch.nan)[1], 0),
-        ),
-        (
-            "tokens of an image are patches",
-            ValueError,
-            lambda: view.attention(cache, 0, tokens="abc"),
-        ),
-        ("sample=-1", ValueError, lambda: ci.circuits.logit_lens(cache, sample=-1)),
+    view, lens = ci.viz, ci.circuits.logit_lens
+    single = model.run_with_cache(images[:1], remove_batch_dim=True)[1]
+    nothing = model.run_with_cache(images * torch.nan)[1]
+    with pytest.raises(KeyError, match="the cache lacks"):
+        view.attention(few, 0)
+    for words, call in (
+        ("layer=9: the model has layers", lambda: view.attention(cache, 9)),
+        (f"sample=7: .* 0 to {BATCH - 1}", lambda: view.attention(cache, 0, sample=7)),
+        (f"heads=9: .* 0 to {HEADS - 1}", lambda: view.attention(cache, 0, heads=9)),
+        ("13 tokens, but 2 names", lambda: view.attention(cache, 0, tokens=["a", "b"])),
+        ("13 tokens, but 16 names", lambda: view.attention(cache, 0, grid=(3, 5))),
+        ("holds NaN", lambda: view.attention(nothing, 0)),
+        ("atoms=.* give numbers from 0 to", lambda: view.activations(cache, 10**6)),
+        ("give the cache of", lambda: view.activations({}, 0)),
+        ("got tokens of 1 samples", lambda: view.top_tokens(cache, 0, tokens=[["a"]])),
+        ("count=0", lambda: view.top_tokens(cache, 0, count=0)),
+        ("count=0", lambda: lens(cache, count=0)),
+        ("position=99", lambda: lens(cache, position=99)),
+        ("position=None", lambda: lens(cache, position=None)),
+        ("no batch axis", lambda: lens(single)),
+        ("sample=-1", lambda: lens(cache, sample=-1)),
     ):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(ValueError, match=words):
             call()
 
 

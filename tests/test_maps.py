@@ -102,10 +102,8 @@ def test_what_does_not_fit_is_said(model, images, cache):
         (r"return a window's \[batch, map, h, w\]", lambda: windowed(model, images, rollout)),
         ("does not belong to images", lambda: grid_of_heads(cache, images[:1])),
         ("hook_k .* does not belong", lambda: grid_of_heads(codes, images[:1], **unscaled)),
-        ("give a list of numbers", lambda: grid_of_heads(cache, images, layers=[])),
-        ("layers=1: give a list", lambda: grid_of_heads(cache, images, layers=1)),
-        (r"layers=\[-9\]: give a list", lambda: grid_of_heads(cache, images, layers=[-9])),
-        ("got list", lambda: grid_of_heads(cache, [1, 2])),
+        ("layers=.*give numbers", lambda: grid_of_heads(cache, images, layers=[])),
+        ("layers=.*give numbers", lambda: grid_of_heads(cache, images, layers=[-9])),
     ):
         with pytest.raises(ValueError, match=words):
             call()

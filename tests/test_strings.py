@@ -26,8 +26,7 @@ from crate_interp.data import open_text
 from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import Result, as_text, by
 from crate_interp.viz.figures.canvas import as_written, label
-from crate_interp.viz.pages.page import Html, _templates, render
-from crate_interp.viz.pages.page_pictures import figure_uri, inline_svg
+from crate_interp.viz.pages.page import Html, _templates, figure_uri, inline_svg, render
 from texts import ANY, GOOD, HARMFUL, JSON, NO_TEXT, deep, harmless
 
 FAMILIES = st.sampled_from(["crate", "crate-lm", "clipa", "crate-mae"])

@@ -28,7 +28,7 @@ from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.runs.batches import check_model, samples_of
 from crate_interp.sweeps.runs.untrained_twins import first_samples, shuffled, twin
 from crate_interp.sweeps.sweep_findings import sharpest
-from crate_interp.viz.figures.attention_images import attention_on_image, map_heading
+from crate_interp.viz.figures.attention_images import attention_on_image, even_share, map_heading
 from crate_interp.viz.pages.audit_page import audit_page
 from crate_interp.viz.pages.report_page import AttentionPictures, report_page
 
@@ -79,13 +79,6 @@ def report(
         return _write(model, samples, folder, chosen, untrained, audit, options, name)
 
 
-def _check_folder(folder: Path, kind: type[Result], pages: tuple[str, ...]) -> None:
-    """Raises ValueError, before work starts, if something in a folder would be lost."""
-    kind.check_folder(folder)
-    tables = [f"{name}.parquet" for name in (*kind.STORED, *kind.DERIVED)]
-    check_ours(folder, META, (*tables, *pages))
-
-
 def _write(
     model: HookedModel,
     samples: Samples,
@@ -97,50 +90,55 @@ def _write(
     name: str,
 ) -> Path:
     """Measures and writes the report; each measurement is saved before the next begins."""
-    compared = first_samples(samples)
+    started, own = time.perf_counter(), options.of_a_pass()
     took: dict[str, float] = {}  # part -> seconds
-    started = time.perf_counter()
-
-    progress, own = options.progress, options.of_a_pass()
     result = sweep(model, samples, probes=probes, **own)
-    result.save(out)  # before the twins, so that an interrupt does not lose what has been measured
+    result.save(out)  # before the twins, so that an interrupt costs nothing measured
     took["sweep"] = time.perf_counter() - started
-    twins: list[SweepResult] = []
-    shuffles: list[SweepResult] = []
-    if compared is not None and untrained:
-        twins, shuffles = _random_weights(model, compared, probes, untrained, options)
-        took["untrained networks"] = time.perf_counter() - started - took["sweep"]
+    twins, shuffles = _random_weights(model, samples, probes, untrained, options)
+    if twins:
+        took["untrained networks"] = time.perf_counter() - started - sum(took.values())
     if audit:
         discard(out / "audit", META)  # left by an earlier report
-    attention = _attention(model, samples, result) if model.cfg.kind == "vision" else None
-    shown: Any = {"attention": attention, "audited": audit, "data": name}
-    shown |= {"shuffled": shuffles, "progress": progress}
-    page = report_page(result, twins, out, **shown)
+    page = report_page(
+        result,
+        twins,
+        out,
+        attention=_attention(model, samples, result) if model.cfg.kind == "vision" else None,
+        audited=audit,
+        data=name,
+        shuffled=shuffles,
+        progress=options.progress,
+    )
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, because it takes longest: if it fails, nothing else is lost
-        audited = run_audit(model, samples, untrained=untrained, **own)
-        audit_page(audited, out / "audit")
+        audit_page(run_audit(model, samples, untrained=untrained, **own), out / "audit")
         took["audit"] = time.perf_counter() - started - sum(took.values())
-    if progress:
-        _say(took)
+    if options.progress:
+        parts = (f"{part} {seconds:.0f} s" for part, seconds in took.items())
+        note(f"report: {', '.join(parts)}")
     return page
 
 
-def _say(took: dict[str, float]) -> None:
-    """Prints how long each part took."""
-    parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in took.items())
-    note(f"report: {parts}")
+def _check_folder(folder: Path, kind: type[Result], pages: tuple[str, ...]) -> None:
+    """Raises ValueError, before work starts, if something in a folder would be lost."""
+    kind.check_folder(folder)
+    tables = [f"{name}.parquet" for name in (*kind.STORED, *kind.DERIVED)]
+    check_ours(folder, META, (*tables, *pages))
 
 
 def _random_weights(
     model: HookedModel, samples: Samples, probes: Probes, count: int, options: RunOptions
 ) -> tuple[list[SweepResult], list[SweepResult]]:
     """Sweeps untrained twins of a model, and the model with its weights in random order."""
+    compared = first_samples(samples)
+    if compared is None:
+        return [], []
     own = options.of_a_pass() | {"progress": False}
     makes = [partial(make, model, seed) for make in (twin, shuffled) for seed in range(count)]
     bar = tqdm(makes, desc="untrained networks", disable=not options.progress, leave=False)
-    found = [sweep(make(), samples, probes=probes, controls=0, **own) for make in bar]
-    return found[:count], found[count:]
+    results = [sweep(make(), compared, probes=probes, controls=0, **own) for make in bar]
+    return results[:count], results[count:]
 
 
 def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
@@ -158,12 +156,10 @@ def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPi
     count = len(model.blocks)
     sharp = sharpest(result, _SHARP)["layer"].head(1).astype(int).tolist()
     shown = [*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS]
-    kind = model.cfg.facts["attention"]
-    points = every_layer(model, points_of(kind, True), sorted(shown))
+    points = every_layer(model, points_of(model.cfg.facts["attention"], True), sorted(shown))
     with torch.no_grad():
         _, cache = model.run_with_cache(images, names_filter=points)
     figures = {layer: attention_on_image(cache, layer, images) for layer in shown}
-    name_of, keys = samples.name_of, cache[points[0]].shape[-1]
-    names = [] if name_of is None else [name_of(number) for number in numbers]
-    even = 1 / (model.cfg.n_heads if kind == "tssa" else keys)
+    even = even_share(model, cache[points[0]].shape[-1])
+    names = [] if samples.name_of is None else [samples.name_of(number) for number in numbers]
     return AttentionPictures(map_heading(model, 0), figures, len(images), even, names)

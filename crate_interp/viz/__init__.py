@@ -7,19 +7,14 @@ its result or cache holds: no function here runs a model or opens data.
 from crate_interp.viz.explorer.explorer_page import explore
 from crate_interp.viz.figures.attention_images import attention_on_image, head_grid
 from crate_interp.viz.figures.by_layer import beside, layers, steps
-from crate_interp.viz.figures.circuit_figure import circuit
-from crate_interp.viz.figures.compared_curves import compare
-from crate_interp.viz.figures.concentration_curves import concentration
-from crate_interp.viz.figures.graph_figure import graph_figure
+from crate_interp.viz.figures.circuit_figures import circuit, graph_figure
+from crate_interp.viz.figures.compared_curves import compare, concentration
 from crate_interp.viz.figures.heatmaps import head_ablation, heads, heatmap
-from crate_interp.viz.pages.ablation_page import ablation_page
-from crate_interp.viz.pages.activation_views import activations, top_tokens
-from crate_interp.viz.pages.atlas_page import atlas_pages
-from crate_interp.viz.pages.atoms_page import atoms_page
+from crate_interp.viz.pages.ablation_page import ablation_page, concentration_page
+from crate_interp.viz.pages.atom_pages import atlas_pages, atoms_page
 from crate_interp.viz.pages.audit_page import audit_page
-from crate_interp.viz.pages.cache_views import attention
+from crate_interp.viz.pages.cache_views import activations, attention, top_tokens
 from crate_interp.viz.pages.comparison_page import compare_page
-from crate_interp.viz.pages.concentration_page import concentration_page
 from crate_interp.viz.pages.graph_page import graph
 from crate_interp.viz.pages.segment_page import segment_page
 

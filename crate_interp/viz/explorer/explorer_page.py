@@ -9,25 +9,18 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from crate_interp.circuits import Circuit
-from crate_interp.core import checks
 from crate_interp.core.safe_text import LONGEST, visible
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
-from crate_interp.viz.explorer import panels
-from crate_interp.viz.explorer.map_kinds import map_kind
-from crate_interp.viz.explorer.packing import (
-    Attention,
-    pack_attention,
-    pack_contraction,
-    pack_rows,
-    planes,
-    words_of,
-)
-from crate_interp.viz.pages.page import Html, is_page, render
+from crate_interp.models.preprocess import displayable
+from crate_interp.viz.explorer import packing, panels
+from crate_interp.viz.explorer.packing import Attention, map_kind
+from crate_interp.viz.pages.page import Html, check_page, image_uri
 
 # Ends of the names of the points that the page shows besides maps and codes.
 _OTHERS = ("mlp.hook_post", "hook_resid_pre", "hook_resid_post", "hook_pooled", "hook_mask")
 _STEPS = 10_000  # of a probability on the page
+_PICTURE = 448  # the most pixels on the longer side of the picture
 _MOST_SHARES = 200_000_000  # the most attention shares that a browser can hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
@@ -73,18 +66,23 @@ def explore(
     do not belong together, for NaN or Inf, if the circuit has heads that the model lacks, and for
     a table of another input.
     """
-    seen = panels.look(cache, inputs, sample)
-    layers = range(len(seen.model.blocks))
-    missing = [layer for layer in layers if not seen.has(seen.kind.point, layer)]
-    if missing:
-        raise KeyError(_what_to_cache(seen, missing))
-    check_count(seen.model, seen.count)
-    drawing = panels.circuit_data(circuit, seen.model)
-    given = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
-    if graph is not None and not is_page(graph):
-        raise ValueError(f"graph={checks.shown(graph)}: give the name of a page beside this one.")
-    off = None if without is None else _without(seen, without)
-    return _page(seen, given, graph, {"circuit": drawing, "without": off})
+    check_page("graph", graph)
+    view = panels.look(cache, inputs, sample)
+    model = view.model
+    for layer in range(len(model.blocks)):
+        if not view.has(view.kind.point, layer):
+            raise KeyError(
+                f"the cache lacks blocks.{layer}.{view.kind.point}. Call run_with_cache(x), which "
+                "caches everything, or run_with_cache(x, names_filter=lambda name: "
+                f"name.endswith({shown_points(model)!r})), which caches what this page shows."
+            )
+    check_count(model, view.count)
+    words = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
+    more = {
+        "circuit": panels.circuit_data(circuit, model),
+        "without": None if without is None else _without(view, without),
+    }
+    return _page(view, words, graph, more)
 
 
 def check_count(model: HookedModel, count: int) -> None:
@@ -104,57 +102,66 @@ def shown_points(model: HookedModel) -> tuple[str, ...]:
     return (kind.point, *kind.codes, *_OTHERS)
 
 
-def _page(seen: panels.Seen, given: str, graph: str | None, more: dict[str, Any]) -> Html:
-    attention = [_attention(seen, layer) for layer in range(len(seen.model.blocks))]
-    blobs = [
-        (f"{part}-{layer}", text)
-        for layer, each in enumerate(attention)
-        for part, text in (each.parts | panels.tops(seen, layer)).items()
-    ]
-    title = f"{seen.model_name}: {given}"
-    page = render(
+def _page(view: panels.View, name: str, graph: str | None, more: dict[str, Any]) -> Html:
+    model = view.model
+    attention = [_attention(view, layer) for layer in range(len(model.blocks))]
+    picture, ratio = None, 1.0
+    if view.grid is not None:
+        picture = image_uri(displayable(view.inputs[view.sample], model.cfg), _PICTURE)
+        ratio = view.inputs.shape[3] / view.inputs.shape[2]
+    return Html.of(
         "explore.html",
-        title=title,
-        meta={"config": seen.model.cfg.to_dict()},
+        f"{view.model_name}: {name}",
+        meta={"config": model.cfg.to_dict()},
         graph=graph,
-        given=given,
-        of=len(seen.inputs),
-        answer=panels.answer(seen),
-        picture=panels.picture(seen),
-        data=_data(seen, attention) | more,
-        blobs=blobs,
-        notes=_notes(seen, attention),
-        count=seen.count,
-        width=seen.model.cfg.d_head,
+        given=name,
+        of=len(view.inputs),
+        answer=panels.answer(view),
+        picture=picture,
+        data=_data(view, attention) | more,
+        blobs=[
+            (f"{part}-{layer}", text)
+            for layer, each in enumerate(attention)
+            for part, text in (each.parts | panels.tops(view, layer)).items()
+        ],
+        notes=_notes(view, attention),
+        count=view.count,
+        width=model.cfg.d_head,
         error=max(each.error for each in attention),
-        ratio=panels.ratio(seen),
+        ratio=ratio,
     )
-    return Html(title, page)
 
 
-def _data(seen: panels.Seen, attention: list[Attention]) -> dict[str, object]:
+def _data(view: panels.View, attention: list[Attention]) -> dict[str, object]:
     """Returns the data that the page's script reads first."""
+    alike = None  # the page's word for the vectors that it compares by cosine
+    if any("codes" in each.parts for each in attention):
+        alike = "codes" if view.codes(0)[1] is None else "queries"
+    tokens = None if view.grid else view.inputs[view.sample].tolist()
+    answers = None
+    if view.has_lens:
+        answers = panels.answer_names(view, sorted(set(view.lens[0].ravel().tolist())))
     return {
-        "kind": "text" if seen.grid is None else "image",
+        "kind": "text" if view.grid is None else "image",
         "layers": len(attention),
-        "heads": seen.model.cfg.n_heads,
-        "count": seen.count,
-        "grid": seen.grid,
-        "causal": seen.causal,
-        "names": panels.token_names(seen),
-        "sees": panels.reaches(seen),
+        "heads": view.model.cfg.n_heads,
+        "count": view.count,
+        "grid": view.grid,
+        "causal": view.causal,
+        "names": None if tokens is None else panels.token_texts(view.model, tokens),
+        "sees": panels.reaches(view),
         "most": [each.most for each in attention],
-        "special": seen.special,
-        "alike": (alike := _alike(seen, attention)),
-        **seen.kind.words(alike),
-        "start": _start(seen),
-        "overlays": panels.overlays(seen),
-        "answers": panels.lens_names(seen),
-        "goesOn": panels.next_tokens(seen),
+        "special": view.special,
+        "alike": alike,
+        **view.kind.words(alike),
+        "start": _start(view),
+        "overlays": panels.overlays(view),
+        "answers": answers,
+        "goesOn": None if tokens is None else tokens[1:],
     }
 
 
-def _without(seen: panels.Seen, table: pd.DataFrame) -> dict[str, Any]:
+def _without(view: panels.View, table: pd.DataFrame) -> dict[str, Any]:
     """Returns a table of `ci.circuits.switched_off` as the page's script reads it.
 
     Rows are [probability of the model's own answer, number of the likeliest answer, its
@@ -167,9 +174,9 @@ def _without(seen: panels.Seen, table: pd.DataFrame) -> dict[str, Any]:
             round(_STEPS * own), int(best), round(_STEPS * share),
         ]  # fmt: skip
     patches = list(rows["patch"].get(-1, {}).values())
-    known, own = panels.answer(seen), rows["nothing"][-1][-1]
-    names = panels.answer_names(seen, sorted(set(table["answer"].tolist())))
-    if len(patches) not in (0, seen.count - seen.special) or (
+    known, own = panels.answer(view), rows["nothing"][-1][-1]
+    names = panels.answer_names(view, sorted(set(table["answer"].tolist())))
+    if len(patches) not in (0, view.count - view.special) or (
         known and (names[own[1]] != known[0] or abs(own[0] - _STEPS * known[1]) > 10)
     ):
         raise ValueError(
@@ -181,32 +188,19 @@ def _without(seen: panels.Seen, table: pd.DataFrame) -> dict[str, Any]:
     return found | {"names": names}
 
 
-def _what_to_cache(seen: panels.Seen, missing: list[int]) -> str:
-    named = [f"blocks.{layer}.{seen.kind.point}" for layer in missing]
-    points = shown_points(seen.model)
-    words = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    return (
-        f"the cache lacks {words}. Call run_with_cache(x), which caches everything, or "
-        f"run_with_cache(x, names_filter=lambda name: name.endswith({points!r})), which caches "
-        "what this page shows."
-    )
-
-
-def _attention(seen: panels.Seen, layer: int) -> Attention:
+def _attention(view: panels.View, layer: int) -> Attention:
     """Returns the maps of one layer for the sample, as text."""
-    maps, codes, keys = seen.at(seen.kind.point, layer), seen.codes(0, layer), seen.codes(-1, layer)
-    if seen.kind.name != "attention":
-        parts = {} if codes is None else {"codes": planes(codes)}
-        if seen.kind.name == "shared":
-            return pack_contraction(maps, parts)
-        return pack_rows(maps[:, None], parts)
-    if codes is None or keys is None:
-        codes = keys = codes if codes is not None else keys
-    one = codes is None or keys is None or np.array_equal(codes, keys)
-    return pack_attention(maps, codes, None if one else keys, seen.causal)
+    maps = view.at(view.kind.point, layer)
+    codes, keys = view.codes(layer)
+    if view.kind.name != "attention":
+        parts = {} if codes is None else {"codes": packing.planes(codes)}
+        if view.kind.name == "shared":
+            return packing.pack_contraction(maps, parts)
+        return packing.pack_rows(maps[:, None], parts)
+    return packing.pack_attention(maps, codes, keys, view.causal)
 
 
-def _start(seen: panels.Seen) -> dict[str, int]:
+def _start(view: panels.View) -> dict[str, int]:
     """Returns where the page opens: layer, head and token.
 
     In a text with a logit lens it is the token and layer at which the model's own answer gains most
@@ -215,31 +209,37 @@ def _start(seen: panels.Seen) -> dict[str, int]:
     even share, since a large share among three tokens says little. A token's attention to itself or
     to the first token does not count. If maps are memberships, the place is that of the largest.
     """
-    if seen.kind.name == "membership":
-        every = np.stack([seen.at(seen.kind.point, at) for at in range(len(seen.model.blocks))])
+    if view.kind.name == "membership":
+        every = np.stack([view.at(view.kind.point, at) for at in range(len(view.model.blocks))])
         return dict(zip(("layer", "head", "query"), _largest(every), strict=True))
-    jump = panels.largest_gain(seen)
+    jump = panels.largest_gain(view)
     if jump is not None:
         layer, query = jump
-        head = _largest(_relative(seen, layer)[:, query])[0]
+        head = _largest(_relative(view, layer)[:, query])[0]
         return {"layer": layer, "head": head, "query": query}
-    best: tuple[float, dict[str, int]] = (-1.0, {"layer": 0, "head": 0, "query": 0})
-    for layer in range(len(seen.model.blocks)):
-        shares = _relative(seen, layer)
-        head, query, _ = _largest(shares)
-        if float(shares.max()) > best[0]:
-            best = (float(shares.max()), {"layer": layer, "head": head, "query": query})
-    return best[1]
+    shares = [_relative(view, layer) for layer in range(len(view.model.blocks))]
+    layer = int(np.argmax([each.max() for each in shares]))
+    head, query, _ = _largest(shares[layer])
+    return {"layer": layer, "head": head, "query": query}
 
 
-def _relative(seen: panels.Seen, layer: int) -> Float[np.ndarray, "head query pos"]:
-    """Returns a layer's maps relative to the even share; shares that do not count are 0."""
-    shares, tokens = _shares(seen, layer), np.arange(seen.count)
-    asked = range(shares.shape[1])
-    shares[:, :, : 1 if seen.grid is None else seen.special] = 0
-    shares[:, asked, asked] = 0
-    sees = np.minimum(tokens + 1 if seen.causal else seen.count, panels.reaches(seen)[layer])
-    return shares * np.broadcast_to(sees, seen.count)[asked, None]
+def _relative(view: panels.View, layer: int) -> Float[np.ndarray, "head query pos"]:
+    """Returns a layer's maps relative to the even share; shares that do not count are 0.
+
+    Of an image the maps are those of its first token alone.
+    """
+    maps = view.at(view.kind.point, layer)
+    if view.kind.name == "attention":
+        shares = (maps[:, :1] if view.grid else maps).copy()
+    else:
+        row = maps[:, :, :1].swapaxes(1, 2) @ maps  # [head, 1, pos]
+        shares = row / row.sum(axis=2, keepdims=True).clip(min=1e-30)
+    queries = range(shares.shape[1])
+    shares[:, :, : 1 if view.grid is None else view.special] = 0
+    shares[:, queries, queries] = 0
+    tokens = np.arange(view.count) + 1 if view.causal else view.count
+    sees = np.broadcast_to(np.minimum(tokens, panels.reaches(view)[layer]), view.count)
+    return shares * sees[queries, None]
 
 
 def _largest(values: np.ndarray) -> list[int]:
@@ -247,45 +247,26 @@ def _largest(values: np.ndarray) -> list[int]:
     return [int(place) for place in np.unravel_index(int(values.argmax()), values.shape)]
 
 
-def _shares(seen: panels.Seen, layer: int) -> Float[np.ndarray, "head query pos"]:
-    """Returns the maps of a layer's heads, for an image those of its first token alone."""
-    maps = seen.at(seen.kind.point, layer)
-    if seen.kind.name == "attention":
-        return (maps[:, :1] if seen.grid else maps).copy()
-    row = maps[:, :, :1].swapaxes(1, 2) @ maps  # [head, 1, pos]
-    return row / row.sum(axis=2, keepdims=True).clip(min=1e-30)
-
-
-def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
-    """Returns the page's word for the vectors that it compares by cosine.
-
-    The word is "codes" if queries and keys are the same, "queries" if they differ, and None if the
-    page holds no codes.
-    """
-    if not any("codes" in each.parts for each in attention):
-        return None
-    queries, keys = seen.codes(0, 0), seen.codes(-1, 0)
-    one = queries is None or keys is None or np.array_equal(queries, keys)
-    return "codes" if one else "queries"
-
-
-def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
+def _notes(view: panels.View, attention: list[Attention]) -> list[str]:
     """Returns sentences on what the page does not show, and on how its numbers are made."""
-    notes = [f"{part} left out: {why}." for part, why in panels.left_out(seen)]
-    hidden = panels.hidden_patches(seen)
-    if hidden:
-        notes.append(f"The model did not see {hidden} of the {seen.count - seen.special} patches.")
-    reaches = panels.reaches(seen)
-    short = [layer for layer, reach in enumerate(reaches) if reach < seen.count]
+    notes = [f"{part} left out: {why}." for part, why in panels.left_out(view)]
+    patches, reaches = view.count - view.special, panels.reaches(view)
+    if view.has("hook_mask") and (hidden := int(view.cache.at("hook_mask")[view.sample].sum())):
+        notes.append(f"The model did not see {hidden} of the {patches} patches.")
+    short = [layer for layer, reach in enumerate(reaches) if reach < view.count]
     if short:
-        before = min(reaches) - 1
-        notes.append(
-            f"In {words_of(short)} a token sees only itself and the {before} tokens before it."
-        )
+        before = f"{min(reaches) - 1} tokens before it"
+        notes.append(f"In {_words_of(short)} a token sees only itself and the {before}.")
     stored = [layer for layer, each in enumerate(attention) if "rows" in each.parts]
-    if stored and seen.kind.name == "attention":
+    if stored and view.kind.name == "attention":
         notes.append(
-            f"The attention of {words_of(stored)} is stored in 255 steps of each row's largest "
+            f"The attention of {_words_of(stored)} is stored in 255 steps of each row's largest "
             "share, because the softmax of the cached codes, rounded to 16 bits, differs from it."
         )
     return notes
+
+
+def _words_of(layers: Sequence[int]) -> str:
+    """Returns layers in words: "layer 3" or "layers 0, 3 and 4"."""
+    *first, last = map(str, layers)
+    return f"layers {', '.join(first)} and {last}" if first else f"layer {last}"

@@ -1,19 +1,80 @@
-"""Packs numbers as text inside a page: their bytes are deflated and then written as base64.
+"""What a head's map is, and how maps are packed as text: as deflated bytes in base64.
 
-If the page can compute attention from codes, only the codes are stored, because they are fewer
-numbers: for 197 tokens, the codes of a head are 197 x 64 numbers, its attention 197 x 197.
+A head of ToST has no attention pattern, but memberships; one of CBT has representatives. If the
+page can compute attention from codes, only the codes are stored, because they are fewer numbers:
+for 197 tokens, the codes of a head are 197 x 64 numbers, its attention 197 x 197.
 """
 
 import base64
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
+from crate_interp.models.hooked import HookedModel
+
 LIMIT = 0.01  # the largest error of recomputed attention, relative to a row's largest share
 _CHUNK = 256  # queries whose maps are checked at once
+
+
+@dataclass(frozen=True)
+class MapKind:
+    """The kind of the heads' maps.
+
+    name: "attention", "membership" or "shared". point: the hook point of the maps. codes: the
+    points of the codes of queries and keys. verbs: mode of the page -> what the token that is asked
+    about does. legends: mode -> the line below the heads; # is the number of tokens that are seen.
+    """
+
+    name: str
+    point: str
+    codes: tuple[str, ...]
+    verbs: dict[str, str]
+    legends: dict[str, str]
+
+    def words(self, alike: str | None) -> dict[str, object]:
+        """Returns the words as the page's script reads them; alike: "codes", "queries" or None."""
+        verbs = self.verbs | ({} if alike is None else {"alike": f"has {alike} like"})
+        return {"map": self.name, "verbs": verbs, "legends": self.legends | _ALIKE}
+
+
+def map_kind(model: HookedModel) -> MapKind:
+    """Returns what the maps of a model's heads are."""
+    return KINDS[model.cfg.facts["attention"]]
+
+
+_ALIKE = {"alike": "Below each head: the largest cosine to another token."}
+_SHARES = "Below each head: the largest share \u00b7 the effective number of tokens, at most #."
+_ATTENTION = MapKind(
+    "attention",
+    "attn.hook_pattern",
+    ("attn.hook_q", "attn.hook_k"),
+    {"to": "attends to", "from": "is attended by"},
+    {
+        "to": _SHARES,
+        "from": "Below each head: the largest share \u00b7 the sum \u03a3, on average 1.",
+    },
+)
+KINDS = {
+    "mssa": _ATTENTION,
+    "self": _ATTENTION,
+    "tssa": MapKind(
+        "membership",
+        "attn.hook_pi",
+        ("attn.hook_u",),
+        {"to": "belongs to"},
+        {"to": "Below each head: the largest membership \u00b7 the sum \u03a3 over all tokens. The "
+               "maps are the same whatever you point at."},
+    ),
+    "cbsa": MapKind(
+        "shared",
+        "attn.hook_contract",
+        ("attn.hook_u",),
+        {"to": "shares representatives with", "reads": "has a representative that reads"},
+        {"to": _SHARES, "reads": _SHARES},
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,14 +106,8 @@ def planes(values: Float[np.ndarray, "..."]) -> str:
     """Returns numbers as packed float16: the low bytes of all numbers, then their high bytes.
 
     High bytes are similar, so they compress well when they are stored together.
-
-    Raises ValueError for NaN and Inf, and for numbers beyond the range of float16.
     """
-    with np.errstate(over="ignore"):
-        halves = values.astype("<f2")
-    if not np.isfinite(halves).all():
-        raise ValueError("numbers are NaN, Inf or beyond 65,504: float16 cannot hold them.")
-    pairs = halves.reshape(-1).view(np.uint8).reshape(-1, 2)
+    pairs = values.astype("<f2").reshape(-1).view(np.uint8).reshape(-1, 2)
     return packed(np.ascontiguousarray(pairs.T))
 
 
@@ -68,17 +123,13 @@ def pack_attention(
     causal: True if a query sees no later keys.
     """
     most = [float(f"{value:.4g}") for value in pattern.max(axis=(1, 2))]
-    parts: dict[str, str] = {}
-    error = np.inf
-    if codes is not None and _fits(codes):
-        parts["codes"] = planes(codes)
-        if keys is None or _fits(keys):
-            error = _worst(pattern, codes, codes if keys is None else keys, causal)
-    if error <= LIMIT:
-        if keys is not None:
-            parts["keys"] = planes(keys)
-        return Attention(parts, float(error), most)
-    return pack_rows(pattern, parts)
+    if codes is None or not _fits(codes):
+        return pack_rows(pattern, {})
+    parts, other = {"codes": planes(codes)}, codes if keys is None else keys
+    error = _worst(pattern, codes, other, causal) if _fits(other) else np.inf
+    if error > LIMIT:
+        return pack_rows(pattern, parts)
+    return Attention(parts if keys is None else parts | {"keys": planes(keys)}, error, most)
 
 
 def pack_rows(pattern: Float[np.ndarray, "head query pos"], parts: dict[str, str]) -> Attention:
@@ -142,14 +193,6 @@ def pack_ranked(
     return packed(np.concatenate([places.ravel().astype("<u4"), floats.view("<u4")]))
 
 
-def words_of(layers: Sequence[int]) -> str:
-    """Returns layers in words: "layer 3" or "layers 0, 3 and 4"."""
-    numbers = [str(layer) for layer in layers]
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    return f"layers {', '.join(numbers[:-1])} and {numbers[-1]}"
-
-
 def _fits(values: np.ndarray) -> bool:
     """Tells whether float16 can hold the numbers."""
     return bool(np.isfinite(values).all() and np.abs(values).max(initial=0) < 65_504)
@@ -169,7 +212,7 @@ def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: boo
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
         worst = max(worst, float(_relative(shares, pattern[head]).max()))
-    return worst if np.isfinite(worst) else np.inf
+    return worst
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:

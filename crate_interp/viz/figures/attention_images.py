@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
@@ -16,8 +15,8 @@ from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.probes.segmentation_probe import head_maps, points_of
 from crate_interp.viz.figures.canvas import PAGE, SMALL, TITLE, as_written, panels, set_title
-from crate_interp.viz.pages.page import Html, render
-from crate_interp.viz.pages.page_pictures import image_uri, map_tile
+from crate_interp.viz.pages.cache_views import numbers
+from crate_interp.viz.pages.page import Html, image_uri, map_tile
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 
 _PANEL = 1.05  # inches
-_MOST = 64  # images in a figure; 256 would take minutes, and no screen could show them
 
 # kind of attention -> what a patch has, and the page's words on how it is made
 _OF_OTHERS = {
@@ -61,16 +59,11 @@ def attention_on_image(
     patch. Each map is scaled to its brightest patch. The text below a map gives the share of
     attention on this patch (max) and the share on CLS, which the map does not show. ax, title, dpi:
     as in `ci.viz.layers`; ax holds all panels. Raises ValueError if the cache is not of these
-    images, or if there are more than 64 images. Raises KeyError if the pattern was not cached.
+    images. Raises KeyError if the pattern was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     on_cls = _on_cls(cache, layer, images, query)  # [batch, head], or None
     count, heads = pattern.shape[:2]
-    if count > _MOST:
-        raise ValueError(
-            f"{count} images would need as many rows. Give at most {_MOST} images and a cache of "
-            "them, such as images = images[:8]; _, cache = model.run_with_cache(images)."
-        )
     size = min(_PANEL, PAGE / (heads + 1))
     tall = size * images.shape[2] / images.shape[3]
     inches = (size * (heads + 1), (tall + 0.32) * count + 0.3)
@@ -95,8 +88,7 @@ def attention_on_image(
             if on_cls is not None:
                 words += f"\nCLS {on_cls[row, column - 1]:.2g}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
-    tokens = pattern.shape[2] * pattern.shape[3] + cache.model.cfg.n_special
-    words = _title(cache, layer, query, tokens)
+    words = _title(cache, layer, query, pattern.shape[2] * pattern.shape[3])
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
@@ -105,21 +97,21 @@ def attention_on_image(
     return as_written(figure)
 
 
-def _title(cache: CrateCache, layer: int, query: Query, tokens: int) -> str:
+def _title(cache: CrateCache, layer: int, query: Query, patches: int) -> str:
     """Returns the title of a figure, which says what the numbers below the maps are."""
     cfg, layers = cache.model.cfg, len(cache.model.blocks)
-    share = _OF_OTHERS.get(_kind(cache), ("share", ""))[0]
+    share = _OF_OTHERS.get(cfg.facts["attention"], ("share", ""))[0]
     of_cls = f"; CLS: the {share} of CLS" if cfg.n_special else ""
     return (
         f"{map_heading(cache.model, query)}, layer {layer % layers} of 0 to {layers - 1} "
         f"(max: the {share} of the brightest patch; an even {share} is "
-        f"{_even(share, cfg.n_heads, tokens):.2g}{of_cls})"
+        f"{even_share(cache.model, patches + cfg.n_special):.2g}{of_cls})"
     )
 
 
-def _even(what: str, heads: int, tokens: int) -> float:
+def even_share(model: HookedModel, tokens: int) -> float:
     """Returns what each token would have if all had as much; memberships are shared by heads."""
-    return 1 / (heads if what == "membership" else tokens)
+    return 1 / (model.cfg.n_heads if model.cfg.facts["attention"] == "tssa" else tokens)
 
 
 def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray | None:
@@ -130,13 +122,9 @@ def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndar
     place: Any = query
     if isinstance(query, tuple):
         place = special + query[0] * (images.shape[3] // cache.model.cfg.patch_size[1]) + query[1]
-    (point,) = points_of(_kind(cache), True)
+    (point,) = points_of(cache.model.cfg.facts["attention"], True)
     maps_with_cls = head_maps({point: cache.at(point, layer)}, 0, place, True, True)
     return maps_with_cls[..., 0].float().cpu().numpy()
-
-
-def _kind(cache: CrateCache) -> str:
-    return cache.model.cfg.facts["attention"]
 
 
 def map_heading(model: HookedModel, query: Query) -> str:
@@ -145,14 +133,9 @@ def map_heading(model: HookedModel, query: Query) -> str:
     if kind == "tssa":
         return "How far each patch belongs to the subspace of each head"
     verb = "shares representatives with" if kind == "cbsa" else "attends to"
-    return f"What {who_asks(query)} {verb}"
-
-
-def who_asks(query: Query) -> str:
-    """Returns a query in words: "CLS", "the patch (1, 2)" or "token 3"."""
     if isinstance(query, tuple):
-        return f"the patch {query}"
-    return "CLS" if query == 0 else f"token {query}"
+        return f"What the patch {query} {verb}"
+    return f"What {'CLS' if query == 0 else f'token {query}'} {verb}"
 
 
 def maps_on(
@@ -166,32 +149,21 @@ def maps_on(
     options: other arguments of `ci.maps.attention`. Raises ValueError if the cache is not of these
     images.
     """
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(
-            f"images must be [batch, channels, height, width], but got {got}. Give the images that "
-            "the model was run on."
-        )
     if cache.model.unit != "images":
         raise ValueError("the cache has no patches. Give the cache of a model of images.")
     whole = options.get("scaled", True) and options.get("cls_key", True)
-    point = points_of(_kind(cache), whole)[-1]
-    stored = cache.at(point, layer)
-    tokens = stored.shape[-1 if whole else 1]
-    height, width = (
-        side // patch
-        for side, patch in zip(images.shape[2:], cache.model.cfg.patch_size, strict=True)
-    )
-    special = cache.model.cfg.n_special
-    if (len(stored), tokens) != (len(images), height * width + special):
+    point = points_of(cache.model.cfg.facts["attention"], whole)[-1]
+    shape = cache.at(point, layer).shape
+    height, width = np.array(images.shape[2:]) // cache.model.cfg.patch_size
+    count = height * width + cache.model.cfg.n_special
+    if (shape[0], shape[-1 if whole else 1]) != (len(images), count):
         raise ValueError(
-            f"the cached {point} {list(stored.shape)} does not belong to images "
-            f"{list(images.shape)}, which are {len(images)} images of {height} x {width} patches, "
-            f"with {special} tokens before the patches, CLS first. Give the images that the model "
-            "was run on, or make a cache of the images: _, cache = model.run_with_cache(images)."
+            f"the cached {point} {list(shape)} does not belong to images {list(images.shape)}, "
+            f"which are {len(images)} images of {count} tokens. Give the images that the model was "
+            "run on: _, cache = model.run_with_cache(images)."
         )
-    found = maps.attention(cache, layer, grid=(height, width), **options)
-    return found.float().cpu().numpy()
+    values = maps.attention(cache, layer, grid=(int(height), int(width)), **options)
+    return values.float().cpu().numpy()
 
 
 def head_grid(
@@ -216,45 +188,44 @@ def head_grid(
     these images or `layers` are not layers of the model.
     """
     model = cache.model
-    chosen = _layers(layers, cache)
-    found = [
+    if model.towers:
+        raise ValueError("a CLIP is two models. Give the cache of its image tower, cache.visual.")
+    chosen = list(dict.fromkeys(numbers("layers", layers, len(model.blocks))))
+    every = [  # of each layer, [batch, head, h, w]
         maps_on(cache, layer, images, query=query, scaled=scaled, cls_key=cls_key)
         for layer in chosen
     ]
-    grid = found[0].shape[2:]
-    what, how = _OF_OTHERS.get(_kind(cache), ("attention", None))
-    tokens = grid[0] * grid[1] + (model.cfg.n_special if cls_key else 0)
-    even = _even(what, model.cfg.n_heads, tokens)
-    finding, first = _finding(found, chosen, even, what)
+    grid = every[0].shape[2:]
+    what, how = _OF_OTHERS.get(model.cfg.facts["attention"], ("attention", None))
+    special = model.cfg.n_special
+    even = even_share(model, grid[0] * grid[1] + (special if cls_key else 0))
+    finding, first = _finding(every, chosen, even, what)
     heading = map_heading(model, query)
     name = model.cfg.model_name or ("Attention" if how is None else model.cfg.family)
     title = f"{name}: {heading[0].lower()}{heading[1:]}"
-    page = render(
+    return Html.of(
         "heads.html",
-        title=title,
+        title,
         finding=finding,
         first=first,
         what=what,
         how=how,
-        special=model.cfg.n_special,
+        special=special,
         scaled=scaled,
         cls_key=cls_key,
         grid=grid,
         ratio=images.shape[3] / images.shape[2],
         pictures=[image_uri(displayable(image, model.cfg)) for image in images],
-        layers=[
-            {"number": layer, "images": [[_head(values) for values in heads] for heads in maps]}
-            for layer, maps in zip(chosen, found, strict=True)
-        ],
+        layers=list(zip(chosen, every, strict=True)),
+        tile_of=map_tile,
     )
-    return Html(title, page)
 
 
-def _finding(found: list[np.ndarray], layers: list[int], even: float, what: str) -> tuple[str, int]:
+def _finding(every: list[np.ndarray], layers: list[int], even: float, what: str) -> tuple[str, int]:
     """Returns a sentence on the head with the largest share on one patch, and this head's layer."""
-    largest = np.stack([maps.max(axis=(2, 3)).mean(axis=0) for maps in found])  # [layer, head]
+    largest = np.stack([values.max(axis=(2, 3)).mean(axis=0) for values in every])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)
-    images = len(found[0])
+    images = len(every[0])
     mean = f" (mean over {images} images)" if images > 1 else ""
     whole = what == "attention"  # the others are counted: memberships, shares
     most, evenly = ("the most attention", what) if whole else (f"the largest {what}", f"{what}s")
@@ -263,25 +234,3 @@ def _finding(found: list[np.ndarray], layers: list[int], even: float, what: str)
         f"{largest.max():.2f}{mean}. Even {evenly} would give every patch {even:.2g}."
     )
     return words, layers[place]
-
-
-def _head(values: np.ndarray) -> dict[str, str]:
-    """Returns the picture of one map `[h, w]`, and its largest value."""
-    return {"uri": map_tile(values), "largest": f"{values.max():.2g}"}
-
-
-def _layers(layers: Any, cache: CrateCache) -> list[int]:
-    """Returns the numbers of the layers without repeats, negative ones counted from the end.
-
-    Raises ValueError for a layer that the model lacks.
-    """
-    if cache.model.towers:
-        raise ValueError("a CLIP is two models. Give the cache of its image tower, cache.visual.")
-    count = len(cache.model.blocks)
-    wanted = range(count) if layers is None else layers
-    wanted = list(wanted) if isinstance(wanted, (list, tuple, range)) else []
-    if not wanted or not all(checks.is_int(layer) and -count <= layer < count for layer in wanted):
-        raise ValueError(
-            f"layers={layers!r}: give a list of numbers from 0 to {count - 1}, or None for all."
-        )
-    return list(dict.fromkeys(layer % count for layer in wanted))

@@ -1,6 +1,7 @@
 """Figures of a statistic: by layer, next to untrained networks, and along training."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.training.watch_result import WatchResult
 from crate_interp.viz.figures import canvas
-from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
+from crate_interp.viz.figures.canvas import CHANCE, TRAINED, UNTRAINED
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -67,31 +68,26 @@ def layers(
     the present resolution if `ax` is given.
 
     Raises ValueError if a result lacks the statistic, if there is no result, if `untrained` has
-    another number of layers, if ax is no matplotlib Axes, and if dpi is not above 0.
+    another number of layers, and if ax is no matplotlib Axes.
     """
     results = [result] if isinstance(result, SweepResult) else list(result)
     names = _labels(results, labels)
     random = baseline(untrained, statistic)
     drawn = [curve(one, statistic) for one in results]
     if random is not None and random.shape[1] != len(drawn[0].layers):
-        raise ValueError(
-            f"untrained has {random.shape[1]} layers of {statistic!r}, "
-            f"but the result has {len(drawn[0].layers)}. Give untrained networks of the same depth."
-        )
+        depths = f"{random.shape[1]} layers of {statistic!r}, but the result {len(drawn[0].layers)}"
+        raise ValueError(f"untrained has {depths}. Give untrained networks of the same depth.")
     figure, axes = canvas.canvas(ax, 2.1, dpi)
-    alone = len(drawn) == 1
-    looks = zip(_colours(len(drawn)), _MARKERS * len(drawn), strict=False)
+    looks = zip([TRAINED] if len(drawn) == 1 else _viridis(len(drawn)), cycle(_MARKERS))
     for one, name, (colour, marker) in zip(drawn, names, looks, strict=False):
-        _draw(axes, one, name, colour, marker, with_heads=alone)
+        _draw(axes, one, name, colour, marker, with_heads=len(drawn) == 1)
     _draw_band_label(axes, drawn, results)
     if random is not None:
         _draw_untrained(axes, drawn[0], random)
     if any(is_crate_s(one.meta["config"]) for one in results) and statistic in PUBLISHED:
         _draw_published(axes, statistic)
-    level = chance(results, statistic)
-    if level is not None:
-        axes.plot(drawn[0].layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
-    _tidy(axes, results[0], statistic)
+    _draw_chance(axes, results, statistic, drawn[0])
+    _set_axes(axes, results[0], statistic)
     axes.set_xlabel("layer", fontsize=canvas.TEXT)
     words = built_in.statistic(results[0].meta, statistic).title
     return canvas.finished(figure, [axes], ax, title, words)
@@ -116,21 +112,16 @@ def beside(
     """
     results, wanted = (first, second), (statistic, other)
     drawn = [curve(one, name) for one, name in zip(results, wanted, strict=True)]
-    figure, grid = canvas.panels(ax, (2, 1), (canvas.WIDTH, 3.5), (0.3, 0.0), dpi)
-    rows = [row[0] for row in grid]
+    figure, rows = canvas.two_panels(ax, dpi)
     for axes, one, result, name in zip(rows, drawn, results, wanted, strict=True):
-        axes.tick_params(labelsize=canvas.SMALL)
-        _draw(
-            axes, one, canvas.label(result.meta["model"] or "model"), TRAINED, "o", with_heads=True
-        )
+        (model,) = _labels([result], None)
+        _draw(axes, one, model, TRAINED, "o", with_heads=True)
         _draw_band_label(axes, [one], [result])
-        level = chance([result], name)
-        if level is not None:
-            axes.plot(one.layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
+        _draw_chance(axes, [result], name, one)
         if name == "linear.accuracy":
             permuted = curve(result, "linear.permuted").mean
             axes.plot(one.layers, permuted, color=CHANCE, ls="-.", lw=1, label="permuted labels")
-        _tidy(axes, result, name, line=22)
+        _set_axes(axes, result, name, line=22)
         every = np.concatenate([curve.layers for curve in drawn])
         axes.set_xlim(every.min() - 0.2, every.max() + 0.2)
         words = built_in.statistic(result.meta, name).title
@@ -143,22 +134,20 @@ def beside(
 def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[str]:
     if not results or not all(isinstance(one, SweepResult) for one in results):
         raise ValueError("there is no result to draw. Give one SweepResult, or a list.")
-    names = [one.meta["model"] or "model" for one in results] if labels is None else list(labels)
+    names = [one.meta["model"] or "model" for one in results] if labels is None else labels
     names = [canvas.label(name) for name in names]
     if len(names) != len(results):
-        raise ValueError(
-            f"got {len(names)} labels for {len(results)} results. Give a label for each result."
-        )
+        raise ValueError(f"got {len(names)} labels for {len(results)} results. Give one for each.")
     if labels is None and len(set(names)) < len(names):
         names = [f"{name} {place}" for place, name in enumerate(names)]
     return names
 
 
-def _colours(count: int) -> list[Any]:
+def _viridis(count: int) -> Any:
+    """Returns colours from dark to light, which differ in print too."""
     import matplotlib
 
-    places = np.linspace(0, 0.85, count)
-    return [TRAINED] if count == 1 else [matplotlib.colormaps["viridis"](x) for x in places]
+    return matplotlib.colormaps["viridis"](np.linspace(0, 0.85, count))
 
 
 def _draw(
@@ -193,6 +182,12 @@ def _draw_untrained(axes: Any, drawn: Curve, random: np.ndarray) -> None:
     axes.fill_between(drawn.layers, low, high, color=UNTRAINED, alpha=0.22, lw=0)
 
 
+def _draw_chance(axes: Any, results: list[SweepResult], statistic: str, drawn: Curve) -> None:
+    level = chance(results, statistic)
+    if level is not None:
+        axes.plot(drawn.layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
+
+
 def _draw_published(axes: Any, statistic: str) -> None:
     values, spread = PUBLISHED[statistic]
     line = np.array(values)
@@ -203,12 +198,9 @@ def _draw_published(axes: Any, statistic: str) -> None:
     axes.fill_between(places, line - spread, line + spread, color="#777777", alpha=0.2, lw=0)
 
 
-def _tidy(axes: Any, result: SweepResult, statistic: str, line: int = 30) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+def _set_axes(axes: Any, result: SweepResult, statistic: str, line: int = 30) -> None:
     axes.set_ylabel(canvas.axis_label(result, statistic, line), fontsize=canvas.TEXT)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    canvas.set_frame(axes)
+    canvas.set_layers(axes)
     axes.margins(x=0.03)
 
 
@@ -231,43 +223,31 @@ def steps(
     """
     if not isinstance(result, WatchResult):
         raise ValueError(f"got a {type(result).__name__}. Give the result of watch.result().")
-    checks.one_of("statistic", statistic, tuple(result.meta["statistics"]))
-    means = _means(result, statistic)
+    checks.one_of("statistic", statistic, result.meta["statistics"])
+    probe, name = statistic.split(".")
+    tables: Any = [result.table(kind) for kind in ("layers", "heads", "changes")]
+    in_layers, in_heads, changes = (
+        table[(table["probe"] == probe) & (table["statistic"] == name)] for table in tables
+    )
+    means, of_heads = (
+        rows.pivot_table(index="step", columns="layer", values="mean")
+        for rows in (in_layers, in_heads)
+    )
+    means = means if means.size else of_heads
     if not means.size:
         raise ValueError(f"the result holds no value of {statistic!r} in any layer.")
     figure, axes = canvas.canvas(ax, 2.4, dpi)
-    import matplotlib
-
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, means.shape[1]))
-    for layer, colour in zip(means.columns, colours, strict=True):
+    for layer, colour in zip(means.columns, _viridis(means.shape[1]), strict=True):
         axes.plot(means.index, means[layer], color=colour, lw=1.4, label=f"layer {layer}")
-    _draw_changes(axes, result, statistic, means)
+    turns = changes[changes["head"].isna() & (changes["p"] <= LEVEL)]
+    if len(turns):
+        heights = [means.loc[step, layer] for step, layer in turns[["step", "layer"]].values]
+        look: Any = {"mfc": "none", "mec": "#b00020", "ms": 7}
+        look["label"] = f"the course changes (p at most {LEVEL:g})"
+        axes.plot(turns["step"].to_numpy(int), heights, "o", **look)
     axes.set_ylabel(canvas.axis_label(result, statistic), fontsize=canvas.TEXT)
     axes.set_xlabel("updates", fontsize=canvas.TEXT)
     canvas.set_frame(axes)
     axes.margins(x=0.03)
     words = built_in.statistic(result.meta, statistic).title
     return canvas.finished(figure, [axes], ax, title, f"{words}, along training")
-
-
-def _means(result: WatchResult, statistic: str) -> Any:
-    """Returns the means, a row for each step and a column for each layer."""
-    probe, name = statistic.split(".")
-    parts = []
-    for table in (result.table("layers"), result.table("heads")):
-        own: Any = table[(table["probe"] == probe) & (table["statistic"] == name)]
-        parts.append(own.pivot_table(index="step", columns="layer", values="mean"))
-    return parts[0] if parts[0].size else parts[1]
-
-
-def _draw_changes(axes: Any, result: WatchResult, statistic: str, means: Any) -> None:
-    probe, name = statistic.split(".")
-    table: Any = result.table("changes")
-    chosen = (table["probe"] == probe) & (table["statistic"] == name) & table["head"].isna()
-    found = table[chosen & (table["p"] <= LEVEL)]
-    if len(found):
-        heights = [means.loc[step, layer] for step, layer in found[["step", "layer"]].values]
-        words = f"the course changes (p at most {LEVEL:g})"
-        axes.plot(
-            found["step"].to_numpy(int), heights, "o", mfc="none", mec="#b00020", ms=7, label=words
-        )

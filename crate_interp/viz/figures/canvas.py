@@ -1,12 +1,11 @@
-"""What all figures share: new Axes or the caller's, and how titles, legends and labels look."""
+"""What all figures share: colours, new Axes or the caller's, and how titles and labels look."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
@@ -15,6 +14,18 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
+# lines in these colours are legible on white; styles/colours.css has the colours of pages
+INK = "#0a0b0c"
+TRAINED = "#1f66a3"
+UNTRAINED = "#a8500f"
+CHANCE = "#59616a"
+# colour of a figure -> its replacement in the SVG of a page, in a light or dark scheme
+ON_A_PAGE = {
+    INK: "currentColor",
+    TRAINED: "var(--accent)",
+    UNTRAINED: "var(--other)",
+    CHANCE: "var(--muted)",
+}
 
 LONGEST = 48  # characters of a name; more do not fit next to a figure
 WIDTH = 3.3  # inches: the width of a column in a paper with two columns
@@ -63,7 +74,7 @@ def quiet() -> Iterator[None]:
 def canvas(ax: object, height: float, dpi: float | None) -> tuple["matplotlib.figure.Figure", Any]:
     """Returns the figure and the Axes to draw into: the caller's, or new ones.
 
-    Raises ValueError if `ax` is no matplotlib Axes or `dpi` is not above 0.
+    Raises ValueError if `ax` is no matplotlib Axes.
     """
     figure = _figure(ax, (WIDTH, height), dpi)
     axes: Any = figure.add_subplot() if ax is None else ax
@@ -96,14 +107,18 @@ def panels(
     return figure, [[own.inset_axes((left, foot, wide, high)) for left in lefts] for foot in feet]
 
 
+def two_panels(ax: object, dpi: float | None) -> tuple["matplotlib.figure.Figure", list[Any]]:
+    """Returns a figure and two panels, one above the other, as `panels` does."""
+    figure, grid = panels(ax, (2, 1), (WIDTH, 3.5), (0.3, 0.0), dpi)
+    return figure, [row[0] for row in grid]
+
+
 def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplotlib.figure.Figure":
     # not pyplot: a library must neither choose a backend nor keep figures open
     from matplotlib.axes import Axes
 
     from crate_interp.viz.figures.notebook_figure import NotebookFigure
 
-    if dpi is not None:
-        dpi = checks.positive("dpi", dpi)
     if ax is None:
         return NotebookFigure(figsize=size, dpi=dpi or _DPI, layout="constrained")
     if not isinstance(ax, Axes):
@@ -163,10 +178,26 @@ def finished(
     return as_written(figure, *([] if ax is None else rows))
 
 
+def set_layers(axes: Any) -> None:
+    """Numbers the layers below the Axes with whole numbers, and draws the frame."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.tick_params(labelsize=SMALL)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    set_frame(axes)
+
+
 def set_frame(axes: "matplotlib.axes.Axes") -> None:
     """Draws a grid, and a frame without its upper and right sides."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
+
+
+def ink_on(colour: Sequence[float]) -> str:
+    """Returns "black" or "white", whichever is more legible on a colour by WCAG's luminance."""
+    parts = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour[:3]]
+    luminance = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+    return "black" if luminance > 0.179 else "white"
 
 
 def axis_label(result: Result, name: str, line: int = 30) -> str:

@@ -1,4 +1,4 @@
-"""A comparison by layer: both sides' curves, their untrained twins, and the difference."""
+"""Figures of two panels by layer: a comparison, and a concentration."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concentration
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
 from crate_interp.probes import built_in
 from crate_interp.results.grouped_samples import counted
-from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, finished, label, panels, set_frame
-from crate_interp.viz.figures.colours import CHANCE, FIRST, INK, SECOND
+from crate_interp.viz.figures import canvas
+from crate_interp.viz.figures.canvas import CHANCE, INK, SMALL, TRAINED, UNTRAINED
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
+
+_SIDES = {"a": (TRAINED, "o"), "b": (UNTRAINED, "s")}  # the untrained twins of both are dashed
+_BASES = {
+    NATIVE: (TRAINED, "o", "native axes"),
+    PCA: (INK, "s", "principal axes"),
+    ROTATED: (UNTRAINED, "^", "random rotations"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,13 +46,9 @@ def compared(result: Comparison, statistic: str) -> Compared:
     Raises ValueError if the statistic was not compared; the message gives the reason, or the
     nearest names.
     """
-    known: list[str] = list(result.meta["statistics"])
-    if statistic not in known:
-        reason = result.meta["not_compared"].get(statistic)
-        if reason:
-            raise ValueError(f"{statistic!r} was not compared: {reason}.")
-        hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
-        raise ValueError(f"the comparison has no statistic {statistic!r}. {hint}")
+    if reason := result.meta["not_compared"].get(statistic):
+        raise ValueError(f"{statistic!r} was not compared: {reason}.")
+    checks.one_of("statistic", statistic, result.meta["statistics"])
     probe, _, name = statistic.partition(".")
     table: Any = result.table()
     own = table[(table["probe"] == probe) & (table["statistic"] == name)]
@@ -76,28 +80,29 @@ def compare(
     names, if the statistic was not compared.
     """
     drawn = compared(comparison, statistic)
-    figure, grid = panels(ax, (2, 1), (WIDTH, 3.5), (0.3, 0.0), dpi)
-    above, below = (row[0] for row in grid)
+    figure, (above, below) = canvas.two_panels(ax, dpi)
     _draw_sides(above, comparison, drawn)
     _draw_difference(below, drawn)
     record = built_in.statistic(comparison.meta, statistic)
-    unit = label(record.unit)
-    above.set_ylabel(", ".join(filter(None, (unit, label(record.direction)))), fontsize=SMALL)
+    unit = canvas.label(record.unit)
+    words = ", ".join(filter(None, (unit, canvas.label(record.direction))))
+    above.set_ylabel(words, fontsize=SMALL)
     below.set_ylabel(f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}", fontsize=SMALL)
     for axes in (above, below):
-        _tidy(axes, drawn.layers)
+        canvas.set_layers(axes)
+        axes.set_xlim(drawn.layers.min() - 0.2, drawn.layers.max() + 0.2)
     above.tick_params(labelbottom=False)
     depths = {comparison.meta[side]["n_layers"] for side in "ab"}
-    below.set_xlabel("layer" if len(depths) == 1 else "layer of a", fontsize=TEXT)
-    return finished(figure, [above, below], ax, title, record.title)
+    below.set_xlabel("layer" if len(depths) == 1 else "layer of a", fontsize=canvas.TEXT)
+    return canvas.finished(figure, [above, below], ax, title, record.title)
 
 
 def _draw_sides(axes: Any, result: Comparison, drawn: Compared) -> None:
-    for side, colour, marker in (("a", FIRST, "o"), ("b", SECOND, "s")):
+    for side, (colour, marker) in _SIDES.items():
         about = result.meta[side]
         count = len(about["networks"])
         several = f", {counted(count, 'networks')}" if count > 1 else ""
-        words = f"{side}: {label(about['name'])}{several}"
+        words = f"{side}: {canvas.label(about['name'])}{several}"
         look: Any = {"color": colour, "lw": 1.6, "marker": marker, "ms": 3}
         axes.plot(drawn.layers, drawn.rows[side], label=words, **look)
         low, high = drawn.bands[side]
@@ -127,10 +132,48 @@ def _draw_difference(axes: Any, drawn: Compared) -> None:
         axes.plot(drawn.layers, rows["untrained"], color=CHANCE, lw=1.3, ls="--")
 
 
-def _tidy(axes: Any, layers: np.ndarray) -> None:
-    from matplotlib.ticker import MaxNLocator
+def concentration(
+    result: Concentration,
+    k: int | None = None,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of how much k swapped nodes carry, by layer.
 
-    axes.tick_params(labelsize=SMALL)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(layers.min() - 0.2, layers.max() + 0.2)
-    set_frame(axes)
+    The upper panel shows how much of the gap native, principal and randomly rotated axes carry;
+    bands are 95 % intervals over pairs. The lower panel shows how far native axes move the gap over
+    how far rotated ones do; dashed is the same ratio in untrained twins, and 1 is no concentration.
+    k: one of the numbers of swapped nodes; None means the middle one. ax, title, dpi: as in
+    `ci.viz.layers`; ax holds both panels. Raises ValueError for a k that was not measured.
+    """
+    known = result.meta["settings"]["k"]
+    k = result.middle if k is None else k
+    if k not in known:
+        raise ValueError(f"k={k!r} was not measured: give one of {known}.")
+    figure, (above, below) = canvas.two_panels(ax, dpi)
+    shares: Any = result.table("shares")
+    for basis, (colour, marker, words) in _BASES.items():
+        rows = shares[(shares["basis"] == basis) & (shares["k"] == k)]
+        look: Any = {"color": colour, "lw": 1.6, "marker": marker, "ms": 3, "label": words}
+        above.plot(rows["layer"], rows["carried"], **look)
+        names = ("carried_low", "carried_high")
+        ends = [rows[name].where(np.isfinite(rows[name])) for name in names]
+        above.fill_between(rows["layer"], *ends, color=colour, alpha=0.2, lw=0)
+    table: Any = result.table("contrasts")
+    rows = table[(table["versus"] == ROTATED) & (table["k"] == k)]
+    below.axhline(1, color=CHANCE, ls=":", lw=1.2)
+    below.plot(rows["layer"], rows["ratio"], color=TRAINED, lw=1.6, marker="o", ms=3)
+    if rows["untrained"].notna().any():
+        look = {"color": CHANCE, "lw": 1.3, "ls": "--", "label": "untrained"}
+        below.plot(rows["layer"], rows["untrained"], **look)
+    above.set_ylabel("carried of the gap", fontsize=SMALL)
+    below.set_ylabel("native / rotated", fontsize=SMALL)
+    for axes in (above, below):
+        axes.tick_params(labelsize=SMALL)
+        axes.set_xticks(rows["layer"])
+        canvas.set_frame(axes)
+    above.tick_params(labelbottom=False)
+    below.set_xlabel("layer", fontsize=canvas.TEXT)
+    return canvas.finished(figure, [above, below], ax, title, f"Swapping {k} nodes of the code")

@@ -13,7 +13,7 @@ from crate_interp.stats.significance import LEVEL, signs
 from crate_interp.sweeps.layer_curves import curve, head_interval
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures import canvas
-from crate_interp.viz.figures.colours import TRAINED, UNTRAINED
+from crate_interp.viz.figures.canvas import TRAINED, UNTRAINED, ink_on
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -52,8 +52,6 @@ def heatmap(
     the result lacks the statistic or has one value for all heads, and if the numbers are not
     `[layer, head]`.
     """
-    names: list[str] | None = None
-    words = ""
     if isinstance(values, SweepResult):
         if statistic is None:
             raise ValueError('name the statistic to draw, such as statistic="attention.entropy".')
@@ -67,25 +65,29 @@ def heatmap(
         interval = head_interval(values, statistic) if interval is None else interval
         unit = canvas.axis_label(values, statistic, line=60) if unit is None else unit
     else:
-        grid = _grid(values, "values")
-        words = canvas.label(statistic or "")
-    ends = None if interval is None else [_grid(end, "interval", True) for end in interval]
-    if ends is not None and (len(ends) != 2 or any(end.shape != grid.shape for end in ends)):
-        raise ValueError(
-            f"interval: give (lower ends, upper ends), each {list(grid.shape)} like the values."
-        )
-    if ends is not None and (ends[0] > ends[1]).any():
-        raise ValueError("interval: a lower end is above its upper end. Give the lower ends first.")
+        grid, words = _array(values), canvas.label(statistic or "")
+        if grid.ndim != 2 or not grid.size:
+            raise ValueError(
+                f"got numbers of shape {list(grid.shape)}. Give numbers [layer, head], such as an "
+                "array of 12 x 12, or a result with the name of a statistic."
+            )
+        names = [str(layer) for layer in range(len(grid))]
+    ends = None if interval is None else [_array(end) for end in interval]
     tall = min(max(_LEAST, _ROW * len(grid)), _MOST)
     figure, axes = canvas.canvas(ax, tall + 1.0, dpi)
     both = bool((grid < 0).any() and (grid > 0).any()) if signed is None else signed
     bar = _draw(figure, axes, grid, ends, canvas.label(unit or ""), both)
-    axes.set_yticks(range(len(grid)), names or [str(layer) for layer in range(len(grid))])
+    axes.set_yticks(range(len(grid)), names)
     axes.set_xticks(range(grid.shape[1]))
     canvas.set_title(axes, title, words)
     canvas.as_written(figure, axes, bar.ax)  # before the layout is computed
     _write_numbers(figure, axes, grid)
     return figure
+
+
+def _array(values: Numbers) -> np.ndarray:
+    cpu: Any = values.detach().double().cpu() if isinstance(values, Tensor) else values
+    return np.asarray(cpu, dtype=float)
 
 
 def heads(
@@ -103,38 +105,15 @@ def heads(
     return heatmap(result, statistic, ax=ax, title=title, dpi=dpi)
 
 
-def _grid(values: object, name: str, infinite: bool = False) -> Float[np.ndarray, "layer head"]:
-    """Returns numbers `[layer, head]` as float64; raises ValueError for anything else.
-
-    infinite: whether infinite numbers are allowed, as they are at the ends of intervals.
-    """
-    if isinstance(values, Tensor):
-        values = values.detach().double().cpu().numpy()
-    try:
-        grid = np.asarray(values, dtype=float)
-    except (TypeError, ValueError):
-        grid = np.empty(0)
-    if grid.ndim != 2 or not grid.size or (np.isinf(grid).any() and not infinite):
-        raise ValueError(
-            f"{name}: got {_said(values)}. Give finite numbers [layer, head], such as an array of "
-            "12 x 12, or a result with the name of a statistic."
-        )
-    return grid
-
-
 def _largest(grid: np.ndarray) -> float:
     return float(np.nanmax(np.abs(grid), initial=0.0)) or 1.0
-
-
-def _said(values: object) -> str:
-    shape = getattr(values, "shape", None)
-    return f"shape {list(shape)}" if shape is not None else type(values).__name__
 
 
 def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed: bool) -> Any:
     """Draws cells and frames, and returns the colour bar."""
     import matplotlib
     from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
 
     most = _largest(grid)
     colours, limits = matplotlib.colormaps["cividis"], {}
@@ -148,7 +127,9 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     framed = np.argwhere(signs(*ends)) if ends is not None and signed else np.empty((0, 2))
     words = "head (framed: 95 % interval excludes 0)" if len(framed) else "head"
     axes.set_xlabel(words, fontsize=canvas.TEXT)
-    frame(axes, framed)
+    for row, column in framed:
+        place = (column - 0.43, row - 0.43)
+        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9))
     # the bar is below the cells, so that the numbers of twelve heads have the full column width
     pad = 0.03
     if figure.get_layout_engine() is None:  # then the bar would cover the heads' numbers
@@ -158,15 +139,6 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     bar.ax.tick_params(labelsize=canvas.SMALL)
     bar.set_label(unit, fontsize=canvas.TEXT)
     return bar
-
-
-def frame(axes: "matplotlib.axes.Axes", cells: np.ndarray) -> None:
-    """Frames cells (row, column) of a heat map."""
-    from matplotlib.patches import Rectangle
-
-    for row, column in cells:
-        place = (column - 0.43, row - 0.43)
-        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9))
 
 
 def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
@@ -188,15 +160,6 @@ def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
         shade = ink_on(image.cmap(image.norm(grid[row, column])))
         centred: Any = {"ha": "center", "va": "center"}
         axes.text(column, row, text, color=shade, fontsize=canvas.SMALL, **centred)
-
-
-def ink_on(colour: Sequence[float]) -> str:
-    """Returns "black" or "white", whichever is more legible on a colour by WCAG's luminance."""
-    parts = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour[:3]]
-    luminance = sum(
-        part * share for part, share in zip(parts, (0.2126, 0.7152, 0.0722), strict=True)
-    )
-    return "black" if luminance > 0.179 else "white"
 
 
 def written(value: float, most: float, digits: int = 2) -> str:
@@ -231,12 +194,12 @@ def head_ablation(
         table.pivot(index="layer", columns="head", values=name).to_numpy(float)
         for name in ("drop", "low", "high", "p")
     )
-    held = p <= LEVEL
-    ends = np.where(held, low, -np.inf), np.where(held, high, np.inf)
+    shown = p <= LEVEL
+    ends = np.where(shown, low, -np.inf), np.where(shown, high, np.inf)
     settings = result.meta["settings"]
     words = f"{settings['how'].capitalize()} ablation of each head" if title is None else title
     unit = _UNITS[settings["metric"]]
     figure = heatmap(drop, interval=ends, unit=unit, signed=True, ax=ax, title=words, dpi=dpi)
     axes = figure.axes[0] if ax is None else ax
-    axes.set_xlabel(f"head (framed: p <= {LEVEL})" if held.any() else "head")
+    axes.set_xlabel(f"head (framed: p <= {LEVEL})" if shown.any() else "head")
     return figure

@@ -1,17 +1,16 @@
-"""The page of a head ablation: a heat map that opens heads in the explorer, and all numbers."""
+"""Pages of what parts of a network do for its answers: heads taken out, and nodes swapped."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crate_interp.circuits import HeadAblation
-from crate_interp.core import checks
+from crate_interp.circuits import Concentration, HeadAblation
 from crate_interp.core.files import write_text
-from crate_interp.results.result import model_name
 from crate_interp.stats.significance import LEVEL
-from crate_interp.viz.figures.heatmaps import head_ablation, ink_on
-from crate_interp.viz.pages.page import is_page, render, sources
+from crate_interp.viz.figures.compared_curves import concentration
+from crate_interp.viz.figures.heatmaps import head_ablation
+from crate_interp.viz.pages.page import cells, check_page, heat_map, inline_svg, page_of
 
 _COLUMNS = ["head", "base", "ablated", "drop", "95 % interval", "p alone", "p"]
 
@@ -23,59 +22,68 @@ def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None
     there. Returns the path of the page. Raises ValueError if the folder cannot be written, or
     another process is writing it, and for an `explorer` that is no name of a page.
     """
-    if explorer is not None and not is_page(explorer):
-        shown = checks.shown(explorer)
-        raise ValueError(f"explorer={shown}: give the name of a page beside this one.")
+    check_page("explorer", explorer)
     with result.saved_with_pages(out) as stage:
         head_ablation(result).savefig(stage / "heads.png")
-        write_text(stage / "ablation.html", _page(result, explorer))
+        page = page_of(
+            result,
+            "ablation.html",
+            "what each head does for the answers",
+            explorer=explorer,
+            map=_map(result, explorer),
+            header=_COLUMNS,
+            rows=_rows(result),
+        )
+        write_text(stage / "ablation.html", page)
     return Path(out) / "ablation.html"
 
 
-def _page(result: HeadAblation, explorer: str | None) -> str:
-    settings = result.meta["settings"]
-    return render(
-        "ablation.html",
-        title=f"{model_name(result.meta)}: what each head does for the answers",
-        meta=result.meta,
-        finding=result.finding(),
-        caution=result.caution(),
-        explorer=explorer,
-        unit="nats of loss" if settings["metric"] == "loss" else "accuracy",
-        map=_map(result),
-        header=_COLUMNS,
-        rows=_rows(result),
-        legend=result.legend().splitlines(),
-        sources=sources(result.meta),
-    )
-
-
-def _map(result: HeadAblation) -> list[list[dict[str, Any]]]:
-    """Returns a cell for each layer and head: its drop, its colours and its place."""
+def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]]]:
+    """Returns a cell for each layer and head: its drop, and a link to the head in the explorer."""
     import matplotlib
-    from matplotlib.colors import to_hex
 
-    table: Any = result.heads()
-    most = max(float(table["drop"].abs().max()), 1e-30)
-    cells: dict[int, list[dict[str, Any]]] = {}
-    for row in table.sort_values(["layer", "head"]).itertuples():
-        colour = matplotlib.colormaps["RdBu_r"](0.5 + 0.5 * row.drop / most)
-        ends = result.interval_words(row.low, row.high)
-        cells.setdefault(row.layer, []).append(
-            {"drop": row.drop, "layer": row.layer, "head": row.head, "ground": to_hex(colour)}
-            | {"ink": ink_on(list(colour)), "shown": row.p <= LEVEL, "ends": ends}
-        )
-    return [cells[layer] for layer in sorted(cells)]
+    table: Any = result.heads().set_index(["layer", "head"])
+    drops = table["drop"].unstack().to_numpy()
+    most = max(float(np.abs(drops).max()), 1e-30)
+
+    def cell(layer: int, head: int) -> dict[str, Any]:
+        row = table.loc[layer, head]
+        ends = result.interval_words(row["low"], row["high"])
+        return {
+            "text": f"{row['drop']:+.2g}",
+            "note": f"L{layer}H{head}: {row['drop']:+.3g} ({ends})",
+            "link": f"{explorer}#layer={layer}&head={head}" if explorer else "",
+            "mark": "" if row["p"] <= LEVEL else "faint",
+        }
+
+    return heat_map(matplotlib.colormaps["RdBu_r"](0.5 + 0.5 * drops / most), cell)
 
 
 def _rows(result: HeadAblation) -> list[list[str]]:
     table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")
     return [
         [f"L{row.layer}H{row.head}", f"{row.base:.4g}", f"{row.ablated:.4g}", f"{row.drop:+.3g}"]
-        + [
-            result.interval_words(row.low, row.high, before=""),
-            f"{row.p_alone:.2g}",
-            f"{row.p:.2g}",
-        ]
+        + [result.interval_words(row.low, row.high, before="")]
+        + [f"{row.p_alone:.2g}", f"{row.p:.2g}"]
         for row in table.itertuples()
     ]
+
+
+def concentration_page(result: Concentration, out: str | Path) -> Path:
+    """Writes concentration.html, concentration.png and the result (save) into a folder.
+
+    Returns the path of the page. Raises ValueError if the folder cannot be written, or another
+    process is writing it.
+    """
+    tables = {"Shares of the gap": "shares", "Native axes against others": "contrasts"}
+    with result.saved_with_pages(out) as stage:
+        concentration(result).savefig(stage / "concentration.png")
+        page = page_of(
+            result,
+            "concentration.html",
+            "how few nodes of the code carry an answer?",
+            curves=inline_svg(concentration(result), result.finding(), salt="curves"),
+            tables=[(title, *cells(result.table(name))) for title, name in tables.items()],
+        )
+        write_text(stage / "concentration.html", page)
+    return Path(out) / "concentration.html"

@@ -1,11 +1,15 @@
-"""The page of a layer's attention, and how pages of a cache find its tokens and numbers.
+"""Pages of a cache: a layer's attention, where atoms are on, and where they are largest.
 
-Attention is not drawn by circuitsvis, which has one colour scale for all heads and rows. In a
-language model, the first row has a single share of 1, next to which all other rows would be white.
+Texts and tables of atoms are drawn by circuitsvis, whose JavaScript is inside the page, so no
+internet is needed. It draws no images: those are drawn by this library. So is attention:
+circuitsvis has one colour scale for all heads and rows, and in a language model the first row has a
+single share of 1, next to which all other rows would be white.
 """
 
 import base64
 from collections.abc import Sequence
+from functools import cache as once
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -20,8 +24,8 @@ from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
-from crate_interp.viz.pages.page import Html, render
-from crate_interp.viz.pages.page_pictures import image_uri
+from crate_interp.results.grouped_samples import counted
+from crate_interp.viz.pages.page import Html, image_uri, render
 
 Numbers = int | Sequence[int] | Int[np.ndarray, "n"] | Int[Tensor, "n"]
 Tokens = str | Sequence[str] | Sequence[int] | Int[Tensor, "pos"] | Int[Tensor, "1 pos"]
@@ -59,7 +63,7 @@ def attention(
     """
     model = model_of(cache)
     check_pattern(model.cfg, "this page")
-    pattern = held(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
+    pattern = activation(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
         raise ValueError(
             "the cache holds only some of the tokens. Call run_with_cache without pos_slice."
@@ -68,46 +72,32 @@ def attention(
     known = tokens_of(cache, sample) if tokens is None else tokens
     names = names_of(model, known, pattern.shape[1], grid)
     values = pattern[chosen].float().cpu().numpy()
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"the pattern of layer {layer} holds NaN or Inf for sample {sample}, "
-            "so it cannot be drawn."
-        )
     number = layer % len(model.blocks)
-    is_text = model.cfg.kind == "text"
-    pattern = {
-        "tokens": names,
-        "heads": [f"L{number}H{head}" for head in chosen],
-        "causal": bool(is_text and model.cfg.causal),
-        "grid": None if is_text or tokens is not None else grid_of(model, grid),
-    }
-    picture = "" if images is None else picture_of(model, images, sample, cache)
+    causal = bool(model.cfg.kind == "text" and model.cfg.causal)
+    labels = [f"L{number}H{head}" for head in chosen]
+    finding, first = _finding(values, labels, causal)
+    of_image = model.cfg.kind != "text" and tokens is None
+    shape = grid_of(model, grid) if of_image else None
     title = f"{name_of(cache)}: what each token attends to"
-    return _matrix(title, values, pattern, sample, picture)
-
-
-def _matrix(
-    title: str,
-    values: Float[np.ndarray, "head query key"],
-    pattern: dict[str, Any],
-    sample: int,
-    picture: str,
-) -> Html:
-    """Returns a page with one matrix for each head."""
-    finding, first = _finding(values, pattern["heads"], pattern["causal"])
-    layer = pattern["heads"][0].split("H")[0].removeprefix("L")
     page = render(
         "attention.html",
         title=title,
-        layer=layer,
+        layer=number,
         sample=sample,
-        picture=picture,
+        picture="" if images is None else picture_of(model, images, sample, cache),
         finding=finding,
-        count=len(pattern["tokens"]),
-        has_grid=pattern["grid"] is not None,
-        pattern={**pattern, "first": first, **_packed(values)},
+        count=len(names),
+        has_grid=shape is not None,
+        pattern={
+            "tokens": names,
+            "heads": labels,
+            "causal": causal,
+            "grid": shape,
+            "first": first,
+            **_packed(values),
+        },
     )
-    return Html(f"{title}, layer {layer}, sample {sample}", page)
+    return Html(f"{title}, layer {number}, sample {sample}", page)
 
 
 def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
@@ -124,9 +114,8 @@ def _finding(
     """Returns a sentence on the head that looks at the fewest tokens, and its index in `names`."""
     safe = np.where(values > 0, values, 1.0)
     entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
-    keys = (
-        np.arange(1, values.shape[1] + 1) if causal else np.full(values.shape[1], values.shape[2])
-    )
+    count = values.shape[1]
+    keys = np.arange(1, count + 1) if causal else np.full(count, count)
     spread = np.exp(entropy.mean(axis=1))
     even = float(np.exp(np.log(keys).mean()))
     first, last = int(spread.argmin()), int(spread.argmax())
@@ -137,6 +126,163 @@ def _finding(
     if first != last:
         words += f", and at {spread[last]:.1f} in {names[last]}, the most even head"
     return f"{words}. Even attention would be {even:.1f} (exp of the mean entropy).", first
+
+
+def activations(
+    cache: CrateCache,
+    atoms: Numbers,
+    *,
+    layers: Numbers | None = None,
+    point: str = "mlp.hook_post",
+    sample: int = 0,
+    tokens: Tokens | None = None,
+    grid: Grid | None = None,
+    images: Images | None = None,
+) -> Html:
+    """Returns a page that colours each patch or token by an atom's activation.
+
+    The reader chooses layer and atom; the page opens on those of the largest activation. atoms: the
+    numbers of the atoms on the point's last axis. layers: the numbers of the layers, None for all.
+    images: the images that the cache is of, to draw over; without them an image is drawn as its
+    patches alone. tokens, grid, sample: as in `attention`. Raises KeyError and ValueError as
+    `attention` does.
+    """
+    model = model_of(cache)
+    chosen = numbers("layers", layers, len(model.blocks))
+    found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]  # [pos, atom]
+    picked = numbers("atoms", atoms, found[0].shape[1])
+    known = tokens_of(cache, sample) if tokens is None else tokens
+    values = torch.stack([layer[:, picked] for layer in found], dim=1)  # [pos, layer, atom]
+    called = _places(model, known, len(found[0]), grid)
+    title, kicker = f"{name_of(cache)}: where atoms are on", f"{point}, sample {sample}"
+    finding = _most_on(values, called, chosen, picked)
+    _, first, best = np.unravel_index(int(values.argmax()), values.shape)
+    if model.cfg.kind != "text" and tokens is None:
+        return Html.of(
+            "activations.html",
+            title,
+            kicker=kicker,
+            finding=finding,
+            picture="" if images is None else picture_of(model, images, sample, cache),
+            data={
+                "values": _rounded(values.permute(1, 2, 0)),  # [layer, atom, pos]
+                "layers": chosen,
+                "atoms": picked,
+                "names": called,
+                "grid": grid_of(model, grid),
+                "first": [int(first), int(best)],
+            },
+        )
+    # circuitsvis opens on what comes first
+    layer_order = [int(first), *(at for at in range(len(chosen)) if at != first)]
+    atom_order = [int(best), *(at for at in range(len(picked)) if at != best)]
+    properties = {
+        "tokens": names_of(model, known, len(found[0]), grid),
+        "activations": _rounded(values[:, layer_order][:, :, atom_order]),
+        "firstDimensionName": "Layer",
+        "secondDimensionName": "Atom",
+        "firstDimensionLabels": [str(chosen[at]) for at in layer_order],
+        "secondDimensionLabels": [str(picked[at]) for at in atom_order],
+    }
+    return _circuitsvis(title, kicker, finding, "TextNeuronActivations", properties)
+
+
+def top_tokens(
+    cache: CrateCache,
+    atoms: Numbers,
+    *,
+    layers: Numbers | None = None,
+    point: str = "mlp.hook_post",
+    tokens: Sequence[Tokens] | None = None,
+    count: int = 10,
+) -> Html:
+    """Returns a page with a table of the tokens with the largest and smallest values of atoms.
+
+    The reader chooses sample, layer and atom. The menu "Atom" shows an atom's place in `atoms`, not
+    its number. tokens: a list with the tokens of each sample as strings or ids, or its text. count:
+    the most rows to show.
+    Raises KeyError and ValueError as `attention` does.
+    """
+    chosen = numbers("layers", layers, len(model_of(cache).blocks))
+    count = checks.count("count", count)
+    n = len(next(iter(cache.values())))
+    words = [tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
+    if len(words) != n:
+        raise ValueError(f"got tokens of {len(words)} samples: give those of each of {n} samples.")
+    # circuitsvis would show only one atom of a single sample, so a single sample is passed twice
+    samples = list(range(n)) if n > 1 else [0, 0]
+    best = {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
+    names, stacks, places, picked = [], [], [], []
+    for sample in samples:
+        found = [activation(cache, layer, point, sample).flatten(1) for layer in chosen]
+        picked = numbers("atoms", atoms, found[0].shape[1])
+        values = torch.stack([layer[:, picked] for layer in found])  # [layer, pos, atom]
+        rows = min(count, values.shape[1])
+        top, low = values.topk(rows, dim=1), values.topk(rows, dim=1, largest=False)
+        best["topkVals"].append(_rounded(top.values))
+        best["topkIdxs"].append(top.indices.tolist())
+        best["bottomkVals"].append(_rounded(low.values.flip(1)))
+        best["bottomkIdxs"].append(low.indices.flip(1).tolist())
+        names.append(names_of(cache.model, words[sample], values.shape[1], None))
+        stacks.append(values.transpose(0, 1))
+        places += _places(cache.model, words[sample], values.shape[1], None)
+    properties = {
+        "tokens": names,
+        **best,
+        "firstDimensionName": "Layer",
+        "thirdDimensionName": "Atom",
+        "sampleLabels": [f"sample {sample}" for sample in samples],
+        "firstDimensionLabels": [str(layer) for layer in chosen],
+    }
+    title = f"{name_of(cache)}: in which tokens atoms are largest"
+    finding = _most_on(torch.cat(stacks), places, chosen, picked)
+    kicker = f"{point}, {counted(n, 'samples')}"
+    return _circuitsvis(title, kicker, finding, "TopkTokens", properties)
+
+
+def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
+    """Returns each token's name in sentences: CLS, patch 1,2 or the token 'cat'."""
+    names = names_of(model, tokens, count, grid)
+    if tokens is None and model.cfg.kind != "text":
+        return [names[0], *(f"patch {name}" for name in names[1:])]
+    return [f"the token \u201c{name}\u201d" for name in names]
+
+
+def _most_on(
+    values: Float[Tensor, "pos layer atom"], places: list[str], layers: list[int], atoms: list[int]
+) -> str:
+    """Returns a sentence on the largest value, its atom and token, and the share above 0."""
+    on = values > 0
+    if not on.any():
+        return "These atoms are off: no value is above 0 in any token."
+    pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
+    largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
+    return (
+        f"Atom {atoms[atom]} of layer {layers[layer]} is on most strongly: {largest:.3g} at "
+        f"{places[pos]}. Over all tokens {share:.3g}\u00a0% of the values are above 0."
+    )
+
+
+def _circuitsvis(
+    title: str, kicker: str, finding: str, component: str, properties: dict[str, Any]
+) -> Html:
+    """Returns a page with one component of circuitsvis."""
+    more = {"component": component, "properties": properties, "circuitsvis": _bundle()}
+    return Html.of("interactive.html", title, kicker=kicker, finding=finding, **more)
+
+
+@once
+def _bundle() -> str:
+    """Returns circuitsvis' JavaScript, from its package."""
+    source = files("circuitsvis").joinpath("dist", "cdn", "iife.js").read_text(encoding="utf-8")
+    return source.replace("</script>", "<\\/script>")
+
+
+def _rounded(values: Tensor) -> Any:
+    """Returns the numbers as nested lists, rounded to three digits."""
+    nested = values.double().cpu()
+    scale = 10.0 ** (2 - nested.abs().clamp(min=1e-30).log10().floor())
+    return ((nested * scale).round() / scale).tolist()
 
 
 def model_of(cache: CrateCache) -> Any:
@@ -150,55 +296,59 @@ def model_of(cache: CrateCache) -> Any:
     return model
 
 
-def held(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
-    """Returns the activation at a point of a layer for one sample."""
-    held = cache.at(point, layer)
-    if not checks.is_int(sample) or not 0 <= sample < len(held):
-        raise ValueError(f"sample={sample!r}: the cache has samples 0 to {len(held) - 1}.")
-    return cache.at(point, layer, sample=int(sample)).detach()
+def activation(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
+    """Returns the activation at a point of a layer for one sample.
+
+    Raises ValueError for a sample that the cache lacks, and for NaN and Inf.
+    """
+    count = len(cache.at(point, layer))
+    if not 0 <= sample < count:
+        raise ValueError(f"sample={sample!r}: the cache has samples 0 to {count - 1}.")
+    values = cache.at(point, layer, sample=sample).detach()
+    if not values.isfinite().all():
+        raise ValueError(f"{point} holds NaN or Inf in layer {layer} for sample {sample}.")
+    return values
 
 
-def numbers(what: str, wanted: object, count: int) -> list[int]:
-    """Returns the wanted numbers, negative ones counted from the end; None means all."""
-    if wanted is None:
-        return list(range(count))
-    values: Any = getattr(wanted, "tolist", lambda: wanted)()
-    values = list(values) if isinstance(values, (list, tuple, range)) else [values]
-    if not values or not all(checks.is_int(value) and -count <= value < count for value in values):
-        raise ValueError(f"{what}={wanted!r}: give numbers from 0 to {count - 1}.")
-    return [int(value) % count for value in values]
+def numbers(what: str, values: Numbers | None, count: int) -> list[int]:
+    """Returns numbers below `count`, negative ones counted from the end; None means all.
+
+    Raises ValueError, naming `what`, if one is out of range.
+    """
+    some = np.atleast_1d(range(count) if values is None else values)
+    if not some.size or some.dtype.kind not in "iu" or not all((-count <= some) & (some < count)):
+        raise ValueError(f"{what}={checks.shown(values)}: give numbers from 0 to {count - 1}.")
+    return (some % count).tolist()
 
 
 def tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
     """Returns the ids of a text's tokens, found from their embeddings, or None if that fails."""
     model: Any = cache.model
-    if model.cfg.kind != "text" or "hook_embed" not in cache or not _has_tokenizer(model):
+    if model.cfg.kind != "text" or "hook_embed" not in cache:
         return None
-    held, table = cache.at("hook_embed", sample=sample).detach().float(), model.W_E.detach().float()
+    try:
+        if model.tokenizer is None:
+            return None
+    except CheckpointError:  # it is not here, and cannot be fetched
+        return None
+    embedded, table = (
+        cache.at("hook_embed", sample=sample).detach().float(),
+        model.W_E.detach().float(),
+    )
     if model.cfg.rotary:
         table = torch.nn.functional.rms_norm(table, table.shape[-1:], eps=model.cfg.ln_eps)
-    ids = torch.cdist(held, table).argmin(dim=-1)
-    same = torch.allclose(table[ids], held, rtol=1e-5, atol=1e-6)
+    ids = torch.cdist(embedded, table).argmin(dim=-1)
+    same = torch.allclose(table[ids], embedded, rtol=1e-5, atol=1e-6)
     return ids.tolist() if same else None
 
 
-def _has_tokenizer(model: Any) -> bool:
-    """Tells whether the model has a tokenizer that is here or can be fetched."""
-    try:
-        return model.tokenizer is not None
-    except CheckpointError:
-        return False
-
-
-def picture_of(model: HookedModel, images: object, sample: int, cache: CrateCache) -> str:
+def picture_of(model: HookedModel, images: Images, sample: int, cache: CrateCache) -> str:
     """Returns an image of a cache as a data URI; raises ValueError if it is not of these images."""
     n = len(next(iter(cache.values())))
-    if model.cfg.kind == "text" or not isinstance(images, Tensor) or images.ndim != 4:
+    if images.ndim != 4 or len(images) != n:
         raise ValueError(
-            f"images={checks.shown(images)}: give the batch of images that the cache is of."
+            f"images={list(images.shape)}: give the batch of {n} images that the cache is of."
         )
-    if len(images) != n:
-        raise ValueError(f"{len(images)} images were given, but the cache has {n} samples.")
     return image_uri(displayable(images[sample], model.cfg))
 
 
@@ -214,12 +364,8 @@ def names_of(model: HookedModel, tokens: Any, count: int, grid: Grid | None) -> 
         names = ["CLS", *(f"{row},{column}" for row in range(rows) for column in range(columns))]
     elif tokens is None:
         names = [str(position) for position in range(count)]
-    elif isinstance(tokens, (list, tuple)) and all(isinstance(token, str) for token in tokens):
+    elif not isinstance(tokens, str) and all(isinstance(token, str) for token in tokens):
         names = list(tokens)
-    elif model.cfg.kind != "text":
-        raise ValueError(
-            f"tokens={tokens!r}: the tokens of an image are patches; give a list of names, or None."
-        )
     else:
         words = model.to_str_tokens(torch.tensor(tokens) if isinstance(tokens, list) else tokens)
         names = words[0] if len(words) == 1 and isinstance(words[0], list) else words

@@ -8,6 +8,7 @@ crate_interp/viz/figures/by_layer.py are for papers.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from jaxtyping import Float
@@ -16,7 +17,7 @@ WIDTH, HEIGHT = 300, 184
 _TOP, _BOTTOM, _LETTER = 10, 22, 6.6  # room above and below a chart; the width of a digit
 _APART = 13  # least distance between the numbers at the ends of lines
 
-Height = Callable[[float], float]
+Place = Callable[[float], float]
 _DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10  # intervals: width, row height, left and right room
 
 
@@ -44,11 +45,14 @@ def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -
     shown = [line for line in lines if np.isfinite(line.values).any()]
     parts = [part for line in shown for part in (line.values, line.low, line.high)]
     every = np.concatenate([part for part in parts if part is not None] or [np.zeros(1)])
-    low, high, ticks, words = ticks_of(every[np.isfinite(every)].tolist())
-    left = max(34.0, 8 + _LETTER * max(map(len, words)))  # at least room for the word "layer"
-    ends = [line for line in shown if line.kind != "head" and not line.kind.endswith("-untrained")]
-    labels = [_short(_last(line.values)) for line in ends]
-    right = 12 + _LETTER * max(map(len, labels), default=0)
+    low, high, ticks = ticks_of(every[np.isfinite(every)].tolist())
+    left = max(34.0, 8 + _LETTER * max(len(word) for _, word in ticks))  # or the word "layer"
+    ends = [
+        (line.kind, float(line.values[np.isfinite(line.values)][-1]))
+        for line in shown
+        if line.kind != "head" and not line.kind.endswith("-untrained")
+    ]
+    right = 12 + _LETTER * max((len(_short(value)) for _, value in ends), default=0)
     span = max(float(layers[-1] - layers[0]), 1.0)
 
     def x(layer: float) -> float:
@@ -58,79 +62,51 @@ def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -
         share = (float(value) - low) / (high - low)
         return round(HEIGHT - _BOTTOM - share * (HEIGHT - _BOTTOM - _TOP), 1)
 
-    places = [x(float(layer)) for layer in layers]
+    every_nth = next((step for step in (1, 2, 4, 8) if len(layers) <= 8 * step), 16)
     return {
         "alt": alt,
         "size": (WIDTH, HEIGHT),
         "frame": (left, x(float(layers[-1]))),
-        "rows": [(y(tick), word) for tick, word in zip(ticks, words, strict=True)],
-        "columns": [(x(layer), f"{layer:g}") for layer in _some(layers)],
-        "bands": [(line.kind, _band(line, places, y)) for line in shown if line.low is not None],
-        "lines": [(line.kind, list(_pieces(line.values, places, y))) for line in shown],
-        "dots": [(places[at], y(v)) for at, v in _known(_first(shown, "trained"))],
-        "ends": _spread(
-            [
-                (line.kind, y(_last(line.values)), label)
-                for line, label in zip(ends, labels, strict=True)
-            ]
-        ),
+        "rows": [(y(tick), word) for tick, word in ticks],
+        "columns": [(x(layer), f"{layer:g}") for layer in layers[::every_nth].tolist()],
+        "bands": [(line.kind, _band(line, layers, x, y)) for line in shown if line.low is not None],
+        "lines": [(line.kind, list(_pieces(line.values, layers, x, y))) for line in shown],
+        "dots": [
+            (x(layer), y(value))
+            for line in shown
+            for layer, value in zip(layers.tolist(), line.values.tolist(), strict=True)
+            if line.kind == "trained" and math.isfinite(value)
+        ],
+        "ends": _spread([(kind, y(value), _short(value)) for kind, value in ends]),
     }
 
 
-def ticks_of(values: Sequence[float]) -> tuple[float, float, list[float], list[str]]:
-    """Returns the low and high end of an axis, its ticks, and the ticks' numbers as texts.
+def ticks_of(values: Sequence[float]) -> tuple[float, float, list[tuple[float, str]]]:
+    """Returns the ends of an axis, a little beyond the values, and two to five round ticks.
 
-    The ends are a little beyond the values.
+    A tick is a number and its text.
     """
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    room = 0.05 * (high - low)
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
         room = 0.05 * abs(low) or 1.0
-        low, high = low - room, high + room
-    else:
-        low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
-    ticks = _ticks(low, high)
-    return low, high, ticks, _worded(ticks)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Returns two to five round numbers between the ends of an axis."""
+    low, high = low - room, high + room
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * size for size in (1, 2, 2.5, 5, 10) if power * size >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [step * place for place in range(first, last + 1)]
+    ticks = [step * place for place in range(first, last + 1)]
+    return low, high, list(zip(ticks, _worded(ticks), strict=True))
 
 
 def _worded(ticks: Sequence[float]) -> list[str]:
     """Returns the numbers at the ticks as texts, with enough digits to distinguish them."""
     for digits in range(1, 12):
         words = [f"{0.0 if abs(tick) < 1e-300 else tick:.{digits}g}" for tick in ticks]
-        exact = all(
-            math.isclose(float(word), tick, rel_tol=1e-9, abs_tol=1e-9 * abs(ticks[-1] - ticks[0]))
-            for word, tick in zip(words, ticks, strict=True)
-        )
-        if exact:
+        error = np.abs(np.array(words, dtype=float) - ticks)
+        if (error <= 1e-9 * np.maximum(np.abs(ticks), ticks[-1] - ticks[0])).all():
             return [f"{float(word):g}" if "e" in word else word for word in words]
     return [f"{tick:.4g}" for tick in ticks]
-
-
-def _some(layers: np.ndarray) -> list[float]:
-    """Returns the layers to number: all if they are few, else every second, fourth and so on."""
-    step = next((step for step in (1, 2, 4, 8) if len(layers) <= 8 * step), 16)
-    return [float(layer) for layer in layers[::step]]
-
-
-def _known(line: Line | None) -> Iterator[tuple[int, float]]:
-    values = () if line is None else line.values
-    return ((at, float(value)) for at, value in enumerate(values) if math.isfinite(value))
-
-
-def _first(lines: Sequence[Line], kind: str) -> Line | None:
-    return next((line for line in lines if line.kind == kind), None)
-
-
-def _last(values: np.ndarray) -> float:
-    return float(values[np.isfinite(values)][-1])
 
 
 def _short(value: float) -> str:
@@ -138,27 +114,19 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _pieces(values: np.ndarray, places: Sequence[float], y: Height) -> Iterator[str]:
+def _pieces(values: np.ndarray, layers: np.ndarray, x: Place, y: Place) -> Iterator[str]:
     """Yields the points of a line, piece by piece: the line breaks where values are missing."""
-    piece: list[str] = []
-    for place, value in zip(places, values, strict=True):
-        if math.isfinite(value):
-            piece.append(f"{place},{y(float(value))}")
-        elif piece:
-            yield " ".join(piece)
-            piece = []
-    if piece:
-        yield " ".join(piece)
+    for known, part in groupby(zip(layers, values, strict=True), lambda at: math.isfinite(at[1])):
+        if known:
+            yield " ".join(f"{x(layer)},{y(value)}" for layer, value in part)
 
 
-def _band(line: Line, places: Sequence[float], y: Height) -> str:
-    assert line.low is not None and line.high is not None
-    there = np.flatnonzero(np.isfinite(line.low) & np.isfinite(line.high))
-    upper, lower = (
-        [f"{places[at]},{y(float(side[at]))}" for at in there.tolist()]
-        for side in (line.high, line.low)
-    )
-    return " ".join(upper + lower[::-1])
+def _band(line: Line, layers: np.ndarray, x: Place, y: Place) -> str:
+    """Returns the outline of a band: its upper ends, then its lower ends backwards."""
+    low, high = np.asarray(line.low), np.asarray(line.high)
+    there = np.flatnonzero(np.isfinite(low) & np.isfinite(high))
+    outline = [*((at, high) for at in there), *((at, low) for at in there[::-1])]
+    return " ".join(f"{x(layers[at])},{y(side[at])}" for at, side in outline)
 
 
 def _spread(ends: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
@@ -191,7 +159,7 @@ def intervals(
     """
     ends = [low, high, *(x for row in rows for x in (row.value, row.low, row.high, row.untrained))]
     known = [x for x in ends if x is not None and math.isfinite(x)] or [0.0, 1.0]
-    least, most, ticks, words = ticks_of(known)
+    least, most, ticks = ticks_of(known)
     start, stop = _LABELS, _DRAWN - _EDGE
 
     def x(value: float) -> float:
@@ -219,5 +187,5 @@ def intervals(
         "inside": (start if low is None else x(low), stop if high is None else x(high)),
         "edges": [x(bound) for bound in (low, high) if bound is not None],
         "rows": drawn,
-        "ticks": [(x(tick), word) for tick, word in zip(ticks, words, strict=True)],
+        "ticks": [(x(tick), word) for tick, word in ticks],
     }

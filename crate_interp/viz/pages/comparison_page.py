@@ -6,20 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.comparisons.headline import (
-    largest,
-    list_of_largest,
-    place,
-    sentences,
-    sign,
-    signed,
-    span,
-)
+from crate_interp.comparisons import headline
+from crate_interp.comparisons.headline import place, sign, signed, span
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
 from crate_interp.probes.built_in import heading, statistic
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.verdict_strip import MINUS, Row, Sign, sign_of
 from crate_interp.stats.significance import LEVEL
 from crate_interp.viz.figures.compared_curves import Compared, compared
@@ -42,68 +34,47 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
 
 
 def _page(result: Comparison) -> str:
-    every = {name: compared(result, name) for name in result.meta["statistics"]}
-    chosen = [f"{row['probe']}.{row['statistic']}" for row in largest(result, _HERO)]
+    meta = result.meta
+    every = {name: compared(result, name) for name in meta["statistics"]}
+    largest = [f"{row['probe']}.{row['statistic']}" for row in headline.largest(result, _HERO)]
     layers = sorted({int(layer) for one in every.values() for layer in one.layers})
-    twins = [len(result.meta[side]["untrained"]) for side in "ab"]
-    sections, depth = _sections(result, every, layers), int(result.meta["a"]["n_layers"])
-    finding, *beside = sentences(result)
+    finding, *beside = headline.sentences(result)
 
     def named(name: str) -> str:
-        return statistic(result.meta, name).title
+        return statistic(meta, name).title
 
     return render(
         "compare.html",
-        title=result.meta["model"],
-        meta=result.meta,
-        single=result.single,
+        title=meta["model"],
+        meta=meta,
+        result=result,
         finding=finding,
         beside=" ".join(beside),
-        largest=list_of_largest(result, named, _HERO),
-        caution=result.caution(),
-        names=[result.meta[side]["name"] for side in "ab"],
-        networks=[_networks(result, side) for side in "ab"],
-        hero=[_panel(name, every[name], result) for name in chosen or list(every)[:_HERO]],
-        strips=[(one["heading"], one["rows"]) for one in sections],
-        layers=["out" if layer == depth else layer for layer in layers],
-        twins=min(twins),
-        sections=sections,
-        sources=_sources(result),
-        settings=_settings(result),
+        largest=headline.list_of_largest(result, named, _HERO),
+        hero=[_panel(name, every[name], result) for name in largest or list(every)[:_HERO]],
+        layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
+        twins=min(len(meta[side]["untrained"]) for side in "ab"),
+        sections=_sections(result, every, layers),
+        sources=_sources(meta),
+        settings=_settings(meta),
     )
-
-
-def _networks(result: Comparison, side: str) -> str:
-    about = result.meta[side]
-    words = counted(len(about["networks"]), "networks")
-    random = f", {len(about['untrained'])} untrained" if about["untrained"] else ""
-    return f"{words} of {counted(about['n_layers'], 'layers')}{random}"
 
 
 def _panel(name: str, drawn: Compared, result: Comparison) -> dict[str, str]:
     """Returns two charts with the words around them: of both sides, and of their difference."""
     rows = drawn.rows
-    lines = [
-        Line(f"{kind}-untrained", rows[f"untrained_{side}"].astype(float))
-        for side, kind in (("a", "first"), ("b", "second"))
-    ]
-    for side, kind in (("b", "second"), ("a", "first")):
-        low, high = drawn.bands[side]
-        band = (None, None) if np.isnan(low).all() else (low, high)
-        lines.append(Line(kind, rows[side].astype(float), *band))
-    ends = dict.fromkeys((0, len(drawn.layers) - 1))
     numbers = "; ".join(
         f"{place({key: rows[key][at] for key in ('layer', 'layer_b')})}: {rows['a'][at]:.4g} and "
         f"{rows['b'][at]:.4g}"
-        for at in ends
+        for at in dict.fromkeys((0, len(drawn.layers) - 1))
     )
-    known = not np.isnan(rows["low"]).all()
-    band = (rows["low"].astype(float), rows["high"].astype(float)) if known else (None, None)
-    gap = [
-        Line("chance", np.zeros(len(drawn.layers))),
-        Line("gap-untrained", rows["untrained"].astype(float)),
-        Line("gap", rows["difference"].astype(float), *band),
-    ]
+    lines = [_line("first-untrained", rows["untrained_a"])]
+    lines += [_line("second-untrained", rows["untrained_b"])]
+    lines += [_line("second", rows["b"], *drawn.bands["b"])]
+    lines += [_line("first", rows["a"], *drawn.bands["a"])]
+    gap = [_line("chance", np.zeros(len(drawn.layers)))]
+    gap += [_line("gap-untrained", rows["untrained"])]
+    gap += [_line("gap", rows["difference"], rows["low"], rows["high"])]
     record = statistic(result.meta, name)
     words, unit = record.title, record.unit
     return {
@@ -116,6 +87,13 @@ def _panel(name: str, drawn: Compared, result: Comparison) -> dict[str, str]:
     }
 
 
+def _line(kind: str, values: Any, low: Any = None, high: Any = None) -> Line:
+    """Returns a line of a chart; its band is left out if nothing varies."""
+    if low is None or np.isnan(low.astype(float)).all():
+        return Line(kind, values.astype(float))
+    return Line(kind, *(each.astype(float) for each in (values, low, high)))
+
+
 def _sections(
     result: Comparison, every: dict[str, Compared], layers: list[int]
 ) -> list[dict[str, Any]]:
@@ -125,26 +103,29 @@ def _sections(
         probe = name.partition(".")[0]
         words = heading(result.meta, probe)
         new = {"id": f"section-{len(sections)}", "heading": words, "rows": [], "tables": []}
-        own = sections.setdefault(probe, new)
+        section = sections.setdefault(probe, new)
         record = statistic(result.meta, name)
-        own["rows"].append(_row(record.title, drawn, layers))
-        about = ["mean over heads"] * (name in result.meta["heads_averaged"])
-        about += ["of the weights"] * (name in result.meta["of_weights"])
-        words = ", ".join([*filter(None, [record.unit]), *about])
-        own["tables"].append((record.title, words, _table(drawn)))
+        section["rows"].append(_row(record.title, drawn, layers))
+        about = [record.unit, "mean over heads" * (name in result.meta["heads_averaged"])]
+        about += ["of the weights" * (name in result.meta["of_weights"])]
+        words = ", ".join(filter(None, about))
+        section["tables"].append((record.title, words, _table(drawn)))
     return list(sections.values())
 
 
 def _row(title: str, drawn: Compared, layers: list[int]) -> Row:
-    at = {int(layer): place for place, layer in enumerate(drawn.layers)}
+    rows = {int(row["layer"]): row for row in _records(drawn)}
     signs = [
-        _sign({key: values[at[layer]] for key, values in drawn.rows.items()})
-        if layer in at
-        else sign_of(None, f"layer {layer}: not compared")
-        for layer in layers
+        _sign(rows[at]) if at in rows else sign_of(None, f"layer {at}: not compared")
+        for at in layers
     ]
     ranges = [span(drawn.rows[key].astype(float)) for key in ("difference", "untrained", "excess")]
     return Row(title, signs, [words for words in ranges if words])
+
+
+def _records(drawn: Compared) -> list[dict[str, Any]]:
+    names = list(drawn.rows)
+    return [dict(zip(names, row, strict=True)) for row in zip(*drawn.rows.values(), strict=True)]
 
 
 def _sign(row: dict[str, Any]) -> Sign:
@@ -172,8 +153,7 @@ def _table(drawn: Compared) -> tuple[list[str], list[list[str]]]:
     header = ["layer", "a", "b", f"a {MINUS} b", "95 % interval", "p", "holds", "untrained"]
     header += ["beyond untrained", "95 % interval", "p"]
     rows = []
-    for at in range(len(drawn.layers)):
-        row = {key: values[at] for key, values in drawn.rows.items()}
+    for row in _records(drawn):
         gap, beyond = (
             _ends(row, f"{kind}low", f"{kind}high").strip(" ()") or "-" for kind in ("", "excess_")
         )
@@ -193,28 +173,26 @@ def _p(value: float) -> str:
     return "-" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _settings(result: Comparison) -> list[tuple[str, str]]:
+def _settings(meta: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns the settings of each probe, and the differences between the sides."""
     pairs = [
         (probe, ", ".join(f"{key} = {value}" for key, value in facts["settings"].items()) or "none")
-        for probe, facts in result.meta["probes"].items()
+        for probe, facts in meta["probes"].items()
     ]
-    pairs += [(f"{name}, differing", words) for name, words in result.meta["noted"].items()]
-    depths = [result.meta[side]["n_layers"] for side in "ab"]
-    if depths[0] != depths[1]:
-        words = ", ".join(f"{own} with {other}" for own, other in result.meta["layers"])
+    pairs += [(f"{name}, differing", words) for name, words in meta["noted"].items()]
+    if meta["a"]["n_layers"] != meta["b"]["n_layers"]:
+        words = ", ".join(f"{own} with {other}" for own, other in meta["layers"])
         pairs.append(("layers, a with b", words))
     return pairs
 
 
-def _sources(result: Comparison) -> list[tuple[str, str]]:
-    meta = result.meta
+def _sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
     pairs = []
     for side in "ab":
         about = meta[side]
+        versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
         pairs.append((f"{side}: {about['name']}", ", ".join(about["networks"])))
         pairs.append((f"{side}, untrained", ", ".join(about["untrained"]) or "none"))
-        versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
         pairs.append((f"{side}, versions", versions))
     pairs += [("data", fingerprints(meta)), ("dtype, device", f"{meta['dtype']}, {meta['device']}")]
     return [*pairs, *([("seconds", f"{meta['seconds']:g}")] if "seconds" in meta else [])]

@@ -1,21 +1,36 @@
 """HTML pages. Each is one file, light or dark, that needs no internet and is readable on a phone.
 
 The texts and the style of a page are in the folder `templates`. jinja2 loads when the first page is
-made.
+made. The pictures inside a page are PNG, JPEG or SVG.
 """
 
+import base64
+import io
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float
+from PIL import Image
 
 from crate_interp.core.files import write_text
-from crate_interp.core.safe_text import visible
+from crate_interp.core.safe_text import in_html, plain, visible
 from crate_interp.results.assumed_settings import assumed
+from crate_interp.results.result import Result, model_name
+from crate_interp.viz.figures.canvas import INK, ON_A_PAGE, ink_on, quiet
 from crate_interp.viz.pages.glossary import explained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LEVELS = 32  # colours of a map, too many to see steps; a map takes about half a kilobyte
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,11 @@ class Html:
     def __repr__(self) -> str:
         size = len(self.document) / 1000
         return f"Html page {self.title!r}, {size:.0f} kB: .save(path) writes it"
+
+    @classmethod
+    def of(cls, template: str, title: str, **values: object) -> "Html":
+        """Returns a template of the folder `templates` filled in, with its title."""
+        return cls(title, render(template, title=title, **values))
 
     def html(self) -> str:
         """Returns the document, from its doctype on."""
@@ -44,9 +64,10 @@ class Html:
         return render("notebook.html", title=self.title, document=self.document)
 
 
-def is_page(name: str) -> bool:
-    """Tells whether a text is the name of a page that may lie beside another one."""
-    return re.fullmatch(r"[\w.-]{1,80}\.html", name) is not None
+def check_page(argument: str, name: str | None) -> None:
+    """Raises ValueError if a text is not the name of a page that may lie beside another one."""
+    if name is not None and not re.fullmatch(r"[\w.-]{1,80}\.html", name):
+        raise ValueError(f"{argument}={name!r}: give the name of a page beside this one.")
 
 
 def render(template: str, **values: object) -> str:
@@ -76,7 +97,7 @@ def _templates() -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"counted": _counted, "number": format}
+    templates.filters |= {"counted": _counted, "number": format, "plain": plain}
     templates.filters |= {"score": _score, "superscripts": _superscripts}
     return templates
 
@@ -109,6 +130,44 @@ def _score(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
+def page_of(result: Result, template: str, title: str, **values: object) -> str:
+    """Returns a template filled in with a result, whose model the title names first.
+
+    The template reads `result`, its `meta` and `sources`, and the values.
+    """
+    facts = {"meta": result.meta, "sources": sources(result.meta)} | values
+    return render(template, title=f"{model_name(result.meta)}: {title}", result=result, **facts)
+
+
+def cells(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Returns the header and the rows of a table, with three digits a number."""
+    header = [str(name).replace("_", " ") for name in table.columns]
+    return header, [
+        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row]
+        for row in table.to_numpy(dtype=object)
+    ]
+
+
+def heat_map(
+    colours: Float[np.ndarray, "layer head 4"], cell: Callable[[int, int], dict[str, Any]]
+) -> list[list[dict[str, Any]]]:
+    """Returns the cells of a heat map, each with its colours and with what `cell` says of it.
+
+    `cell` is given a layer and a head. It returns the `text` and, if there are any, the `note` that
+    is shown under the pointer, the `link` and the `mark`, a class of the style.
+    """
+    from matplotlib.colors import to_hex
+
+    return [
+        [
+            {"ground": to_hex(colour), "ink": ink_on(colour), "note": "", "link": "", "mark": ""}
+            | cell(layer, head)
+            for head, colour in enumerate(row)
+        ]
+        for layer, row in enumerate(colours.tolist())
+    ]
+
+
 def fingerprints(meta: dict[str, Any]) -> str:
     """Returns the fingerprints of a result's data."""
     return ", ".join(dict.fromkeys(str(data["fingerprint"]) for data in meta["data"]))
@@ -126,3 +185,118 @@ def sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
     if "seconds" in meta:
         pairs.append(("seconds", f"{meta['seconds']:g}"))
     return [*pairs, ("config", json.dumps(meta["config"]))]
+
+
+def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
+    """Returns a picture `[height, width]` or `[height, width, 3]` (0 to 1) as a PNG data URI.
+
+    The picture is made smaller if its longer side has more than `longest` pixels.
+    """
+    image = Image.fromarray((picture * 255).round().astype(np.uint8))
+    scale = longest / max(image.size)
+    if scale < 1:
+        size = [max(1, round(side * scale)) for side in image.size]
+        image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    return _uri(image)
+
+
+def map_tile(values: Float[np.ndarray, "h w"]) -> str:
+    """Returns a map as a palette PNG with one pixel for each patch. values: 0 or more.
+
+    Colours go from dark (0) to bright (the map's own largest value). The map hides the picture
+    below it, whose bright places would look like attention.
+    """
+    import matplotlib
+
+    levels = np.arange(_LEVELS) / (_LEVELS - 1)
+    colours = matplotlib.colormaps["inferno"](0.2 + 0.8 * levels)[:, :3]
+    scaled = values / max(float(values.max()), 1e-30)
+    image = Image.fromarray((scaled * (_LEVELS - 1)).round().astype(np.uint8), mode=None)
+    image = image.convert("P")
+    image.putpalette((colours * 255).round().astype(np.uint8).tobytes())
+    return _uri(image)
+
+
+def outline(mask: Bool[np.ndarray, "h w"]) -> str:
+    """Returns the border of a mask as an SVG path, in pixels of the mask.
+
+    Each run of edges is one line of the path. Horizontal runs come first, row by row, then vertical
+    runs.
+    """
+    parts = []
+    for kind, values in (("h", mask), ("v", mask.T)):
+        padded = np.pad(values.astype(np.int8), ((1, 1), (0, 0)))
+        steps = np.diff(padded, axis=0) != 0  # [row of edges, place]
+        for row, place, length in _runs(steps):
+            start = f"{place} {row}" if kind == "h" else f"{row} {place}"
+            parts.append(f"M{start}{kind}{length}")
+    return "".join(parts)
+
+
+def _runs(on: Bool[np.ndarray, "row place"]) -> list[tuple[int, int, int]]:
+    """Returns the row, start and length of each run of True."""
+    ends = np.diff(np.pad(on.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    starts, stops = np.argwhere(ends == 1), np.argwhere(ends == -1)
+    return [
+        (int(row), int(start), int(stop - start))
+        for (row, start), (_, stop) in zip(starts, stops, strict=True)
+    ]
+
+
+def _uri(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return png_uri(buffer.getvalue())
+
+
+def png_uri(data: bytes) -> str:
+    """Returns the bytes of a PNG file as a data URI."""
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def figure_uri(figure: "Figure", dpi: int = 110) -> str:
+    """Returns a matplotlib figure of photographs as a JPEG data URI, a quarter of a PNG's size."""
+    buffer = io.BytesIO()
+    with quiet():
+        figure.savefig(buffer, format="jpeg", dpi=dpi, pil_kwargs={"quality": 85})
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
+    """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
+
+    Words get the page's text colour. The colours in crate_interp/viz/figures/canvas.py become
+    colours of the page; all other colours stay. salt: a text that makes the ids in this figure
+    differ from the ids in other figures of the page.
+    """
+    import matplotlib
+
+    buffer = io.StringIO()
+    with quiet(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        _recolour(figure)
+        nothing = {"Date": None, "Creator": None}
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"(?<=[:] )#[0-9a-f]{6}\b", lambda at: ON_A_PAGE.get(at[0], at[0]), svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    words = in_html(alt)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{words}" ', 1)
+
+
+def _recolour(figure: Any) -> None:
+    """Gives spines, ticks and words the colour INK.
+
+    Words on heat maps, and words in one of the other colours of figures, keep their colour.
+    """
+    from matplotlib.colors import to_hex
+    from matplotlib.text import Text
+
+    kept = {id(text) for axes in figure.axes if axes.images for text in axes.texts}
+    for axes in figure.axes:
+        axes.tick_params(colors=INK)
+        for spine in axes.spines.values():
+            spine.set_edgecolor(INK)
+    for item in figure.findobj(Text):
+        if id(item) not in kept and to_hex(item.get_color()) not in ON_A_PAGE:
+            item.set_color(INK)

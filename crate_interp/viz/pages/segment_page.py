@@ -4,26 +4,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from crate_interp.core.files import write_text
 from crate_interp.core.pictures import decoded
 from crate_interp.measures import mass_mask
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
-from crate_interp.results.result import model_name
 from crate_interp.segmentation.input_maps import WITHOUT_NETWORK
 from crate_interp.segmentation.result import BLIND, SegmentResult, number
-from crate_interp.viz.figures.canvas import TEXT, as_written, canvas
-from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
-from crate_interp.viz.figures.heatmaps import ink_on
-from crate_interp.viz.pages.page import render, sources
-from crate_interp.viz.pages.page_pictures import inline_svg, map_tile, outline, png_uri
+from crate_interp.viz.figures.canvas import CHANCE, TEXT, TRAINED, UNTRAINED, as_written, canvas
+from crate_interp.viz.pages import page as parts
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 SHOWN = 2  # images of each group that are shown without a click
-_TABLE = ("other_image", "random", "untrained")
 
 
 def segment_page(result: SegmentResult, out: str | Path) -> Path:
@@ -32,40 +28,37 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     Returns the path of the page. Raises ValueError if the folder cannot be written, or another
     process is writing it.
     """
+    settings = result.meta["probes"]["segmentation"]["settings"]
+    words = ", ".join(f"{name} = {value}" for name, value in settings.items())
     with result.saved_with_pages(out) as stage:
-        write_text(stage / "segment.html", _page(result))
+        page = parts.page_of(
+            result,
+            "segment.html",
+            "do attention maps segment?",
+            beside=_beside(result),
+            settings=settings,
+            n_images=len(result.table("images")),
+            levels=parts.inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
+            by_layer=_by_layer(result),
+            rules={
+                "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
+                "top": f"The {settings['fraction']:.0%} of the patches with the most attention",
+            },
+            rules_and_resolutions=[(rule, size) for rule in RULES for size in RESOLUTIONS],
+            heads=_heads(result),
+            shown=SHOWN,
+            examples=_examples(result, settings["mass"]),
+            sources=[*parts.sources(result.meta), ("settings", words)],
+        )
+        write_text(stage / "segment.html", page)
     return Path(out) / "segment.html"
-
-
-def _page(result: SegmentResult) -> str:
-    return render(
-        "segment.html",
-        title=f"{model_name(result.meta)}: do attention maps segment?",
-        finding=f"{result.verdict()}; {result.worth()}.",
-        beside=_beside(result),
-        caution=result.caution(),
-        meta=result.meta,
-        settings=_settings(result),
-        n_images=len(result.table("images")),
-        levels=inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
-        by_layer=_by_layer(result),
-        sections=_sections(result),
-        heads=_heads(result),
-        shown=SHOWN,
-        examples=_examples(result),
-        sources=_sources(result),
-    )
-
-
-def _settings(result: SegmentResult) -> dict[str, Any]:
-    return result.meta["probes"]["segmentation"]["settings"]
 
 
 def _beside(result: SegmentResult) -> str:
     """Returns a sentence on what else scores as high as the best head."""
     row = result.overall()
-    blind = max(BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
-    twins = "" if _missing(row["untrained"]) else f", untrained {row['untrained']:.3f}"
+    blind = max(BLIND, key=lambda name: -1.0 if pd.isna(row[name]) else row[name])
+    twins = "" if pd.isna(row["untrained"]) else f", untrained {row['untrained']:.3f}"
     return (
         f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) {row[blind]:.3f}{twins}."
     )
@@ -76,7 +69,7 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
     row = result.overall()
     words = {"value": result.named(), **WITHOUT_NETWORK, **BLIND}
     words["untrained"] = "the same network untrained"
-    levels = sorted((name for name in words if not _missing(row[name])), key=lambda name: row[name])
+    levels = sorted((name for name in words if not pd.isna(row[name])), key=lambda name: row[name])
     figure, axes = canvas(None, 0.55 + 0.24 * len(levels), None)
     for place, name in enumerate(levels):
         value = row[name]
@@ -105,71 +98,41 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
 def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
     """Returns the table of the fixed head, layer by layer and over all layers."""
     table: Any = result.layers()
-    rows = table[table["way"] == "fixed head"].to_dict("records")
     header = ["layer", "head", "Jaccard index", "95 % interval"]
     header += ["on another image's mask", "in random order", "untrained", "beyond the strongest"]
     return header, [
         [
-            "all" if _missing(row["layer"]) else str(row["layer"]),
-            "-" if _missing(row["head"]) else f"L{int(row['head_layer'])}H{int(row['head'])}",
+            "all" if pd.isna(row["layer"]) else str(row["layer"]),
+            "-" if pd.isna(row["head"]) else f"L{int(row['head_layer'])}H{int(row['head'])}",
             f"{row['value']:.3f}",
             f"{row['low']:.3f} to {row['high']:.3f}",
-            *(number(row[name]) for name in _TABLE),
+            *(number(row[name]) for name in ("other_image", "random", "untrained")),
             f"{row['excess']:+.3f} ({row['excess_low']:+.3f} to {row['excess_high']:+.3f})",
         ]
-        for row in rows
-    ]
-
-
-def _sections(result: SegmentResult) -> list[dict[str, Any]]:
-    """Returns, per rule and resolution, the table and the row of the head fixed over all layers."""
-    settings = _settings(result)
-    rules = {
-        "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
-        "top": f"The {settings['fraction']:.0%} of the patches with the most attention",
-    }
-    return [
-        {
-            "rule": rules[rule],
-            "resolution": resolution,
-            "cells": result.cells(rule, resolution),
-            "row": result.overall(rule, resolution),
-            "others": result.others(rule, resolution),
-        }
-        for rule in RULES
-        for resolution in RESOLUTIONS
+        for row in table[table["way"] == "fixed head"].to_dict("records")
     ]
 
 
 def _heads(result: SegmentResult) -> dict[str, Any]:
     """Returns the cells of a heat map of all heads, with the chosen heads ringed, and a table."""
     import matplotlib
-    from matplotlib.colors import to_hex
 
     rows: Any = result.table("heads")
     rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
     wide = rows.pivot(index="layer", columns="head", values="value").to_numpy()
     low, high = float(wide.min()), float(wide.max())
+
+    def cell(layer: int, head: int) -> dict[str, Any]:
+        mark = "ringed" if (layer, head) in result.chosen() else ""
+        return {"text": f"{wide[layer, head]:.2f}", "mark": mark}
+
     colours = matplotlib.colormaps["cividis"]((wide - low) / max(high - low, 1e-30))
-    cells = [
-        {
-            "value": wide[place],
-            "ground": to_hex(colours[place]),
-            "ink": ink_on(colours[place].tolist()),
-            "ringed": place in result.chosen(),
-        }
-        for place in np.ndindex(wide.shape)
-    ]
     texts = rows.assign(text=[_with_interval(row) for row in rows.to_dict("records")])
     lines = texts.pivot(index="layer", columns="head", values="text")
     return {
-        "map": [
-            cells[start : start + wide.shape[1]] for start in range(0, wide.size, wide.shape[1])
-        ],
+        "map": parts.heat_map(colours, cell),
         "header": ["layer", *(f"head {head}" for head in lines.columns)],
-        "rows": [
-            [str(layer), *line] for layer, line in zip(lines.index, lines.to_numpy(), strict=True)
-        ],
+        "rows": [[str(layer), *line] for layer, *line in lines.itertuples()],
     }
 
 
@@ -177,9 +140,8 @@ def _with_interval(row: dict[str, Any]) -> str:
     return f"{row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
 
 
-def _examples(result: SegmentResult) -> dict[str, list[dict[str, Any]]]:
+def _examples(result: SegmentResult, mass: float) -> dict[str, list[dict[str, Any]]]:
     """Returns the page's data for the images of each group."""
-    mass = _settings(result)["mass"]
     groups: dict[str, list[dict[str, Any]]] = {"best": [], "median": [], "worst": []}
     for row in result.table("examples").to_dict("records"):
         groups.setdefault(row["group"], []).append(_example(row, mass))
@@ -190,22 +152,13 @@ def _example(row: dict[str, Any], mass: float) -> dict[str, Any]:
     picture, true = (decoded(row[name], f"a {name}") for name in ("picture", "mask"))
     values = np.asarray(row["map"], dtype=np.float32)
     found = mass_mask(torch.from_numpy(values), mass).numpy()
-    grid = (row["rows"], row["columns"])
+    grid, label = (row["rows"], row["columns"]), row["label"]
     return row | {
-        "label": "" if _missing(row["label"]) else f", label {row['label']}",
+        "label": "" if label is None or label != label else f", label {label}",  # or NaN
         "ratio": picture.width / picture.height,
-        "picture": png_uri(row["picture"]),
-        "true": {"path": outline(np.asarray(true) > 0), "size": true.size},
-        "map": map_tile(values.reshape(grid)),
+        "picture": parts.png_uri(row["picture"]),
+        "true": {"path": parts.outline(np.asarray(true) > 0), "size": true.size},
+        "map": parts.map_tile(values.reshape(grid)),
         "largest": values.max(),
-        "found": {"path": outline(found.reshape(grid)), "size": grid[::-1]},
+        "found": {"path": parts.outline(found.reshape(grid)), "size": grid[::-1]},
     }
-
-
-def _missing(value: Any) -> bool:
-    return value is None or value != value
-
-
-def _sources(result: SegmentResult) -> list[tuple[str, str]]:
-    settings = ", ".join(f"{name} = {value}" for name, value in _settings(result).items())
-    return [*sources(result.meta), ("settings", settings)]
