@@ -242,7 +242,7 @@ def test_files_that_claim_more_than_they_hold(tmp_path, model):
         refuses(match, lambda: ci.load(source, **given | over), ci.CheckpointError)
 
     deep = weights | {"transformer.layers.900000.0.norm.weight": torch.zeros(31)}
-    fails("900001 layers are claimed, but there are tensors for only 4", deep)
+    fails("keys not used .*transformer.layers.900000.0.norm.weight", deep)
     folder = model.save_pretrained(tmp_path / "m")
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace('"n_layers": 3', '"n_layers": 1000000000'))

@@ -61,6 +61,12 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     what = f"{contents.where} does not fit a {cfg.family} model"
     if isinstance(cfg, CrateConfig):
         what += f" of {cfg.n_layers} layers"
+        for name, value in cfg.to_dict().items():
+            if name.endswith("layers") and value > len(tensors):
+                raise CheckpointError(
+                    f"{what}: {name}={value} layers are claimed, but there are tensors for only "
+                    f"{len(tensors)}."
+                )
         if cfg.kind == "vision" and cfg.n_classes == 0:
             _leave_head_out(tensors, target_of, contents.where)
     with torch.device("meta"):
@@ -84,7 +90,7 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     with byte_bar(sum(value.nbytes for value in tensors.values()), title) as bar:
         for name, key in named.items():  # each in memory of its own
             value = tensors.pop(key).detach()
-            weights[name] = torch.empty(value.shape, dtype=dtype).copy_(value)
+            weights[name] = torch.empty(value.shape, dtype=dtype, device="cpu").copy_(value)
             bar.update(value.nbytes)
     model.load_state_dict(weights, assign=True)
     return model.eval()

@@ -28,18 +28,7 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
     """
     if config is None:
         return dict(given) | ({} if family is None else {"family": family})
-    fields: dict[str, Any]
-    if isinstance(config, CrateConfig):
-        fields = config.to_dict()
-    elif isinstance(config, Mapping):
-        fields = _own_fields(config, "config=")
-    elif isinstance(config, (str, Path)):
-        fields = _read(Path(config).expanduser())
-    else:
-        raise CheckpointError(
-            f"config={config!r}: give a CrateConfig such as model.cfg, a dict of its fields, or "
-            "the path of a config.json."
-        )
+    fields = _config_fields(config)
     assumed = fields.pop("assumed", ())
     for name, value in {**given, **({"family": family} if family else {})}.items():
         told = value if name in assumed else fields.get(name, value)
@@ -54,26 +43,26 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
     return fields | dict(given) | ({"assumed": unsure} if unsure else {})
 
 
-def _own_fields(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the fields in `content`, a dict of fields or the content of a config.json of ours."""
-    fields = content.get("config") if content.get("library") == LIBRARY else content
-    if not isinstance(fields, Mapping) or not isinstance(fields.get("family"), str):
+def _config_fields(config: object) -> dict[str, Any]:
+    """Returns the fields of a CrateConfig, a dict, or a config.json of ours, given by its path."""
+    if isinstance(config, CrateConfig):
+        return config.to_dict()
+    content, where = config, f"config={config!r}"
+    if isinstance(config, (str, Path)):
+        path = Path(config).expanduser()
+        where = str(path / CONFIG if path.is_dir() else path)
+        content = read_json(Path(where))
+        if content is None:
+            raise CheckpointError(f"config={str(config)!r}: there is no {where}.")
+    if isinstance(content, Mapping) and content.get("library") == LIBRARY:
+        content = content.get("config")
+    if not isinstance(content, Mapping) or not isinstance(content.get("family"), str):
         raise CheckpointError(
-            f"{where} holds no config of a hooked model; expected a `family` and its fields, as in "
-            "model.cfg.to_dict() and in the config.json of save_pretrained."
+            f"{where} holds no config of a hooked model: give a CrateConfig such as model.cfg, a "
+            "dict of its fields with a `family`, or the path of the config.json of save_pretrained."
         )
-    check_names(fields)
-    return dict(fields)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    file = path / CONFIG if path.is_dir() else path
-    content = read_json(file)
-    if content is None:
-        raise CheckpointError(f"config={str(path)!r}: there is no {file}.")
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds a {type(content).__name__}; expected a JSON object.")
-    return _own_fields(content, str(file))
+    check_names(content)
+    return dict(content)
 
 
 def is_hooked(tensors: Mapping[str, Any]) -> bool:
@@ -110,8 +99,7 @@ def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
         for part in (folder.iterdir() if folder.is_dir() else ())
         if (match := _STEP.fullmatch(part.name)) and weights_in(part)
     }
-    last = steps[max(steps)] if steps else None
-    place = folder if weights_in(folder) or last is None else last
+    place = folder if weights_in(folder) or not steps else steps[max(steps)]
     weights = weights_in(place)
     if weights is None:
         return None
