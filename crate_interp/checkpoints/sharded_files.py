@@ -32,7 +32,7 @@ def read_sharded(index: Path, choice: Choice = PLAIN) -> Contents:
             )
         held = read_content(path)
         content |= held if isinstance(held, Mapping) else {}
-    found = find_weights(content, str(index), choice=choice)
+    found = find_weights(content, str(index), choice)
     config = read_config(index.parent / CONFIG)
     return Contents(found.tensors, str(index), config, folder=index.parent, notes=found.notes)
 

@@ -118,13 +118,10 @@ def rename_function(rename: Rename | str | None) -> Rename | None:
     return lambda key: compiled.sub(replacement, key, count=count) or None
 
 
-def find_weights(
-    loaded: object, where: str, kind: type | tuple[type, ...] = torch.Tensor, choice: Choice = PLAIN
-) -> Found:
+def find_weights(loaded: object, where: str, choice: Choice = PLAIN) -> Found:
     """Returns the weights in a state dict, in a training dict that holds one, or in a module.
 
-    loaded: anything that a torch file can hold. where: the source's name in errors. kind: the class
-    of its tensors. If nothing fits a layout, the largest mapping is returned as it is, for a later
+    loaded: anything that a torch file can hold. where: the source's name in errors. If nothing fits a layout, the largest mapping is returned as it is, for a later
     error. Raises CheckpointError if there are no tensors, or several sets of weights with nothing
     to choose between them.
     """
@@ -134,7 +131,7 @@ def find_weights(
         raise CheckpointError(
             f"{where} holds a {type(loaded).__name__}; expected a state dict of names and tensors."
         )
-    mappings = _mappings(loaded, where, kind, choice)
+    mappings = _mappings(loaded, where, choice)
     candidates = [
         candidate
         for place, tensors in mappings.items()
@@ -149,9 +146,7 @@ def find_weights(
     return Found(tensors, (*note, *notes))
 
 
-def _mappings(
-    loaded: Mapping[Any, Any], where: str, kind: type | tuple[type, ...], choice: Choice
-) -> dict[str, dict[str, Any]]:
+def _mappings(loaded: Mapping[Any, Any], where: str, choice: Choice) -> dict[str, dict[str, Any]]:
     """Returns the tensors, by published names, of the top level ("") and each mapping below it."""
     parts = {id(loaded): ("", loaded)}
     for key, value in loaded.items():
@@ -159,7 +154,7 @@ def _mappings(
             parts[id(value)] = (key, value)  # a file may name one mapping many times
     mappings = {}
     for place, part in parts.values():
-        keys = [key for key in part if isinstance(key, str) and isinstance(part[key], kind)]
+        keys = [key for key in part if isinstance(key, str) and isinstance(part[key], torch.Tensor)]
         if keys:
             mappings[place] = {key: part[key] for key in keys}
     if not mappings:
