@@ -121,9 +121,9 @@ def rename_function(rename: Rename | str | None) -> Rename | None:
 def find_weights(loaded: object, where: str, choice: Choice = PLAIN) -> Found:
     """Returns the weights in a state dict, in a training dict that holds one, or in a module.
 
-    loaded: anything that a torch file can hold. where: the source's name in errors. If nothing fits a layout, the largest mapping is returned as it is, for a later
-    error. Raises CheckpointError if there are no tensors, or several sets of weights with nothing
-    to choose between them.
+    loaded: anything that a torch file can hold. where: the source's name in errors. If nothing fits
+    a layout, the largest mapping is returned as it is, for a later error. Raises CheckpointError if
+    there are no tensors, or several sets of weights with nothing to choose between them.
     """
     if isinstance(loaded, torch.nn.Module):
         loaded = loaded.state_dict()
@@ -310,6 +310,4 @@ def _separated(
 
 
 def _is_integer(value: Any) -> bool:
-    if isinstance(value.dtype, str):  # as a header of safetensors names it
-        return value.dtype.startswith(("I", "U", "BOOL"))
     return not (value.dtype.is_floating_point or value.dtype.is_complex)
