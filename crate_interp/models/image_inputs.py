@@ -31,12 +31,12 @@ class ImageMixin:
         return self.cfg.interpolate_pos or self.cfg.fourier
 
     def _check_images(self, images: Tensor) -> Float[Tensor, "batch channels height width"]:
-        cfg, shape = self.cfg, tuple(getattr(images, "shape", ()))
         if not isinstance(images, Tensor) or not images.is_floating_point():
             kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise ValueError(
                 f"images are {kind}, but the model takes floats: use model.preprocess(images)."
             )
+        cfg, shape = self.cfg, tuple(images.shape)
         if images.ndim != 4 or shape[1] != cfg.channels or shape[0] == 0:
             raise ValueError(
                 f"images have shape {shape}, but the model takes [batch, {cfg.channels}, height, "

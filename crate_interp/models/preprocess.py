@@ -93,8 +93,9 @@ def check_preprocessed(cfg: CrateConfig, images: Float[Tensor, "batch c h w"]) -
 
 def _sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:
     """Returns one or several pictures as a list; raises ValueError for an empty sequence."""
+    several: Any = images
     one = isinstance(images, str) or not isinstance(images, Sequence)
-    pictures: Any = [images] if one else list(images)
+    pictures: list[Picture] = [several] if one else list(several)
     if not pictures:
         raise ValueError(f"there is no {kind} to preprocess: the sequence is empty.")
     return pictures
