@@ -136,14 +136,14 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
         """Does nothing: the points have TransformerLens' shapes already."""
 
     # of the model's own attention, as [head, d_model, d_head], [head, d_head, d_model], [d_model]
-    W_Q = property(lambda self: self.own.W_Q)
-    W_K = property(lambda self: self.own.W_K)
-    W_V = property(lambda self: self.own.W_V)
-    W_O = property(lambda self: self.own.W_O)
-    b_O = property(lambda self: self.own.b_O)
-    b_Q = property(lambda self: self._bias(0))
-    b_K = property(lambda self: self._bias(1))
-    b_V = property(lambda self: self._bias(2))
+    W_Q = property(lambda self: self.own.W_Q)  # pyright: ignore
+    W_K = property(lambda self: self.own.W_K)  # pyright: ignore
+    W_V = property(lambda self: self.own.W_V)  # pyright: ignore
+    W_O = property(lambda self: self.own.W_O)  # pyright: ignore
+    b_O = property(lambda self: self.own.b_O)  # pyright: ignore
+    b_Q = property(lambda self: self._bias(0))  # pyright: ignore
+    b_K = property(lambda self: self._bias(1))  # pyright: ignore
+    b_V = property(lambda self: self._bias(2))  # pyright: ignore
 
     def _bias(self, role: int) -> Float[Tensor, "head d_head"]:
         """Returns the bias of queries, keys or values (role 0, 1 or 2); zeros if there is none."""
