@@ -148,43 +148,6 @@ def test_the_language_model_has_learned():
     assert lm.cfg.prepend_bos and lm.cfg.family == "crate-lm" and lm.cfg.d_vocab == 1024
 
 
-@pytest.mark.slow
-def test_the_language_model_attends():
-    """Attention is far from even in every layer, and made even it costs in every layer.
-
-    The card has the shares of the largest entropy over all windows of two books; these are 12
-    windows of one.
-    """
-    lm = ci.load("crate-tiny-lm")
-    tokens = lm.windows(list(ci.data.embedded("held-out-text")["text"]))[:12]
-    even = torch.ones(128, 128).tril() / torch.arange(1, 129)[:, None]
-    largest = torch.log(torch.arange(1.0, 129.0)).mean()
-
-    def made_even(pattern, hook):
-        return even.expand_as(pattern)
-
-    with torch.no_grad():
-        loss, cache = lm.run_with_cache(tokens, return_type="loss")
-        shares = [
-            (ci.measures.attention_entropy(cache["pattern", layer]).mean() / largest).item()
-            for layer in range(lm.cfg.n_layers)
-        ]
-        costs = [
-            lm.run_with_hooks(
-                tokens,
-                return_type="loss",
-                fwd_hooks=[(f"blocks.{layer}.attn.hook_pattern", made_even)],
-            )
-            - loss
-            for layer in range(lm.cfg.n_layers)
-        ]
-    assert max(shares) < 0.9 and min(costs) > 0.05
-    card = (ASSETS / "crate-tiny-lm" / "README.md").read_text()
-    row = next(line for line in card.splitlines() if line.startswith("| crate-tiny-lm | 0.0"))
-    said = [float(cell) for cell in row.split("|")[2:] if cell.strip()]
-    assert shares == pytest.approx(said, abs=0.05)
-
-
 def test_the_repeats_are_continued_by_the_models_that_are_made_for_them():
     """All tokens but those of the first string, and the first of the second, can be known."""
     tokens = torch.tensor(ci.data.embedded("repeats")["input_ids"])

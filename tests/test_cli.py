@@ -1,8 +1,6 @@
 """The command line on embedded models and on files; three tests run it in their own process."""
 
-import ast
 import io
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,48 +13,11 @@ from PIL import Image
 import crate_interp as ci
 from command import fails, one_line, process, run
 from conftest import HEADS, make
-from crate_interp import cli
 from crate_interp.cli import command_line
 from crate_interp.cli.command_line import spoken
 from reference import published_layout
 
 WEIGHTS = Path(__file__).parent.parent / "demos" / "weights"
-
-
-def test_it_reads_public_names_only():
-    """And imports nothing heavy before a command begins: --threads has to come before torch."""
-    ours, names = set(), set()
-    for path in Path(cli.__file__).parent.glob("*.py"):
-        if path.stem in ("argument_parsing", "terminal_tables"):  # imported by commands
-            continue
-        tree = ast.parse(path.read_text())
-        modules = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        ours |= {
-            (node.module, name.name)
-            for node in modules
-            for name in node.names
-            if node.module.startswith("crate_interp") and not node.module.endswith(".cli")
-            and ".cli." not in node.module
-        }  # fmt: skip
-        names |= {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ci"
-        }
-    assert ours == {
-        *(("crate_interp.checkpoints.inspection", name) for name in ("Source", "inspect_lines")),
-        ("crate_interp.core", "checks"),
-        ("crate_interp.core", "progress"),
-        ("crate_interp.core.folders", "locked"),
-        *(("crate_interp.core.run_options", name) for name in ("DEFAULTS", "Pass", "Run")),
-        ("crate_interp.core.safe_text", "plain"),
-        ("crate_interp.sweeps.engines.node_ranks", "after_rank_0"),
-        ("crate_interp.sweeps.engines.node_ranks", "device_of_rank"),
-        ("crate_interp.sweeps.ledgers.folder_access", "alone"),
-        ("crate_interp.sweeps.runs.forecast", "dry_run"),
-        ("crate_interp.results.result", "Result"),  # for its annotation alone
-    }
-    assert names <= {*ci.__all__, "__version__"} and "audit" in names
 
 
 def test_version_models_help():
@@ -66,64 +27,6 @@ def test_version_models_help():
     assert "UCSC-VLAA/CRATE-alpha/torch/crate_alpha_B16.pth" in out and "drive.google.com" in out
     assert len(out.splitlines()) == 1 + len(ci.list_models())
     assert "--config" in run("report", "--help").stdout
-
-
-@pytest.mark.slow
-def test_report_on_the_embedded_model(tmp_path):
-    command = ("report", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 8)
-    probes = ("--untrained", 1, "--probes", "sparsity,attention")
-    done = run(*command, "--out", tmp_path / "out", *probes)
-    assert done.returncode == 0, done.stderr
-    assert "report.html" in done.stdout and "CLS support" in done.stdout
-    assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
-    assert json.loads((tmp_path / "out" / "meta.json").read_text())["model"] == "crate-tiny-fashion"
-
-
-@pytest.mark.slow
-def test_segment_on_the_embedded_model(tmp_path):
-    out = tmp_path / "out"
-    done = run(
-        "segment",
-        "crate-tiny-pictures",
-        "--data",
-        "embedded:pictures",
-        "--out",
-        out,
-        "--limit",
-        8,
-        "--untrained",
-        0,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (
-        "best head for each image" in done.stdout
-        and "all foreground" in done.stdout
-        and "segment.html" in done.stdout
-    )
-    tables = {f"{name}.parquet" for name in ci.SegmentResult.load(out).tables}
-    shown = {path.name for path in out.iterdir() if path.name[0] != "."}
-    ledgers = {path.name for path in out.glob("ledger-*.jsonl")}
-    assert len(ledgers) == 1 and shown == {
-        "segment.html", "meta.json", "run.json", "chunks", *ledgers, *tables
-    }  # fmt: skip
-    command = ("segment", "crate-tiny-fashion", "--data", "embedded:fashion", "--out")
-    fails("the data has none", *command, out)
-    (tmp_path / "file").write_text("")
-    fails("cannot write into", *command, tmp_path / "file" / "o")
-    fails("cannot write into", "audit", *command[1:], tmp_path / "file" / "o")
-
-
-@pytest.mark.slow
-def test_atlas_on_the_embedded_model(tmp_path):
-    out = tmp_path / "out"
-    command = ("atlas", "crate-tiny-fashion", "--data", "embedded:fashion")
-    done = run(*command, "--out", out, "--limit", 8, "--ablate", 0, "--top", 2)
-    assert done.returncode == 0 and "768 atoms" in done.stdout and "index.html" in done.stdout, (
-        done.stderr
-    )
-    assert len(list((out / "layers").iterdir())) == 6 and (out / "layer-5.html").exists()
-    (tmp_path / "file").write_text("")
-    fails("cannot write into", *command, "--out", tmp_path / "file" / "o")
 
 
 def test_convert(tmp_path):
@@ -174,46 +77,6 @@ def test_convert_a_language_model(tmp_path):
     assert missing.returncode == 2
     lm, step = ci.load(tmp_path / "lm"), ci.load(WEIGHTS / "crate-tiny-lm", revision="step-640")
     assert torch.equal(lm("In the beginning"), step("In the beginning")) and lm.cfg == step.cfg
-
-
-def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
-    from crate_interp.core import folders
-
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(folders, "_move", stop)  # after the weights, before the config
-    with pytest.raises(KeyboardInterrupt):
-        ci.convert("crate-tiny-fashion", tmp_path / "new")
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.undo()
-    ci.convert("crate-tiny-fashion", tmp_path / "new")
-    assert (tmp_path / "new" / "config.json").exists()
-
-
-@pytest.mark.slow
-def test_report_on_a_file_and_a_folder_of_images(tmp_path):
-    model = make("crate-alpha", image_size=(6, 20))
-    torch.save(published_layout(model), tmp_path / "w.pth")
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (20, 6), "red").save(tmp_path / "photos" / "a.png")
-    config = ["--config", f"n_heads={HEADS}", "--config", "image_size=[6, 20]"]
-    folder, out = f"imagefolder:{tmp_path / 'photos'}", tmp_path / "o"
-    fails(
-        "does not say how its pictures were normalised",
-        "report",
-        tmp_path / "w.pth",
-        "--data",
-        folder,
-        "--out",
-        out,
-        *config,
-    )
-    config += ["--config", "mean=[0.5, 0.5, 0.5]", "--config", "std=[0.25, 0.25, 0.25]"]
-    few = ("--untrained", 1, "--probes", "sparsity,attention")
-    done = run("report", tmp_path / "w.pth", "--data", folder, "--out", out, *config, *few)
-    assert done.returncode == 0, done.stderr
-    assert "zeros" in done.stdout
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -324,16 +187,6 @@ def test_a_table_in_other_formats(tmp_path):
         done = run(*command, "--format", name)
         assert done.stdout.startswith(first) and "The tables" in done.stderr, done.stderr
     fails("--format 'tex' is none of csv, markdown", *command, "--format", "tex")
-
-
-def test_models_as_json():
-    rows = json.loads(run("models", "--json").stdout)
-    assert len(rows) == len(ci.list_models()) and rows[0]["name"] == "crate-tiny-fashion"
-
-
-@pytest.mark.parametrize("args", [["nonsense"], ["report"]])
-def test_usage_errors_exit_with_2(args):
-    assert run(*args).returncode == 2
 
 
 @pytest.mark.usefixtures("unchecked")

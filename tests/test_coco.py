@@ -1,18 +1,15 @@
 """COCO: annotations as class maps, damaged ones, and results that pycocotools reads."""
 
 import json
-import os
 import sys
 
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import coco, open_data
+from crate_interp.data import open_data
 from crate_interp.data.coco import coco_image_ids, coco_results
 from strangers import exif_of
 
@@ -139,32 +136,6 @@ ROWS = {
 def test_tables_that_do_not_fit_are_refused(tmp_path, match):
     model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
     refused(model, match, coco_file(tmp_path, ROWS[match]))
-
-
-@hypothesis.given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20), st.integers(1, 9)), max_size=9)
-)
-def test_objects_are_painted_by_their_size_above_crowds(places):
-    rows = [
-        note(number, square(left, top, side), category=number % 2, iscrowd=number % 3 == 0)
-        for number, (top, left, side) in enumerate(places)
-    ]
-    wanted = np.zeros(FULL, np.uint8)
-    drawn = [(coco._mask(row["segmentation"], (13, 29)), row) for row in rows]
-    order = lambda pair: (not pair[1]["iscrowd"], -int(pair[0].sum()))  # noqa: E731
-    for pixels, row in sorted(drawn, key=order):
-        wanted[pixels > 0] = 255 if row["iscrowd"] else row["category_id"] + 1
-    assert np.array_equal(np.asarray(coco._class_map((13, 29), rows, {0: 1, 1: 2})), wanted)
-
-
-def test_names_that_are_no_utf8_are_read(tmp_path):
-    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
-    where = coco_file(tmp_path, [], images=[(7, "seven.png")])
-    odd = os.fsdecode(b"\xff\n.png")
-    (tmp_path / "images" / "seven.png").rename(tmp_path / "images" / odd)
-    path = tmp_path / "notes.json"
-    path.write_text(path.read_text().replace('"seven.png"', json.dumps(odd)))
-    assert opened(model, where).fingerprint.startswith("coco:names-and-sizes:sha256:")
 
 
 def test_annotations_lie_on_the_upright_image(tmp_path):

@@ -4,8 +4,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from conftest import PLAIN, make
@@ -65,47 +63,10 @@ def test_class_labels_and_limit(preprocess):
     assert open_data(dataset(), preprocess).labels is None
 
 
-class Wrapped:
-    """A table behind a wrapper that passes everything on."""
-
-    def __init__(self, table):
-        self.table = table
-
-    def __getattr__(self, name):
-        return getattr(self.table, name)
-
-    def __len__(self):
-        return len(self.table)
-
-    def __getitem__(self, number):
-        return self.table[number]
-
-
-def test_a_wrapped_table_keeps_the_names_of_its_classes(preprocess):
-    classes = datasets.ClassLabel(names=["x", "y"])
-    table = dataset(label=[1, 0, 1, 1, 0, 0, 1]).cast_column("label", classes)
-    samples, wrapped = open_data(table, preprocess), open_data(Wrapped(table), preprocess)
-    assert wrapped.names == samples.names == ("x", "y")
-    assert wrapped.fingerprint == samples.fingerprint
-
-
 def test_the_classes_of_a_folder_are_spread_evenly(preprocess, folder):
     assert open_data(f"imagefolder:{folder}", preprocess, limit=4).labels == list("abab")
     assert spread(list("aaaabbb")).tolist() == [0, 4, 1, 5, 2, 6, 3]
     assert spread(list("aab")).tolist() == [0, 2, 1]
-
-
-@given(counts=st.lists(st.integers(1, 13), min_size=1, max_size=7))
-def test_any_part_of_a_folder_is_like_the_whole(counts):
-    labels = [str(label) for label, count in enumerate(counts) for _ in range(count)]
-    order = spread(labels)
-    assert sorted(order.tolist()) == list(range(len(labels)))
-    assert [own for own in order if labels[own] == "0"] == list(range(counts[0]))
-    # where each lies, by brute force: its share of the way, then its label
-    places = [
-        ((n + 0.5) / count, label) for label, count in enumerate(counts) for n in range(count)
-    ]
-    assert [places[own] for own in order] == sorted(places)
 
 
 def test_fingerprints(preprocess, folder):
@@ -158,13 +119,6 @@ def test_parts(preprocess):
     for start, stop in ((1, 5), (2, 7), (4, 4), (5, 3), (2.0, 4), (True, 4)):
         with pytest.raises(ValueError, match="give whole numbers with 2 <= start < stop <= 6"):
             part(some, start, stop)
-
-
-def test_masks_of_parts():
-    model = make(image_size=32, patch_size=8, resize=32, crop=32, **PLAIN)
-    whole = open_data("embedded:pictures", model.preprocess, 6, model.preprocess_masks)
-    some = part(whole, 2, 5)
-    assert torch.equal(some.masks(2, 5), whole.masks(2, 5)) and len(some.labels or "abc") == 3
 
 
 def test_the_table_of_sources_makes_the_words_of_errors(preprocess):

@@ -2,9 +2,7 @@
 
 import errno
 import os
-import re
 import subprocess
-import threading
 from functools import cache
 from pathlib import Path
 
@@ -14,27 +12,6 @@ import torch
 import crate_interp as ci
 from conftest import make
 from crate_interp.core.files import own_name, write, write_text
-
-
-def test_two_writers_of_one_file_do_not_meet(tmp_path):
-    path, parts, barrier = tmp_path / "page.html", [], threading.Barrier(2)
-
-    def save(text):
-        def writer(part):
-            parts.append(part)
-            part.write_text(text[:10])
-            barrier.wait()  # both are half-way
-            part.write_text(text)
-
-        write(path, writer)
-
-    threads = [threading.Thread(target=save, args=(letter * 5000,)) for letter in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(parts)) == 2 and set(path.read_text()) in ({"a"}, {"b"})
-    assert len(path.read_text()) == 5000 and list(tmp_path.iterdir()) == [path]
 
 
 def test_what_a_dead_writer_left_of_a_file_goes(tmp_path):
@@ -93,18 +70,3 @@ def test_a_write_that_fails_leaves_the_older_file(name, tmp_path, monkeypatch):
     assert path.read_bytes() == b"older" and list(path.parent.iterdir()) == [path]
     WRITERS[name](path)
     assert path.read_bytes() == content
-
-
-def test_files_are_written_in_place_only_where_nobody_reads_them_yet():
-    """In a stage, under a name of our own, or as a mark: elsewhere `core.files.write_text` does."""
-    root = Path(ci.__file__).parent
-    pattern = re.compile(r"\.write_(?:text|bytes)\(|\bopen\([^)\n]*[\"'][wax]b?\+?[\"']")
-    found = {
-        str(path.relative_to(root)).replace(os.sep, "/")
-        for path in root.rglob("*.py")
-        if pattern.search(path.read_text(encoding="utf-8"))
-    }
-    assert found == {
-        "core/files.py",
-        "sweeps/ledgers/ledger.py", "sweeps/stores/arrow_files.py", "viz/pages/atlas_page.py",
-    }  # fmt: skip

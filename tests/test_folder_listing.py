@@ -8,7 +8,7 @@ import pytest
 
 import crate_interp as ci
 from conftest import PLAIN, make
-from crate_interp.data.folder_listing import Listing, first_folders, names_under, pictures_under
+from crate_interp.data.folder_listing import Listing, names_under, pictures_under
 from crate_interp.data.images import folder_samples
 from crate_interp.sweeps.ledgers.own_files import LISTING
 from gathered import CHUNKS, COUNT, folder, pictures, same
@@ -60,30 +60,9 @@ def test_a_listing_knows_names_sizes_and_their_digest(odd, tmp_path):
     assert again.paths(range(2, 5)) == [odd / name for name in names[2:5]]
 
 
-@pytest.mark.parametrize("harm", ["other folder", "damaged", "link", "other table", "absent"])
-def test_only_a_listing_of_this_folder_is_taken(odd, harm):
-    path = odd / "kept.parquet"
-    if harm != "absent":
-        Listing.of(odd / "a" if harm == "other folder" else odd).keep(path)
-    if harm == "damaged":
-        path.write_bytes(path.read_bytes()[:-9])
-    if harm == "link":
-        path.rename(odd / "there")
-        path.symlink_to(odd / "there")
-    if harm == "other table":
-        ci.data.embedded("held-out-text").to_parquet(path)
-    assert Listing.kept(path, odd) is None
-
-
 def test_a_name_does_not_lead_out_of_the_folder(odd):
     with pytest.raises(ValueError, match="is not inside"):
         Listing(odd / "c", ["../a/y.png"], [8]).paths([0])
-
-
-def test_labels_are_shared(odd):
-    labels = first_folders(iter(["a/1.png", "b/2.png", "a/3.png"]))
-    assert labels == ["a", "b", "a"] and labels[0] is labels[2]
-    assert first_folders(iter(["a/1.png", "2.png"])) is None
 
 
 @pytest.mark.slow

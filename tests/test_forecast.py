@@ -7,7 +7,7 @@ import crate_interp as ci
 from command import run
 from conftest import make
 from crate_interp.sweeps.runs import forecast
-from crate_interp.sweeps.runs.forecast import crowded, dry_run
+from crate_interp.sweeps.runs.forecast import crowded
 
 
 @pytest.fixture
@@ -27,14 +27,6 @@ def test_long_work_says_after_its_first_chunk_what_is_left(pictures, tmp_path, m
         assert ("the same command goes on" in lines[0]) == (out is not None)
     ci.sweep(model, data[:4], **options)  # 30 s are left
     assert "more chunks" not in capsys.readouterr().err
-
-
-def test_a_dry_run_of_a_stream_tells_of_a_chunk(pictures, capsys):
-    model, data = pictures
-    with dry_run():
-        ci.sweep(model, iter([data[:3], data[3:]]), probes=["sparsity"], controls=0, chunk_size=3)
-        pytest.fail("the dry run went on")
-    assert "sweep: a stream, chunks of 3; the first took" in capsys.readouterr().err
 
 
 STAGES = {"ablate": 2, "concentration": 7, "atlas": 2, "audit": 11, "segment": 7}  # others: one

@@ -6,9 +6,7 @@ from contextlib import suppress
 
 import hypothesis
 import hypothesis.strategies as st
-import numpy as np
 import pytest
-import torch
 from PIL import EpsImagePlugin, Image
 
 from crate_interp.core import pictures
@@ -85,18 +83,6 @@ def test_other_formats_are_refused_whatever_the_name(model, tmp_path, form):
     with Image.open(tmp_path / "a.png") as image:
         refused(f"file of format {form}, but only PNG, JPEG", model.preprocess, image)
         assert model.preprocess(image.convert("RGB")).shape == (1, 3, 6, 7)
-
-
-@pytest.mark.parametrize("form", [*NAMES, "MPO"])
-def test_the_first_of_several_pictures_is_read(model, tmp_path, form):
-    path = tmp_path / NAMES.get(form, "a.jpg")
-    several = {} if form in ("JPEG", "BMP", "PPM") else {"save_all": True}
-    rest = [Image.new("RGB", (31, 23), (index, 0, 0)) for index in range(60)]
-    picture().quantize(200).convert("RGB").save(path, form, append_images=rest, **several)
-    with Image.open(path) as image:
-        assert (getattr(image, "n_frames", 1) > 10) == bool(several)
-        first = np.array(image.convert("RGB"))
-    assert torch.equal(model.preprocess(path), model.preprocess(Image.fromarray(first)))
 
 
 @hypothesis.given(st.sampled_from(sorted(NAMES)), st.data())

@@ -3,12 +3,9 @@
 import os
 
 import datasets
-import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFile
 
-from conftest import PLAIN, make
 from crate_interp.data.tables import EMBED
 from strangers import EPS, cell, file_of, opened, picture, refused, small, table
 
@@ -58,14 +55,6 @@ def test_what_the_error_says_to_type_works(model, tmp_path):
     assert torch.equal(samples.read(0, 2), opened(model, where).read(0, 2))
 
 
-def test_a_table_with_a_mode_leaves_sixteen_bits_to_the_model(model):
-    deep = Image.fromarray(np.full((23, 31), 40_000, np.uint16))
-    rows = table([cell(file_of(deep, "PNG"))], feature=datasets.Image(mode="RGB"))
-    refused("the image of sample 0 has mode 'I;16'.*bits=16", opened, model, rows)
-    shown = opened(make(bits=16, resize=(6, 20), **PLAIN), rows).read(0, 1)
-    torch.testing.assert_close(shown, torch.full((1, 3, 6, 20), 40_000 / 65535))
-
-
 def test_columns_and_formats_of_tables(model):
     good = cell(file_of(picture(), "PNG"))
     rows = table([good, good])
@@ -82,27 +71,3 @@ def test_columns_and_formats_of_tables(model):
     assert opened(model, table([good], label=[cell(EPS)])).labels is None
     numbers = datasets.Dataset.from_dict({"image": [good], "labels": [[1, 2]]})
     assert opened(model, numbers.cast_column("image", datasets.Image())).labels == [[1, 2]]
-
-
-def test_one_picture_of_a_batch_is_decoded_at_a_time(model, monkeypatch):
-    alive, most = set(), []
-    load = ImageFile.ImageFile.load
-
-    class Watched:
-        def __init__(self, number):
-            alive.add(number), most.append(len(alive))
-            self.number = number
-
-        def __del__(self):
-            alive.discard(self.number)
-
-    def loading(image):
-        if not hasattr(image, "watched"):
-            image.watched = Watched(len(most))
-        return load(image)
-
-    monkeypatch.setattr(ImageFile.ImageFile, "load", loading)
-    samples = opened(model, table([cell(file_of(picture(), "PNG"))] * 9))
-    most.clear()
-    assert samples.read(0, 9).shape == (9, 3, 6, 7)
-    assert len(most) == 9 and max(most) <= 2

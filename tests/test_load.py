@@ -128,15 +128,6 @@ def test_dtype_and_device(model):
     )
 
 
-def test_loading_draws_no_random_numbers_and_shares_no_memory(model):
-    weights = published_layout(model)
-    state = torch.random.get_rng_state()
-    loaded = ci.load(weights, **given(model))
-    assert torch.equal(torch.random.get_rng_state(), state)
-    loaded.pos_embed.data += 1
-    assert not torch.equal(loaded.pos_embed, weights["pos_embedding"])
-
-
 def test_the_demo_head(tmp_path, images):
     """The keys of CRATE and two more, which make mlp_head a feature map and head the classes."""
     model = make("crate", d_features=17)

@@ -2,13 +2,12 @@
 
 import datasets
 import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import named_data, open_data
+from crate_interp.data import open_data
 
 SIZES = [(11, 37), (13, 29), (7, 20), (17, 19), (23, 41)]  # height, width
 
@@ -168,24 +167,6 @@ def test_masks_that_do_not_fit(model):
     fails("sample 4 has no mask: the column holds None", [*masks[:4], None], pictures(masks))
 
 
-def test_embedded_pictures(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(named_data, "_ASSETS", tmp_path)
-    masks = [mask_of(size, [0, 255], seed=seed) for seed, size in enumerate(SIZES)]
-    features = datasets.Features(
-        image=datasets.Image(),
-        mask=datasets.Image(),
-        label=datasets.ClassLabel(names=["shoe", "bag"]),
-    )
-    rows = {"image": pictures(masks), "mask": masks, "label": [0, 1, 1, 0, 1]}
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "pictures.parquet")
-    assert pyarrow.parquet.read_table(tmp_path / "pictures.parquet").num_rows == 5
-    samples = opened(model, "embedded:pictures")
-    assert samples.labels == [0, 1, 1, 0, 1] and samples.fingerprint.startswith(
-        "embedded:pictures:sha256:"
-    )
-    assert torch.equal(samples.masks(0, 5), model.preprocess_masks(masks).clamp(max=1))
-
-
 def refused(model, match, data):
     with pytest.raises(ValueError, match=match):
         opened(model, data)
@@ -308,47 +289,3 @@ def test_cutouts(model, stamps, tmp_path):
     assert on_walls.n == 4 and ((outside * 255).round() == 128).float().mean() > 0.9
     (stamps / "town" / "hall.png").rename(stamps / "hall.png")
     assert opened(model, f"cutouts:{stamps}").labels is None
-
-
-def test_what_is_no_object_is_skipped(model, stamps, tmp_path):
-    Image.new("RGBA", (1, 1), (9, 9, 9, 255)).save(stamps / "dot.png")
-    Image.new("RGBA", (20, 20), (9, 9, 9, 0)).save(stamps / "clear.png")
-    Image.new("RGB", (20, 20)).save(stamps / "opaque.png")
-    (stamps / "text.png").write_text("no image")
-    (stamps / "cut.png").write_bytes((stamps / "town" / "hall.png").read_bytes()[:60])
-    (stamps / "loop.png").symlink_to(stamps / "loop.png")
-    (stamps / "round").symlink_to(stamps)
-    (stamps / "folder.png").mkdir()
-    assert opened(model, f"cutouts:{stamps}").n == 4
-    thin = Image.new("RGBA", (1, 31))
-    thin.putpixel((0, 3), (9, 9, 9, 255))  # 3.2 % of the canvas, 1 pixel
-    thin.save(stamps / "thin.png")
-    large = opened(make(image_size=224, patch_size=32, **PLAIN), f"cutouts:{stamps}")
-    assert large.n == 5 and large.masks(4, 5).any()
-    refused(
-        model,
-        "missing' is not a folder: give cutouts:DIR or cutouts:DIR:SEED",
-        f"cutouts:{stamps}/missing",
-    )
-    refused(model, "the seed 'x' is not a whole number: give a seed such", f"cutouts:{stamps}:x")
-    (tmp_path / "none").mkdir()
-    refused(
-        model,
-        "has no objects: there is no PNG or WebP file with an alpha band",
-        f"cutouts:{tmp_path}/none",
-    )
-    for name in ("opaque.png", "text.png"):
-        (stamps / name).rename(tmp_path / "none" / name)
-    refused(
-        model,
-        "2 PNG and WebP files were skipped: none has an alpha band that covers 3% to",
-        f"cutouts:{tmp_path}/none",
-    )
-    (stamps / "backgrounds").mkdir()
-    refused(
-        model,
-        "backgrounds' has no images: put some there, or remove the folder",
-        f"cutouts:{stamps}",
-    )
-    (stamps / "backgrounds" / "a.jpg").write_text("no image")
-    refused(model, "cannot read the image .*a.jpg", f"cutouts:{stamps}")

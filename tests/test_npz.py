@@ -1,19 +1,14 @@
 """Files of the JAX training: right numbers from every spelling."""
 
-import io
 import json
-import zipfile
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import crate_interp as ci
 from conftest import D_HEAD, D_MODEL, FIXTURES, HEADS, IMAGE, LAYERS, make
-from crate_interp.checkpoints.read_weights import read_file
 from test_fixtures import in_block, same
 
 FIXTURE = FIXTURES / "crate_alpha_jax"
@@ -135,76 +130,10 @@ def test_one_head_keeps_its_output_matrix(tmp_path):
     assert loaded.cfg.n_heads == 1 and torch.equal(loaded.W_O, model.W_O)
 
 
-def test_only_the_weights_are_read(alpha, tmp_path):
-    """What lies beside them may be anything: it is not looked at."""
-    path = save(
-        tmp_path / "w.npz",
-        published(alpha),
-        **{"opt/0/mu/x": np.ones(3, "V2"), "chrono/time": np.ones(1)},
-    )
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("opt/odd.npy", b"no array")
-    assert ci.load(path, **GIVEN).cfg == alpha.cfg
-
-
-def header(shape, dtype="<f4"):
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": dtype, "fortran_order": False, "shape": shape}
-    )
-    return file.getvalue()
-
-
 def refused(match, path, **given):
     with pytest.raises(ci.CheckpointError, match=match) as caught:
         ci.load(path, **GIVEN, **given)
     assert "\n" not in str(caught.value)
-
-
-def archive(path, **members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in members.items():
-            file.writestr(name + ".npy", content)
-    return path
-
-
-@given(
-    shape=st.lists(st.integers(0, 5), max_size=5),
-    kind=st.sampled_from(["<f2", "<f4", "<f8"]),
-    turned=st.booleans(),
-    packed=st.booleans(),
-)
-def test_whatever_numpy_writes_is_read(tmp_path_factory, shape, kind, turned, packed):
-    path = tmp_path_factory.mktemp("w") / "w.npz"
-    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind)
-    array = np.asfortranarray(array) if turned else array
-    (np.savez_compressed if packed else np.savez)(path, **{"params/a": array, "opt/a": array})
-    found = read_file(path).tensors
-    assert set(found) == {"a"} and np.array_equal(found["a"].numpy(), array)
-    assert found["a"].numpy().dtype == array.dtype
-
-
-def test_both_spellings_of_bfloat16(tmp_path):
-    """With the package ml_dtypes numpy writes <V2, without it |V2."""
-    for spelled in ("|V2", "<V2"):
-        content = header((3,), "|V2").replace(b"|V2", spelled.encode()) + bytes(
-            [0, 0x80, 0, 0x40] * 2
-        )
-        path = archive(tmp_path / "w.npz", **{"params/cls": content[:-2]})
-        found = read_file(path).tensors["cls"]
-        assert found.dtype == torch.bfloat16 and found.tolist() == [-0.0, 2.0, -0.0]
-
-
-def test_damaged_files(alpha, tmp_path):
-    path = save(tmp_path / "w.npz", published(alpha))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    refused("is not a readable checkpoint", path)
-    middle = len(whole) // 2
-    path.write_bytes(
-        whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-    )  # the archive's checksum tells
-    refused("is not a readable checkpoint", path)
 
 
 def test_what_does_not_fit(alpha, tmp_path):

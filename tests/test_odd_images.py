@@ -1,6 +1,5 @@
 """Odd pictures give a defined result or one clear line, in preprocess and in a sweep."""
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -107,38 +106,6 @@ def test_broken_pictures_are_one_clear_line(model, tmp_path):
         model.preprocess(Image.new("RGB", (5, 0)))
     with pytest.raises(ValueError, match="an image has mode 'La': convert it to RGB"):
         model.preprocess(Image.new("La", (5, 5)))
-
-
-def test_masked_pictures_of_sixteen_bits(tmp_path):
-    for place in ("JPEGImages", "SegmentationClass"):
-        (tmp_path / place).mkdir()
-        Image.new("L", (31, 23), 3).save(tmp_path / place / "a.png")
-    deep = Image.fromarray(np.full((23, 31), 40_000, np.uint16))
-    deep.save(tmp_path / "JPEGImages" / "a.png")
-    plain = dict(resize=(16, 16), crop=None, mean=[0.0] * 3, std=[1.0] * 3)
-    where = f"voc:{tmp_path}"
-    shown = ci.data.open_data(where, tiny(bits=16, **plain).preprocess).read(0, 1)
-    torch.testing.assert_close(shown, torch.full((1, 3, 16, 16), 40_000 / 65535))
-    with pytest.raises(ValueError, match="a.png' has mode 'I;16'.*bits=16"):
-        ci.data.open_data(where, tiny(**plain).preprocess)
-
-
-def test_broken_pictures_in_a_dataset(model, tmp_path):
-    broken(tmp_path)
-    for name in ("cut.jpg", "empty.png"):
-        files = [
-            {"bytes": (tmp_path / file).read_bytes(), "path": None} for file in ("whole.jpg", name)
-        ]
-        data = datasets.Dataset.from_dict(
-            {"image": files}, features=datasets.Features(image=datasets.Image())
-        )
-        with pytest.raises(ValueError, match="cannot read the image of sample 1: "):
-            ci.sweep(model, data, probes=["sparsity"], progress=False)
-    data = datasets.Dataset.from_dict({"image": [colour(), None]}).cast_column(
-        "image", datasets.Image()
-    )
-    with pytest.raises(ValueError, match="sample 1 has no image: the column holds None"):
-        ci.sweep(model, data, probes=["sparsity"], progress=False)
 
 
 def test_whole_patches(model, tmp_path):

@@ -2,23 +2,17 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 import crate_interp as ci
 from conftest import make
 from crate_interp.core.files import write_text
 from crate_interp.core.folders import LOCK, is_inside
-from crate_interp.results import result_reading
 from folders import files_of, two_sweeps
-from selection import few
 
 INDEX = "meta.json"
 
@@ -92,33 +86,6 @@ def test_a_link_in_an_old_folder_leads_nowhere(sweeps, tmp_path):
         sweeps[0].save(out)
 
 
-@pytest.mark.parametrize("old", few(["missing column", "statistics: 3", "deep", "pipe"], 2))
-def test_a_report_into_a_strange_folder_loses_nothing(sweeps, old, tmp_path):
-    sweeps[0].save(tmp_path)
-    if old == "missing column":
-        table = sweeps[0].table("samples").drop(columns="layer")
-        table.to_parquet(tmp_path / "samples.parquet")
-    elif old == "statistics: 3":
-        meta = json.loads((tmp_path / INDEX).read_text())
-        (tmp_path / INDEX).write_text(json.dumps(meta | {"statistics": 3}))
-    else:
-        (tmp_path / INDEX).unlink()
-        if old == "deep":
-            (tmp_path / INDEX).write_text("[" * 10**5)
-        else:
-            os.mkfifo(tmp_path / INDEX)
-    data = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-    options = dict(probes="sparsity", untrained=0, progress=False)
-    words = "holds another meta.json, which would be lost" if old in ("deep", "pipe") else None
-    words = "changed since.*'samples.parquet'. Nothing" if old == "missing column" else words
-    if words:  # nothing of ours: refused before the sweep begins
-        with pytest.raises(ValueError, match=words):
-            ci.report(make(), data, tmp_path, **options)
-        return
-    page = ci.report(make(n_layers=1, n_heads=2), data, tmp_path, **options)
-    assert page.exists() and ci.SweepResult.load(tmp_path).meta["n_samples"] == 3
-
-
 def test_what_somebody_else_wrote_is_not_lost(sweeps, tmp_path):
     (tmp_path / INDEX).write_text('{"mine": 1}')
     with pytest.raises(ValueError, match="holds another meta.json, which would be lost: give"):
@@ -140,69 +107,3 @@ def test_what_somebody_else_wrote_is_not_lost(sweeps, tmp_path):
     (tmp_path / "notes.txt").write_text("the user's by now")
     sweeps[1].save(tmp_path)
     assert (tmp_path / "notes.txt").exists() and not (tmp_path / "page.html").exists()
-
-
-def test_a_report_is_refused_before_work_where_its_audit_has_no_place(tmp_path):
-    (tmp_path / "audit").write_text("a file")
-    with pytest.raises(ValueError, match="cannot write into .*audit"):
-        ci.report(make(), torch.randn(2, 3, 6, 20), tmp_path, audit=True, progress=False)
-    assert set(files_of(tmp_path)) == {"audit"}
-
-
-def test_a_place_that_cannot_be_written_costs_nothing(sweeps, tmp_path):
-    with sweeps[0].saved_with_pages(tmp_path) as stage:
-        (stage / "figures").mkdir()
-        write_text(stage / "figures" / "a.txt", "old")
-    shutil.rmtree(tmp_path / "figures")
-    (tmp_path / "figures").write_text("a file in the place of a folder")
-    before = files_of(tmp_path)
-    with (
-        pytest.raises(ValueError, match="figures' is not a folder: remove it, or give another"),
-        sweeps[1].saved_with_pages(tmp_path) as stage,
-    ):
-        (stage / "figures").mkdir()
-        write_text(stage / "figures" / "a.txt", "new")
-    assert ci.SweepResult.load(tmp_path).meta == sweeps[1].meta
-    assert files_of(tmp_path)["figures"] == before["figures"]
-
-
-def test_a_reader_beside_a_writer_reads_one_run(sweeps, tmp_path, monkeypatch):
-    """The files are replaced between any two reads of them."""
-    sweeps[0].save(tmp_path / "a")
-    sweeps[1].save(tmp_path / "b")
-    real, seen = result_reading.open_regular, []
-    for turn in range(8):
-        folder = tmp_path / f"read-{turn}"
-        shutil.copytree(tmp_path / "a", folder)
-        count = 0
-
-        def swapped(path, folder=folder, turn=turn):
-            nonlocal count
-            count += 1
-            if count == turn:
-                shutil.copytree(tmp_path / "b", folder, dirs_exist_ok=True)
-            return real(path)
-
-        monkeypatch.setattr(result_reading, "open_regular", swapped)
-        try:
-            loaded = ci.SweepResult.load(folder)
-        except ValueError as error:
-            seen.append(str(error))
-        else:
-            wanted = next(one for one in sweeps if one.meta["model"] == loaded.meta["model"])
-            for table in wanted.STORED:
-                pd.testing.assert_frame_equal(loaded.stored[table], wanted.stored[table])
-        monkeypatch.undo()
-    assert any("does not belong to the saved SweepResult" in words for words in seen)
-
-
-@pytest.mark.slow
-def test_a_data_set_of_pictures_does_not_grow_by_the_report_on_it(tmp_path):
-    for name in ("a", "b"):
-        Image.new("RGB", (20, 6)).save(tmp_path / f"{name}.png")
-    options = dict(probes="sparsity", untrained=0, progress=False)
-    model = make(resize=(6, 20), mean=(0.5,) * 3, std=(0.5,) * 3)
-    for out in (tmp_path, tmp_path / "report"):
-        for _ in range(2):
-            ci.report(model, f"imagefolder:{tmp_path}", out, **options)
-            assert ci.SweepResult.load(out).meta["n_samples"] == 2

@@ -1,11 +1,8 @@
 """Nothing of the user's is removed, replaced or written through, whatever it is called."""
 
 import contextlib
-import errno
-import json
 import os
 import shutil
-import stat
 
 import pytest
 import torch
@@ -14,10 +11,9 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.data.folder_listing import Listing
 from crate_interp.sweeps.ledgers import ledger as ledgers
-from folders import files_of, largest_file, two_sweeps
-from test_ledgers import CHUNKS, WHOLE, chunk, lines, run
+from folders import files_of, two_sweeps
+from test_ledgers import CHUNKS, WHOLE, chunk, run
 
 QUIET = {"progress": False}
 
@@ -62,14 +58,6 @@ def test_a_chunk_that_was_changed_is_kept_and_measured_again(tmp_path):
     assert kept.read_text() == "precious"
 
 
-def test_a_file_in_the_place_of_a_chunk_is_refused_before_work(tmp_path):
-    run(tmp_path, until=2)
-    chunk(tmp_path, 2).write_text("precious")
-    with pytest.raises(ValueError, match="'sweep-000002.parquet'. Nothing was removed"):
-        run(tmp_path)
-    assert chunk(tmp_path, 2).read_text() == "precious"
-
-
 @pytest.mark.parametrize("name", ["samples.parquet", "report.html", "summary.txt"])
 def test_a_report_replaces_no_file_of_another(tmp_path, name):
     (tmp_path / name).write_text("precious")
@@ -110,14 +98,6 @@ def test_nothing_is_written_through_a_link(tmp_path, name, resume):
         run(out, resume=resume)
     assert before == (files_of(victim) if name == "chunks" else victim.read_text())
     assert path.is_symlink()
-
-
-def test_a_ledger_that_becomes_a_link_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="cannot write into"):
-        with ledgers.opened(tmp_path, {}, ledgers.Shard(0, 1), True) as ledger:
-            (tmp_path / ledgers._ledger_of(os.getpid())).symlink_to(tmp_path / "victim")
-            ledger.begin("sweep", 1)
-    assert not (tmp_path / "victim").exists()
 
 
 @pytest.mark.parametrize("name", [".crate-interp.lock", "samples.parquet", "meta.json"])
@@ -208,51 +188,3 @@ def test_all_of_the_users_is_there_whatever_happens(
 
 
 # --- modes and full disks ---
-
-
-@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])
-def test_files_have_the_mode_that_the_umask_leaves(tmp_path, sweeps, umask):
-    before = os.umask(umask)
-    try:
-        run(tmp_path / "run")
-        sweeps[0].save(tmp_path / "run")
-        make().save_pretrained(tmp_path / "model")
-        make(seed=1).save_pretrained(tmp_path / "model")
-    finally:
-        os.umask(before)
-    found = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*.*")}
-    assert len(found) > 10 and set(found.values()) == {0o666 & ~umask}, found
-
-
-FULL = "Finished chunks are kept. Free some space, then run the same command again"
-
-
-def test_a_store_on_a_full_disk_says_so_and_goes_on(tmp_path):
-    given = dict(points="blocks.0.hook_resid_post", out=tmp_path / "s", chunk_size=7, **QUIET)
-    model, images = make(), torch.rand(13, 3, 6, 20)
-    with largest_file(11_000), pytest.raises(ValueError, match=f"File too large. {FULL}"):
-        ci.store(model, images, **given)
-    assert not list((tmp_path / "s" / "chunks").iterdir())
-    assert len(ci.store(model, images, **given)) == 13
-
-
-def full(*args, **more):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_what_else_a_run_writes_on_a_full_disk(tmp_path, monkeypatch):
-    from PIL import Image
-
-    model, images = make(mean=(0.5,) * 3, std=(0.5,) * 3, resize=(6, 20)), torch.rand(2, 3, 6, 20)
-    (tmp_path / "pictures").mkdir()
-    Image.new("RGB", (20, 6)).save(tmp_path / "pictures" / "a.png")
-    given = dict(probes="sparsity", controls=0, out=tmp_path / "sweep", **QUIET)
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=FULL):
-        patch.setattr(Listing, "keep", full)
-        ci.sweep(model, f"imagefolder:{tmp_path / 'pictures'}", **given)
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=FULL):
-        patch.setattr("crate_interp.training.watch_run.WatchResult.save", full)
-        with ci.watch(model, images, probes="sparsity", out=tmp_path / "watch"):
-            pass
-    assert json.loads((tmp_path / "watch" / "run.json").read_text())["kind"] == "watch"
-    assert lines(tmp_path / "watch")

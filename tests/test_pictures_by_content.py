@@ -1,6 +1,5 @@
 """Pictures replaced by others of the same size: a run notes contents, and compares them."""
 
-import dataclasses
 import hashlib
 import os
 import shutil
@@ -14,9 +13,7 @@ import crate_interp as ci
 import ray_stand_in
 from conftest import make
 from crate_interp.core import file_reading
-from crate_interp.core.pictures import SUFFIXES
-from crate_interp.data import open_data, picture_contents
-from crate_interp.data.picture_contents import Notes, noting
+from crate_interp.data import picture_contents
 from crate_interp.sweeps.ledgers.ledger import Ledger
 from gathered import same
 from padded_pictures import COUNT, MODEL, QUICK, RUN, SIZE, draw, folder, mask, replace, voc
@@ -73,13 +70,6 @@ def test_another_picture_of_the_same_size_is_noticed(model, tmp_path, suffix):
             ci.sweep(model, source, out=out, **QUICK)
     path.write_bytes(before)
     same(ci.sweep(model, source, out=out, **QUICK), wanted)
-
-
-def test_every_suffix_is_of_a_format_above():
-    made = {"jpe": "jpg", "jpeg": "jpg", "jfif": "jpg", "tif": "tiff"}
-    made |= dict.fromkeys(("pgm", "pbm", "pnm"), "ppm")
-    kinds = {made.get(suffix[1:], suffix[1:]) for suffix in SUFFIXES}
-    assert kinds == {"bmp", "png", "jpg", "webp", "tiff", "gif", "ppm"}
 
 
 @pytest.mark.slow
@@ -220,80 +210,3 @@ def test_a_file_that_changes_between_two_stages_is_noticed(model, ran, out):
     more = dict(untrained=1, grid=False, out=ran / "audit" if out else None, **RUN)
     with pytest.raises(ValueError, match=r"^'a/02.png': the content has changed since this run"):
         ci.audit(changing, f"imagefolder:{ran / 'in'}", **more)
-
-
-def test_a_sample_read_twice_in_a_chunk_agrees(model, ran):
-    samples, notes = open_data(f"imagefolder:{ran / 'in'}", model.preprocess), Notes()
-    twice = noting(samples, notes)
-    twice.read(0, 4)
-    twice.read(2, 3)
-    replace(ran / "in" / "a" / "02.png")
-    with pytest.raises(ValueError, match=r"^'a/02.png': the content has changed since this run"):
-        twice.read(2, 3)
-
-
-def test_what_cannot_be_decoded_is_noted(model, ran):
-    root, out = ran / "in", ran / "bad"
-    path = root / "b" / "05.png"
-    path.write_bytes(b"no picture".ljust(SIZE))
-    result = ci.sweep(model, f"imagefolder:{root}", out=out, skip_bad=True, **QUICK)
-    assert [row["sample"] for row in result.meta["skipped"]] == [5]
-    assert "content" in result.meta["data"][0] and len(noted(out)["sweep"]) == COUNT
-    replace(path)
-    with pytest.raises(ValueError, match=rf"^'b/05.png' in .*{HELD}"):
-        ci.sweep(model, f"imagefolder:{root}", out=out, skip_bad=True, **QUICK)
-
-
-def test_a_function_of_the_callers_own_may_open_the_files(model, kept):
-    def preprocess(paths):
-        return model.preprocess([Image.open(path) for path in paths])
-
-    samples, notes = open_data(f"imagefolder:{kept / 'in'}", preprocess), Notes()
-    noting(samples, notes).read(0, 3)
-    names = [key[2] for key in notes]
-    assert names == ["a/00.png", "b/01.png", "a/02.png"]
-    assert [one.sha256 for one in notes.values()] == [digest(kept / "in" / n) for n in names]
-
-
-def test_contents_of_parts_add_up_and_differ(model, kept, ran):
-    samples = open_data(f"imagefolder:{ran / 'in'}", model.preprocess)
-    halves = [ci.data.part(samples, 0, 5), ci.data.part(samples, 5, COUNT)]
-    one, two = (ci.sweep(model, half, **QUICK) for half in halves)
-    whole = ci.SweepResult.load(kept / "out")
-    assert one.merge(two).meta["data"] == two.merge(one).meta["data"] == whole.meta["data"]
-    rest = dict(probes="sparsity", controls=0, progress=False, batch_size=2)
-    in_memory = ci.sweep(model, samples, chunk_size=3, **rest)
-    assert in_memory.meta["data"] == whole.meta["data"]
-    replace(ran / "in" / "b" / "09.png")
-    other = ci.sweep(model, f"imagefolder:{ran / 'in'}", **QUICK)
-    assert other.meta["data"][0]["fingerprint"] == whole.meta["data"][0]["fingerprint"]
-    match = "the same names and sizes, imagefolder:.*, but the files held different pictures"
-    with pytest.raises(ValueError, match=match):
-        ci.compare(whole, other, untrained=0)
-    old = {name: value for name, value in whole.meta["data"][0].items() if name != "content"}
-    before = dataclasses.replace(whole, meta=whole.meta | {"data": [old]})
-    assert len(ci.compare(before, other, untrained=0).table())  # it is not known to differ
-    assert "content" not in before.merge(_after(other)).meta["data"][0]
-
-
-def _after(result):
-    """A result of the samples that follow."""
-    entry = result.meta["data"][0] | {"start": COUNT, "stop": 2 * COUNT}
-    tables = {
-        name: table.assign(sample=table["sample"] + COUNT) if "sample" in table else table
-        for name, table in result.stored.items()
-    }
-    return dataclasses.replace(result, stored=tables, meta=result.meta | {"data": [entry]})
-
-
-def test_a_watch_refuses_other_pictures(ran):
-    source, trained = f"imagefolder:{ran / 'in'}", make(**MODEL)
-    more = dict(every=2, limit=5, out=ran / "watch")
-    with ci.watch(trained, source, **more) as watch:
-        watch.step()
-    data = watch.result().meta["data"]
-    assert data == ci.sweep(trained, source, limit=5, **QUICK).meta["data"]
-    replace(ran / "in" / "a" / "02.png")
-    with pytest.raises(ValueError, match="other settings: settings.data"):
-        with ci.watch(trained, source, **more):
-            pass

@@ -159,40 +159,6 @@ def test_pictures_of_sixteen_bits(form, tmp_path):
         make(**PLAIN).preprocess(given)
 
 
-def test_sixteen_bits_are_kept_by_resize():
-    levels = np.linspace(20_000, 20_200, 12 * 40).reshape(12, 40).astype(np.uint16)  # one in 8 bits
-    for how in ("nearest", "bilinear", "bicubic", "lanczos"):
-        more = dict(channels=1, mean=[0.0], std=[1.0], interpolation=how)
-        small = make(bits=16, resize=(6, 20), **more).preprocess(Image.fromarray(levels))
-        assert len(small.unique()) > 90
-        pairs = levels.reshape(6, 2, 20, 2).mean((1, 3)) / 65535
-        np.testing.assert_allclose(small[0, 0], pairs, atol=60 / 65535)
-    sharp = np.tile(np.array([0, 65535], np.uint16).repeat(5), (3, 1))
-    wide = make(bits=16, resize=(6, 20), channels=1, mean=[0.0], std=[1.0], interpolation="bicubic")
-    shown = wide.preprocess(Image.fromarray(sharp))
-    assert (shown.min(), shown.max()) == (0, 1)  # no value below black or above white
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_values_that_sixteen_bits_cannot_hold():
-    model = make(bits=16, **PLAIN)
-    for value in (-1, 65_536):
-        values = np.full((6, 20), 7, np.int32)
-        values[3, 5] = value
-        with pytest.raises(ValueError, match=f"mode 'I' and the value {value}: with bits=16, give"):
-            model.preprocess(Image.fromarray(values))
-    with pytest.raises(ValueError, match="mode 'F' .*scale its values to 0 to 255"):
-        model.preprocess(Image.fromarray(np.zeros((6, 20), np.float32)))
-    clear = Image.fromarray(sixteen())
-    clear.info["transparency"] = int(sixteen()[3, 5])
-    assert make(bits=16, transparency="white", **PLAIN).preprocess(clear)[0, 0, 3, 5] == 1
-    for wrong in (12, 16.0, True, "16"):
-        with pytest.raises(ValueError, match="bits=.*: give 8, or 16 to allow 16-bit grey"):
-            make(bits=wrong)
-    with pytest.raises(ValueError, match="transparency='withe' is none of drop, white. Did you"):
-        make(transparency="withe")
-
-
 def test_no_pixel_is_invented():
     model = make(resize=5, crop=(6, 20), **PLAIN)
     with pytest.raises(

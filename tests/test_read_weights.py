@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import json
 import os
 import pathlib
 import pickle
@@ -110,25 +109,6 @@ def test_strides_ties_and_dtypes(zipped, tmp_path):
     found = read_file(saved(weights, tmp_path / "w.pth", zipped)).tensors
     assert list(found) == list(weights)
     assert all(same_bytes(found[name].detach(), weights[name].detach()) for name in weights)
-
-
-def test_a_compressed_archive_has_the_same_numbers(tmp_path):
-    saved(ALPHA, tmp_path / "w.pth")
-    with (
-        zipfile.ZipFile(tmp_path / "w.pth") as source,
-        zipfile.ZipFile(tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED) as target,
-    ):
-        for info in source.infolist():
-            target.writestr(info.filename, source.read(info))
-    found = read_file(tmp_path / "packed.pth").tensors
-    assert all(same_bytes(found[name], value) for name, value in ALPHA.items())
-
-
-def test_a_command_line_beside_the_weights_is_no_config(tmp_path):
-    """Only the autoencoder's is."""
-    args = argparse.Namespace(lr=0.1, n_head=1, bias=False, n_layer=1)
-    saved({"model": ALPHA, "args": args, "more": {"args": [args]}}, tmp_path / "a.pth")
-    assert ci.load(tmp_path / "a.pth", **GIVEN).cfg == ci.load(ALPHA, **GIVEN).cfg
 
 
 def test_parameters_share_no_memory(tmp_path):
@@ -264,11 +244,6 @@ def test_a_refusal_names_what_was_asked_for_and_what_to_type(tmp_path):
         refused(r"refused by torch \(Unsupported operand", path)
 
 
-def test_numpys_own_functions_are_never_listed():
-    """numpy.dtype and scalar together would make an object out of the bytes of a file."""
-    assert not any(getattr(form, "__module__", "").startswith("numpy") for form in FORMS)
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_archives_with_code(tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "w.pth")
@@ -346,22 +321,3 @@ def test_tensors_that_are_no_weights(tmp_path):
         (np.ones(3), "keys missing .*mlp_head.1.bias"),
     ):
         refused(match, saved(ALPHA | {key: odd}, tmp_path / "w.pth"), **GIVEN)
-
-
-def test_a_file_that_may_not_be_read_is_called_so(tmp_path, monkeypatch):
-    def denied(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "w.pth").write_bytes(b"x")
-    monkeypatch.setattr(read_weights, "open", denied, raising=False)
-    refused(r"w.pth cannot be read: Permission denied\.", tmp_path / "w.pth")
-
-
-def test_a_config_beside_the_weights(tmp_path):
-    assert read_weights.read_json(tmp_path / "none.json") is None
-    for content, match in (("{", "is not readable JSON"), ("[1]", "holds a list")):
-        (tmp_path / "config.json").write_text(content)
-        with pytest.raises(ci.CheckpointError, match=match):
-            read_weights.read_config(tmp_path / "config.json")
-    (tmp_path / "config.json").write_text(json.dumps({"library": "crate_interp"}))
-    assert read_weights.read_config(tmp_path / "config.json") == {}

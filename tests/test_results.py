@@ -11,9 +11,9 @@ from datasets import Dataset, Features, Image
 from PIL import Image as Pillow
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make
 from crate_interp.circuits import composition, evaluate, logit_attribution, logit_lens
-from crate_interp.data import open_data, open_text, part
+from crate_interp.data import open_data, part
 from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import META, Result, by
 
@@ -42,13 +42,6 @@ def some_slowly(kinds):
 def vision():
     model = make("crate-alpha", mean=[0.5] * 3, std=[0.25] * 3)
     return model, open_data(pictures(), model.preprocess, None, model.preprocess_masks)
-
-
-@pytest.fixture(scope="module")
-def text():
-    lm = make_lm()
-    tokens = torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(0))
-    return lm, open_text(tokens, lm.windows)
 
 
 OF_DATA = {
@@ -145,45 +138,6 @@ def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
         halves[0].merge(whole)
 
 
-OF_LABELS = [place % 2 for place in range(N)]
-ALL = OF_DATA | {
-    "linear_probe": lambda model, data, **more: ci.linear_probe(
-        model, data, labels=OF_LABELS, test=0.5, **QUIET, **more
-    ),
-    # in float64 ablation to the mean explains exactly 0, and not what rounding leaves
-    "saes": lambda model, data, **more: ci.saes.evaluate(
-        make("crate-alpha").double(),
-        replace(data, read=lambda start, stop: data.read(start, stop).double()),
-        {POINT: autoencoder().double()},
-        **QUIET,
-        **more,
-    ),
-    "head_ablation": lambda model, data, **more: ci.ablate_heads(
-        model, replace(data, labels=OF_LABELS), **QUIET, **more
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", some_slowly(ALL))
-def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind):
-    model, data = vision
-    whole = ALL[kind](model, data)
-    folded = ALL[kind](model, data, chunk_size=BATCH)
-    assert (whole.meta["chunk_size"], folded.meta["chunk_size"]) == (256, BATCH)
-    same(whole, folded, 1e-12)
-    assert folded.meta["data"] == whole.meta["data"] and folded.meta["n_samples"] == N
-
-
-@pytest.mark.parametrize(
-    "kind", some_slowly(["sweep", "audit", "atoms", "atlas", "composition", "surgery"])
-)
-def test_halves_of_text_merge_too(text, kind):
-    lm, data = text
-    measure = OF_DATA[kind]
-    halves = [measure(lm, part(data, *ends)) for ends in ((0, CUT), (CUT, N))]
-    same(measure(lm, data), halves[0].merge(halves[1]), 1e-12)
-
-
 def test_results_of_a_cache_merge(vision):
     data = vision[1]
     model = make("crate-alpha").double()  # batches of other sizes round otherwise
@@ -266,29 +220,6 @@ def _with(result, **changes):
     return type(result)(result.stored, result.meta | changes)
 
 
-def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
-    model, data = vision
-    result = ci.sweep(model, part(data, 0, CUT), probes="sparsity", controls=0, **QUIET)
-    folder = result.save(tmp_path / "run")
-    meta = json.loads((folder / META).read_text())
-
-    def refused(match, kind=ci.SweepResult):
-        with pytest.raises(ValueError, match=match):
-            kind.load(folder)
-
-    refused("holds a result of kind 'sweep', but AtomResult.load reads 'atoms'", ci.AtomResult)
-    (folder / META).write_text(json.dumps(meta | {"format": 2}))
-    refused("has format 2, but this version reads 1: install a newer crate_interp")
-    (folder / META).write_text(json.dumps(meta))
-    other = ci.sweep(model, part(data, CUT, N), probes="sparsity", controls=0, **QUIET)
-    other.table("samples").to_parquet(folder / "samples.parquet", index=False)
-    refused("samples.parquet' does not belong to the saved SweepResult: its digest is not the one")
-    (folder / "samples.parquet").unlink()
-    refused("samples.parquet' does not belong to the saved SweepResult")
-    with pytest.raises(ValueError, match="does not hold a saved SweepResult"):
-        ci.SweepResult.load(tmp_path / "nowhere")
-
-
 def test_tables_have_names_and_are_copies(vision):
     model, data = vision
     result = ci.sweep(model, part(data, 0, 2), probes="sparsity", controls=0, **QUIET)
@@ -328,9 +259,3 @@ def test_tables_as_text():
     assert "a|b & 0.3333 & 7" in found.to_latex() and "c\\_d &  & 11" in found.to_latex()
     with pytest.raises(ValueError, match="name='row'"):
         found.to_latex("row")
-
-
-def test_repr_says_what_there_is_and_what_to_call():
-    lines = repr(small()).splitlines()
-    assert lines[0].startswith("Small: Two rows.")
-    assert "table(): rows" in lines[1] and "probe.one" in lines[2] and "to_latex()" in lines[3]

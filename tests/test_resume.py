@@ -64,10 +64,6 @@ def chunk(out, number):
     return Ledger(out).path("sweep", number)
 
 
-def lines(out):
-    return [path for path in out.iterdir() if path.name.startswith("ledger-")]
-
-
 def test_what_is_done_is_not_measured_again(tmp_path, whole):
     run_until(tmp_path, 2)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
@@ -104,22 +100,6 @@ def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch, number):
     assert counted(tmp_path) == (whole, CHUNKS - 2)
 
 
-@pytest.mark.slow
-def test_a_disk_that_is_full_at_the_ledger_or_the_result(tmp_path, whole, monkeypatch):
-    def full(*args, **line):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_note", full)
-        with pytest.raises(ValueError, match="Free some space, then run the same command"):
-            run(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(ci.SweepResult, "save", full)
-        with pytest.raises(ValueError, match="Free some space, then run the same command"):
-            run(tmp_path)
-    assert counted(tmp_path) == (whole, 0)
-
-
 @pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 0.5, -1])
 def test_a_flipped_bit_is_found_told_and_mended(tmp_path, whole, capfd, at):
     run(tmp_path)
@@ -152,34 +132,6 @@ def test_a_restart_measures_and_saves_anew(tmp_path, whole):
     assert counted(tmp_path, resume=False) == (whole, CHUNKS)
     again = (tmp_path / "meta.json").stat()
     assert (again.st_ino, again.st_mtime_ns) != (saved.st_ino, saved.st_mtime_ns)
-
-
-def test_other_settings_in_a_second_shard(tmp_path):
-    assert run(tmp_path, shard="0/2") is None
-    with pytest.raises(ValueError, match="settings.chunk_size is 7 there and 5 here"):
-        work("sweep", **SMALL | {"chunk_size": 5}, out=tmp_path, shard="1/2")
-
-
-@pytest.mark.slow
-def test_a_disk_without_locks_works_and_says_so(tmp_path, whole, monkeypatch):
-    import fcntl
-
-    def flock(*args):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.warns(UserWarning, match="falling back to SoftFileLock"):
-        run_until(tmp_path, 2)
-    with pytest.warns(UserWarning, match="falling back to SoftFileLock"):
-        assert counted(tmp_path) == (whole, CHUNKS - 2)
-
-
-@pytest.mark.slow
-def test_without_a_ledger_no_chunk_counts(tmp_path, whole):
-    run(tmp_path)
-    for path in lines(tmp_path):
-        path.unlink()
-    assert counted(tmp_path) == (whole, CHUNKS)
 
 
 def test_folders_that_cannot_be_written(tmp_path):

@@ -21,24 +21,6 @@ MODEL, OTHER = make(n_layers=2), make(n_layers=2, seed=1)
 WEIGHTS, AVERAGED = published_layout(MODEL), published_layout(OTHER)
 
 
-class Theirs(torch.nn.Module):
-    """A module with the published keys."""
-
-    def __init__(self):
-        super().__init__()
-        for key, value in WEIGHTS.items():
-            *path, name = key.split(".")
-            inner = self
-            for word in path:
-                if not hasattr(inner, word):
-                    inner.add_module(word, torch.nn.Module())
-                inner = getattr(inner, word)
-            inner.register_parameter(name, torch.nn.Parameter(value.clone()))
-
-    def forward(self, x):
-        return x
-
-
 def under(prefix, weights=WEIGHTS):
     return {f"{prefix}{key}": value for key, value in weights.items()}
 
@@ -94,12 +76,6 @@ def test_words_of_wrappers(word, tmp_path):
     loads(under("module.", inside(word)), tmp_path)
 
 
-def test_one_key_twice_is_refused():
-    key = "transformer.layers.1.0.norm.bias"
-    wrapped = "transformer.layers.1._orig_mod.0.norm.bias"
-    fails(f"holds {key} twice, as {key} and {wrapped}: give", WEIGHTS | {wrapped: WEIGHTS[key]})
-
-
 @pytest.mark.parametrize("prefix", ["model.", "net.", "backbone.module.", "anything.encoder."])
 def test_one_prefix(prefix, tmp_path):
     loads(under(prefix), tmp_path)
@@ -124,10 +100,6 @@ def test_one_level_down(key, tmp_path):
         "none": None,
     }
     loads(beside | {key: WEIGHTS}, tmp_path, flat=False)
-
-
-def test_plain_values_among_the_weights(tmp_path):
-    loads(WEIGHTS | {"epoch": 3, "args": {"lr": 0.1}, "out": Path("a")}, tmp_path, flat=False)
 
 
 def test_other_layouts_and_names_of_our_own(tmp_path):
@@ -169,18 +141,6 @@ def test_strictness_stays(tmp_path):
     less = {key: value for key, value in under("net.").items() if "mlp_head" not in key}
     outside = {"mlp_head.1.weight": torch.ones(3)}
     fails("Before that, tensors outside the model 'net' are left out: mlp_head", less | outside)
-
-
-@pytest.mark.slow
-def test_modules_in_memory(tmp_path):
-    averaged = torch.optim.swa_utils.AveragedModel(Theirs())
-    named = "integer tensors that are no weights are left out: n_averaged."
-    loads(averaged, tmp_path, named)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch about itself
-        compiled = torch.compile(Theirs())
-    parallel = torch.nn.DataParallel(compiled)
-    loads(parallel, tmp_path)
 
 
 # ------------------------------------------------------------------ several sets of weights
@@ -230,17 +190,6 @@ def test_the_refusal_shows_what_is_near():
 
 
 # ------------------------------------------------------------------ rename, and the command line
-
-
-def test_rename_leaves_a_tensor_out_of_a_file(tmp_path):
-    """The dtype of a tensor that is left out is not looked at."""
-    key = "transformer.layers.1.0.fn.count"
-
-    def without(name):
-        return None if name == key else name
-
-    loads(WEIGHTS | {key: torch.tensor(3)}, tmp_path, rename=without)
-    loads(WEIGHTS | {key: torch.tensor(3)}, tmp_path, rename="s/.*count//")
 
 
 def test_options_of_the_command_line(tmp_path):
@@ -298,21 +247,4 @@ def test_sharded_folders(suffix, tmp_path):
     fails(rf"{name} is missing, but {index.name} names it: download it into the folder", folder)
 
 
-def test_a_sharded_folder_of_a_hooked_model(tmp_path):
-    folder, _, _ = sharded(tmp_path / "a", weights=MODEL.state_dict())
-    same(ci.load(folder, config=MODEL.cfg))
-    config = MODEL.save_pretrained(tmp_path / "b") / "config.json"
-    (folder / "config.json").write_text(config.read_text())
-    same(ci.load(folder))
-
-
 # ------------------------------------------------------------------ what is no checkpoint
-
-
-def test_what_downloads_leave_in_place_of_a_file(tmp_path):
-    path = tmp_path / "w.pth"
-    for page in ("<!DOCTYPE html><html><head>", "\n  <html lang=en>{", "\ufeff<!doctype HTML>"):
-        path.write_text(page + "Google Drive - Virus scan warning", encoding="utf-8")
-        fails("holds an HTML page, such as the warning of a drive, .* download the file", path)
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    fails("is a git-lfs pointer, .* run git lfs pull", path)
