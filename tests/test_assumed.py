@@ -84,15 +84,6 @@ def test_each_source_of_a_setting_counts(tmp_path, monkeypatch, capsys):
         assert ci.load(name).cfg.assumed == ()
 
 
-def test_a_config_hands_its_list_on_and_an_argument_shortens_it():
-    tensors, given = weights("crate")
-    model = ci.load(tensors, family="crate", **given)
-    for source in (tensors, model.state_dict()):
-        assert ci.load(source, config=model.cfg).cfg.assumed == ALL["crate"]
-        surer = ci.load(source, config=model.cfg, eta=0.25, lambd=0.1).cfg
-        assert surer.assumed == ALL["crate"][2:] and surer.eta == 0.25
-
-
 def test_assumed_or_given_makes_the_same_run(tmp_path):
     tensors, given = weights("crate")
     assuming = ci.load(tensors, family="crate", **given)

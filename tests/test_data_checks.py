@@ -4,7 +4,6 @@ import io
 import json
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image
@@ -283,18 +282,3 @@ def test_a_name_of_no_data_says_what_is_missing(tmp_path):
         ci.sweep(make_lm(), "3 4 5", **SWEEP)
     with pytest.raises(ValueError, match=r"no class 'hi': an image model .* \.\.\.\. Give one"):
         make(n_classes=31, labels=list(map(str, range(31)))).to_tokens("hi")
-
-
-def test_one_picture_is_data(tmp_path):
-    picture = pictures()[1]
-    picture.save(tmp_path / "one.png")
-    model = vision()
-    found = ci.sweep(model, picture, **SWEEP).samples()
-    cache = model.run_with_cache(model.preprocess(picture))[1]
-    probed = ci.probe(cache, "sparsity").samples()
-    for one in (
-        ci.sweep(model, [picture], **SWEEP),
-        ci.sweep(model, tmp_path / "one.png", **SWEEP),
-    ):
-        assert one.samples().equals(found)
-    assert np.allclose(found.iloc[:, 3:], probed[found.columns].iloc[:, 3:], rtol=1e-6)

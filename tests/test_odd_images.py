@@ -7,7 +7,6 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.models.image_inputs import pad_to_patch
 from reference import published_layout
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
@@ -127,25 +126,6 @@ def test_whole_patches(model, tmp_path):
     assert resized(resized.preprocess([colour(), TAKEN["grey.png"]])).shape == (2, 3)
     mask = Image.new("L", (31, 23), 7)
     assert resized.preprocess_masks(mask).shape == (1, 40, 56)
-
-
-def test_padding_repeats_the_edge():
-    image = torch.arange(2 * 3 * 5 * 7).reshape(2, 3, 5, 7)
-    padded = pad_to_patch(image, (2, 5))
-    assert padded.shape == (2, 3, 6, 10) and torch.equal(padded[:, :, :5, :7], image)
-    assert (
-        torch.equal(padded[:, :, 5], padded[:, :, 4])
-        and (padded[..., 7:] == padded[..., 6:7]).all()
-    )
-    assert pad_to_patch(image, 1) is image
-    assert torch.equal(
-        pad_to_patch(image.to(torch.uint8)[0, 0], 4)[:5, :7], image.to(torch.uint8)[0, 0]
-    )  # masks too
-    assert make().pad(image).shape == (2, 3, 6, 10)
-    with pytest.raises(ValueError, match="images are 0 x 7: they have no pixels to repeat"):
-        pad_to_patch(image[:, :, :0], 2)
-    with pytest.raises(ValueError, match="patch_size=0: give an int"):
-        pad_to_patch(image, 0)
 
 
 def test_a_guessed_grid_is_no_ground_for_other_sizes(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 import crate_interp as ci
-import ray_stand_in
 from conftest import make
 from crate_interp.core import file_reading
 from crate_interp.data import picture_contents
@@ -115,21 +114,11 @@ def test_files_that_were_touched_or_copied_are_read_once(model, ran, monkeypatch
 VERBS = {
     "sweep": (ci.sweep, dict(controls=2)),
     "audit": (ci.audit, dict(untrained=1, grid=False)),
-    "atoms": (ci.atoms, {}),
-    "linear_probe": (ci.linear_probe, {}),
-    "ablate_heads": (ci.ablate_heads, dict(how="mean")),
     "store": (ci.store, dict(points="blocks.0.hook_resid_mid")),
-    "atlas": (ci.atlas, dict(ablate=2)),
-    "surgery": (ci.surgery, {}),
 }
 
 
-SLOW = ("atlas", "surgery", "linear_probe", "store", "atoms")
-
-
-@pytest.mark.parametrize(
-    "verb", [pytest.param(v, marks=[pytest.mark.slow] * (v in SLOW)) for v in VERBS]
-)
+@pytest.mark.parametrize("verb", few(VERBS, 2))
 def test_every_verb_notes_what_it_read(model, ran, verb):
     function, more = VERBS[verb]
     root, out = ran / "in", ran / verb
@@ -182,31 +171,3 @@ def test_backgrounds_and_objects_of_cutouts(model, tmp_path):
     replace(root / behind[0])
     with pytest.raises(ValueError, match=rf"^'{behind[0]}' in .*{HELD}"):
         ci.sweep(cut, source, out=out, **QUICK)
-
-
-@pytest.mark.slow
-def test_workers_and_actors_send_what_they_read(model, kept, ran, monkeypatch):
-    ray_stand_in.install(monkeypatch)
-    wanted = noted(kept / "out")["sweep"]
-    for name, more in {"workers": dict(workers=2), "ray": dict(engine="ray")}.items():
-        result = ci.sweep(model, f"imagefolder:{kept / 'in'}", out=ran / name, **more, **QUICK)
-        table = noted(ran / name)["sweep"]
-        columns = ["sample", "mask", "file", "sha256", "size", "mtime_ns"]
-        pd.testing.assert_frame_equal(table[columns], wanted[columns])
-        assert result.meta["data"] == ci.SweepResult.load(kept / "out").meta["data"]
-
-
-@pytest.mark.parametrize("out", few([True, False]))
-def test_a_file_that_changes_between_two_stages_is_noticed(model, ran, out):
-    calls, path = [], ran / "in" / "a" / "02.png"
-    changing = make(**MODEL)
-
-    def swap(*_):
-        calls.append(1)
-        if len(calls) == 4:  # its batch was read, and other batches follow
-            replace(path)
-
-    changing.blocks[0].register_forward_pre_hook(swap)
-    more = dict(untrained=1, grid=False, out=ran / "audit" if out else None, **RUN)
-    with pytest.raises(ValueError, match=r"^'a/02.png': the content has changed since this run"):
-        ci.audit(changing, f"imagefolder:{ran / 'in'}", **more)

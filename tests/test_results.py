@@ -75,10 +75,6 @@ def autoencoder():
         return ci.SparseAutoencoder(SAEConfig(hook_name=POINT, d_in=31, d_sae=17))
 
 
-def cached(model, samples, start, stop):
-    return model.run_with_cache(samples.read(start, stop))[1]
-
-
 def alone(model, data):
     """The kinds of results that do not merge."""
     inputs = data.read(0, N)
@@ -155,15 +151,6 @@ def test_results_of_a_cache_merge(vision):
     assert rows.equals(two.table().drop(columns="sample"))
     probed = [ci.probe(cache) for cache in caches]
     same(probed[0], probed[1].merge(probed[2]), 1e-9)
-
-
-def test_caches_results_come_back(vision, tmp_path):
-    model, data = vision
-    cache = cached(model, data, 0, N)
-    for place, result in enumerate(
-        [logit_attribution(cache, 3), logit_lens(cache), ci.probe(cache)]
-    ):
-        survives(result, tmp_path / str(place))
 
 
 @pytest.mark.slow

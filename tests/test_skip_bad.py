@@ -118,18 +118,11 @@ CLASSES = tuple("abcdefghijk")
 DRAWN = {"sample", "low", "high", "p", "excess_low", "excess_high"}  # or in the order of the data
 VERBS = {
     "linear_probe": lambda model, data, **run: ci.linear_probe(model, data, test=0.5, **run),
-    "surgery": lambda model, data, **run: ci.surgery(
-        model, data, replacements=["plus"], mixes=[0.5], directions=2, **run
-    ),
-    "saes": lambda model, data, **run: ci.saes.evaluate(model, data, identity(model), **run),
     "composition": lambda model, data, **run: ci.circuits.composition(
         model, data, through="data", draws=100, **run
     ),
     "atoms": ci.atoms,
     "ablate_heads": ci.ablate_heads,
-    "compare": lambda model, data, chunk_size=None, **run: ci.compare(
-        model, make(labels=CLASSES, seed=1, **PLAIN), data, probes="sparsity", untrained=0, **run
-    ),
 }
 
 

@@ -21,7 +21,7 @@ from crate_interp.core.safe_text import is_plain
 from crate_interp.data import open_text
 from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import Result, by
-from crate_interp.viz.figures.canvas import as_written, label
+from crate_interp.viz.figures.canvas import label
 from crate_interp.viz.pages.page import Html, _templates, render
 from crate_interp.viz.pages.page_pictures import inline_svg
 from texts import ANY, GOOD, HARMFUL, NO_TEXT, harmless
@@ -88,20 +88,6 @@ def test_figures_show_any_name_as_it_is_written(swept, name):
     texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert all(len(text) < 80 and "\n" not in text for text in texts)
     assert any(label(name or "model") in text for text in texts) or label(name)[:1] == "_"
-
-
-def test_latex_gets_no_word_of_a_stranger():
-    import matplotlib
-
-    with matplotlib.rc_context({"text.usetex": True}):
-        figure = Figure()
-        axes = figure.add_subplot()
-        axes.set_title("\\input{/etc/passwd}")
-        axes.plot([0, 1], label="$x$")
-        figure.legend()
-        as_written(figure)
-    words = [axes.title, *figure.legends[0].get_texts()]
-    assert not any(text.get_usetex() or text.get_parse_math() for text in words)
 
 
 # --- pages, tables, drawings ---

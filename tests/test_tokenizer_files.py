@@ -67,25 +67,6 @@ def test_the_tokenizers_of_public_models(good):
     assert tokenizer.encode(parsed(bert | {"model": untyped}), "A b") == [1, 0]
 
 
-def test_half_a_surrogate_pair_is_named():
-    chat = ci.load(CHAT)
-    for call in (
-        lambda: chat.to_tokens("the \ud800 end"),
-        lambda: chat(["the \ud800 end"]),
-        lambda: chat.windows(["the \ud800 end"]),
-        lambda: chat.to_single_token("the \ud800 end"),
-        lambda: chat.to_str_tokens("the \ud800 end"),
-        lambda: chat.generate("the \ud800 end"),
-    ):
-        with pytest.raises(ValueError, match=r"character 4 of the text .* U\+D800"):
-            call()
-    mended = "the \ud800 end".encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert chat.to_string(chat.to_tokens(mended, prepend_bos=False)[0]) == "the \ufffd end"
-    for index in (-1, 2**32, 10**30):
-        with pytest.raises(ValueError, match="there is no token"):
-            chat.to_string([index])
-
-
 # ------------------------------------------------------------------ tiktoken's pickles
 
 

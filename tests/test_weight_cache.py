@@ -69,41 +69,6 @@ def test_every_edit_gives_new_numbers(edit):
     assert not after.table("weights")["value"].equals(before.table("weights")["value"])
 
 
-def test_unchanged_weights_are_measured_once_and_others_probes_each_time(monkeypatch):
-    own, seen = model(), []
-
-    def measure(block, acts):
-        seen.append(block)
-        return {"norm": block.attn.W_O.norm()}
-
-    mine = ci.Probe("mine", (), measure, {"norm": ("", 0.0, None, "")})
-    _, cache = own.run_with_cache(torch.zeros(1, 1, 14, 14))
-    first = ci.probe(cache, ["alignment", mine])
-    for name in ("model_digest", "on_weights"):
-        where = "runs.provenance" if name == "model_digest" else "run"
-        monkeypatch.setattr(f"crate_interp.sweeps.{where}.{name}", _counted(name, where))
-    _CALLS.clear()
-    again = ci.probe(cache, ["alignment", mine])
-    assert again.table("weights").equals(first.table("weights")) and len(first.table("weights"))
-    assert again.meta["model_digest"] == first.meta["model_digest"]
-    assert _CALLS == ["on_weights"] * 2 and len(seen) == 4  # a user's own, in each of two layers
-
-
-_CALLS: list[str] = []
-
-
-def _counted(name, where):
-    import importlib
-
-    real = getattr(importlib.import_module(f"crate_interp.sweeps.{where}"), name)
-
-    def call(*given):
-        _CALLS.append(name)
-        return real(*given)
-
-    return call
-
-
 def swap(one, two):
     def edit(weight):
         weight[one], weight[two] = weight[two].copy(), weight[one].copy()
@@ -123,16 +88,10 @@ ALL = slice(None)
 # edits of the bits of a matrix, as integers [row, column]
 OF_BITS = {
     "entries swapped in a row": swap((31, 5), (31, 13)),
-    "entries swapped over rows": swap((3, 5), (13, 29)),
     "rows swapped": swap(2, 31),
     "columns swapped": swap((ALL, 3), (ALL, 17)),
-    "columns swapped in two rows": swap((slice(11, 13), 3), (slice(11, 13), 17)),
     "one sign": negate((5, 7)),
-    "two signs in a row": negate((5, 7), (5, 23)),
-    "two signs in a column": negate((5, 7), (19, 7)),
-    "signs of a row": negate(17),
     "signs of two rows": negate(17, 37),
-    "all signs": negate(ALL),
 }
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 WAYS = {
@@ -169,15 +128,6 @@ def test_every_edit_of_bits_is_another_model(dtype):
             assert weight_mark(own) != mark and model_digest(own) != digest, (name, way)
             edit_bits(weight, edit, way)
             assert weight_mark(own) == mark and model_digest(own) == digest, (name, way)
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_an_edit_of_a_buffer_is_another_model(persistent):
-    own = wide()
-    own.blocks[1].register_buffer("table", torch.randn(67, 61), persistent=persistent)
-    mark, digest = weight_mark(own), model_digest(own)
-    edit_bits(own.blocks[1].table, OF_BITS["entries swapped in a row"], "data")
-    assert weight_mark(own) != mark and model_digest(own) != digest
 
 
 def readers(own, images, folder):
