@@ -7,9 +7,8 @@ import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import embedded, forms, open_data, open_text, part
+from crate_interp.data import embedded, open_data, open_text, part
 from crate_interp.data.images import spread
-from crate_interp.data.sources import SOURCES
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
 
@@ -119,20 +118,6 @@ def test_parts(preprocess):
     for start, stop in ((1, 5), (2, 7), (4, 4), (5, 3), (2.0, 4), (True, 4)):
         with pytest.raises(ValueError, match="give whole numbers with 2 <= start < stop <= 6"):
             part(some, start, stop)
-
-
-def test_the_table_of_sources_makes_the_words_of_errors(preprocess):
-    schemes = [source.form.partition(":")[0] for source in SOURCES]
-    assert {"embedded", "imagefolder", "cutouts", "voc", "coco", "hf"} <= set(schemes)
-    assert forms(text=True) == '"embedded:NAME" or "hf:owner/name:split"'
-    assert "imagefolder" not in forms(masks=True) and '"voc:DIR"' in forms(masks=True)
-    for scheme in schemes:
-        with pytest.raises(ValueError) as caught:
-            open_data(f"{scheme}:", preprocess)
-        assert str(caught.value).startswith(f"cannot take data from '{scheme}:': give images")
-        assert str(caught.value).endswith(f"a datasets.Dataset, a folder, {forms()}.")
-    with pytest.raises(ValueError, match="voc:DIR holds images, but .*: give token ids"):
-        open_text("voc:x", lambda texts: texts)
 
 
 @pytest.mark.usefixtures("unchecked")

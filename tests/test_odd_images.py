@@ -56,20 +56,6 @@ def test_odd_pictures_are_taken(model, name, tmp_path):
     assert len(result.layers()) > 0 and result.meta["n_samples"] == 1
 
 
-def test_colours_of_odd_pictures(model):
-    assert torch.equal(
-        model.preprocess(TAKEN["one-pixel.png"])[0, :, 3, 5],
-        (torch.tensor([9, 90, 200]) / 255 - 0.5) / 0.25,
-    )
-    grey = model.preprocess(TAKEN["grey.png"])[0]
-    assert torch.equal(grey[0], grey[1]) and torch.equal(grey[0], grey[2])
-    clear = with_alpha(colour())
-    assert torch.equal(model.preprocess(clear), model.preprocess(colour()))  # alpha is dropped
-    on_white = Image.blend(Image.new("RGB", (31, 23), "white"), colour(), 128 / 255)
-    white = tiny(transparency="white").preprocess(clear)
-    torch.testing.assert_close(white, model.preprocess(on_white), atol=0.05, rtol=0)
-
-
 def broken(folder):
     """Files that are no pictures a model can take, and what is to be said of them."""
     deep = Image.fromarray(np.arange(23 * 31, dtype=np.uint16).reshape(23, 31))

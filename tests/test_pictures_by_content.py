@@ -4,15 +4,16 @@ import hashlib
 import os
 import shutil
 
-import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import make
 from crate_interp.core import file_reading
-from crate_interp.data import picture_contents
+from crate_interp.data import open_data
+from crate_interp.data.picture_contents import Notes, noting, table_of
 from crate_interp.sweeps.ledgers.ledger import Ledger
 from gathered import same
 from padded_pictures import COUNT, MODEL, QUICK, RUN, SIZE, draw, folder, mask, replace, voc
@@ -93,24 +94,6 @@ def test_in_the_middle_of_a_run(model, ran):
     same(ci.sweep(model, source, out=out, resume=False, **QUICK), found)
 
 
-def test_files_that_were_touched_or_copied_are_read_once(model, ran, monkeypatch):
-    source, read = f"imagefolder:{ran / 'in'}", []
-    real = picture_contents.digest
-    monkeypatch.setattr(
-        picture_contents, "digest", lambda path: read.append(path.name) or real(path)
-    )
-    monkeypatch.setattr(file_reading, "STEP", 0)
-    wanted = ci.sweep(model, source, out=ran / "out", resume=False, **QUICK)
-    same(ci.sweep(model, source, out=ran / "out", **QUICK), wanted)
-    assert read == []  # times and sizes suffice
-    os.utime(ran / "in" / "a" / "04.png")
-    shutil.copy2(ran / "in" / "b" / "03.png", ran / "copy.png")
-    os.replace(ran / "copy.png", ran / "in" / "b" / "03.png")
-    os.rename(ran / "in" / "b" / "09.png", ran / "away.png")  # gone is not replaced
-    same(ci.sweep(model, source, out=ran / "out", **QUICK), wanted)
-    assert sorted(read) == ["03.png", "04.png"]
-
-
 VERBS = {
     "sweep": (ci.sweep, dict(controls=2)),
     "audit": (ci.audit, dict(untrained=1, grid=False)),
@@ -153,21 +136,55 @@ def test_masks_are_noted_too(model, tmp_path, part):
         ci.segment(model, f"voc:{root}", **more)
 
 
-def test_backgrounds_and_objects_of_cutouts(model, tmp_path):
-    root, out = tmp_path / "in", tmp_path / "out"
-    (root / "backgrounds").mkdir(parents=True)
-    for number in range(3):
-        draw(root / "backgrounds" / f"{number}.bmp", number)
-        drawn = np.random.default_rng(number).integers(0, 256, (8, 8, 4), np.uint8)
-        drawn[..., 3] = np.where(np.arange(8) < 4, 255, 0)
-        Image.fromarray(drawn).save(root / f"{number}.png")
-    cut = make(**MODEL, resize=(6, 20))
-    source = f"cutouts:{root}"
-    result = ci.sweep(cut, source, out=out, **QUICK)
-    assert "content" in result.meta["data"][0]
-    used = {file.decode() for file in noted(out)["sweep"]["file"]}
-    behind = sorted(used - {"0.png", "1.png", "2.png"})
-    assert len(used) == 3 + len(behind) and behind[0].startswith("backgrounds/")
-    replace(root / behind[0])
-    with pytest.raises(ValueError, match=rf"^'{behind[0]}' in .*{HELD}"):
-        ci.sweep(cut, source, out=out, **QUICK)
+# --- notes ---
+
+
+PREPROCESS = make(**MODEL).preprocess
+
+
+CHANGES = ("touch", "rewrite", "copy", "other", "longer", "shorter", "gone", "folder", "link")
+
+
+def change(path, how):
+    data = path.read_bytes()
+    if how == "touch":
+        os.utime(path, ns=(5, 5))
+    elif how == "rewrite":
+        path.write_bytes(data)
+    elif how == "copy":
+        (path.parent / "copy").write_bytes(data)
+        os.replace(path.parent / "copy", path)
+    elif how == "other":
+        replace(path, seed=len(path.name) + 50)
+    elif how in ("longer", "shorter"):
+        path.write_bytes(data + b"\0" if how == "longer" else data[:-1])
+    else:
+        path.unlink()
+        if how == "folder":
+            path.mkdir()
+        if how == "link":
+            path.symlink_to(".other.bmp")
+    return how in ("other", "longer", "shorter", "folder", "link")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.integers(0, 4), st.sampled_from(CHANGES), max_size=3))
+def test_only_other_content_counts(tmp_path_factory, changes):
+    root = tmp_path_factory.mktemp("p")
+    for number, name in enumerate(("0", "1", "2", "3", "4", ".other")):
+        draw(root / f"{name}.bmp", number)
+    samples, notes = open_data(f"imagefolder:{root}", PREPROCESS), Notes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_reading, "STEP", 0)
+        noting(samples, notes).read(0, 5)
+    table, files = table_of(notes), samples.files
+    wanted = [f"{n}.bmp" for n, how in sorted(changes.items()) if change(root / f"{n}.bmp", how)]
+    assert files.changed(table) == wanted
+
+
+@pytest.mark.parametrize("name", ["../out.png", "/etc/hostname", "a/../../out.png"])
+def test_a_forged_note_does_not_lead_out(tmp_path, name):
+    samples = open_data(f"imagefolder:{folder(tmp_path / 'in', count=2)}", PREPROCESS)
+    table = table_of({(0, False, name): file_reading.Content(b"", file_reading.Stamp(1, 2, 3))})
+    with pytest.raises(ValueError, match="is not inside"):
+        samples.files.changed(table)

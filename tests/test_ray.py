@@ -64,14 +64,6 @@ def test_one_of_two_workers_is_killed(tmp_path):
 
 
 @pytest.mark.slow
-def test_errors_come_out_as_they_are(tmp_path):
-    errors = found("errors", tmp_path)
-    assert errors["chunk"] == errors["chunk of one process"]
-    assert errors["chunk"][0] == "ValueError" and "infinite.one is NaN or Inf" in errors["chunk"][1]
-    assert "cannot send 'sweep' to other processes" in errors["lock"][1]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_a_driver_that_stops_leaves_chunks_and_no_process(tmp_path, sign, monkeypatch):
     import psutil

@@ -12,10 +12,10 @@ from PIL import Image as Pillow
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.circuits import composition, evaluate, logit_attribution, logit_lens
+from crate_interp.circuits import composition, evaluate
 from crate_interp.data import open_data, part
 from crate_interp.models.sae import SAEConfig
-from crate_interp.results.result import META, Result, by
+from crate_interp.results.result import META, Result
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)
@@ -134,25 +134,6 @@ def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
         halves[0].merge(whole)
 
 
-def test_results_of_a_cache_merge(vision):
-    data = vision[1]
-    model = make("crate-alpha").double()  # batches of other sizes round otherwise
-    inputs = data.read(0, N).double()
-    caches = [model.run_with_cache(inputs[slice(*e)])[1] for e in ((0, N), (0, CUT), (CUT, N))]
-    whole, *halves = [logit_attribution(cache, 3) for cache in caches]
-    merged = halves[0].merge(halves[1])
-    same(whole, merged, 1e-9)
-    assert merged.meta["disjoint"] == "not checked" and len(merged.meta["data"]) == 2
-    torch.testing.assert_close(merged.total(), whole.total())
-    one, two = (logit_lens(caches[0], sample=sample) for sample in (0, 4))
-    both = one.merge(two)
-    assert list(both.table()["sample"].unique()) == [0, 1]
-    rows = both.table().query("sample == 1").drop(columns="sample").reset_index(drop=True)
-    assert rows.equals(two.table().drop(columns="sample"))
-    probed = [ci.probe(cache) for cache in caches]
-    same(probed[0], probed[1].merge(probed[2]), 1e-9)
-
-
 @pytest.mark.slow
 def test_what_does_not_merge_says_why(vision, tmp_path):
     words = {
@@ -220,29 +201,3 @@ def test_tables_have_names_and_are_copies(vision):
     with pytest.raises(AttributeError):
         result.meta = {}
     assert isinstance(result, Result)
-
-
-class Small(Result):
-    """A result of one table."""
-
-    KIND, MAIN, STORED = "small", "rows", {"rows": by("name")}
-
-    def headline(self):
-        return "Two rows."
-
-
-def small():
-    table = pd.DataFrame({"name": ["a|b", "c_d"], "value": [1 / 3, np.nan], "n": [7, 11]})
-    meta = {"n_samples": 2, "unit": "images", "statistics": {"probe.one": ["nats", 0, None, ""]}}
-    return Small({"rows": table}, meta)
-
-
-def test_tables_as_text():
-    found = small()
-    assert found.to_csv() == f"name,value,n\na|b,{1 / 3!r},7\nc_d,,11\n"
-    assert found.to_markdown("rows") == (
-        "| name | value | n |\n| --- | --- | --- |\n| a\\|b | 0.3333 | 7 |\n| c\\_d |  | 11 |\n"
-    )
-    assert "a|b & 0.3333 & 7" in found.to_latex() and "c\\_d &  & 11" in found.to_latex()
-    with pytest.raises(ValueError, match="name='row'"):
-        found.to_latex("row")

@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader
 import crate_interp as ci
 from conftest import make
 from crate_interp.sweeps.stores.activation_store import ActivationStore, facts_of
-from folders import files_of
-from killing import died_at
 
 N, CHUNK, BATCH = 17, 5, 3
 QUIET = dict(batch_size=BATCH, chunk_size=CHUNK, progress=False)
@@ -120,22 +118,6 @@ def test_labels_limits_and_parts(net, tmp_path):
         ci.store(net, mixed, points=LAST, out=tmp_path / "c", **QUIET)
 
 
-def test_shards_and_resume_write_the_same_bytes(net, stored, tmp_path, capsys):
-    whole = files_of(folder_of(stored) / "chunks")
-    options = dict(points=POINTS, out=tmp_path / "s", **QUIET)
-    assert ci.store(net, DATA, shard="1/2", **options) is None
-    assert "activations 2 of 4" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="not finished: 2 of 4 chunks are there"):
-        ci.open_store(tmp_path / "s")
-    found = ci.store(net, DATA, shard="0/2", **options)
-    assert len(found) == N
-
-    def arrows(files):
-        return {name: content for name, content in files.items() if name.endswith(".arrow")}
-
-    assert arrows(files_of(tmp_path / "s" / "chunks")) == arrows(whole) and len(arrows(whole)) == 4
-
-
 @pytest.mark.parametrize("damage", ["missing", "bit", "short"])
 def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path, capsys):
     out = shutil.copytree(folder_of(stored), tmp_path / "s")
@@ -163,22 +145,6 @@ def test_other_settings_are_refused_and_start_over(net, stored, tmp_path):
     assert len(ci.open_store(out)) == N
     found = ci.store(net, DATA[:3], points=LAST, out=out, resume=False, **QUIET)
     assert len(found) == 3 and len(list((out / "chunks").glob("*.arrow"))) == 1
-
-
-def test_a_store_that_dies_at_any_step_goes_on(net, tmp_path):
-    def work():
-        ci.store(net, DATA[:7], points=LAST, out=tmp_path / "s", **QUIET)
-
-    died = 0
-    for step in (1, 5, 9, 14, 20, 27, 35):
-        shutil.rmtree(tmp_path / "s", ignore_errors=True)
-        if died_at(step, work):
-            died += 1
-            with pytest.raises(ValueError, match="is not finished|does not hold a saved"):
-                ci.open_store(tmp_path / "s")
-    assert died > 3
-    work()
-    assert ci.open_store(tmp_path / "s")["sample"][:] == list(range(7))
 
 
 def test_what_is_refused(net, stored, tmp_path):

@@ -18,7 +18,6 @@ from chromium import opened, require
 from command import run
 from conftest import CLASSES, PLAIN, SIZES, make
 from crate_interp.core.safe_text import is_plain
-from crate_interp.data import open_text
 from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import Result, by
 from crate_interp.viz.figures.canvas import label
@@ -142,22 +141,6 @@ def test_errors_of_the_command_line_are_plain():
         assert error.startswith("crate-interp: ") and harmless(error) and len(error) < 1600
         error = run("convert", source, "--out", "/tmp/never").stderr
         assert error.startswith("crate-interp: ") and harmless(error) and len(error) < 1600
-
-
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        (["fine", "a\ud800b"], "text 1 holds half of a surrogate pair, at character 1"),
-        (["fine", 5], "entry 1 of the data is of type int: give only strings"),
-        (torch.zeros(2, 3, dtype=torch.complex64), "whole numbers"),
-    ],
-)
-def test_texts_that_no_tokenizer_takes_are_refused_before_work_starts(texts, words):
-    def windows(_):
-        raise AssertionError("work has started")
-
-    with pytest.raises(ValueError, match=words):
-        open_text(texts, windows)
 
 
 # --- notebook views ---
