@@ -7,7 +7,6 @@ import crate_interp as ci
 from command import run
 from conftest import make
 from crate_interp.sweeps.runs import forecast
-from crate_interp.sweeps.runs.forecast import crowded
 
 
 @pytest.fixture
@@ -46,14 +45,3 @@ def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_p
     size = "9 images in 3 chunks of 4;" if chunked else "9 images in 1 chunk of 9;"
     assert all(size in line for line in lines)
     assert done.stderr.count("in all") == 1 and not done.stdout and not out.exists()
-
-
-@pytest.mark.parametrize(
-    "threads, processes, load, cores, told",
-    [(1, 1, 50, 2, False), (2, 1, 0.1, 2, False), (2, 1, 3, 2, True), (4, 4, 0, 8, True)],
-)
-def test_more_threads_than_cores(threads, processes, load, cores, told, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    monkeypatch.setattr(forecast.os, "sched_getaffinity", lambda process: range(cores))
-    assert ("OMP_NUM_THREADS=1" in crowded(float(load))) == told

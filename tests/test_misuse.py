@@ -105,18 +105,6 @@ def test_a_clip_is_measured_by_its_towers():
     )
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("layer", [1.0, True, "1", torch.tensor(1)])
-def test_a_layer_is_a_whole_number(model, images, layer):
-    for run in (
-        lambda: model(images, stop_at_layer=layer),
-        lambda: model(images, start_at_layer=layer),
-        lambda: model.accumulated_bias(layer),
-    ):
-        with pytest.raises(ValueError, match="layer=.*; give a whole number from -3 to 3"):
-            run()
-
-
 def test_points_are_chosen_by_names_functions_and_regular_expressions(model, images):
     wanted = [f"blocks.{layer}.attn.hook_z" for layer in range(LAYERS)]
     alias = re.compile(r"attn\.o\.hook_in$")  # TransformerLens' name of hook_z

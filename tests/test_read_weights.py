@@ -151,32 +151,25 @@ DTYPE = b"cnumpy\ndtype\n(" + text("O8") + b"\x89\x88tR"
 RAW = {
     "a call by opcode": b"cos\nsystem\n" + text("touch {ran}") + b"\x85R.",
     "an instance": b"(" + text("touch {ran}") + b"ios\nsystem\n.",
-    "an object": b"(cos\nsystem\n" + text("touch {ran}") + b"o.",
     "Python 2's eval": b"c__builtin__\neval\n" + text("1") + b"\x85R.",
     "a name from the stack": text("os") + text("system") + b"\x93.",
     "an extension": b"\x82\x01.",
     "a persistent id": b"cos\nsystem\nQ.",
-    "a persistent text": b"Pos.system\n.",
     "a function as a storage": b"(" + text("storage") + b"cos\nsystem\n" + text("0") + b"NK\x01tQ.",
     "a method of a form": b"cargparse\nNamespace.update\n)R.",
     "NumPy's scalar of objects": b"cnumpy.core.multiarray\nscalar\n" + DTYPE
     + b"c_codecs\nencode\n" + text("a" * 8) + text("latin1") + b"\x86R\x86R.",
     "state for a class": NAMESPACE + b"}" + text("update") + b"Nsb.",
-    "slots for a class": NAMESPACE + b"N}" + text("update") + b"Ns\x86b.",
-    "another class for a form": NAMESPACE + b")\x81N}" + text("__class__")
-    + b"cnumpy\nndarray\ns\x86b.",
 }  # fmt: skip
 CALLS = {
     "os.system": lambda ran: Call(os.system, f"touch {ran}"),
     "eval": lambda ran: Call(eval, f"__import__('os').mkdir({str(ran)!r})"),
     "exec": lambda ran: Call(exec, f"__import__('os').mkdir({str(ran)!r})"),
     "open": lambda ran: Call(open, str(ran), "w"),
-    "getattr": lambda ran: Call(getattr, "a", "upper"),
     "import": lambda ran: Call(__import__, "antigravity"),
     "torch.load": lambda ran: Call(torch.load, str(ran)),
     "pickle.loads": lambda ran: Call(pickle.loads, pickle.dumps(Call(os.system, f"touch {ran}"))),
     "a stranger's class": lambda ran: Stranger(),
-    "a module": lambda ran: torch.nn.Linear(2, 2),
     "a factory": lambda ran: Call(collections.defaultdict, os.getcwd),
 }
 PLACES = {

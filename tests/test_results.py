@@ -60,7 +60,7 @@ OF_DATA = {
     "surgery": lambda model, data, **more: ci.surgery(
         model,
         data,
-        labels=None if model.unit == "windows" else [3] * N,
+        labels=[3] * N,
         replacements=["gradient", 3],
         mixes=(0.5,),
         **QUIET,

@@ -126,14 +126,6 @@ def test_a_run_in_other_settings_is_refused_by_field(tmp_path, whole):
     assert restarted.meta["batch_size"] == 6
 
 
-def test_a_restart_measures_and_saves_anew(tmp_path, whole):
-    run(tmp_path)
-    saved = (tmp_path / "meta.json").stat()
-    assert counted(tmp_path, resume=False) == (whole, CHUNKS)
-    again = (tmp_path / "meta.json").stat()
-    assert (again.st_ino, again.st_mtime_ns) != (saved.st_ino, saved.st_mtime_ns)
-
-
 def test_folders_that_cannot_be_written(tmp_path):
     """The suite may run as root, which may write anywhere but in these places."""
     file = tmp_path / "file"

@@ -172,21 +172,3 @@ def test_parts_of_a_character_are_named_by_their_bytes(chat):
     marks = chat.to_string(ids[:, None])
     assert marks == chat.tokenizer.batch_decode(ids[:, None]) and marks.count("\ufffd") == 9
     assert chat.to_string(ids) == text
-
-
-def test_where_a_token_stands(chat):
-    ids = torch.tensor([7, 3, 4, 7, 5])
-    assert chat.get_token_position(7, ids) == chat.get_token_position(7, ids[None]) == 0
-    assert chat.get_token_position(7, ids, mode="last") == 3
-    assert chat.get_token_position(torch.tensor(5), ids) == 4
-    there, without = (
-        chat.get_token_position("the", "the", prepend_bos=bos) for bos in (None, False)
-    )
-    assert (there, without) == (1, 0)
-    for error in (ValueError, AssertionError):  # TransformerLens raises the latter
-        refuses("token 9 does not occur", lambda: chat.get_token_position(9, ids), error)
-        refuses(
-            "is 3 tokens, .*: give a text that is one", lambda: chat.to_single_token("xyz"), error
-        )
-    refuses("input has 2 rows", lambda: chat.get_token_position(7, ids.repeat(2, 1)))
-    refuses("mode='any': give 'first'", lambda: chat.get_token_position(7, ids, mode="any"))

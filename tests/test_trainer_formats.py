@@ -127,9 +127,6 @@ def test_counters_and_losses_are_named(tmp_path):
     loads(WEIGHTS | loss, tmp_path, "tensors of a loss are left out: ")
     with pytest.warns(LeftOutWarning, match="criterion.weight, loss_fn.weight, aux_loss.weight.$"):
         ci.load(WEIGHTS | loss, **GIVEN)
-    many = {f"metric_{number}.n": torch.tensor(1) for number in range(11)}
-    with pytest.warns(LeftOutWarning, match="metric_7.n and 3 more.$"):
-        ci.load(WEIGHTS | many, **GIVEN)
 
 
 def test_strictness_stays(tmp_path):
@@ -172,8 +169,6 @@ def test_two_sets_of_equal_standing_are_refused(tmp_path):
     both = under("student.") | under("teacher.", AVERAGED)
     loads(both, tmp_path, "other tensors are left out: teacher.", rename=r"s/^student\.//")
     loads(both, tmp_path, "left out: student.", OTHER, rename=r"s/^teacher\.//")
-    many = {f"{number}.{key}": WEIGHTS[key] for number in range(17) for key in WEIGHTS}
-    fails("under '0' and '1' and '2' and '3': choose one", many)
     same(ci.load({"a": WEIGHTS, "b": WEIGHTS}, **GIVEN))  # one dict by two names
 
 
@@ -221,15 +216,8 @@ def test_sharded_folders(suffix, tmp_path):
     name = mapped["n_averaged"]
     index.write_text(json.dumps({"weight_map": {**mapped, "n_averaged": f"../a/{name}"}}))
     fails(rf"names '../a/{name}': expected {suffix} files in the same folder", folder)
-    for odd in (
-        {},
-        [],
-        {"weight_map": {}},
-        {"weight_map": {"a": 3}},
-        {"weight_map": {"a": "a.pt"}},
-    ):
-        index.write_text(json.dumps(odd))
-        fails("has no weight_map: it is no index|names '.*': expected", folder)
+    index.write_text(json.dumps({"weight_map": {}}))
+    fails("has no weight_map: it is no index", folder)
     index.write_text(json.dumps({"weight_map": mapped}))
     (folder / name).unlink()
     fails(rf"{name} is missing, but {index.name} names it: download it into the folder", folder)

@@ -38,37 +38,20 @@ def metric(logits):
 
 IMAGES = {
     "probe": lambda cache: ci.probe(cache, "sparsity"),
-    "lens": lambda cache: cache.logit_lens(),
     "lens table": lambda cache: ci.circuits.logit_lens(cache),
     "attribution": lambda cache: ci.circuits.logit_attribution(cache, 3),
     "head results": lambda cache: cache.stack_head_results(),
-    "computed head results": lambda cache: cache.compute_head_results(),
     "neurons": lambda cache: cache.stack_neuron_results(-1),
-    "neurons of a layer": lambda cache: cache.get_neuron_results(1),
     "decomposition": lambda cache: cache.get_full_resid_decomposition(),
-    "logit_attrs": lambda cache: cache.logit_attrs(stack(cache), 3),
     "last norm": lambda cache: cache.accumulated_resid(apply_ln=True),
-    "decomposed, normed": lambda cache: cache.decompose_resid(apply_ln=True),
     "maps": lambda cache: ci.maps.attention(cache, 1),
-    "unscaled maps": lambda cache: ci.maps.attention(cache, 1, scaled=False),
-    "code maps": lambda cache: ci.maps.codes(cache, 1, 3),
-    "components": lambda cache: ci.maps.components(cache, 1),
     "rollout": lambda cache: ci.maps.rollout(cache),
-    "picture of a layer": lambda cache: ci.viz.attention_on_image(cache, 1, SMALL),
-    "page of heads": lambda cache: ci.viz.head_grid(cache, SMALL),
     "page of attention": lambda cache: ci.viz.attention(cache, 1),
-    "page of atoms": lambda cache: ci.viz.activations(cache, [3]),
-    "page of top tokens": lambda cache: ci.viz.top_tokens(cache, [3]),
     "explorer": lambda cache: ci.viz.explore(cache, SMALL),
     "patching": lambda cache: patching.get_act_patch_resid_mid(cache.model, SMALL, cache, metric),
-    "patching heads": lambda cache: patching.get_act_patch_attn_head_out_all_pos(
-        cache.model, SMALL, cache, metric
-    ),
 }
 TEXTS = {
     "head scores": lambda cache: ci.circuits.head_scores(cache, ci.circuits.repeat_targets(WORDS)),
-    "probe": lambda cache: ci.probe(cache, "attention"),
-    "attribution": lambda cache: ci.circuits.logit_attribution(cache, 3),
     "explorer": lambda cache: ci.viz.explore(cache, WORDS),
 }
 
