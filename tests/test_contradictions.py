@@ -85,8 +85,6 @@ def test_pickles_that_ask_for_what_torch_admits(tmp_path):
     )
     with torch.serialization.safe_globals([DeviceMesh]):
         fails(
-            "its pickle .*torch.distributed",
-            zipped_pickle(pickled, tmp_path / "a.pth"),
-            n_heads=1,
+            "its pickle .*torch.distributed", zipped_pickle(pickled, tmp_path / "a.pth"), n_heads=1
         )
     assert not torch.distributed.is_initialized()

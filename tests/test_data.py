@@ -120,43 +120,30 @@ def test_parts(preprocess):
             part(some, start, stop)
 
 
+BAD = {  # first words of the refusal -> the data
+    "the data is empty": torch.zeros(0, 3, 6, 20),
+    "has no images": "imagefolder:{}",
+    "is not a folder": "imagefolder:{}/missing",
+    "cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'": "fashion",
+    r"data has shape \[3, 6, 20\], .*: give \[n, channels": torch.zeros(3, 6, 20),
+    "data is torch.int64: give preprocessed floats": torch.zeros(2, 3, 6, 20).long(),
+    "data holds NaN or Inf in 1 of 5 images, the first at index 3": torch.ones(5, 3, 6, 20),
+    "no image column; its columns are text": datasets.Dataset.from_dict({"text": ["a"]}),
+}
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_bad_data(preprocess, tmp_path):
-    def fails(match, data, **kwargs):
+    BAD["data holds NaN or Inf in 1 of 5 images, the first at index 3"][3, 0, 0, 0] = torch.nan
+    for match, data in BAD.items():
         with pytest.raises(ValueError, match=match):
-            open_data(data, preprocess, **kwargs)
-
-    fails("the data is empty", torch.zeros(0, 3, 6, 20))
-    fails("the data is empty", dataset().select([]))
-    fails(r"' has no images", f"imagefolder:{tmp_path}")
-    fails("is not a folder", f"imagefolder:{tmp_path}/missing")
-    fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
-    fails(
-        r"no embedded data is called 'fashin': give fashion, pictures, held-out-text, repeats. "
-        "Did you mean fashion",
-        "embedded:fashin",
-    )
-    fails("sample 0 is of type int. Give a PIL image, a path or an array", [1, 2])
+            open_data(data.format(tmp_path) if isinstance(data, str) else data, preprocess)
     splits = datasets.DatasetDict(train=dataset(), test=dataset())
-    match = r'the data is a DatasetDict: give one split, data\["train"\] or data\["test"\]\.'
-    fails(match, splits)
-    with pytest.raises(ValueError, match=match):
-        open_text(splits, lambda texts: texts)
-    fails(
-        r'a DatasetDict: give one split, data\["train"\]\.', datasets.DatasetDict(train=dataset())
-    )
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (20, 6)).save(tmp_path / "photos" / "a.png")
-    (tmp_path / "photos" / "z.png").write_text("no image")
-    samples = open_data(f"imagefolder:{tmp_path / 'photos'}", preprocess)
-    with pytest.raises(ValueError, match=r"cannot read the image '.*z.png'"):
+    for opening in (lambda: open_data(splits, preprocess), lambda: open_text(splits, list)):
+        with pytest.raises(ValueError, match=r'give one split, data\["train"\] or data\["test"\]'):
+            opening()
+    Image.new("RGB", (20, 6)).save(tmp_path / "a.png")
+    (tmp_path / "z.png").write_text("no image")
+    samples = open_data(f"imagefolder:{tmp_path}", preprocess)
+    with pytest.raises(ValueError, match="cannot read the image '.*z.png'"):
         samples.read(0, 2)  # a file is opened when it is read
-    (tmp_path / "photos" / "a.png").write_text("no image")
-    fails(r"cannot read the image '.*a.png'", f"imagefolder:{tmp_path / 'photos'}")
-    fails(r"data has shape \[3, 6, 20\], .*: give \[n, channels", torch.zeros(3, 6, 20))
-    fails("data is torch.int64: give preprocessed floats", torch.zeros(2, 3, 6, 20).long())
-    broken = torch.zeros(5, 3, 6, 20)
-    broken[3, 0, 0, 0] = float("nan")
-    fails("data holds NaN or Inf in 1 of 5 images, the first at index 3", broken)
-    fails("no image column; its columns are text", datasets.Dataset.from_dict({"text": ["a"]}))
-    fails("limit=0: give a whole number of at least 1", IMAGES, limit=0)

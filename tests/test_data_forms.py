@@ -8,12 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import crate_interp as ci
 from conftest import make, make_lm
@@ -237,11 +232,6 @@ def test_what_is_not_taken_is_said(data, words, unchecked):
         ci.sweep(vision(), data(), **SWEEP)
 
 
-class Random(Own):
-    def __getitem__(self, number):
-        return torch.rand(3, *SIZE)
-
-
 class Broken(Own):
     def __getitem__(self, number):
         if number == 2:
@@ -249,9 +239,7 @@ class Broken(Own):
         return super().__getitem__(number)
 
 
-def test_a_dataset_that_changes_or_fails_is_refused():
-    with pytest.raises(ValueError, match="not the same when it is read twice. Take random steps"):
-        ci.sweep(vision(), Random(BYTES), **SWEEP)
+def test_a_dataset_that_fails_is_refused():
     with pytest.raises(ValueError, match=r"data\[2\] raised KeyError: .*no such row"):
         ci.sweep(vision(), Broken(BYTES), **SWEEP)
 

@@ -133,10 +133,7 @@ def doubled(batch):
             lambda: DataLoader(Arriving(), num_workers=2, batch_size=3, drop_last=True),
             r"num_workers=0, drop_last=False\)",
         ),
-        (
-            lambda: DataLoader([(BYTES, LABELS)], batch_size=None, shuffle=True),
-            r"shuffle=False\)",
-        ),
+        (lambda: DataLoader([(BYTES, LABELS)], batch_size=None, shuffle=True), r"shuffle=False\)"),
         (lambda: DataLoader(Own(BYTES, LABELS), collate_fn=doubled), "makes 2 samples of sample 0"),
     ],
 )

@@ -1,7 +1,6 @@
 """A sweep that goes on where an earlier one ended, and what can happen to its folder meanwhile."""
 
 import errno
-import os
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,26 +75,18 @@ def test_an_interrupt_says_that_the_rest_stays(tmp_path, whole, capfd):
     assert counted(tmp_path) == (whole, CHUNKS - 1)
 
 
-@pytest.mark.parametrize(
-    "number", [errno.ENOSPC, pytest.param(errno.EDQUOT, marks=pytest.mark.slow)]
-)
-def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch, number):
+def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch):
     """The disk is full at the third chunk: at its file, and then at its line in the ledger."""
 
     def full(path, writer):
         if path.name == "sweep-000002.parquet":
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.ENOSPC, "No space left on device")
         return written(path, writer)
 
     written = ledgers.write
     monkeypatch.setattr(ledgers, "write", full)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="No space left on device. Finished chunks are kept"):
         run(tmp_path)
-    reason = os.strerror(number)
-    assert str(caught.value) == (
-        f"cannot write into {str(tmp_path)!r}: {reason}. Finished chunks are kept. Free some "
-        "space, then run the same command again."
-    )
     monkeypatch.setattr(ledgers, "write", written)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
 

@@ -1,8 +1,6 @@
 """The options that every streamed verb has: one class, one check, the same names everywhere."""
 
 import inspect
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -70,12 +68,3 @@ def test_a_verb_without_chunks_has_no_options_of_chunks(tmp_path):
 def test_wrong_values_are_refused_before_work_starts(given, words, unchecked):
     with pytest.raises(ValueError, match=words.replace("(", r"\(")):
         ci.sweep(make(), torch.zeros(1, 3, 6, 20), progress=False, **given)
-
-
-def test_the_words_that_are_changed_for_the_command_line_are_words_of_a_message():
-    from crate_interp.cli.command_line import _WORDS
-
-    files = [path.read_text() for path in Path(ci.__file__).parent.rglob("*.py")]
-    texts = [re.sub(r'"\s*f?"', "", text) for text in files]  # strings over several lines
-    for words in _WORDS:
-        assert sum(words.strip() in text for text in texts) >= 2, words

@@ -186,7 +186,4 @@ def test_batches_in_one_buffer_are_samples_of_their_own(model, kind):
             buffer.copy_(batch)
             yield buffer.numpy() if kind == "array" else buffer
 
-    same(
-        ci.sweep(made, stream(), **CHUNKS),
-        ci.sweep(made, batches.flatten(0, 1), **CHUNKS),
-    )
+    same(ci.sweep(made, stream(), **CHUNKS), ci.sweep(made, batches.flatten(0, 1), **CHUNKS))

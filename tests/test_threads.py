@@ -1,6 +1,5 @@
 """Threads that share one model: each gets its own numbers, or one sentence."""
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -83,16 +82,3 @@ def test_a_run_of_another_thread_is_never_edited(context, run):
         refused(lambda: run(model))
         assert not torch.equal(model(images(1)), before)
     assert torch.equal(in_thread(lambda: model(images(1))), before)
-
-
-def test_a_copy_for_each_thread():
-    model = make()
-    wanted = [model.run_with_hooks(images(seed), fwd_hooks=[(POINT, doubled)]) for seed in (0, 1)]
-
-    def work(seed):
-        own = copy.deepcopy(model)
-        return own.run_with_hooks(images(seed), fwd_hooks=[(POINT, doubled)])
-
-    with model.hooks(), ThreadPoolExecutor(2) as pool:
-        got = list(pool.map(work, (0, 1)))
-    assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))

@@ -69,8 +69,7 @@ def fails(match, source, **given):
 
 
 @pytest.mark.parametrize(
-    "word",
-    ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"],
+    "word", ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"]
 )
 def test_words_of_wrappers(word, tmp_path):
     loads(under("module.", inside(word)), tmp_path)
