@@ -1,11 +1,9 @@
 """The command line on embedded models and on files; three tests run it in their own process."""
 
-import io
 import os
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -48,25 +46,6 @@ def test_convert(tmp_path):
     fails("exists already", *weights, tmp_path / "w.pth", *config)
     fails("n_heads cannot be inferred", *weights, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
-
-
-@pytest.mark.slow
-def test_a_table_is_all_that_a_program_reads(tmp_path):
-    """And the table is that of `layers()`: what has heads is there, as means over them."""
-    sweep = ("sweep", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 5, "--quiet")
-    done = run(*sweep, "--out", tmp_path / "a", "--format", "csv")
-    assert done.returncode == 0, done.stderr
-    table = pd.read_csv(io.StringIO(done.stdout))
-    wanted = ci.SweepResult.load(tmp_path / "a")
-    assert len(table) == len(wanted.layers()) and "entropy_cls" in set(table["statistic"])
-    assert f"{len(wanted.meta['statistics'])} statistics of crate-tiny-fashion" in done.stderr
-    heads = wanted.heads().query("statistic == 'entropy_cls'").nsmallest(1, "mean").iloc[0]
-    first = f"sd over images): L{heads['layer']}H{heads['head']} {heads['mean']:#.4g} ("
-    assert first in wanted.sharpest().splitlines()[0]
-    printed = run(*sweep, "--out", tmp_path / "b", "--verbose").stdout
-    assert first in printed and wanted.controls_text().strip() in printed
-    short = run(*sweep, "--out", tmp_path / "b").stdout.splitlines()
-    assert len(short) < 16 and short[-1].startswith("--verbose")
 
 
 def test_convert_a_language_model(tmp_path):

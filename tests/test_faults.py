@@ -73,9 +73,6 @@ def test_an_unexpected_error_is_one_line_and_3(error, words, tmp_path, monkeypat
         run("--debug", *REPORT, "--out", tmp_path / "o")
 
 
-# --- disks ---
-
-
 # --- terminals and arguments ---
 
 
@@ -101,6 +98,3 @@ def test_any_text_is_printed_on_an_ascii_terminal(tmp_path, monkeypatch):
         "crate-interp: warning: a key \\x1b]0;owned\\x07 of a file",
         "crate-interp: \\u72ac\\x1b[31m",
     ]
-
-
-# --- models that wrap a model ---

@@ -191,9 +191,6 @@ def test_all_of_the_users_is_there_whatever_happens(
     shutil.rmtree(place)
 
 
-# --- modes and full disks ---
-
-
 # --- what lies in a folder before it is written ---
 
 

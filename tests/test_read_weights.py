@@ -214,6 +214,17 @@ def test_pickles_written_by_hand(name, zipped, tmp_path):
     assert all(dict(vars(form)) == held for form, held in before)
 
 
+def test_pickles_that_ask_for_what_torch_admits(tmp_path):
+    """torch's own list of safe classes is global to the process, and grows."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    asked = b"}X\x01\x00\x00\x00actorch.distributed.device_mesh\nDeviceMesh\n"
+    body = asked + text("cpu") + b"](K\x00e\x86Rs."
+    with torch.serialization.safe_globals([DeviceMesh]):
+        refused("its pickle .*torch.distributed", by_hand(body, tmp_path / "a.pth", True))
+    assert not torch.distributed.is_initialized()
+
+
 def test_the_payloads_would_work(tmp_path):
     """The tests above test something: an unsafe reader runs them."""
     for name in ("os.system", "eval", "pickle.loads"):

@@ -14,6 +14,7 @@ import crate_interp as ci
 from command import run
 from conftest import HEADS, make, make_lm
 from crate_interp.checkpoints.state_dicts import LeftOutWarning
+from published import published
 from reference import published_layout
 
 GIVEN = {"n_heads": HEADS, "patch_size": (2, 5), "image_size": (6, 20)}
@@ -222,4 +223,13 @@ def test_sharded_folders(suffix, tmp_path):
     fails(rf"{name} is missing, but {index.name} names it: download it into the folder", folder)
 
 
-# ------------------------------------------------------------------ what is no checkpoint
+def test_what_a_training_dict_says(tmp_path):
+    gpt = published("gpt-baseline", h=4, p=8, d=32, m=128)
+    said = dict(n_layer=2, n_head=4, n_embd=32, block_size=13, bias=True, vocab_size=47)
+    whole = {"model": gpt, "model_args": said}
+    assert ci.load(whole).cfg.n_heads == 4  # in memory as on disk
+    with pytest.raises(ci.CheckpointError, match="n_heads=8 contradicts the config in the state"):
+        ci.load(whole, n_heads=8)
+    bare = {key: value for key, value in gpt.items() if not key.endswith("bias")}
+    with pytest.raises(ci.CheckpointError, match="bias=True contradicts the tensors"):
+        ci.load({"model": bare, "model_args": said})
