@@ -1,9 +1,5 @@
 """What tests of saved folders share."""
 
-import resource
-import signal
-from contextlib import contextmanager
-
 import torch
 
 import crate_interp as ci
@@ -28,16 +24,3 @@ def two_sweeps():
 def leftovers(folder):
     """Returns the files and folders that only a process that died leaves behind."""
     return sorted(path for path in folder.rglob(".*") if path.name != ".")
-
-
-@contextmanager
-def largest_file(size):
-    """No file grows beyond a size, whoever writes it: Python, pyarrow or safetensors."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)

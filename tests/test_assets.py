@@ -50,26 +50,9 @@ def test_the_table_is_true(row):
 
 def test_the_table_of_models():
     table = ci.list_models()
-    wanted = [
-        "name",
-        "family",
-        "repo",
-        "file",
-        "revision",
-        "sha256",
-        "bytes",
-        "licence",
-        "params",
-        "embedded",
-    ]
+    wanted = "name family repo file revision sha256 bytes licence params embedded".split()
     assert list(table.columns)[: len(wanted)] == wanted and table["name"].is_unique
     for row in MODELS:
-        assert row["status"] in (
-            "trained for this library",
-            "verified on fixture",
-            "layout inferred",
-            "contents unknown",
-        )
         assert row["family"] in (None, "sae", *FAMILIES) and isinstance(row["licence"], str)
         assert row["sha256"] is None or re.fullmatch("[0-9a-f]{64}", row["sha256"])
         assert row["revision"] is None or re.fullmatch("[0-9a-f]{40}", row["revision"])
@@ -146,43 +129,6 @@ def test_the_language_model_has_learned():
     assert tokens[0, 0] == 0 and lm.to_string(tokens) == ["<|bos|>" + passage]
     assert lm.generate("In the beginning", 8).startswith("In the beginning")
     assert lm.cfg.prepend_bos and lm.cfg.family == "crate-lm" and lm.cfg.d_vocab == 1024
-
-
-@pytest.mark.slow
-def test_the_language_model_attends():
-    """Attention is far from even in every layer, and made even it costs in every layer.
-
-    The card has the shares of the largest entropy over all windows of two books; these are 12
-    windows of one.
-    """
-    lm = ci.load("crate-tiny-lm")
-    tokens = lm.windows(list(ci.data.embedded("held-out-text")["text"]))[:12]
-    even = torch.ones(128, 128).tril() / torch.arange(1, 129)[:, None]
-    largest = torch.log(torch.arange(1.0, 129.0)).mean()
-
-    def made_even(pattern, hook):
-        return even.expand_as(pattern)
-
-    with torch.no_grad():
-        loss, cache = lm.run_with_cache(tokens, return_type="loss")
-        shares = [
-            (ci.measures.attention_entropy(cache["pattern", layer]).mean() / largest).item()
-            for layer in range(lm.cfg.n_layers)
-        ]
-        costs = [
-            lm.run_with_hooks(
-                tokens,
-                return_type="loss",
-                fwd_hooks=[(f"blocks.{layer}.attn.hook_pattern", made_even)],
-            )
-            - loss
-            for layer in range(lm.cfg.n_layers)
-        ]
-    assert max(shares) < 0.9 and min(costs) > 0.05
-    card = (ASSETS / "crate-tiny-lm" / "README.md").read_text()
-    row = next(line for line in card.splitlines() if line.startswith("| crate-tiny-lm | 0.0"))
-    said = [float(cell) for cell in row.split("|")[2:] if cell.strip()]
-    assert shares == pytest.approx(said, abs=0.05)
 
 
 def test_the_repeats_are_continued_by_the_models_that_are_made_for_them():

@@ -13,7 +13,7 @@ from command import run
 from conftest import make
 from crate_interp.config.families import UNTESTABLE
 from crate_interp.models.weight_cache import model_digest
-from crate_interp.results.assumed_settings import assumed, near_chance
+from crate_interp.results.assumed_settings import near_chance
 from published import GIVEN, SIZES, published
 from reference import published_layout
 from result_kinds import result_kinds
@@ -84,15 +84,6 @@ def test_each_source_of_a_setting_counts(tmp_path, monkeypatch, capsys):
         assert ci.load(name).cfg.assumed == ()
 
 
-def test_a_config_hands_its_list_on_and_an_argument_shortens_it():
-    tensors, given = weights("crate")
-    model = ci.load(tensors, family="crate", **given)
-    for source in (tensors, model.state_dict()):
-        assert ci.load(source, config=model.cfg).cfg.assumed == ALL["crate"]
-        surer = ci.load(source, config=model.cfg, eta=0.25, lambd=0.1).cfg
-        assert surer.assumed == ALL["crate"][2:] and surer.eta == 0.25
-
-
 def test_assumed_or_given_makes_the_same_run(tmp_path):
     tensors, given = weights("crate")
     assuming = ci.load(tensors, family="crate", **given)
@@ -133,13 +124,6 @@ def test_headlines_of_every_kind_end_with_it(name, monkeypatch):
     monkeypatch.setattr(kind, "finding", lambda self: "Found.")
     monkeypatch.setattr(kind, "warning", lambda self: "", raising=False)
     assert result.headline() == "Found. Assumed: eta 0.1, lambd 0.1."
-
-
-def test_each_side_of_a_comparison_has_its_own():
-    config = {"family": "crate", "eta": 0.1, "lambd": 0.25}
-    sides = {"a": config | {"assumed": ["eta", "lambd", "pool"]}, "b": config}
-    assert assumed({"config": sides}) == "Assumed: eta of a 0.1, lambd of a 0.25."
-    assert assumed({"config": sides["b"]}) == ""
 
 
 def test_results_pages_and_stores_name_it(tmp_path, capsys):

@@ -1,18 +1,15 @@
 """COCO: annotations as class maps, damaged ones, and results that pycocotools reads."""
 
 import json
-import os
 import sys
 
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import coco, open_data
+from crate_interp.data import open_data
 from crate_interp.data.coco import coco_image_ids, coco_results
 from strangers import exif_of
 
@@ -108,63 +105,50 @@ def test_compressed_runs_are_those_of_pycocotools(tmp_path):
 
 
 FULL = [13, 29]
-REGIONS = {
-    "not finite": [[0, 0, 3, float("nan"), 3, 3]],
-    "odd": [[0, 0, 3, 0, 3, 3, 1]],
-    "text": [["a", 0, 3, 0, 3, 3]],
-    "number": 3,
-    "other size": {"size": [29, 13], "counts": [377]},
-    "too short": {"size": FULL, "counts": [376]},
-    "no counts": {"size": FULL},
+# first words of the refusal -> annotations, and what else is in the file
+REFUSED = {
+    "segmentation of annotation 1 .* cannot be drawn: give polygons x, y": [
+        *([note(1, [[0, 0, 3, 0, 3, 3, 1]])], [note(1, [["a", 0, 3, 0, 3, 3]])]),
+        *([note(1, 3)], [note(1, {"size": [29, 13], "counts": [377]})]),
+        *([note(1, {"size": FULL, "counts": [376]})], [note(1, {"size": FULL})]),
+        [note(1, [[0, 0, 3, float("nan"), 3, 3]])],
+    ],
+    "annotation 1 .* has the image_id 8, which is not in the file": [[note(1, [], image=8)]],
+    "annotation 1 .* has the category_id 4": [[note(1, [], category=4)]],
+    "gives an id twice in its annotations": [[note(1, []), note(1, [])]],
+    "number 0 of its annotations has no segmentation": [
+        [{"id": 1, "image_id": 7, "category_id": 3}]
+    ],
+    "holds no COCO annotations: it has no list categories": [{"categories": 3}],
+    "has 255 categories: give at most 254": [{"categories": [{"id": one} for one in range(255)]}],
+    "names the file '.*', which is not inside": [
+        {"images": [(7, name)]} for name in ("../../etc/passwd", "/etc/passwd", "", "a\0")
+    ],
 }
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("kind", REGIONS)
-def test_annotations_that_cannot_be_drawn_are_refused_before_work(tmp_path, kind):
+@pytest.mark.parametrize("match", REFUSED)
+def test_a_file_that_cannot_be_used_is_refused_before_work(tmp_path, match):
     model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
-    match = "the segmentation of annotation 1 in '.*notes.json' cannot be drawn: give polygons x, y"
-    refused(model, match, coco_file(tmp_path, [note(1, REGIONS[kind])]))
+    for content in REFUSED[match]:
+        notes, tables = (content, {}) if isinstance(content, list) else ([], content)
+        refused(model, match, coco_file(tmp_path, notes, **tables))
 
 
-ROWS = {
-    "annotation 1 .* has the image_id 8, which is not in the file": [note(1, [], image=8)],
-    "annotation 1 .* has the category_id 4": [note(1, [], category=4)],
-    "gives an id twice in its annotations": [note(1, []), note(1, [])],
-    "number 0 of its annotations has no segmentation": [{"id": 1, "image_id": 7, "category_id": 3}],
-}
-
-
-@pytest.mark.parametrize("match", ROWS)
-def test_tables_that_do_not_fit_are_refused(tmp_path, match):
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_missing_or_of_another_size_is_said(tmp_path, monkeypatch):
     model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
-    refused(model, match, coco_file(tmp_path, ROWS[match]))
-
-
-@hypothesis.given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20), st.integers(1, 9)), max_size=9)
-)
-def test_objects_are_painted_by_their_size_above_crowds(places):
-    rows = [
-        note(number, square(left, top, side), category=number % 2, iscrowd=number % 3 == 0)
-        for number, (top, left, side) in enumerate(places)
-    ]
-    wanted = np.zeros(FULL, np.uint8)
-    drawn = [(coco._mask(row["segmentation"], (13, 29)), row) for row in rows]
-    order = lambda pair: (not pair[1]["iscrowd"], -int(pair[0].sum()))  # noqa: E731
-    for pixels, row in sorted(drawn, key=order):
-        wanted[pixels > 0] = 255 if row["iscrowd"] else row["category_id"] + 1
-    assert np.array_equal(np.asarray(coco._class_map((13, 29), rows, {0: 1, 1: 2})), wanted)
-
-
-def test_names_that_are_no_utf8_are_read(tmp_path):
-    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
-    where = coco_file(tmp_path, [], images=[(7, "seven.png")])
-    odd = os.fsdecode(b"\xff\n.png")
-    (tmp_path / "images" / "seven.png").rename(tmp_path / "images" / odd)
-    path = tmp_path / "notes.json"
-    path.write_text(path.read_text().replace('"seven.png"', json.dumps(odd)))
-    assert opened(model, where).fingerprint.startswith("coco:names-and-sizes:sha256:")
+    where = coco_file(tmp_path, [])
+    Image.new("RGB", (28, 13)).save(tmp_path / "images" / "seven.png")
+    refused(model, "gives 'seven.png' as 13 x 29, but the image is 13 x 28", where)
+    (tmp_path / "images" / "seven.png").unlink()
+    refused(model, "cannot read the image .*seven.png", where)
+    refused(model, "gone' is not a folder", where.replace("/images", "/gone"))
+    (tmp_path / "notes.json").write_text("[")
+    refused(model, "cannot read the annotations .*notes.json", where)
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    refused(model, r"COCO needs pycocotools: pip install 'crate_interp\[coco\]'", where)
 
 
 def test_annotations_lie_on_the_upright_image(tmp_path):
@@ -179,41 +163,6 @@ def test_annotations_lie_on_the_upright_image(tmp_path):
     Image.new("RGB", (29, 13)).save(tmp_path / "images" / "seven.jpg", exif=exif_of(6))
     match = "gives 'seven.jpg' as 13 x 29, but the image is 29 x 13: masks would not fit it"
     refused(model, match, where)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_coco_files_that_cannot_be_used(tmp_path, monkeypatch):
-    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
-
-    def fails(match, *notes, **tables):
-        refused(model, match, coco_file(tmp_path, list(notes), **tables))
-
-    fails("holds no COCO annotations: it has no list categories", categories=3)
-    fails(
-        "has 255 categories: give at most 254",
-        categories=[{"id": number} for number in range(255)],
-    )
-    for name in ("../../etc/passwd", "/etc/passwd", "", "a\0", "\ud800.png", "a/../../b.png"):
-        fails("names the file '.*', which is not inside", images=[(7, name)])
-    where = coco_file(tmp_path, [])
-    Image.new("RGB", (28, 13)).save(tmp_path / "images" / "seven.png")
-    refused(
-        model,
-        "gives 'seven.png' as 13 x 29, but the image is 13 x 28: masks would not fit it",
-        where,
-    )
-    (tmp_path / "images" / "seven.png").unlink()
-    refused(model, "cannot read the image .*seven.png", where)
-    refused(model, "gone' is not a folder", where.replace("/images", "/gone"))
-    refused(
-        model,
-        "cannot read the annotations .*missing.json",
-        f"coco:{tmp_path}/missing.json:{tmp_path}",
-    )
-    (tmp_path / "notes.json").write_text("[" * 100_000)
-    refused(model, "cannot read the annotations .*notes.json", where)
-    monkeypatch.setitem(sys.modules, "pycocotools", None)
-    refused(model, r"COCO needs pycocotools: pip install 'crate_interp\[coco\]'", where)
 
 
 def test_coco_results_are_read_by_pycocotools(tmp_path, capsys):

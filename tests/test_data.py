@@ -4,14 +4,11 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import embedded, forms, open_data, open_text, part
+from crate_interp.data import embedded, open_data, open_text, part
 from crate_interp.data.images import spread
-from crate_interp.data.sources import SOURCES
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
 
@@ -65,47 +62,10 @@ def test_class_labels_and_limit(preprocess):
     assert open_data(dataset(), preprocess).labels is None
 
 
-class Wrapped:
-    """A table behind a wrapper that passes everything on."""
-
-    def __init__(self, table):
-        self.table = table
-
-    def __getattr__(self, name):
-        return getattr(self.table, name)
-
-    def __len__(self):
-        return len(self.table)
-
-    def __getitem__(self, number):
-        return self.table[number]
-
-
-def test_a_wrapped_table_keeps_the_names_of_its_classes(preprocess):
-    classes = datasets.ClassLabel(names=["x", "y"])
-    table = dataset(label=[1, 0, 1, 1, 0, 0, 1]).cast_column("label", classes)
-    samples, wrapped = open_data(table, preprocess), open_data(Wrapped(table), preprocess)
-    assert wrapped.names == samples.names == ("x", "y")
-    assert wrapped.fingerprint == samples.fingerprint
-
-
 def test_the_classes_of_a_folder_are_spread_evenly(preprocess, folder):
     assert open_data(f"imagefolder:{folder}", preprocess, limit=4).labels == list("abab")
     assert spread(list("aaaabbb")).tolist() == [0, 4, 1, 5, 2, 6, 3]
     assert spread(list("aab")).tolist() == [0, 2, 1]
-
-
-@given(counts=st.lists(st.integers(1, 13), min_size=1, max_size=7))
-def test_any_part_of_a_folder_is_like_the_whole(counts):
-    labels = [str(label) for label, count in enumerate(counts) for _ in range(count)]
-    order = spread(labels)
-    assert sorted(order.tolist()) == list(range(len(labels)))
-    assert [own for own in order if labels[own] == "0"] == list(range(counts[0]))
-    # where each lies, by brute force: its share of the way, then its label
-    places = [
-        ((n + 0.5) / count, label) for label, count in enumerate(counts) for n in range(count)
-    ]
-    assert [places[own] for own in order] == sorted(places)
 
 
 def test_fingerprints(preprocess, folder):
@@ -160,64 +120,30 @@ def test_parts(preprocess):
             part(some, start, stop)
 
 
-def test_masks_of_parts():
-    model = make(image_size=32, patch_size=8, resize=32, crop=32, **PLAIN)
-    whole = open_data("embedded:pictures", model.preprocess, 6, model.preprocess_masks)
-    some = part(whole, 2, 5)
-    assert torch.equal(some.masks(2, 5), whole.masks(2, 5)) and len(some.labels or "abc") == 3
-
-
-def test_the_table_of_sources_makes_the_words_of_errors(preprocess):
-    schemes = [source.form.partition(":")[0] for source in SOURCES]
-    assert {"embedded", "imagefolder", "cutouts", "voc", "coco", "hf"} <= set(schemes)
-    assert forms(text=True) == '"embedded:NAME" or "hf:owner/name:split"'
-    assert "imagefolder" not in forms(masks=True) and '"voc:DIR"' in forms(masks=True)
-    for scheme in schemes:
-        with pytest.raises(ValueError) as caught:
-            open_data(f"{scheme}:", preprocess)
-        assert str(caught.value).startswith(f"cannot take data from '{scheme}:': give images")
-        assert str(caught.value).endswith(f"a datasets.Dataset, a folder, {forms()}.")
-    with pytest.raises(ValueError, match="voc:DIR holds images, but .*: give token ids"):
-        open_text("voc:x", lambda texts: texts)
+BAD = {  # first words of the refusal -> the data
+    "the data is empty": torch.zeros(0, 3, 6, 20),
+    "has no images": "imagefolder:{}",
+    "is not a folder": "imagefolder:{}/missing",
+    "cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'": "fashion",
+    r"data has shape \[3, 6, 20\], .*: give \[n, channels": torch.zeros(3, 6, 20),
+    "data is torch.int64: give preprocessed floats": torch.zeros(2, 3, 6, 20).long(),
+    "data holds NaN or Inf in 1 of 5 images, the first at index 3": torch.ones(5, 3, 6, 20),
+    "no image column; its columns are text": datasets.Dataset.from_dict({"text": ["a"]}),
+}
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_bad_data(preprocess, tmp_path):
-    def fails(match, data, **kwargs):
+    BAD["data holds NaN or Inf in 1 of 5 images, the first at index 3"][3, 0, 0, 0] = torch.nan
+    for match, data in BAD.items():
         with pytest.raises(ValueError, match=match):
-            open_data(data, preprocess, **kwargs)
-
-    fails("the data is empty", torch.zeros(0, 3, 6, 20))
-    fails("the data is empty", dataset().select([]))
-    fails(r"' has no images", f"imagefolder:{tmp_path}")
-    fails("is not a folder", f"imagefolder:{tmp_path}/missing")
-    fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
-    fails(
-        r"no embedded data is called 'fashin': give fashion, pictures, held-out-text, repeats. "
-        "Did you mean fashion",
-        "embedded:fashin",
-    )
-    fails("sample 0 is of type int. Give a PIL image, a path or an array", [1, 2])
+            open_data(data.format(tmp_path) if isinstance(data, str) else data, preprocess)
     splits = datasets.DatasetDict(train=dataset(), test=dataset())
-    match = r'the data is a DatasetDict: give one split, data\["train"\] or data\["test"\]\.'
-    fails(match, splits)
-    with pytest.raises(ValueError, match=match):
-        open_text(splits, lambda texts: texts)
-    fails(
-        r'a DatasetDict: give one split, data\["train"\]\.', datasets.DatasetDict(train=dataset())
-    )
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (20, 6)).save(tmp_path / "photos" / "a.png")
-    (tmp_path / "photos" / "z.png").write_text("no image")
-    samples = open_data(f"imagefolder:{tmp_path / 'photos'}", preprocess)
-    with pytest.raises(ValueError, match=r"cannot read the image '.*z.png'"):
+    for opening in (lambda: open_data(splits, preprocess), lambda: open_text(splits, list)):
+        with pytest.raises(ValueError, match=r'give one split, data\["train"\] or data\["test"\]'):
+            opening()
+    Image.new("RGB", (20, 6)).save(tmp_path / "a.png")
+    (tmp_path / "z.png").write_text("no image")
+    samples = open_data(f"imagefolder:{tmp_path}", preprocess)
+    with pytest.raises(ValueError, match="cannot read the image '.*z.png'"):
         samples.read(0, 2)  # a file is opened when it is read
-    (tmp_path / "photos" / "a.png").write_text("no image")
-    fails(r"cannot read the image '.*a.png'", f"imagefolder:{tmp_path / 'photos'}")
-    fails(r"data has shape \[3, 6, 20\], .*: give \[n, channels", torch.zeros(3, 6, 20))
-    fails("data is torch.int64: give preprocessed floats", torch.zeros(2, 3, 6, 20).long())
-    broken = torch.zeros(5, 3, 6, 20)
-    broken[3, 0, 0, 0] = float("nan")
-    fails("data holds NaN or Inf in 1 of 5 images, the first at index 3", broken)
-    fails("no image column; its columns are text", datasets.Dataset.from_dict({"text": ["a"]}))
-    fails("limit=0: give a whole number of at least 1", IMAGES, limit=0)

@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import time
 
@@ -11,10 +10,9 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import PLAIN, make, make_lm
-from crate_interp.sweeps.runs import decode_ahead
+from conftest import PLAIN, make
 from crate_interp.sweeps.runs.batches import Chunk
-from gathered import CHUNKS, COUNT, folder, same, table
+from gathered import CHUNKS, folder, same, table
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +47,6 @@ def test_workers_do_not_change_a_bit(model, wanted, workers):
     same(ci.sweep(model, table(), workers=workers, **CHUNKS), wanted)
     assert torch.equal(random, torch.get_rng_state())
     assert children() == []
-
-
-@pytest.mark.slow
-def test_all_kinds_of_data(model, wanted):
-    lm = make_lm()
-    tokens = torch.randint(0, 47, (COUNT, 13), generator=torch.Generator().manual_seed(1))
-    for network, data in ((model, table().to_iterable_dataset()), (lm, tokens)):
-        result = ci.sweep(network, data, workers=2, **CHUNKS)
-        same(result, wanted if network is model else ci.sweep(lm, tokens, **CHUNKS))
-
-
-@pytest.mark.slow
-def test_nothing_is_forked_where_nothing_is_left_to_do(model, tmp_path, monkeypatch):
-    ci.sweep(model, table(), out=tmp_path, workers=2, **CHUNKS)
-    monkeypatch.setattr(decode_ahead, "_started", None)
-    ci.sweep(model, table(), out=tmp_path, workers=2, **CHUNKS)
 
 
 @pytest.mark.slow
@@ -111,48 +93,6 @@ def test_what_is_done_stays(model, wanted, how, tmp_path, monkeypatch):
     assert children() == []
     assert (tmp_path / "chunks" / "sweep-000000.parquet").is_file()
     same(ci.sweep(model, table(), workers=2, out=tmp_path, **CHUNKS), wanted)
-
-
-@pytest.mark.slow
-def test_few_batches_wait(model):
-    """Two for each worker, and one that is measured."""
-    asked, measured = [], []
-    data = ci.data.open_data(table(), model.preprocess)
-    counts = multiprocessing.get_context("fork").Value("i", 0)
-
-    def read(start, stop):
-        with counts.get_lock():
-            counts.value += 1
-        return data.read(start, stop)
-
-    def forward(network, batch):
-        measured.append(len(batch))
-        time.sleep(0.05)  # time enough to read too much
-        asked.append(counts.value)
-        network.full_forward(batch)
-
-    samples = ci.data.Samples(COUNT, None, "some", read)
-    ci.sweep(model, samples, workers=2, forward=forward, **CHUNKS | dict(batch_size=1))
-    assert sum(measured) == COUNT
-    assert all(count - place <= 2 * 2 + 1 for place, count in enumerate(asked))
-    assert max(count - place for place, count in enumerate(asked)) > 1
-
-
-def test_exceptions_that_are_sent_keep_their_words():
-    class Odd(ValueError):
-        def __init__(self, one, two):
-            super().__init__(f"{one} and {two}")
-
-    class Foreign(Exception):
-        pass
-
-    for error, kind, words in (
-        (Odd("this", "that"), ValueError, "this and that"),
-        (Foreign("elsewhere"), RuntimeError, "Foreign: elsewhere"),
-        (OSError(5, "Input/output error"), OSError, "[Errno 5] Input/output error"),
-    ):
-        sent = pickle.loads(pickle.dumps(decode_ahead._sendable(error)))
-        assert type(sent) is kind and str(sent) == words
 
 
 def test_wrong_numbers_of_workers(model, monkeypatch):

@@ -1,17 +1,15 @@
 """Folders of pictures are listed once, in the order and with the fingerprint of old."""
 
 import hashlib
-import os
 from pathlib import Path
 
 import pytest
 
 import crate_interp as ci
 from conftest import PLAIN, make
-from crate_interp.data.folder_listing import Listing, first_folders, names_under, pictures_under
+from crate_interp.data.folder_listing import Listing, names_under, pictures_under
 from crate_interp.data.images import folder_samples
-from crate_interp.sweeps.ledgers.own_files import LISTING
-from gathered import CHUNKS, COUNT, folder, pictures, same
+from gathered import CHUNKS, folder
 
 ODD = [
     "a/y.png", "a-b/x.PNG", "a b/z.jpeg", "a.png", "b\n.png", "c/d/e.tif", "c/d.png", "\udcff.png",
@@ -60,56 +58,9 @@ def test_a_listing_knows_names_sizes_and_their_digest(odd, tmp_path):
     assert again.paths(range(2, 5)) == [odd / name for name in names[2:5]]
 
 
-@pytest.mark.parametrize("harm", ["other folder", "damaged", "link", "other table", "absent"])
-def test_only_a_listing_of_this_folder_is_taken(odd, harm):
-    path = odd / "kept.parquet"
-    if harm != "absent":
-        Listing.of(odd / "a" if harm == "other folder" else odd).keep(path)
-    if harm == "damaged":
-        path.write_bytes(path.read_bytes()[:-9])
-    if harm == "link":
-        path.rename(odd / "there")
-        path.symlink_to(odd / "there")
-    if harm == "other table":
-        ci.data.embedded("held-out-text").to_parquet(path)
-    assert Listing.kept(path, odd) is None
-
-
 def test_a_name_does_not_lead_out_of_the_folder(odd):
     with pytest.raises(ValueError, match="is not inside"):
         Listing(odd / "c", ["../a/y.png"], [8]).paths([0])
-
-
-def test_labels_are_shared(odd):
-    labels = first_folders(iter(["a/1.png", "b/2.png", "a/3.png"]))
-    assert labels == ["a", "b", "a"] and labels[0] is labels[2]
-    assert first_folders(iter(["a/1.png", "2.png"])) is None
-
-
-@pytest.mark.slow
-def test_a_run_lists_its_folder_once(tmp_path, monkeypatch):
-    model, root, out = make(**PLAIN), folder(tmp_path / "in"), tmp_path / "out"
-    source, wanted = f"imagefolder:{root}", None
-    wanted = ci.sweep(model, source, **CHUNKS)
-    assert ci.sweep(model, source, out=out, shard="0/2", **CHUNKS) is None
-    assert (out / LISTING).is_file()
-    real, listed = Listing.of, []
-    monkeypatch.setattr(Listing, "of", lambda folder: listed.append(folder) or real(folder))
-    pictures(1)[0].save(root / "a" / "late.png")  # it is no part of the run
-    os.rename(root / "b" / "15.png", root / "b" / "away.png")  # sample 15, of chunk 2: done
-    os.rename(root / "a" / "08.png", root / "a" / "away.png")  # sample 8, of chunk 1
-    with pytest.raises(ValueError, match=r"a/08\.png' is gone, but had .* when the folder was"):
-        ci.sweep(model, source, out=out, shard="1/2", skip_bad=True, **CHUNKS)
-    (root / "a" / "08.png").write_bytes(b"other")
-    with pytest.raises(ValueError, match=r"a/08\.png' has 5 bytes, but had .* when the folder was"):
-        ci.sweep(model, source, out=out, shard="1/2", skip_bad=True, **CHUNKS)
-    os.replace(root / "a" / "away.png", root / "a" / "08.png")
-    same(ci.sweep(model, source, out=out, **CHUNKS), wanted)
-    assert listed == []
-    with pytest.raises(ValueError, match="holds a run with other settings"):
-        ci.sweep(model, f"imagefolder:{root / 'a'}", out=out, **CHUNKS)
-    again = ci.sweep(model, source, out=out, resume=False, **CHUNKS)
-    assert listed == [root / "a", root] and again.meta["n_samples"] == COUNT + 1
 
 
 def test_a_folder_without_pictures_and_a_bad_first(tmp_path):

@@ -7,7 +7,6 @@ import crate_interp as ci
 from command import run
 from conftest import make
 from crate_interp.sweeps.runs import forecast
-from crate_interp.sweeps.runs.forecast import crowded, dry_run
 
 
 @pytest.fixture
@@ -29,14 +28,6 @@ def test_long_work_says_after_its_first_chunk_what_is_left(pictures, tmp_path, m
     assert "more chunks" not in capsys.readouterr().err
 
 
-def test_a_dry_run_of_a_stream_tells_of_a_chunk(pictures, capsys):
-    model, data = pictures
-    with dry_run():
-        ci.sweep(model, iter([data[:3], data[3:]]), probes=["sparsity"], controls=0, chunk_size=3)
-        pytest.fail("the dry run went on")
-    assert "sweep: a stream, chunks of 3; the first took" in capsys.readouterr().err
-
-
 STAGES = {"ablate": 2, "concentration": 7, "atlas": 2, "audit": 11, "segment": 7}  # others: one
 VERBS = ("report", "sweep", "audit", "atoms", "atlas", "ablate", "concentration", "segment")
 
@@ -54,14 +45,3 @@ def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_p
     size = "9 images in 3 chunks of 4;" if chunked else "9 images in 1 chunk of 9;"
     assert all(size in line for line in lines)
     assert done.stderr.count("in all") == 1 and not done.stdout and not out.exists()
-
-
-@pytest.mark.parametrize(
-    "threads, processes, load, cores, told",
-    [(1, 1, 50, 2, False), (2, 1, 0.1, 2, False), (2, 1, 3, 2, True), (4, 4, 0, 8, True)],
-)
-def test_more_threads_than_cores(threads, processes, load, cores, told, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    monkeypatch.setattr(forecast.os, "sched_getaffinity", lambda process: range(cores))
-    assert ("OMP_NUM_THREADS=1" in crowded(float(load))) == told

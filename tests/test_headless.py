@@ -1,6 +1,5 @@
 """Files without a classifier head, and heads that are left out: features, and no logits."""
 
-import pandas as pd
 import pytest
 import torch
 
@@ -98,28 +97,3 @@ def test_the_readers_of_logits_refuse(headless, images):
     assert ci.viz.explore(cache, images).title
     assert ci.maps.attention(cache, 1).shape == (2, 5, *headless.cfg.grid)
     assert headless.fresh()(images).shape == (2, D_MODEL)
-
-
-def test_transformers_refuses_it_as_a_classifier(headless, tmp_path, images):
-    transformers = pytest.importorskip("transformers")
-    ci.bridge.register()
-    headless.save_pretrained(tmp_path / "bare")
-    net = transformers.AutoModel.from_pretrained(tmp_path / "bare")
-    assert torch.equal(net.model(images), headless(images))
-    with pytest.raises(ValueError, match="no classifier head: model.model.images. gives"):
-        net(images)
-
-
-@pytest.mark.slow
-def test_measures_are_those_of_the_whole_model():
-    whole = ci.load("crate-tiny-pictures")
-    with pytest.warns(UserWarning, match="the head is left out"):
-        bare = ci.load("crate-tiny-pictures", head=False)
-    for measure in (
-        lambda model: ci.sweep(model, "embedded:pictures", limit=5, progress=False),
-        lambda model: ci.segment(model, "embedded:pictures", limit=5, progress=False),
-    ):
-        found, wanted = measure(bare).table("samples"), measure(whole).table("samples")
-        pd.testing.assert_frame_equal(found, wanted)
-    atoms = ci.atoms(bare, "embedded:pictures", limit=5, progress=False)
-    assert len(atoms.table("atoms")) == whole.cfg.n_layers * whole.cfg.d_mlp

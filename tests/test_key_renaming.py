@@ -75,19 +75,3 @@ def test_a_text_as_in_sed(fork, tmp_path):
     for text in ("s/(/b/", r"s/a/\1/", "s/[/b/g", r"s/a/\g<x>/", r"s/a/\q/"):
         with pytest.raises(ci.CheckpointError, match="are no regular expression and its"):
             ci.load(weights, rename=text, **GIVEN)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_neither_function_nor_text(fork):
-    with pytest.raises(ci.CheckpointError, match="rename=3: give a function from a key .* or a te"):
-        ci.load(fork[1], rename=3, **GIVEN)
-
-
-def test_it_is_a_file_like_any_other(fork, tmp_path):
-    """What has no meaning for a file is refused, as without rename."""
-    _, weights = fork
-    torch.save(weights, tmp_path / "fork.pth")
-    for more in ({"revision": "step-1"}, {"file": "x.pth"}):
-        for source in (weights, tmp_path / "fork.pth"):
-            with pytest.raises(ci.CheckpointError, match="has no meaning for"):
-                ci.load(source, rename=back, **more, **GIVEN)

@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file, save_model
 
 import crate_interp as ci
 from conftest import FIXTURES
-from crate_interp.checkpoints.layouts import LAYOUTS
 from published import GIVEN, SIZES, published
 
 REAL = {  # what tensors cannot tell, as the table of models has it
@@ -36,20 +35,6 @@ NOT_KEPT = {  # numbers in tensors that the published code never reads, or holds
     "crate_alpha_clipa_L14": 24 * 2 * 1024**2,  # query, key and value are one
     "crate_alpha_clipa_H14": 32 * 2 * 1280**2,
 }
-
-
-TIED = [(one, *pair) for one in LAYOUTS for pair in one.copies.items()]
-
-
-@pytest.mark.parametrize(("layout", "copy", "original"), TIED)
-def test_a_layout_reads_either_of_two_tied_keys(layout, copy, original):
-    value = torch.randn(7, 5)
-    whole = layout.as_parameters({copy: value, original: value})
-    for key in (copy, original):
-        found = layout.as_parameters(layout.with_originals({key: value}))
-        assert found.keys() == whole.keys() == {original} and found[original] is value
-    other = {copy: value + 1, original: value}
-    assert layout.with_originals(other) == other  # and a later check refuses them
 
 
 @pytest.mark.parametrize("case", ["crate-lm", "crate-lm-vanilla", "gpt-baseline"])

@@ -1,21 +1,17 @@
 """What dead processes leave in a folder goes at its next run; what living ones write stays."""
 
+import errno
 import os
-import shutil
-import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-import torch
 
 import crate_interp as ci
-from conftest import make
-from crate_interp.core.files import own_name, unfinished, write_text
-from crate_interp.core.folders import replacing
-from folders import leftovers, two_sweeps
+from crate_interp.core.files import own_name, write, write_text
+from folders import leftovers
 from killing import died_at
-from selection import few
 from test_ledgers import CHUNKS, HOLDER, WHOLE, run
 
 
@@ -33,92 +29,6 @@ def test_a_run_that_dies_at_any_step_leaves_nothing_behind(tmp_path):
         assert not leftovers(out)
         step += 1
     assert step > 15 and {".part", ".lock"} <= seen
-
-
-@pytest.mark.parametrize("resume", few([True, False]))
-def test_a_store_that_dies_at_any_step_leaves_nothing_behind(tmp_path, resume):
-    out, model, images = tmp_path / "s", make(n_layers=1), torch.rand(13, 3, 6, 20)
-
-    def work(resume=True):
-        point, quiet = "blocks.0.hook_resid_post", {"progress": False, "resume": resume}
-        ci.store(model, images, points=point, out=out, chunk_size=7, **quiet)
-
-    died = 0
-    for step in (7, 10, 12, 14, 17):
-        shutil.rmtree(out, ignore_errors=True)
-        died += died_at(step, work)
-        work(resume)
-        assert not leftovers(out) and ci.open_store(out)["sample"][:] == list(range(13))
-    assert died > 3
-
-
-VERBS = {
-    "atoms": lambda *given, **run: ci.atoms(*given, **run).digest(),
-    "sweep": lambda *given, **run: ci.sweep(*given, probes="sparsity", controls=0, **run).digest(),
-}
-
-
-@pytest.mark.parametrize("verb", few(VERBS))
-def test_a_measurement_that_dies_leaves_nothing_behind(tmp_path, verb):
-    model, images = make(n_layers=1), torch.rand(5, 3, 6, 20)
-
-    def work(out):
-        return VERBS[verb](model, images, out=out, chunk_size=3, progress=False)
-
-    wanted, died = work(tmp_path / "whole"), 0
-    for step in (9, 12, 16):
-        out = tmp_path / str(step)
-        died += died_at(step, lambda out=out: work(out))
-        assert work(out) == wanted and not leftovers(out)
-    assert died == 3
-
-
-@pytest.mark.slow
-def test_the_next_run_of_a_folder_finishes_what_a_dead_save_left(tmp_path):
-    first, second = two_sweeps()
-    run(tmp_path / "old")
-    first.save(tmp_path / "old")
-    seen, died, step = set(), True, 0
-    while died:
-        out = shutil.copytree(tmp_path / "old", tmp_path / str(step))
-        died = died_at(step, lambda out=out: second.save(out))
-        seen |= {path.name[:18] for path in leftovers(out)}
-        run(out)
-        if (out / "meta.json").exists():
-            assert not leftovers(out)
-        second.save(out)
-        assert not leftovers(out) and ci.SweepResult.load(out).meta == second.meta
-        step += 4
-    assert {".crate-interp-new-", ".crate-interp-chan", ".crate-interp.lock"} <= seen
-
-
-WRITER = """
-import sys, time
-from pathlib import Path
-from crate_interp.core.files import unfinished
-with unfinished(Path(sys.argv[1])) as part:
-    part.write_text("half")
-    print(part.name, flush=True)
-    time.sleep(600)
-"""
-
-
-def test_what_a_living_process_writes_stays(tmp_path):
-    command = [sys.executable, "-c", WRITER, tmp_path / "page.html"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        try:
-            part = tmp_path / writer.stdout.readline().strip()
-            os.utime(part, (0, 0))
-            write_text(tmp_path / "page.html", "whole")
-            run(tmp_path)
-            assert part.read_text() == "half"
-            with replacing(tmp_path, "meta.json", {}), unfinished(tmp_path / "other") as own:
-                assert part.exists() and own.exists()
-        finally:
-            writer.send_signal(signal.SIGKILL)
-    assert part.exists()
-    run(tmp_path)
-    assert not part.exists()
 
 
 def test_locks_of_dead_shards_go_and_those_of_living_ones_stay(tmp_path):
@@ -144,3 +54,58 @@ def test_dead_stages_go_and_folders_of_the_user_stay(tmp_path):
         (folder / "a.txt").write_text("half")
     run(tmp_path)
     assert not dead.exists() and (own / "a.txt").read_text() == "half"
+
+
+# --- single files ---
+
+
+def test_what_a_dead_writer_left_of_a_file_goes(tmp_path):
+    path, ours = tmp_path / "page.html", f"-{os.getpid()}-"
+    died = subprocess.Popen(["true"])
+    died.wait()
+    dead, living, elsewhere, other = (
+        tmp_path / own_name(f".{name}.html.", ".part") for name in ("page", "page", "page", "other")
+    )
+    dead = dead.with_name(dead.name.replace(ours, f"-{died.pid}-"))
+    other = other.with_name(other.name.replace(ours, f"-{died.pid}-"))
+    elsewhere = elsewhere.with_name(f".page.html.0a1b2c3d-{died.pid}-0a1b2c3d.part")
+    stays = [living, elsewhere, other]
+    stays += [tmp_path / name for name in ("mine.part", ".page.html.abc.part", ".page.html.part")]
+    for part in (dead, *stays):
+        part.write_text("half")
+    write_text(path, "whole")
+    assert not dead.exists() and all(part.exists() for part in stays)
+    with pytest.raises(ZeroDivisionError):
+        write(path, lambda part: 1 / 0)
+    assert path.read_text() == "whole" and len(list(tmp_path.iterdir())) == 1 + len(stays)
+
+
+# --- files that a caller asked for ---
+
+
+WRITERS = {
+    "page.html": lambda path: ci.viz.pages.page.Html("title", "text").save(path),
+    "circuit.json": lambda path: ci.circuits.Circuit([]).save(path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_write_that_fails_leaves_the_older_file(name, tmp_path, monkeypatch):
+    path = tmp_path / name
+    WRITERS[name](path)
+    content = path.read_bytes()
+    path.write_bytes(b"older")
+
+    def full(self, data, *args, **options):
+        with open(self, "wb") as file:
+            file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space"):
+            WRITERS[name](path)
+    assert path.read_bytes() == b"older" and list(path.parent.iterdir()) == [path]
+    WRITERS[name](path)
+    assert path.read_bytes() == content

@@ -1,9 +1,7 @@
 """ci.load: both layouts in every shape, and what it says of everything else."""
 
-import pickle
-import zipfile
+import shutil
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -128,15 +126,6 @@ def test_dtype_and_device(model):
     )
 
 
-def test_loading_draws_no_random_numbers_and_shares_no_memory(model):
-    weights = published_layout(model)
-    state = torch.random.get_rng_state()
-    loaded = ci.load(weights, **given(model))
-    assert torch.equal(torch.random.get_rng_state(), state)
-    loaded.pos_embed.data += 1
-    assert not torch.equal(loaded.pos_embed, weights["pos_embedding"])
-
-
 def test_the_demo_head(tmp_path, images):
     """The keys of CRATE and two more, which make mlp_head a feature map and head the classes."""
     model = make("crate", d_features=17)
@@ -165,38 +154,65 @@ def test_the_demo_head(tmp_path, images):
     )
 
 
-def test_what_tensors_cannot_tell(model):
+# first words of the refusal -> what is given beside the published tensors of both families
+CONTRADICTED = {
+    "d_model=64 contradicts the tensors, which make it 31": {"d_model": 64},
+    "n_heads=4 does not divide the 35 rows": {"n_heads": 4},
+    r"patch_size=\(3, 5\) .*contradicts": {"patch_size": (3, 5)},
+    r"image_size=\(6, 25\) .*contradicts pos_embedding": {"image_size": (6, 25)},
+    r"no field 'lambda'. Did you mean lambd\?": {"lambda": 0.1},
+    "n_heads='5': give a whole number": {"n_heads": "5"},
+    "device='gpu' is not a device that torch can compute on": {"device": "gpu"},
+    "too large for torch.float16": {"dtype": torch.float16},
+    "family='vit' has no known layout: give one of 'crate'": {"family": "vit"},
+}
+UNKNOWN = {  # first words -> a source, and what is given beside it
+    "is no file, no folder, no known model .* Did you mean crate-tiny-fashion": "crate-tiny-fashon",
+    "has several files: give one of them, .* torch/crate_alpha_B16.pth": "UCSC-VLAA/CRATE-alpha",
+    "is not on the Hub: download it from https://drive.google": "crate-small-imagenet1k",
+    "what its files hold, .* is not known. Give a file of the repo": "youyou321-crate",
+    "file='x' has no meaning for crate-tiny-fashion": ("crate-tiny-fashion", {"file": "x"}),
+    "is not a path inside a repo": ("UCSC-VLAA/CRATE-alpha", {"file": "../../etc/passwd"}),
+    "has no revision 'step-7': give one of step-0": ("crate-tiny-fashion", {"revision": "step-7"}),
+    "no revision 'step-7': its steps .* lie in the rep": ("crate-tiny-lm", {"revision": "step-7"}),
+    "has no published layout: its 2 keys begin with a, b, but crate has": (
+        {"a": torch.ones(2), "b": torch.ones(3)},
+        {"n_heads": 1},
+    ),
+    "ci.bridge.load loads ViT, DeiT": {"vit.layernorm.weight": torch.ones(2)},
+    "holds no tensors": {},
+    "is not a state dict: 'a' is a int, not a tensor": {"a": 3},
+}
+
+
+@pytest.mark.parametrize("match", CONTRADICTED)
+def test_what_contradicts_the_tensors_is_refused(model, match):
+    loud = {"mlp_head.1.bias": torch.full((11,), 7e4)} if "float16" in match else {}
+    weights = published_layout(model) | loud
+    fails(match, weights, **given(model) | CONTRADICTED[match])
+
+
+@pytest.mark.parametrize("match", UNKNOWN)
+def test_what_is_no_model_is_refused(match):
+    source, more = UNKNOWN[match] if isinstance(UNKNOWN[match], tuple) else (UNKNOWN[match], {})
+    fails(match, source, **more)
+
+
+def test_what_tensors_cannot_tell_and_bad_weights(model):
     weights = published_layout(model)
-    fails(
-        r"the state dict looks like family .*n_heads cannot .* one of 1, 5, 7, 35.*n_heads=5.* if "
-        r"heads are 7 wide. .*eta= and lambd=.* And ",
-        weights,
-    )
-    fails(
-        r"image_size cannot be inferred: 12 patches make no square grid",
-        weights,
-        n_heads=HEADS,
-        patch_size=(2, 5),
-    )
+    fails("n_heads cannot .* one of 1, 5, 7, 35.*n_heads=5.* if heads are 7 wide", weights)
+    fails("12 patches make no square grid", weights, n_heads=HEADS, patch_size=(2, 5))
     if model.cfg.family == "crate":
         fails("patch_size cannot be inferred: patches have 30 values", weights, n_heads=HEADS)
-
-
-def test_contradictions(model):
-    weights = published_layout(model)
-    fails(
-        r"d_model=64 contradicts the tensors, which make it 31",
-        weights,
-        **given(model) | {"d_model": 64},
-    )
-    fails(r"n_heads=4 does not divide the 35 rows", weights, **given(model) | {"n_heads": 4})
-    fails(r"patch_size=\(3, 5\) .*contradicts", weights, **given(model) | {"patch_size": (3, 5)})
-    fails(
-        r"image_size=\(6, 25\) .*contradicts pos_embedding",
-        weights,
-        **given(model) | {"image_size": (6, 25)},
-    )
-    fails(r"no field 'lambda'. Did you mean lambd\?", weights, **given(model), **{"lambda": 0.1})
+    other = {"crate": "crate-alpha", "crate-alpha": "crate"}[model.cfg.family]
+    fails("the key .* is missing", weights, family=other, **given(model))
+    broken = weights["mlp_head.1.bias"].clone()
+    broken[2] = float("inf")
+    for key, value, match in (
+        ("mlp_head.1.bias", broken, "holds 1 NaN or Inf among its 11 numbers"),
+        ("cls_token", torch.ones(1, 1, 31).long(), "is torch.int64; expected a dense floating"),
+    ):
+        fails(f"{key} {match}", weights | {key: value}, **given(model))
 
 
 def test_leftovers_on_both_sides(model):
@@ -216,110 +232,6 @@ def test_leftovers_on_both_sides(model):
     fails(r"keys not used \(1\): ema", weights | {"ema": torch.ones(3)}, **given(model))
     without = {name: value for name, value in weights.items() if ".layers.1." not in name}
     fails(r"keys missing \(\d+\): transformer.layers.1.0.norm.weight", without, **given(model))
-
-
-def test_unknown_layouts(model):
-    fails(
-        r"has no published layout: its 2 keys begin with a, b, but crate has",
-        {"a": torch.ones(2), "b": torch.ones(3)},
-        n_heads=1,
-    )
-    fails("ci.bridge.load loads ViT, DeiT", {"vit.layernorm.weight": torch.ones(2)}, n_heads=1)
-    fails(
-        r"family='vit' has no known layout: give one of 'crate', 'crate-alpha'",
-        published_layout(model),
-        family="vit",
-    )
-    other = {"crate": "crate-alpha", "crate-alpha": "crate"}[model.cfg.family]
-    fails("the key .* is missing", published_layout(model), family=other, **given(model))
-    fails("holds no tensors", {})
-    fails("is not a state dict: 'a' is a int, not a tensor", {"a": 3})
-
-
-def test_bad_weights(model):
-    weights = published_layout(model)
-    for bad in (float("nan"), float("inf")):
-        broken = weights["mlp_head.1.bias"].clone()
-        broken[2] = bad
-        fails(
-            "mlp_head.1.bias holds 1 NaN or Inf among its 11 numbers",
-            weights | {"mlp_head.1.bias": broken},
-            **given(model),
-        )
-    fails(
-        "is torch.int64; expected a dense floating point",
-        weights | {"cls_token": torch.ones(1, 1, 31).long()},
-        **given(model),
-    )
-
-
-class _Evil:
-    def __reduce__(self):
-        return (exec, ("raise SystemExit('executed')",))
-
-
-def test_bad_files(tmp_path, model):
-    weights = published_layout(model)
-    path = tmp_path / "weights.pth"
-    torch.save(weights, path)
-    whole = path.read_bytes()
-    for content in (
-        whole[: len(whole) // 2],
-        whole[:5],
-        b"",
-        b"not a checkpoint at all",
-        b"\x00" * 64,
-    ):
-        path.write_bytes(content)
-        fails(
-            "is not a readable checkpoint.*truncated, or a renamed file of another",
-            path,
-            **given(model),
-        )
-    path.write_bytes(pickle.dumps(_Evil(), protocol=2))
-    fails("is not a readable checkpoint", path, **given(model))
-    torch.save({"state_dict": _Evil()}, path)
-    fails("is not a readable checkpoint", path, **given(model))
-    np.savez(tmp_path / "weights.npz", **{"params/cls": np.ones(3)})
-    fails("its 1 keys begin with cls", tmp_path / "weights.npz", **given(model))
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    fails("is not a readable checkpoint", path, **given(model))
-    save_file({k: v.contiguous() for k, v in weights.items()}, path)
-    path.write_bytes(path.read_bytes()[:-100])
-    fails("is not a readable checkpoint", path, **given(model))
-    torch.save([1, 2], path)
-    fails("holds a list; expected a state dict", path, **given(model))
-
-
-def test_unknown_names():
-    fails(
-        r"'crate-tiny-fashon' is no file, no folder, no known model .*"
-        " Did you mean crate-tiny-fashion",
-        "crate-tiny-fashon",
-    )
-    fails("ci.list_models.. lists the known models", "x" * 5000)
-    fails(
-        "UCSC-VLAA/CRATE-alpha has several files: give one of them, .* torch/crate_alpha_B16.pth",
-        "UCSC-VLAA/CRATE-alpha",
-    )
-    fails("is not a path inside a repo", "UCSC-VLAA/CRATE-alpha", file="../../etc/passwd")
-    fails(
-        r"is not on the Hub: download it from https://drive.google.com/.* n_heads=12",
-        "crate-small-imagenet1k",
-    )
-    fails("what its files hold, .* is not known. Give a file of the repo", "youyou321-crate")
-    fails("file='x' has no meaning for crate-tiny-fashion", "crate-tiny-fashion", file="x")
-    fails(
-        r"has no revision 'step-7': give one of step-0, step-10",
-        "crate-tiny-fashion",
-        revision="step-7",
-    )
-    fails(
-        r"no revision 'step-7': its steps .0, 160, 640, 2560. lie in the repository, not in",
-        "crate-tiny-lm",
-        revision="step-7",
-    )
 
 
 def test_the_ablation_with_crates_own_step(images):
@@ -353,3 +265,69 @@ def test_the_ablation_with_crates_own_step(images):
     head = F.layer_norm(z[:, 0], (D_MODEL,), named["mlp_head.0.weight"], named["mlp_head.0.bias"])
     direct = F.linear(head, named["mlp_head.1.weight"], named["mlp_head.1.bias"])
     torch.testing.assert_close(loaded(images), direct, atol=1e-5, rtol=1e-4)
+
+
+# --- folders of save_pretrained ---
+
+
+def test_own_folder_round_trip(model, tmp_path, images):
+    model = make(
+        model.cfg.family,
+        labels=[f"c{i}" for i in range(11)],
+        mean=[0.1] * 3,
+        std=[0.2] * 3,
+        resize=8,
+        crop=[6, 20],
+    )
+    folder = model.save_pretrained(tmp_path / "mine")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    loaded = ci.load(folder)
+    equal(loaded, model)
+    assert torch.equal(loaded(images), model(images))
+    equal(
+        ci.load(str(folder), interpolate_pos=True, eta=0.2),
+        make(**model.cfg.to_dict() | {"interpolate_pos": True, "eta": 0.2}),
+    )
+    fails(r"n_heads=7 contradicts .*config.json, which says 5", folder, n_heads=7)
+    fails("has no meaning for", folder, revision="step-0")
+    (folder / "README.md").write_text("my words")
+    model.save_pretrained(folder)
+    assert (folder / "README.md").read_text() == "my words"
+
+
+def test_bad_folders(tmp_path, model):
+    fails("has no config.json", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    fails("was not written by crate_interp", tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    fails("is not readable JSON", tmp_path)
+    (tmp_path / "config.json").write_text('{"library": "crate_interp", "format": 2}')
+    fails("has format 2; this version reads format 1", tmp_path)
+    model.save_pretrained(tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace('"n_layers": 3', '"n_layers": 2'))
+    fails(r"keys not used \(\d+\): blocks.2", tmp_path)
+    (tmp_path / "config.json").write_text(text.replace('"n_heads"', '"heads"'))
+    fails("no field 'heads'. Did you mean n_heads", tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "model.safetensors").unlink()
+    fails("is missing: the folder has a config but no weights", tmp_path)
+
+
+def test_steps_along_a_training(tmp_path):
+    model = make("crate")
+    folder = model.save_pretrained(tmp_path / "mine")
+    weights = folder / "model.safetensors"
+    (folder / "steps").mkdir()
+    fails("mine has no revision 'step-0': it has no steps", folder, revision="step-0")
+    for step in (10, 2):
+        shutil.copy(weights, folder / "steps" / f"step-{step}.safetensors")
+    equal(ci.load(folder, revision="step-10"), model)
+    fails("has no revision '../model': give one of step-2, step-10, or None", folder,
+          revision="../model")  # fmt: skip
+    weights.rename(tmp_path / "weights")
+    fails("has no model.safetensors: give revision='step-2', or another of step-2, step-10", folder)

@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 
-import datasets
 import pytest
 import torch
 from torch.utils.data import (
@@ -24,19 +23,15 @@ from test_data_forms import (
     BYTES,
     COUNT,
     LABELS,
-    MASKS,
     NAMES,
-    QUIET,
     SWEEP,
     TOKENS,
     Arriving,
     Own,
     opened,
-    pictures,
     same,
     together,
     vision,
-    wanted,
 )  # fmt: skip
 from texts import Words
 
@@ -108,22 +103,6 @@ def test_a_loader_of_some_samples_gives_these(kind, numbers):
     assert torch.equal(samples.read(0, 3), vision().preprocess(BYTES[chosen]))
 
 
-def test_a_loader_is_measured_by_every_verb_without_a_limit():
-    loader = DataLoader(Own(BYTES, LABELS), batch_size=2)
-    same(
-        ci.ablate_heads(vision(), loader, **QUIET),
-        ci.ablate_heads(vision(), (BYTES, LABELS), **QUIET),
-    )
-    samples = opened(DataLoader(Own(BYTES, MASKS), batch_size=2))
-    assert torch.equal(samples.masks(1, 4), MASKS[1:4])
-    table = datasets.Dataset.from_dict({"image": pictures(), "label": LABELS})
-    table = table.cast_column("image", datasets.Image())
-    same(ci.sweep(vision(), DataLoader(table, batch_size=2), **SWEEP), wanted())
-    with pytest.warns(UserWarning, match="3 samples"):
-        some = opened(DataLoader(table, sampler=SubsetRandomSampler([4, 0, 1])))
-    assert some.labels == [LABELS[number] for number in (0, 1, 4)]
-
-
 @pytest.mark.parametrize("form", ["tokens", "pairs", "texts"])
 def test_a_loader_of_tokens_gives_each_sample_once(form):
     lm = make_lm()
@@ -154,10 +133,7 @@ def doubled(batch):
             lambda: DataLoader(Arriving(), num_workers=2, batch_size=3, drop_last=True),
             r"num_workers=0, drop_last=False\)",
         ),
-        (
-            lambda: DataLoader([(BYTES, LABELS)], batch_size=None, shuffle=True),
-            r"shuffle=False\)",
-        ),
+        (lambda: DataLoader([(BYTES, LABELS)], batch_size=None, shuffle=True), r"shuffle=False\)"),
         (lambda: DataLoader(Own(BYTES, LABELS), collate_fn=doubled), "makes 2 samples of sample 0"),
     ],
 )

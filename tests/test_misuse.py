@@ -1,19 +1,12 @@
 """Uses that would give a wrong number in silence, and what is said instead."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
-import datasets
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import crate_interp as ci
-from bridged import make_clip, make_mae
-from conftest import BATCH, FIXTURES, HEADS, IMAGE, LAYERS, PLAIN, leftover_hooks, make, make_lm
-from reference import published_layout
-from selection import few
+from conftest import BATCH, FIXTURES, LAYERS, leftover_hooks, make
 
 
 @pytest.fixture
@@ -34,36 +27,6 @@ def refuses(match, call, error=ValueError):
         call()
 
 
-@pytest.mark.slow
-def test_sweeps_of_one_model_in_threads():
-    model = make()
-    parts = [
-        torch.randn(12, 3, 6, 20, generator=torch.Generator().manual_seed(seed))
-        for seed in range(3)
-    ]
-    sweep = lambda part: ci.sweep(model, part, batch_size=2, progress=False)  # noqa: E731
-    alone = [sweep(part) for part in parts]
-    with ThreadPoolExecutor(3) as pool:
-        for together, wanted in zip(pool.map(sweep, parts), alone, strict=True):
-            assert together.samples().equals(wanted.samples()) and together.heads().equals(
-                wanted.heads()
-            )
-
-
-@pytest.mark.parametrize("dtype", few([torch.float16, torch.bfloat16]))
-def test_models_in_half_precision(model, data, dtype):
-    wanted = ci.sweep(model, data, progress=False).layers()
-    half = ci.sweep(model.to(dtype), data.to(dtype), progress=False).layers()
-    rates = wanted["statistic"].str.startswith("rate")
-    assert np.allclose(half["mean"][rates], wanted["mean"][rates], rtol=0.1)
-
-
-def test_a_sweep_under_autocast_is_finite(model, data):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = ci.sweep(model, data, progress=False)
-    assert (result.layers().query("statistic == 'rate_pre'")["mean"] > 0).all()
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_a_cut_cache(model, data):
     for pool, where in (("cls", (1, 4)), ("cls", 0), ("mean", (1, 4)), ("mean", 2)):
@@ -72,73 +35,6 @@ def test_a_cut_cache(model, data):
         refuses("some of the tokens only", lambda cache=cache: ci.probe(cache))
         assert cache["ln_final.hook_normalized"].numel() > 0
     refuses("takes the cache of model.run_with_cache", lambda: ci.probe(other.run_with_cache(data)))
-
-
-def test_a_point_that_never_fires(model, data):
-    probe = one_number(
-        lambda block, acts: {"a": acts["attn.hook_result"].mean((1, 2, 3))}, ("attn.hook_result",)
-    )
-    refuses(
-        "only after model.set_use_attn_result",
-        lambda: ci.sweep(model, data, probes=probe),
-        KeyError,
-    )
-    model.set_use_attn_result(True)
-    assert len(ci.sweep(model, data, probes=probe, progress=False).layers()) == 3
-    model.set_use_split_qkv_input(True)
-    refuses("does not fire with split inputs", lambda: ci.sweep(model, data), KeyError)
-
-
-def test_a_probe_of_the_last_stream_alone(model, data):
-    probe = one_number(lambda block, acts: {}, (), final=lambda z: {"a": z.mean((1, 2))})
-    swept = ci.sweep(model, data, probes=probe, progress=False).layers()
-    probed = ci.probe(model.run_with_cache(data)[1], probe).layers()
-    assert len(swept) == 1 and swept.equals(probed)
-
-
-def test_a_short_name_is_answered_with_the_long_one(model, data):
-    refuses(
-        r"Did you mean blocks.0.attn.hook_pattern, blocks.1",
-        lambda: model.run_with_cache(data, names_filter="pattern"),
-        KeyError,
-    )
-
-
-def test_tokens_are_no_heads(model, data):
-    tokens = one_number(lambda block, acts: {"a": acts["hook_resid_mid"].norm(dim=-1)})
-    count = model.cfg.n_tokens
-    refuses(
-        rf"own.a has shape \[3, {count}\]: return \[batch\], or \[batch, head\] with 5 heads",
-        lambda: ci.sweep(model, data, probes=tokens, batch_size=3, progress=False),
-    )
-
-
-def test_answers_of_mixed_types(model, data):
-    def answer(block, acts):
-        z = acts["hook_resid_mid"]
-        return {
-            "a": torch.full((len(z),), 2**24 + 1),
-            "b": z.mean((1, 2)),
-            "c": z.half().mean((1, 2)),
-        }
-
-    facts = ("", None, None, "x")
-    probe = one_number(answer, statistics=dict.fromkeys("abc", facts))
-    table = ci.sweep(model, data, probes=probe, progress=False).layers()
-    assert (table.query("statistic == 'a'")["mean"] == 2**24 + 1).all()
-    ragged = one_number(
-        lambda block, acts: {
-            "a": torch.ones(len(acts["hook_resid_mid"]), len(acts["hook_resid_mid"]))
-        }
-    )
-    refuses(
-        "has 2 heads in one batch",
-        lambda: ci.sweep(model, data, probes=ragged, batch_size=3, progress=False),
-    )
-    refuses(
-        "returned NoneType",
-        lambda: ci.sweep(model, data, probes=one_number(lambda *_: None), progress=False),
-    )
 
 
 # What a user sees, who has no type checks.
@@ -192,75 +88,6 @@ def test_wrong_types_are_refused_in_one_line(wrong, names):
     assert WRONG_TYPES[wrong] in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_what_is_no_model_and_no_image(data):
-    model = make()
-    refuses(r"images are ndarray, but the model takes floats", lambda: model(data.numpy()))
-    refuses(
-        "lies before start_at_layer=2",
-        lambda: model(torch.zeros(1, 13, 31), start_at_layer=2, stop_at_layer=1),
-    )
-    refuses("does not say how its pictures were normalised", lambda: model.preprocess(data.byte()))
-
-
-def test_labels_that_are_lists(data):
-    pictures = [Image.new("RGB", (20, 6)) for _ in range(3)]
-    rows = datasets.Dataset.from_dict({"image": pictures, "labels": [[1, 2], [3, 4], [5, 6]]})
-    rows = rows.cast_column("image", datasets.Image())
-    table = ci.sweep(make(**PLAIN), rows, probes="sparsity", progress=False).samples()
-    assert [list(label) for label in table["label"]][::3] == [[1, 2], [3, 4], [5, 6]]
-
-
-def test_cached_gradients_stay(model, data):
-    def gradient(image):
-        cache, forward, backward = model.get_caching_hooks("blocks.0.hook_resid_pre", incl_bwd=True)
-        with model.hooks(forward, backward):
-            model(image)[0, 3].backward()
-        return cache["blocks.0.hook_resid_pre_grad"]
-
-    first = gradient(data[:1])
-    kept = first.clone()
-    gradient(data[1:2])
-    assert torch.equal(first, kept)
-
-
-def test_a_key_that_names_a_parameter(model):
-    weights = published_layout(model) | {"ln_final.weight": torch.zeros(31)}
-    given = dict(n_heads=HEADS, image_size=IMAGE["image_size"], patch_size=IMAGE["patch_size"])
-    refuses(
-        r"keys not used \(1\): ln_final.weight",
-        lambda: ci.load(weights, **given),
-        ci.CheckpointError,
-    )
-
-
-def test_files_that_claim_more_than_they_hold(tmp_path, model):
-    weights = published_layout(model)
-    given = dict(n_heads=HEADS, image_size=IMAGE["image_size"], patch_size=IMAGE["patch_size"])
-
-    def fails(match, source, **over):
-        refuses(match, lambda: ci.load(source, **given | over), ci.CheckpointError)
-
-    deep = weights | {"transformer.layers.900000.0.norm.weight": torch.zeros(31)}
-    fails("keys not used .*transformer.layers.900000.0.norm.weight", deep)
-    folder = model.save_pretrained(tmp_path / "m")
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace('"n_layers": 3', '"n_layers": 1000000000'))
-    refuses("1000000000 layers are claimed", lambda: ci.load(folder), ci.CheckpointError)
-    wide = torch.ones(1, 1).expand(11, 31)
-    torch.save(weights | {"mlp_head.1.weight": wide}, tmp_path / "wide.pth")
-    fails("mlp_head.1.weight claims 341 numbers, but stores fewer", tmp_path / "wide.pth")
-    loud = weights | {"mlp_head.1.bias": torch.full((11,), 7e4)}
-    fails("too large for torch.float16", loud, dtype=torch.float16)
-    fails("has the names of a hooked model", model.state_dict())
-    fails("Give the whole config: ci.load", model.state_dict(), family="crate", n_heads=2)
-    fails("channels=0: give a whole number", weights, channels=0)
-    fails("n_heads='5': give a whole number", weights, n_heads="5")
-    fails("device='gpu' is not a device that torch can compute on", weights, device="gpu")
-    fails("is no file, no folder, no known model", "x" * 5000)
-    assert ci.load(weights, **given | {"n_heads": np.int64(HEADS)}).cfg.n_heads == HEADS
-
-
 def test_a_clip_is_measured_by_its_towers():
     clip = ci.load(
         FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
@@ -276,18 +103,6 @@ def test_a_clip_is_measured_by_its_towers():
         len(tower.layers())
         and (ci.probe(cache).samples() - tower.samples()).abs().max().max() < 1e-4
     )
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("layer", [1.0, True, "1", torch.tensor(1)])
-def test_a_layer_is_a_whole_number(model, images, layer):
-    for run in (
-        lambda: model(images, stop_at_layer=layer),
-        lambda: model(images, start_at_layer=layer),
-        lambda: model.accumulated_bias(layer),
-    ):
-        with pytest.raises(ValueError, match="layer=.*; give a whole number from -3 to 3"):
-            run()
 
 
 def test_points_are_chosen_by_names_functions_and_regular_expressions(model, images):
@@ -330,20 +145,3 @@ def test_check_finds_nan_and_inf_and_the_default_does_not_look(model, images):
         with pytest.raises(ValueError, match=f"in 1 of {BATCH} samples, first in sample {first}"):
             run()
     assert model.to("meta")(images.to("meta"), check=True).shape == wanted.shape  # holds no values
-
-
-def test_every_kind_of_model_checks_the_floats_it_is_given():
-    mae, clip, lm = make_mae(), make_clip(), make_lm()
-    tokens = torch.zeros(2, clip.text.cfg.n_ctx, dtype=torch.long)
-    images = torch.full((2, 3, *clip.visual.cfg.image_size), torch.inf)
-    stream = torch.full((2, 5, lm.cfg.d_model), torch.nan)
-    features = torch.full((2, clip.text.cfg.n_ctx, clip.text.cfg.d_model), torch.nan)
-    for run in (
-        lambda: mae(torch.full((2, 3, *mae.cfg.image_size), torch.nan), check=True),
-        lambda: clip(images, tokens, check=True),
-        lambda: clip.text(features, start_at_layer=0, check=True),
-        lambda: lm(stream, start_at_layer=1, check=True),
-    ):
-        with pytest.raises(ValueError, match="NaN or Inf in 2 of 2 samples, first in sample 0"):
-            run()
-    assert clip.text(tokens, check=True).isfinite().all()

@@ -1,16 +1,11 @@
 """The first process of a node loads before the others; they share nothing but files."""
 
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
 
-from crate_interp.sweeps.engines import node_ranks
 from crate_interp.sweeps.engines.node_ranks import after_rank_0, device_of_rank
 
 
@@ -22,11 +17,6 @@ def rank(monkeypatch):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a/run")
 
     return become
-
-
-def marker(out):
-    (path,) = out.glob(".crate-interp-fetched-*")
-    return path
 
 
 def waiting(out):
@@ -73,50 +63,6 @@ def test_the_others_go_ahead_when_the_first_fails(tmp_path, rank, capfd, error):
     with after_rank_0(tmp_path):
         pass
     assert capfd.readouterr().err == "rank 0 of this node could not load: this process continues.\n"
-
-
-def test_the_others_go_ahead_when_the_first_was_killed(tmp_path, rank, capfd):
-    rank(0)
-    with after_rank_0(tmp_path):
-        dead = subprocess.Popen([sys.executable, "-c", ""])
-        dead.wait()
-        marker(tmp_path).write_text(json.dumps({"pid": dead.pid, "state": "fetches"}))
-        rank(1)
-        with after_rank_0(tmp_path):
-            pass
-    assert "this process continues" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("pid", ["1", None, -1, 0, 10**30, True, [1]])
-def test_a_marker_that_is_none_of_ours_does_not_stop_anybody(tmp_path, rank, pid):
-    rank(0)
-    with after_rank_0(tmp_path):
-        marker(tmp_path).write_text(json.dumps({"pid": pid, "state": "fetches"}))
-        rank(1)
-        with after_rank_0(tmp_path):
-            pass
-
-
-def test_a_first_process_that_never_begins_is_not_waited_for(tmp_path, rank, monkeypatch, capfd):
-    monkeypatch.setattr(node_ranks, "_LONG", 0.2)
-    rank(1)
-    with after_rank_0(tmp_path):
-        pass
-    assert "this process continues" in capfd.readouterr().err
-
-
-def test_what_a_dead_launch_left_is_removed(tmp_path, rank):
-    rank(0)
-    with after_rank_0(tmp_path):
-        pass
-    old = marker(tmp_path)
-    dead = old.with_name(old.name.replace(str(os.getppid()), "12345678"))
-    old.rename(dead)
-    dead.write_text(json.dumps({"pid": 0, "state": "done"}))
-    (tmp_path / "mine.json").write_text("{}")
-    with after_rank_0(tmp_path):
-        pass
-    assert marker(tmp_path) == old and (tmp_path / "mine.json").exists()
 
 
 def test_the_device_of_a_rank(monkeypatch, rank):

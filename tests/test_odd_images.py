@@ -1,6 +1,5 @@
 """Odd pictures give a defined result or one clear line, in preprocess and in a sweep."""
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -8,7 +7,6 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.models.image_inputs import pad_to_patch
 from reference import published_layout
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
@@ -58,20 +56,6 @@ def test_odd_pictures_are_taken(model, name, tmp_path):
     assert len(result.layers()) > 0 and result.meta["n_samples"] == 1
 
 
-def test_colours_of_odd_pictures(model):
-    assert torch.equal(
-        model.preprocess(TAKEN["one-pixel.png"])[0, :, 3, 5],
-        (torch.tensor([9, 90, 200]) / 255 - 0.5) / 0.25,
-    )
-    grey = model.preprocess(TAKEN["grey.png"])[0]
-    assert torch.equal(grey[0], grey[1]) and torch.equal(grey[0], grey[2])
-    clear = with_alpha(colour())
-    assert torch.equal(model.preprocess(clear), model.preprocess(colour()))  # alpha is dropped
-    on_white = Image.blend(Image.new("RGB", (31, 23), "white"), colour(), 128 / 255)
-    white = tiny(transparency="white").preprocess(clear)
-    torch.testing.assert_close(white, model.preprocess(on_white), atol=0.05, rtol=0)
-
-
 def broken(folder):
     """Files that are no pictures a model can take, and what is to be said of them."""
     deep = Image.fromarray(np.arange(23 * 31, dtype=np.uint16).reshape(23, 31))
@@ -109,38 +93,6 @@ def test_broken_pictures_are_one_clear_line(model, tmp_path):
         model.preprocess(Image.new("La", (5, 5)))
 
 
-def test_masked_pictures_of_sixteen_bits(tmp_path):
-    for place in ("JPEGImages", "SegmentationClass"):
-        (tmp_path / place).mkdir()
-        Image.new("L", (31, 23), 3).save(tmp_path / place / "a.png")
-    deep = Image.fromarray(np.full((23, 31), 40_000, np.uint16))
-    deep.save(tmp_path / "JPEGImages" / "a.png")
-    plain = dict(resize=(16, 16), crop=None, mean=[0.0] * 3, std=[1.0] * 3)
-    where = f"voc:{tmp_path}"
-    shown = ci.data.open_data(where, tiny(bits=16, **plain).preprocess).read(0, 1)
-    torch.testing.assert_close(shown, torch.full((1, 3, 16, 16), 40_000 / 65535))
-    with pytest.raises(ValueError, match="a.png' has mode 'I;16'.*bits=16"):
-        ci.data.open_data(where, tiny(**plain).preprocess)
-
-
-def test_broken_pictures_in_a_dataset(model, tmp_path):
-    broken(tmp_path)
-    for name in ("cut.jpg", "empty.png"):
-        files = [
-            {"bytes": (tmp_path / file).read_bytes(), "path": None} for file in ("whole.jpg", name)
-        ]
-        data = datasets.Dataset.from_dict(
-            {"image": files}, features=datasets.Features(image=datasets.Image())
-        )
-        with pytest.raises(ValueError, match="cannot read the image of sample 1: "):
-            ci.sweep(model, data, probes=["sparsity"], progress=False)
-    data = datasets.Dataset.from_dict({"image": [colour(), None]}).cast_column(
-        "image", datasets.Image()
-    )
-    with pytest.raises(ValueError, match="sample 1 has no image: the column holds None"):
-        ci.sweep(model, data, probes=["sparsity"], progress=False)
-
-
 def test_whole_patches(model, tmp_path):
     model = tiny(interpolate_pos=True)
     images = torch.randn(2, 3, 37, 51)
@@ -160,25 +112,6 @@ def test_whole_patches(model, tmp_path):
     assert resized(resized.preprocess([colour(), TAKEN["grey.png"]])).shape == (2, 3)
     mask = Image.new("L", (31, 23), 7)
     assert resized.preprocess_masks(mask).shape == (1, 40, 56)
-
-
-def test_padding_repeats_the_edge():
-    image = torch.arange(2 * 3 * 5 * 7).reshape(2, 3, 5, 7)
-    padded = pad_to_patch(image, (2, 5))
-    assert padded.shape == (2, 3, 6, 10) and torch.equal(padded[:, :, :5, :7], image)
-    assert (
-        torch.equal(padded[:, :, 5], padded[:, :, 4])
-        and (padded[..., 7:] == padded[..., 6:7]).all()
-    )
-    assert pad_to_patch(image, 1) is image
-    assert torch.equal(
-        pad_to_patch(image.to(torch.uint8)[0, 0], 4)[:5, :7], image.to(torch.uint8)[0, 0]
-    )  # masks too
-    assert make().pad(image).shape == (2, 3, 6, 10)
-    with pytest.raises(ValueError, match="images are 0 x 7: they have no pixels to repeat"):
-        pad_to_patch(image[:, :, :0], 2)
-    with pytest.raises(ValueError, match="patch_size=0: give an int"):
-        pad_to_patch(image, 0)
 
 
 def test_a_guessed_grid_is_no_ground_for_other_sizes(tmp_path):

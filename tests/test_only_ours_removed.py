@@ -1,11 +1,10 @@
 """Nothing of the user's is removed, replaced or written through, whatever it is called."""
 
 import contextlib
-import errno
 import json
 import os
 import shutil
-import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +13,11 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.data.folder_listing import Listing
+from crate_interp.core.files import write_text
+from crate_interp.core.folders import LOCK, is_inside
 from crate_interp.sweeps.ledgers import ledger as ledgers
-from folders import files_of, largest_file, two_sweeps
-from test_ledgers import CHUNKS, WHOLE, chunk, lines, run
+from folders import files_of, two_sweeps
+from test_ledgers import CHUNKS, WHOLE, chunk, run
 
 QUIET = {"progress": False}
 
@@ -62,14 +62,6 @@ def test_a_chunk_that_was_changed_is_kept_and_measured_again(tmp_path):
     assert kept.read_text() == "precious"
 
 
-def test_a_file_in_the_place_of_a_chunk_is_refused_before_work(tmp_path):
-    run(tmp_path, until=2)
-    chunk(tmp_path, 2).write_text("precious")
-    with pytest.raises(ValueError, match="'sweep-000002.parquet'. Nothing was removed"):
-        run(tmp_path)
-    assert chunk(tmp_path, 2).read_text() == "precious"
-
-
 @pytest.mark.parametrize("name", ["samples.parquet", "report.html", "summary.txt"])
 def test_a_report_replaces_no_file_of_another(tmp_path, name):
     (tmp_path / name).write_text("precious")
@@ -110,14 +102,6 @@ def test_nothing_is_written_through_a_link(tmp_path, name, resume):
         run(out, resume=resume)
     assert before == (files_of(victim) if name == "chunks" else victim.read_text())
     assert path.is_symlink()
-
-
-def test_a_ledger_that_becomes_a_link_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="cannot write into"):
-        with ledgers.opened(tmp_path, {}, ledgers.Shard(0, 1), True) as ledger:
-            (tmp_path / ledgers._ledger_of(os.getpid())).symlink_to(tmp_path / "victim")
-            ledger.begin("sweep", 1)
-    assert not (tmp_path / "victim").exists()
 
 
 @pytest.mark.parametrize("name", [".crate-interp.lock", "samples.parquet", "meta.json"])
@@ -207,52 +191,68 @@ def test_all_of_the_users_is_there_whatever_happens(
     shutil.rmtree(place)
 
 
-# --- modes and full disks ---
+# --- what lies in a folder before it is written ---
 
 
-@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])
-def test_files_have_the_mode_that_the_umask_leaves(tmp_path, sweeps, umask):
-    before = os.umask(umask)
-    try:
-        run(tmp_path / "run")
-        sweeps[0].save(tmp_path / "run")
-        make().save_pretrained(tmp_path / "model")
-        make(seed=1).save_pretrained(tmp_path / "model")
-    finally:
-        os.umask(before)
-    found = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*.*")}
-    assert len(found) > 10 and set(found.values()) == {0o666 & ~umask}, found
+PATHS = st.lists(
+    st.one_of(
+        st.sampled_from(["..", ".", "", "a", "~", "\0", "C:", "a\\b", "x.png", "figures", LOCK]),
+        st.text(st.characters(codec="utf-8"), max_size=5),
+    ),
+    min_size=1,
+    max_size=6,
+).map("/".join)
 
 
-FULL = "Finished chunks are kept. Free some space, then run the same command again"
+@given(PATHS, st.sampled_from(["", ".png", ".parquet", ".txt", ".sh"]))
+def test_no_name_leads_out_of_the_folder(tmp_path_factory, name, suffix):
+    out = Path("/somewhere/out")
+    if is_inside(name + suffix):
+        place = Path(os.path.normpath(out / (name + suffix)))
+        assert out in place.parents and not place.name.startswith(".") and suffix != ".sh"
 
 
-def test_a_store_on_a_full_disk_says_so_and_goes_on(tmp_path):
-    given = dict(points="blocks.0.hook_resid_post", out=tmp_path / "s", chunk_size=7, **QUIET)
-    model, images = make(), torch.rand(13, 3, 6, 20)
-    with largest_file(11_000), pytest.raises(ValueError, match=f"File too large. {FULL}"):
-        ci.store(model, images, **given)
-    assert not list((tmp_path / "s" / "chunks").iterdir())
-    assert len(ci.store(model, images, **given)) == 13
+def victim(tmp_path):
+    """A file outside of the folder that is written, and one of the user's inside of it."""
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "x.png").write_text("precious")
+    out = tmp_path / "runs" / "out"
+    out.mkdir(parents=True)
+    (out / "thesis.docx").write_text("precious too")
+    return out
 
 
-def full(*args, **more):
-    raise OSError(errno.ENOSPC, "No space left on device")
+def test_nothing_outside_is_removed_by_names_in_an_old_folder(sweeps, tmp_path):
+    out = victim(tmp_path)
+    outside = tmp_path / "victim" / "x.png"
+    names = ["../../victim/x.png", str(outside), "figures/../../../victim/x.png", "thesis.docx"]
+    names += [LOCK, "", ".", "..", "\0.png", "a\\..\\x.png"]
+    meta = {"result": "sweep", "format": 1, "files": dict.fromkeys(names, "sha256:0")}
+    for content in (meta, meta | {"statistics": {"../../victim/x": 3}}):
+        (out / "meta.json").write_text(json.dumps(content))
+        sweeps[0].save(out)
+        assert ci.SweepResult.load(out).meta == sweeps[0].meta
+    assert outside.read_text() == "precious" and (out / "thesis.docx").exists()
 
 
-def test_what_else_a_run_writes_on_a_full_disk(tmp_path, monkeypatch):
-    from PIL import Image
-
-    model, images = make(mean=(0.5,) * 3, std=(0.5,) * 3, resize=(6, 20)), torch.rand(2, 3, 6, 20)
-    (tmp_path / "pictures").mkdir()
-    Image.new("RGB", (20, 6)).save(tmp_path / "pictures" / "a.png")
-    given = dict(probes="sparsity", controls=0, out=tmp_path / "sweep", **QUIET)
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=FULL):
-        patch.setattr(Listing, "keep", full)
-        ci.sweep(model, f"imagefolder:{tmp_path / 'pictures'}", **given)
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=FULL):
-        patch.setattr("crate_interp.training.watch_run.WatchResult.save", full)
-        with ci.watch(model, images, probes="sparsity", out=tmp_path / "watch"):
-            pass
-    assert json.loads((tmp_path / "watch" / "run.json").read_text())["kind"] == "watch"
-    assert lines(tmp_path / "watch")
+def test_what_somebody_else_wrote_is_not_lost(sweeps, tmp_path):
+    (tmp_path / "meta.json").write_text('{"mine": 1}')
+    with pytest.raises(ValueError, match="holds another meta.json, which would be lost: give"):
+        sweeps[0].save(tmp_path)
+    (tmp_path / "meta.json").write_text('{"result": "audit", "format": 1}')
+    with pytest.raises(ValueError, match="holds a result of kind 'audit', which would be lost"):
+        sweeps[0].save(tmp_path)
+    other = tmp_path / "model"
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "vit"}')
+    (other / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a config.json of another library"):
+        make().save_pretrained(other)
+    assert set(files_of(other)) == {"config.json", "tokenizer.json"}
+    (tmp_path / "meta.json").unlink()
+    with sweeps[0].saved_with_pages(tmp_path) as stage:
+        write_text(stage / "page.html", "ours")
+        write_text(stage / "notes.txt", "ours")
+    (tmp_path / "notes.txt").write_text("the user's by now")
+    sweeps[1].save(tmp_path)
+    assert (tmp_path / "notes.txt").exists() and not (tmp_path / "page.html").exists()

@@ -1,22 +1,19 @@
 """Pictures replaced by others of the same size: a run notes contents, and compares them."""
 
-import dataclasses
 import hashlib
 import os
 import shutil
 
-import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import crate_interp as ci
-import ray_stand_in
 from conftest import make
 from crate_interp.core import file_reading
-from crate_interp.core.pictures import SUFFIXES
-from crate_interp.data import open_data, picture_contents
-from crate_interp.data.picture_contents import Notes, noting
+from crate_interp.data import open_data
+from crate_interp.data.picture_contents import Notes, noting, table_of
 from crate_interp.sweeps.ledgers.ledger import Ledger
 from gathered import same
 from padded_pictures import COUNT, MODEL, QUICK, RUN, SIZE, draw, folder, mask, replace, voc
@@ -75,13 +72,6 @@ def test_another_picture_of_the_same_size_is_noticed(model, tmp_path, suffix):
     same(ci.sweep(model, source, out=out, **QUICK), wanted)
 
 
-def test_every_suffix_is_of_a_format_above():
-    made = {"jpe": "jpg", "jpeg": "jpg", "jfif": "jpg", "tif": "tiff"}
-    made |= dict.fromkeys(("pgm", "pbm", "pnm"), "ppm")
-    kinds = {made.get(suffix[1:], suffix[1:]) for suffix in SUFFIXES}
-    assert kinds == {"bmp", "png", "jpg", "webp", "tiff", "gif", "ppm"}
-
-
 @pytest.mark.slow
 def test_in_the_middle_of_a_run(model, ran):
     root, out = ran / "in", ran / "half"
@@ -104,42 +94,14 @@ def test_in_the_middle_of_a_run(model, ran):
     same(ci.sweep(model, source, out=out, resume=False, **QUICK), found)
 
 
-def test_files_that_were_touched_or_copied_are_read_once(model, ran, monkeypatch):
-    source, read = f"imagefolder:{ran / 'in'}", []
-    real = picture_contents.digest
-    monkeypatch.setattr(
-        picture_contents, "digest", lambda path: read.append(path.name) or real(path)
-    )
-    monkeypatch.setattr(file_reading, "STEP", 0)
-    wanted = ci.sweep(model, source, out=ran / "out", resume=False, **QUICK)
-    same(ci.sweep(model, source, out=ran / "out", **QUICK), wanted)
-    assert read == []  # times and sizes suffice
-    os.utime(ran / "in" / "a" / "04.png")
-    shutil.copy2(ran / "in" / "b" / "03.png", ran / "copy.png")
-    os.replace(ran / "copy.png", ran / "in" / "b" / "03.png")
-    os.rename(ran / "in" / "b" / "09.png", ran / "away.png")  # gone is not replaced
-    same(ci.sweep(model, source, out=ran / "out", **QUICK), wanted)
-    assert sorted(read) == ["03.png", "04.png"]
-
-
 VERBS = {
     "sweep": (ci.sweep, dict(controls=2)),
     "audit": (ci.audit, dict(untrained=1, grid=False)),
-    "atoms": (ci.atoms, {}),
-    "linear_probe": (ci.linear_probe, {}),
-    "ablate_heads": (ci.ablate_heads, dict(how="mean")),
     "store": (ci.store, dict(points="blocks.0.hook_resid_mid")),
-    "atlas": (ci.atlas, dict(ablate=2)),
-    "surgery": (ci.surgery, {}),
 }
 
 
-SLOW = ("atlas", "surgery", "linear_probe", "store", "atoms")
-
-
-@pytest.mark.parametrize(
-    "verb", [pytest.param(v, marks=[pytest.mark.slow] * (v in SLOW)) for v in VERBS]
-)
+@pytest.mark.parametrize("verb", few(VERBS, 2))
 def test_every_verb_notes_what_it_read(model, ran, verb):
     function, more = VERBS[verb]
     root, out = ran / "in", ran / verb
@@ -174,126 +136,55 @@ def test_masks_are_noted_too(model, tmp_path, part):
         ci.segment(model, f"voc:{root}", **more)
 
 
-def test_backgrounds_and_objects_of_cutouts(model, tmp_path):
-    root, out = tmp_path / "in", tmp_path / "out"
-    (root / "backgrounds").mkdir(parents=True)
-    for number in range(3):
-        draw(root / "backgrounds" / f"{number}.bmp", number)
-        drawn = np.random.default_rng(number).integers(0, 256, (8, 8, 4), np.uint8)
-        drawn[..., 3] = np.where(np.arange(8) < 4, 255, 0)
-        Image.fromarray(drawn).save(root / f"{number}.png")
-    cut = make(**MODEL, resize=(6, 20))
-    source = f"cutouts:{root}"
-    result = ci.sweep(cut, source, out=out, **QUICK)
-    assert "content" in result.meta["data"][0]
-    used = {file.decode() for file in noted(out)["sweep"]["file"]}
-    behind = sorted(used - {"0.png", "1.png", "2.png"})
-    assert len(used) == 3 + len(behind) and behind[0].startswith("backgrounds/")
-    replace(root / behind[0])
-    with pytest.raises(ValueError, match=rf"^'{behind[0]}' in .*{HELD}"):
-        ci.sweep(cut, source, out=out, **QUICK)
+# --- notes ---
 
 
-@pytest.mark.slow
-def test_workers_and_actors_send_what_they_read(model, kept, ran, monkeypatch):
-    ray_stand_in.install(monkeypatch)
-    wanted = noted(kept / "out")["sweep"]
-    for name, more in {"workers": dict(workers=2), "ray": dict(engine="ray")}.items():
-        result = ci.sweep(model, f"imagefolder:{kept / 'in'}", out=ran / name, **more, **QUICK)
-        table = noted(ran / name)["sweep"]
-        columns = ["sample", "mask", "file", "sha256", "size", "mtime_ns"]
-        pd.testing.assert_frame_equal(table[columns], wanted[columns])
-        assert result.meta["data"] == ci.SweepResult.load(kept / "out").meta["data"]
+PREPROCESS = make(**MODEL).preprocess
 
 
-@pytest.mark.parametrize("out", few([True, False]))
-def test_a_file_that_changes_between_two_stages_is_noticed(model, ran, out):
-    calls, path = [], ran / "in" / "a" / "02.png"
-    changing = make(**MODEL)
-
-    def swap(*_):
-        calls.append(1)
-        if len(calls) == 4:  # its batch was read, and other batches follow
-            replace(path)
-
-    changing.blocks[0].register_forward_pre_hook(swap)
-    more = dict(untrained=1, grid=False, out=ran / "audit" if out else None, **RUN)
-    with pytest.raises(ValueError, match=r"^'a/02.png': the content has changed since this run"):
-        ci.audit(changing, f"imagefolder:{ran / 'in'}", **more)
+CHANGES = ("touch", "rewrite", "copy", "other", "longer", "shorter", "gone", "folder", "link")
 
 
-def test_a_sample_read_twice_in_a_chunk_agrees(model, ran):
-    samples, notes = open_data(f"imagefolder:{ran / 'in'}", model.preprocess), Notes()
-    twice = noting(samples, notes)
-    twice.read(0, 4)
-    twice.read(2, 3)
-    replace(ran / "in" / "a" / "02.png")
-    with pytest.raises(ValueError, match=r"^'a/02.png': the content has changed since this run"):
-        twice.read(2, 3)
+def change(path, how):
+    data = path.read_bytes()
+    if how == "touch":
+        os.utime(path, ns=(5, 5))
+    elif how == "rewrite":
+        path.write_bytes(data)
+    elif how == "copy":
+        (path.parent / "copy").write_bytes(data)
+        os.replace(path.parent / "copy", path)
+    elif how == "other":
+        replace(path, seed=len(path.name) + 50)
+    elif how in ("longer", "shorter"):
+        path.write_bytes(data + b"\0" if how == "longer" else data[:-1])
+    else:
+        path.unlink()
+        if how == "folder":
+            path.mkdir()
+        if how == "link":
+            path.symlink_to(".other.bmp")
+    return how in ("other", "longer", "shorter", "folder", "link")
 
 
-def test_what_cannot_be_decoded_is_noted(model, ran):
-    root, out = ran / "in", ran / "bad"
-    path = root / "b" / "05.png"
-    path.write_bytes(b"no picture".ljust(SIZE))
-    result = ci.sweep(model, f"imagefolder:{root}", out=out, skip_bad=True, **QUICK)
-    assert [row["sample"] for row in result.meta["skipped"]] == [5]
-    assert "content" in result.meta["data"][0] and len(noted(out)["sweep"]) == COUNT
-    replace(path)
-    with pytest.raises(ValueError, match=rf"^'b/05.png' in .*{HELD}"):
-        ci.sweep(model, f"imagefolder:{root}", out=out, skip_bad=True, **QUICK)
+@settings(deadline=None)
+@given(st.dictionaries(st.integers(0, 4), st.sampled_from(CHANGES), max_size=3))
+def test_only_other_content_counts(tmp_path_factory, changes):
+    root = tmp_path_factory.mktemp("p")
+    for number, name in enumerate(("0", "1", "2", "3", "4", ".other")):
+        draw(root / f"{name}.bmp", number)
+    samples, notes = open_data(f"imagefolder:{root}", PREPROCESS), Notes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_reading, "STEP", 0)
+        noting(samples, notes).read(0, 5)
+    table, files = table_of(notes), samples.files
+    wanted = [f"{n}.bmp" for n, how in sorted(changes.items()) if change(root / f"{n}.bmp", how)]
+    assert files.changed(table) == wanted
 
 
-def test_a_function_of_the_callers_own_may_open_the_files(model, kept):
-    def preprocess(paths):
-        return model.preprocess([Image.open(path) for path in paths])
-
-    samples, notes = open_data(f"imagefolder:{kept / 'in'}", preprocess), Notes()
-    noting(samples, notes).read(0, 3)
-    names = [key[2] for key in notes]
-    assert names == ["a/00.png", "b/01.png", "a/02.png"]
-    assert [one.sha256 for one in notes.values()] == [digest(kept / "in" / n) for n in names]
-
-
-def test_contents_of_parts_add_up_and_differ(model, kept, ran):
-    samples = open_data(f"imagefolder:{ran / 'in'}", model.preprocess)
-    halves = [ci.data.part(samples, 0, 5), ci.data.part(samples, 5, COUNT)]
-    one, two = (ci.sweep(model, half, **QUICK) for half in halves)
-    whole = ci.SweepResult.load(kept / "out")
-    assert one.merge(two).meta["data"] == two.merge(one).meta["data"] == whole.meta["data"]
-    rest = dict(probes="sparsity", controls=0, progress=False, batch_size=2)
-    in_memory = ci.sweep(model, samples, chunk_size=3, **rest)
-    assert in_memory.meta["data"] == whole.meta["data"]
-    replace(ran / "in" / "b" / "09.png")
-    other = ci.sweep(model, f"imagefolder:{ran / 'in'}", **QUICK)
-    assert other.meta["data"][0]["fingerprint"] == whole.meta["data"][0]["fingerprint"]
-    match = "the same names and sizes, imagefolder:.*, but the files held different pictures"
-    with pytest.raises(ValueError, match=match):
-        ci.compare(whole, other, untrained=0)
-    old = {name: value for name, value in whole.meta["data"][0].items() if name != "content"}
-    before = dataclasses.replace(whole, meta=whole.meta | {"data": [old]})
-    assert len(ci.compare(before, other, untrained=0).table())  # it is not known to differ
-    assert "content" not in before.merge(_after(other)).meta["data"][0]
-
-
-def _after(result):
-    """A result of the samples that follow."""
-    entry = result.meta["data"][0] | {"start": COUNT, "stop": 2 * COUNT}
-    tables = {
-        name: table.assign(sample=table["sample"] + COUNT) if "sample" in table else table
-        for name, table in result.stored.items()
-    }
-    return dataclasses.replace(result, stored=tables, meta=result.meta | {"data": [entry]})
-
-
-def test_a_watch_refuses_other_pictures(ran):
-    source, trained = f"imagefolder:{ran / 'in'}", make(**MODEL)
-    more = dict(every=2, limit=5, out=ran / "watch")
-    with ci.watch(trained, source, **more) as watch:
-        watch.step()
-    data = watch.result().meta["data"]
-    assert data == ci.sweep(trained, source, limit=5, **QUICK).meta["data"]
-    replace(ran / "in" / "a" / "02.png")
-    with pytest.raises(ValueError, match="other settings: settings.data"):
-        with ci.watch(trained, source, **more):
-            pass
+@pytest.mark.parametrize("name", ["../out.png", "/etc/hostname", "a/../../out.png"])
+def test_a_forged_note_does_not_lead_out(tmp_path, name):
+    samples = open_data(f"imagefolder:{folder(tmp_path / 'in', count=2)}", PREPROCESS)
+    table = table_of({(0, False, name): file_reading.Content(b"", file_reading.Stamp(1, 2, 3))})
+    with pytest.raises(ValueError, match="is not inside"):
+        samples.files.changed(table)

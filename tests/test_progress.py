@@ -7,7 +7,6 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from command import python
 from crate_interp.core import progress
 
 CELL = """
@@ -33,19 +32,6 @@ def test_a_bar_goes_to_stderr_in_a_terminal_and_to_stdout_in_a_notebook(capsys, 
         pass
     out, err = capsys.readouterr()
     assert "here: 100%" in out and not err
-
-
-@pytest.mark.slow
-def test_nothing_else_loads_tqdm_before():
-    """A warning at the first touch of any name would be an error here."""
-    code = (
-        "import warnings; warnings.simplefilter('error')\n"
-        "import sys; sys.modules['ipywidgets'] = None\n"
-        "import crate_interp as ci; ci.load\n"
-        "print(sys.modules['tqdm.auto'].__name__)"
-    )
-    done = python(code)
-    assert done.stdout.strip() == "tqdm.auto", done.stderr
 
 
 @pytest.mark.slow

@@ -58,35 +58,9 @@ def found(scenario, place):
 
 
 @pytest.mark.slow
-def test_every_size_has_each_sample_once(tmp_path):
-    for n, (found_digest, count) in found("sizes", tmp_path).items():
-        assert count == int(n) and found_digest == digest(work("sweep", int(n)))
-
-
-@pytest.mark.slow
 def test_one_of_two_workers_is_killed(tmp_path):
     wanted = {"digest": digest(work("sweep", 600)), "killed": 1, "open": False}
     assert found("killed", tmp_path) == wanted
-
-
-@pytest.mark.slow
-def test_an_audit_whose_worker_is_killed(tmp_path):
-    wanted = {"digest": digest(work("audit", 600)), "killed": 1, "open": False}
-    assert found("killed_audit", tmp_path) == wanted
-
-
-@pytest.mark.slow
-def test_a_node_goes_and_another_one_comes(tmp_path):
-    wanted = {"digest": digest(work("sweep", 600)), "alive": [1, 2], "workers": 3}
-    assert found("nodes", tmp_path) == wanted
-
-
-@pytest.mark.slow
-def test_errors_come_out_as_they_are(tmp_path):
-    errors = found("errors", tmp_path)
-    assert errors["chunk"] == errors["chunk of one process"]
-    assert errors["chunk"][0] == "ValueError" and "infinite.one is NaN or Inf" in errors["chunk"][1]
-    assert "cannot send 'sweep' to other processes" in errors["lock"][1]
 
 
 @pytest.mark.slow
@@ -131,39 +105,12 @@ def test_of_a_stream_the_rows_alone_are_sent(monkeypatch):
     assert max(len(pickle.dumps(parcel)) for parcel in sent) < 20_000
 
 
-@pytest.mark.slow
-def test_a_stream_on_a_cluster(tmp_path):
-    model, data = make(**PLAIN), table()
-    wanted = {"digest": digest(ci.sweep(model, data, **CHUNKS))}
-    assert found("streamed", tmp_path) == wanted
-
-
-def test_more_places_than_chunks(monkeypatch):
-    cluster = ray_stand_in.install(monkeypatch, places=13)
-    work("sweep", **SMALL | {"n": 13}, engine="ray")
-    assert len(cluster.made) == 2
-
-
 @pytest.mark.parametrize("dies", few([{1}, {3}, {1, 2, 3}, {5, 6, 7, 8}], 2))
 def test_what_an_actor_took_with_it_is_measured_again(monkeypatch, dies, alone):
     """dies: at which calls the actor does."""
     cluster = ray_stand_in.install(monkeypatch, dies=dies)
     assert digest(work("sweep", **SMALL, engine="ray")) == alone
     assert len(cluster.made) == 3 + len(dies)
-
-
-def test_chunks_that_every_actor_dies_of(monkeypatch):
-    ray_stand_in.install(monkeypatch, dies=range(10**6))
-    with pytest.raises(ValueError, match="16 actors died in a row.*memory of the nodes"):
-        work("sweep", **SMALL, engine="ray")
-
-
-def test_no_place_for_an_actor(monkeypatch, capfd, alone):
-    """The cluster has a node after thirteen looks; a line after twelve says what is waited for."""
-    ray_stand_in.install(monkeypatch, empty_looks=13)
-    assert digest(work("sweep", **SMALL, engine="ray")) == alone
-    said = capfd.readouterr().err
-    assert said.count("Ray has no room for an actor with 1 CPUs") == 1
 
 
 def test_an_actor_with_other_software_is_refused(monkeypatch):
@@ -187,23 +134,7 @@ def test_an_error_of_a_chunk_comes_out_alone(monkeypatch):
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
-def test_what_cannot_be_sent(monkeypatch):
-    def dumps(value):
-        raise TypeError("cannot pickle 'generator' object")
-
-    monkeypatch.setattr(ray_stand_in.install(monkeypatch).cloudpickle, "dumps", dumps)
-    with pytest.raises(ValueError, match="cannot send 'sweep'.*'generator'.*engine='local'"):
-        work("sweep", **SMALL, engine="ray")
-
-
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install 'crate_interp\[ray\]'"):
-        work("sweep", **SMALL, engine="ray")
-
-
-def test_an_address_without_a_cluster(monkeypatch):
-    ray_stand_in.install(monkeypatch, open=False)
-    monkeypatch.setenv("RAY_ADDRESS", "nowhere:6379")
-    with pytest.raises(ValueError, match="cannot join .* 'nowhere:6379'.*ray start --head"):
         work("sweep", **SMALL, engine="ray")

@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import json
 import os
 import pathlib
 import pickle
@@ -112,25 +111,6 @@ def test_strides_ties_and_dtypes(zipped, tmp_path):
     assert all(same_bytes(found[name].detach(), weights[name].detach()) for name in weights)
 
 
-def test_a_compressed_archive_has_the_same_numbers(tmp_path):
-    saved(ALPHA, tmp_path / "w.pth")
-    with (
-        zipfile.ZipFile(tmp_path / "w.pth") as source,
-        zipfile.ZipFile(tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED) as target,
-    ):
-        for info in source.infolist():
-            target.writestr(info.filename, source.read(info))
-    found = read_file(tmp_path / "packed.pth").tensors
-    assert all(same_bytes(found[name], value) for name, value in ALPHA.items())
-
-
-def test_a_command_line_beside_the_weights_is_no_config(tmp_path):
-    """Only the autoencoder's is."""
-    args = argparse.Namespace(lr=0.1, n_head=1, bias=False, n_layer=1)
-    saved({"model": ALPHA, "args": args, "more": {"args": [args]}}, tmp_path / "a.pth")
-    assert ci.load(tmp_path / "a.pth", **GIVEN).cfg == ci.load(ALPHA, **GIVEN).cfg
-
-
 def test_parameters_share_no_memory(tmp_path):
     """Neither with one another, nor with the caller's tensors, nor with the file."""
     tied = torch.randn(31)
@@ -171,32 +151,25 @@ DTYPE = b"cnumpy\ndtype\n(" + text("O8") + b"\x89\x88tR"
 RAW = {
     "a call by opcode": b"cos\nsystem\n" + text("touch {ran}") + b"\x85R.",
     "an instance": b"(" + text("touch {ran}") + b"ios\nsystem\n.",
-    "an object": b"(cos\nsystem\n" + text("touch {ran}") + b"o.",
     "Python 2's eval": b"c__builtin__\neval\n" + text("1") + b"\x85R.",
     "a name from the stack": text("os") + text("system") + b"\x93.",
     "an extension": b"\x82\x01.",
     "a persistent id": b"cos\nsystem\nQ.",
-    "a persistent text": b"Pos.system\n.",
     "a function as a storage": b"(" + text("storage") + b"cos\nsystem\n" + text("0") + b"NK\x01tQ.",
     "a method of a form": b"cargparse\nNamespace.update\n)R.",
     "NumPy's scalar of objects": b"cnumpy.core.multiarray\nscalar\n" + DTYPE
     + b"c_codecs\nencode\n" + text("a" * 8) + text("latin1") + b"\x86R\x86R.",
     "state for a class": NAMESPACE + b"}" + text("update") + b"Nsb.",
-    "slots for a class": NAMESPACE + b"N}" + text("update") + b"Ns\x86b.",
-    "another class for a form": NAMESPACE + b")\x81N}" + text("__class__")
-    + b"cnumpy\nndarray\ns\x86b.",
 }  # fmt: skip
 CALLS = {
     "os.system": lambda ran: Call(os.system, f"touch {ran}"),
     "eval": lambda ran: Call(eval, f"__import__('os').mkdir({str(ran)!r})"),
     "exec": lambda ran: Call(exec, f"__import__('os').mkdir({str(ran)!r})"),
     "open": lambda ran: Call(open, str(ran), "w"),
-    "getattr": lambda ran: Call(getattr, "a", "upper"),
     "import": lambda ran: Call(__import__, "antigravity"),
     "torch.load": lambda ran: Call(torch.load, str(ran)),
     "pickle.loads": lambda ran: Call(pickle.loads, pickle.dumps(Call(os.system, f"touch {ran}"))),
     "a stranger's class": lambda ran: Stranger(),
-    "a module": lambda ran: torch.nn.Linear(2, 2),
     "a factory": lambda ran: Call(collections.defaultdict, os.getcwd),
 }
 PLACES = {
@@ -241,6 +214,17 @@ def test_pickles_written_by_hand(name, zipped, tmp_path):
     assert all(dict(vars(form)) == held for form, held in before)
 
 
+def test_pickles_that_ask_for_what_torch_admits(tmp_path):
+    """torch's own list of safe classes is global to the process, and grows."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    asked = b"}X\x01\x00\x00\x00actorch.distributed.device_mesh\nDeviceMesh\n"
+    body = asked + text("cpu") + b"](K\x00e\x86Rs."
+    with torch.serialization.safe_globals([DeviceMesh]):
+        refused("its pickle .*torch.distributed", by_hand(body, tmp_path / "a.pth", True))
+    assert not torch.distributed.is_initialized()
+
+
 def test_the_payloads_would_work(tmp_path):
     """The tests above test something: an unsafe reader runs them."""
     for name in ("os.system", "eval", "pickle.loads"):
@@ -262,11 +246,6 @@ def test_a_refusal_names_what_was_asked_for_and_what_to_type(tmp_path):
     torch.save(ALPHA, path, pickle_protocol=4)
     with pytest.warns(UserWarning, match="protocol 4"):
         refused(r"refused by torch \(Unsupported operand", path)
-
-
-def test_numpys_own_functions_are_never_listed():
-    """numpy.dtype and scalar together would make an object out of the bytes of a file."""
-    assert not any(getattr(form, "__module__", "").startswith("numpy") for form in FORMS)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -334,34 +313,3 @@ def test_what_is_no_weight_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused("is not a regular file", tmp_path / "pipe")
     refused("is not a regular file", "/dev/zero")
-
-
-def test_tensors_that_are_no_weights(tmp_path):
-    key = "mlp_head.1.bias"
-    for odd, match in (
-        (ALPHA[key].long(), "is torch.int64; expected a dense floating"),
-        (ALPHA[key].to_sparse(), "is torch.sparse_coo; expected a dense"),
-        (torch.ones(1).expand(len(ALPHA[key])), "an expanded view"),
-        (ALPHA[key] * float("nan"), "holds .* NaN or Inf"),
-        (np.ones(3), "keys missing .*mlp_head.1.bias"),
-    ):
-        refused(match, saved(ALPHA | {key: odd}, tmp_path / "w.pth"), **GIVEN)
-
-
-def test_a_file_that_may_not_be_read_is_called_so(tmp_path, monkeypatch):
-    def denied(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "w.pth").write_bytes(b"x")
-    monkeypatch.setattr(read_weights, "open", denied, raising=False)
-    refused(r"w.pth cannot be read: Permission denied\.", tmp_path / "w.pth")
-
-
-def test_a_config_beside_the_weights(tmp_path):
-    assert read_weights.read_json(tmp_path / "none.json") is None
-    for content, match in (("{", "is not readable JSON"), ("[1]", "holds a list")):
-        (tmp_path / "config.json").write_text(content)
-        with pytest.raises(ci.CheckpointError, match=match):
-            read_weights.read_config(tmp_path / "config.json")
-    (tmp_path / "config.json").write_text(json.dumps({"library": "crate_interp"}))
-    assert read_weights.read_config(tmp_path / "config.json") == {}

@@ -1,6 +1,5 @@
 """One record for each statistic and each claim: what is added to it alone, every page shows."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,33 +100,6 @@ def test_a_new_claim_needs_its_record_alone(images, tmp_path, monkeypatch):
     assert MOSTLY_ZERO.says in row and "zeros" in row
 
 
-@pytest.mark.slow
-def test_an_audit_from_before_a_claim_has_a_page_without_it(images, tmp_path, monkeypatch):
-    result = ci.audit(make(n_layers=2), images, untrained=0, grid=False, progress=False)
-    result.save(tmp_path)
-    later = replace(MOSTLY_ZERO, numbers={"measured_later": MOSTLY_ZERO.numbers["zeros"]})
-    add_claim(monkeypatch, "later", later)
-    page = ci.viz.audit_page(ci.AuditResult.load(tmp_path), tmp_path / "page").read_text()
-    assert "Attention lowers R" in page and MOSTLY_ZERO.title not in page
-
-
-def test_a_statistic_or_a_claim_without_a_title_cannot_be_made():
-    with pytest.raises(ValueError, match="give a title, a direction, a unit"):
-        Statistic("", "", "", None, None, "How to read it.")
-    with pytest.raises(TypeError, match="title"):
-        claims.Claim(  # type: ignore[call-arg]
-            short="x", says="x", where="x", group="x", needs=(), numbers={}
-        )
-
-
-def test_every_built_in_statistic_has_a_title_and_a_direction_of_its_own():
-    for name in ci.probes.available():
-        records = ci.probes.resolve(name)[0].records.values()
-        titles = [record.title for record in records]
-        assert len(set(titles)) == len(titles) and all(record.direction for record in records)
-        assert not any("_" in title.replace("W_in", "").replace("W_out", "") for title in titles)
-
-
 def test_four_facts_are_a_statistic_whose_title_is_its_name(images, tmp_path):
     facts = {"my_own_number": ("units", 0.0, None, "The mean of the stream.")}
 
@@ -143,35 +115,3 @@ def test_four_facts_are_a_statistic_whose_title_is_its_name(images, tmp_path):
     assert (record.title, record.direction) == ("My own number", "")
     assert built_in.heading(result.meta, "mine") == "Mine"
     assert "My own number" in report_page(result, [], tmp_path).read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_a_record_of_ones_own_travels_with_the_result(images, tmp_path):
-    def measure(block, acts):
-        return {"size": acts["hook_resid_mid"].mean(dim=(1, 2))}
-
-    mine = ci.Probe(
-        "mine", ("hook_resid_mid",), measure, {"size": LARGEST}, heading="What I look for"
-    )
-    renamed = ci.probes.sparsity(tokens=[0], name="first_token")
-    ci.sweep(make(), images, probes=[mine, renamed], progress=False, controls=0).save(tmp_path)
-    result = ci.SweepResult.load(tmp_path)
-    assert built_in.statistic(result.meta, "mine.size") == LARGEST
-    assert built_in.statistic(result.meta, "first_token.l1").title == "Sum of the code's entries"
-    assert built_in.heading(result.meta, "mine") == "What I look for"
-    assert built_in.heading(result.meta, "first_token") == ci.probes.sparsity().heading
-    header, _ = summary(result, [])
-    own = [record.column for record in renamed.records.values() if record.column]
-    assert header == ["layer", "largest", *own] and "zeros" in own
-    page = report_page(result, [], tmp_path / "page").read_text(encoding="utf-8")
-    assert "What I look for" in page and LARGEST.title in page
-
-
-def test_a_stranger_cannot_put_something_else_in_place_of_a_title(images, tmp_path):
-    result = ci.sweep(make(), images, probes="sparsity", progress=False, controls=0)
-    for titles in ({"sparsity.l1": ["", "", ""]}, {"sparsity.l1": [3, "", ""]}, ["sparsity.l1"]):
-        folder = ci.SweepResult(result.stored, result.meta | {"titles": titles}).save(
-            tmp_path / str(len(list(tmp_path.iterdir())))
-        )
-        with pytest.raises(ValueError, match="not a saved SweepResult|titles is .* not of type"):
-            ci.SweepResult.load(folder)

@@ -11,11 +11,11 @@ from datasets import Dataset, Features, Image
 from PIL import Image as Pillow
 
 import crate_interp as ci
-from conftest import make, make_lm
-from crate_interp.circuits import composition, evaluate, logit_attribution, logit_lens
-from crate_interp.data import open_data, open_text, part
+from conftest import make
+from crate_interp.circuits import composition
+from crate_interp.data import open_data, part
 from crate_interp.models.sae import SAEConfig
-from crate_interp.results.result import META, Result, by
+from crate_interp.results.result import META, Result
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)
@@ -44,13 +44,6 @@ def vision():
     return model, open_data(pictures(), model.preprocess, None, model.preprocess_masks)
 
 
-@pytest.fixture(scope="module")
-def text():
-    lm = make_lm()
-    tokens = torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(0))
-    return lm, open_text(tokens, lm.windows)
-
-
 OF_DATA = {
     "sweep": lambda model, data, **more: ci.sweep(model, data, **QUIET, **more),
     "audit": lambda model, data, **more: ci.audit(
@@ -65,13 +58,7 @@ OF_DATA = {
         model, data, through="data", **QUIET, **more
     ),
     "surgery": lambda model, data, **more: ci.surgery(
-        model,
-        data,
-        labels=None if model.unit == "windows" else [3] * N,
-        replacements=["gradient", 3],
-        mixes=(0.5,),
-        **QUIET,
-        **more,
+        model, data, labels=[3] * N, replacements=["gradient", 3], mixes=(0.5,), **QUIET, **more
     ),
 }
 
@@ -80,29 +67,6 @@ def autoencoder():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return ci.SparseAutoencoder(SAEConfig(hook_name=POINT, d_in=31, d_sae=17))
-
-
-def cached(model, samples, start, stop):
-    return model.run_with_cache(samples.read(start, stop))[1]
-
-
-def alone(model, data):
-    """The kinds of results that do not merge."""
-    inputs = data.read(0, N)
-    labels = [place % 2 for place in range(N)]
-    metric = lambda logits: logits[:, 3].mean()  # noqa: E731
-    named, few = replace(part(data, 0, 3), labels=labels[:3]), dict(probes="sparsity", controls=0)
-    sweeps = [ci.sweep(model, data, **few, **QUIET) for model in (model, make("crate", seed=1))]
-    return {
-        "comparison": ci.compare(*sweeps),
-        "head_ablation": ci.ablate_heads(model, named, progress=False),
-        "linear_probe": ci.linear_probe(model, data, labels=labels, test=0.5, progress=False),
-        "composition": composition(model),
-        "circuit_scores": evaluate(
-            model, [(0, 1), (1, 2)], inputs, metric, random=3, progress=False
-        ),
-        "saes": ci.saes.evaluate(model, data, {POINT: autoencoder()}, **QUIET),
-    }
 
 
 def same(one, two, rtol, leave_out=()):
@@ -145,88 +109,21 @@ def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
         halves[0].merge(whole)
 
 
-OF_LABELS = [place % 2 for place in range(N)]
-ALL = OF_DATA | {
-    "linear_probe": lambda model, data, **more: ci.linear_probe(
-        model, data, labels=OF_LABELS, test=0.5, **QUIET, **more
-    ),
-    # in float64 ablation to the mean explains exactly 0, and not what rounding leaves
-    "saes": lambda model, data, **more: ci.saes.evaluate(
-        make("crate-alpha").double(),
-        replace(data, read=lambda start, stop: data.read(start, stop).double()),
-        {POINT: autoencoder().double()},
-        **QUIET,
-        **more,
-    ),
-    "head_ablation": lambda model, data, **more: ci.ablate_heads(
-        model, replace(data, labels=OF_LABELS), **QUIET, **more
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", some_slowly(ALL))
-def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind):
-    model, data = vision
-    whole = ALL[kind](model, data)
-    folded = ALL[kind](model, data, chunk_size=BATCH)
-    assert (whole.meta["chunk_size"], folded.meta["chunk_size"]) == (256, BATCH)
-    same(whole, folded, 1e-12)
-    assert folded.meta["data"] == whole.meta["data"] and folded.meta["n_samples"] == N
-
-
-@pytest.mark.parametrize(
-    "kind", some_slowly(["sweep", "audit", "atoms", "atlas", "composition", "surgery"])
-)
-def test_halves_of_text_merge_too(text, kind):
-    lm, data = text
-    measure = OF_DATA[kind]
-    halves = [measure(lm, part(data, *ends)) for ends in ((0, CUT), (CUT, N))]
-    same(measure(lm, data), halves[0].merge(halves[1]), 1e-12)
-
-
-def test_results_of_a_cache_merge(vision):
-    data = vision[1]
-    model = make("crate-alpha").double()  # batches of other sizes round otherwise
-    inputs = data.read(0, N).double()
-    caches = [model.run_with_cache(inputs[slice(*e)])[1] for e in ((0, N), (0, CUT), (CUT, N))]
-    whole, *halves = [logit_attribution(cache, 3) for cache in caches]
-    merged = halves[0].merge(halves[1])
-    same(whole, merged, 1e-9)
-    assert merged.meta["disjoint"] == "not checked" and len(merged.meta["data"]) == 2
-    torch.testing.assert_close(merged.total(), whole.total())
-    one, two = (logit_lens(caches[0], sample=sample) for sample in (0, 4))
-    both = one.merge(two)
-    assert list(both.table()["sample"].unique()) == [0, 1]
-    rows = both.table().query("sample == 1").drop(columns="sample").reset_index(drop=True)
-    assert rows.equals(two.table().drop(columns="sample"))
-    probed = [ci.probe(cache) for cache in caches]
-    same(probed[0], probed[1].merge(probed[2]), 1e-9)
-
-
-def test_caches_results_come_back(vision, tmp_path):
-    model, data = vision
-    cache = cached(model, data, 0, N)
-    for place, result in enumerate(
-        [logit_attribution(cache, 3), logit_lens(cache), ci.probe(cache)]
-    ):
-        survives(result, tmp_path / str(place))
-
-
-@pytest.mark.slow
 def test_what_does_not_merge_says_why(vision, tmp_path):
-    words = {
-        "comparison": "a comparison needs all samples at once: merge the sweeps, then compare them",
-        "head_ablation": "mean ablation takes the mean over all samples",
-        "linear_probe": "a linear probe is fitted to its data and does not merge",
-        "composition": "composition of weights does not depend on data",
-        "circuit_scores": "circuit scores are ratios of a metric on one set of inputs",
-        "saes": "an evaluation of autoencoders ablates to the mean of its own data",
-    }
-    for kind, result in alone(*vision).items():
-        survives(result, tmp_path / kind)
-        with pytest.raises(ValueError, match=words[kind]) as error:
+    model, data = vision
+    labels = [place % 2 for place in range(N)]
+    for result, words in (
+        (
+            ci.ablate_heads(model, replace(data, labels=labels), progress=False),
+            "mean ablation takes",
+        ),
+        (ci.linear_probe(model, data, labels=labels, test=0.5, progress=False), "does not merge"),
+        (composition(model), "composition of weights does not depend on data"),
+        (ci.saes.evaluate(model, data, {POINT: autoencoder()}, **QUIET), "ablates to the mean"),
+    ):
+        survives(result, tmp_path / result.KIND)
+        with pytest.raises(ValueError, match=words):
             result.merge(result)
-        assert "\n" not in str(error.value)
 
 
 def test_other_data_is_numbered_after_ours(vision):
@@ -266,29 +163,6 @@ def _with(result, **changes):
     return type(result)(result.stored, result.meta | changes)
 
 
-def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
-    model, data = vision
-    result = ci.sweep(model, part(data, 0, CUT), probes="sparsity", controls=0, **QUIET)
-    folder = result.save(tmp_path / "run")
-    meta = json.loads((folder / META).read_text())
-
-    def refused(match, kind=ci.SweepResult):
-        with pytest.raises(ValueError, match=match):
-            kind.load(folder)
-
-    refused("holds a result of kind 'sweep', but AtomResult.load reads 'atoms'", ci.AtomResult)
-    (folder / META).write_text(json.dumps(meta | {"format": 2}))
-    refused("has format 2, but this version reads 1: install a newer crate_interp")
-    (folder / META).write_text(json.dumps(meta))
-    other = ci.sweep(model, part(data, CUT, N), probes="sparsity", controls=0, **QUIET)
-    other.table("samples").to_parquet(folder / "samples.parquet", index=False)
-    refused("samples.parquet' does not belong to the saved SweepResult: its digest is not the one")
-    (folder / "samples.parquet").unlink()
-    refused("samples.parquet' does not belong to the saved SweepResult")
-    with pytest.raises(ValueError, match="does not hold a saved SweepResult"):
-        ci.SweepResult.load(tmp_path / "nowhere")
-
-
 def test_tables_have_names_and_are_copies(vision):
     model, data = vision
     result = ci.sweep(model, part(data, 0, 2), probes="sparsity", controls=0, **QUIET)
@@ -302,35 +176,3 @@ def test_tables_have_names_and_are_copies(vision):
     with pytest.raises(AttributeError):
         result.meta = {}
     assert isinstance(result, Result)
-
-
-class Small(Result):
-    """A result of one table."""
-
-    KIND, MAIN, STORED = "small", "rows", {"rows": by("name")}
-
-    def headline(self):
-        return "Two rows."
-
-
-def small():
-    table = pd.DataFrame({"name": ["a|b", "c_d"], "value": [1 / 3, np.nan], "n": [7, 11]})
-    meta = {"n_samples": 2, "unit": "images", "statistics": {"probe.one": ["nats", 0, None, ""]}}
-    return Small({"rows": table}, meta)
-
-
-def test_tables_as_text():
-    found = small()
-    assert found.to_csv() == f"name,value,n\na|b,{1 / 3!r},7\nc_d,,11\n"
-    assert found.to_markdown("rows") == (
-        "| name | value | n |\n| --- | --- | --- |\n| a\\|b | 0.3333 | 7 |\n| c\\_d |  | 11 |\n"
-    )
-    assert "a|b & 0.3333 & 7" in found.to_latex() and "c\\_d &  & 11" in found.to_latex()
-    with pytest.raises(ValueError, match="name='row'"):
-        found.to_latex("row")
-
-
-def test_repr_says_what_there_is_and_what_to_call():
-    lines = repr(small()).splitlines()
-    assert lines[0].startswith("Small: Two rows.")
-    assert "table(): rows" in lines[1] and "probe.one" in lines[2] and "to_latex()" in lines[3]

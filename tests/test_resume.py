@@ -1,7 +1,6 @@
 """A sweep that goes on where an earlier one ended, and what can happen to its folder meanwhile."""
 
 import errno
-import os
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,10 +63,6 @@ def chunk(out, number):
     return Ledger(out).path("sweep", number)
 
 
-def lines(out):
-    return [path for path in out.iterdir() if path.name.startswith("ledger-")]
-
-
 def test_what_is_done_is_not_measured_again(tmp_path, whole):
     run_until(tmp_path, 2)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
@@ -80,44 +75,20 @@ def test_an_interrupt_says_that_the_rest_stays(tmp_path, whole, capfd):
     assert counted(tmp_path) == (whole, CHUNKS - 1)
 
 
-@pytest.mark.parametrize(
-    "number", [errno.ENOSPC, pytest.param(errno.EDQUOT, marks=pytest.mark.slow)]
-)
-def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch, number):
+def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch):
     """The disk is full at the third chunk: at its file, and then at its line in the ledger."""
 
     def full(path, writer):
         if path.name == "sweep-000002.parquet":
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.ENOSPC, "No space left on device")
         return written(path, writer)
 
     written = ledgers.write
     monkeypatch.setattr(ledgers, "write", full)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="No space left on device. Finished chunks are kept"):
         run(tmp_path)
-    reason = os.strerror(number)
-    assert str(caught.value) == (
-        f"cannot write into {str(tmp_path)!r}: {reason}. Finished chunks are kept. Free some "
-        "space, then run the same command again."
-    )
     monkeypatch.setattr(ledgers, "write", written)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_at_the_ledger_or_the_result(tmp_path, whole, monkeypatch):
-    def full(*args, **line):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_note", full)
-        with pytest.raises(ValueError, match="Free some space, then run the same command"):
-            run(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(ci.SweepResult, "save", full)
-        with pytest.raises(ValueError, match="Free some space, then run the same command"):
-            run(tmp_path)
-    assert counted(tmp_path) == (whole, 0)
 
 
 @pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 0.5, -1])
@@ -144,42 +115,6 @@ def test_a_run_in_other_settings_is_refused_by_field(tmp_path, whole):
     assert counted(tmp_path) == (whole, 0)
     restarted = work("sweep", **SMALL | {"batch_size": 6}, out=tmp_path, resume=False)
     assert restarted.meta["batch_size"] == 6
-
-
-def test_a_restart_measures_and_saves_anew(tmp_path, whole):
-    run(tmp_path)
-    saved = (tmp_path / "meta.json").stat()
-    assert counted(tmp_path, resume=False) == (whole, CHUNKS)
-    again = (tmp_path / "meta.json").stat()
-    assert (again.st_ino, again.st_mtime_ns) != (saved.st_ino, saved.st_mtime_ns)
-
-
-def test_other_settings_in_a_second_shard(tmp_path):
-    assert run(tmp_path, shard="0/2") is None
-    with pytest.raises(ValueError, match="settings.chunk_size is 7 there and 5 here"):
-        work("sweep", **SMALL | {"chunk_size": 5}, out=tmp_path, shard="1/2")
-
-
-@pytest.mark.slow
-def test_a_disk_without_locks_works_and_says_so(tmp_path, whole, monkeypatch):
-    import fcntl
-
-    def flock(*args):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.warns(UserWarning, match="falling back to SoftFileLock"):
-        run_until(tmp_path, 2)
-    with pytest.warns(UserWarning, match="falling back to SoftFileLock"):
-        assert counted(tmp_path) == (whole, CHUNKS - 2)
-
-
-@pytest.mark.slow
-def test_without_a_ledger_no_chunk_counts(tmp_path, whole):
-    run(tmp_path)
-    for path in lines(tmp_path):
-        path.unlink()
-    assert counted(tmp_path) == (whole, CHUNKS)
 
 
 def test_folders_that_cannot_be_written(tmp_path):

@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader
 
 import crate_interp as ci
 from conftest import make_lm
-from crate_interp.data import open_text
 from test_data_forms import Own, same
 from texts import Words
 
@@ -71,14 +70,6 @@ def test_every_form_of_short_texts_is_the_same_data(tmp_path):
     assert len(fewer.samples()["sample"].unique()) == 3
 
 
-def test_texts_that_fill_a_window_are_joined_as_before():
-    lm = reader()
-    long = [*RAGGED, " ".join(str(number) for number in range(41))]
-    samples = open_text(long, lm.windows, encode=lm.to_tokens)
-    assert samples.lengths is None
-    assert torch.equal(samples.read(0, samples.n), lm.windows(long))
-
-
 @pytest.mark.parametrize("how", ["mean", "zero"])
 def test_heads_are_ablated_in_short_texts_as_by_hand(how, tmp_path):
     """The mean at a position is over the texts that have it."""
@@ -104,37 +95,3 @@ def test_heads_are_ablated_in_short_texts_as_by_hand(how, tmp_path):
         assert row["ablated"] == pytest.approx(loss.item(), rel=1e-5)
         base = result.table("base").set_index("sample")["base"][row["sample"]]
         assert base == pytest.approx(lm(tokens, return_type="loss").item(), rel=1e-5)
-
-
-VERBS = {
-    "audit": (lambda lm, texts: ci.audit(lm, texts, untrained=1, **QUIET), False),
-    "audit without its grid": (
-        lambda lm, texts: ci.audit(lm, texts, untrained=1, grid=False, **QUIET),
-        True,
-    ),
-    "atoms": (lambda lm, texts: ci.atoms(lm, texts, **QUIET), True),
-    "atlas": (lambda lm, texts: ci.atlas(lm, texts, **QUIET), False),
-    "concentration": (
-        lambda lm, texts: ci.circuits.concentration(lm, texts, untrained=0, **QUIET),
-        False,
-    ),
-    "surgery": (lambda lm, texts: ci.surgery(lm, texts, **QUIET), True),
-}
-
-
-QUICK = ("atoms", "concentration")
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [verb if verb in QUICK else pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS],
-)
-def test_every_verb_takes_short_texts_or_says_that_they_differ_in_length(verb):
-    lm = reader()
-    run, ragged = VERBS[verb]
-    assert run(lm, EQUAL).meta["n_samples"] == len(EQUAL)
-    if ragged:
-        assert run(lm, RAGGED[:4]).meta["n_samples"] == 4
-    else:
-        with pytest.raises(ValueError, match="the texts have 2 to 4 tokens: give texts of one le"):
-            run(lm, RAGGED[:4])

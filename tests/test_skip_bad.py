@@ -1,6 +1,5 @@
 """Samples that cannot be decoded: refused with their names, or left out and listed."""
 
-import dataclasses
 from io import BytesIO
 
 import datasets
@@ -10,11 +9,8 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
-import segments
 from conftest import PLAIN, make
-from crate_interp.core.pictures import Undecodable, decoded
 from crate_interp.data import open_data
-from crate_interp.data.batch_reading import next_of, read_runs
 from gathered import CHUNKS, COUNT, folder, same
 from selection import few
 
@@ -85,16 +81,6 @@ def test_a_chunk_without_a_sample_and_data_without_any(model, tmp_path):
         ci.sweep(model, f"imagefolder:{root}", skip_bad=True, **CHUNKS)
 
 
-@pytest.mark.slow
-def test_a_run_that_was_refused_goes_on(model, damaged, tmp_path):
-    source, out = f"imagefolder:{damaged}", tmp_path / "out"
-    with pytest.raises(ValueError, match="cannot be decoded"):
-        ci.sweep(model, source, out=out, **CHUNKS)
-    result = ci.sweep(model, source, out=out, skip_bad=True, **CHUNKS)
-    same(result, ci.sweep(model, source, skip_bad=True, **CHUNKS))
-    assert ci.SweepResult.load(out).meta["skipped"] == result.meta["skipped"]
-
-
 def test_masks_that_cannot_be_decoded(model, tmp_path):
     drawn = [Image.new("L", (20, 6), 0) for _ in range(7)]
     for number, mask in enumerate(drawn):
@@ -121,42 +107,6 @@ def png(image):
     return content.getvalue()
 
 
-def test_runs_are_contiguous(model, damaged):
-    samples = open_data(f"imagefolder:{damaged}", model.preprocess)
-    found = read_runs(samples, 2, 17)
-    assert [(run.start, len(run.inputs)) for run in found.runs] == [(2, 2), (5, 8), (14, 2)]
-    assert list(found.bad) == list(BAD)
-    assert torch.equal(found.runs[1].inputs, samples.read(5, 13))
-    assert read_runs(samples, 16, 17).runs == []
-
-
-def test_the_next_sample_that_can_be_decoded():
-    def read(start, stop):
-        if start in (5, 6, 0):
-            raise Undecodable(f"number {start}")
-        return torch.tensor([start])
-
-    assert next_of(read, 1, 7, skip_bad=False).tolist() == [2]
-    assert next_of(read, 4, 7, skip_bad=True).tolist() == [1]
-    with pytest.raises(Undecodable, match="number 5"):
-        next_of(read, 4, 7, skip_bad=False)
-    with pytest.raises(Undecodable, match="number 0"):
-        next_of(lambda start, stop: read(0, 1), 4, 7, skip_bad=True)
-
-
-def test_what_the_machine_fails_to_do_is_no_bad_sample(model, monkeypatch):
-    with pytest.raises(Undecodable, match="it is not a picture"):
-        decoded(b"no picture", "the image")
-
-    def fails(*_, **__):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(Image, "open", fails)
-    with pytest.raises(ValueError, match="Input/output error") as error:
-        decoded(b"no picture", "the image")
-    assert not isinstance(error.value, Undecodable)
-
-
 def test_nan_is_refused_all_the_same(model):
     images = torch.zeros(5, 3, 6, 20)
     images[2, 0, 0, 0] = torch.nan
@@ -164,84 +114,15 @@ def test_nan_is_refused_all_the_same(model):
         ci.sweep(model, images, skip_bad=True, **CHUNKS)
 
 
-OTHERS = {
-    "audit": lambda *a, **m: ci.audit(*a, untrained=0, grid=False, **m),
-    "atoms": ci.atoms,
-    "atlas": lambda *a, **m: ci.atlas(*a, ablate=1, **m),
-    "ablate_heads": ci.ablate_heads,
-}
-MADE = dict(chunk_size=7, batch_size=3, progress=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_whatever_streams_leaves_them_out(model, damaged, name):
-    """The numbers are those of the other samples alone, and the numbering is not."""
-    measure, source = OTHERS[name], f"imagefolder:{damaged}"
-    with pytest.raises(ValueError, match=r"a/04\.png.* 1 of the samples .* cannot be decoded"):
-        measure(model, source, **MADE)
-    result = measure(model, source, skip_bad=True, **MADE)
-    assert [row["name"] for row in result.meta["skipped"]] == list(BAD.values())
-    assert result.meta["n_samples"] == COUNT - len(BAD)
-    whole = open_data(source, model.preprocess)
-    left = [number for number in range(COUNT) if number not in BAD]
-    alone = dataclasses.replace(
-        whole, n=len(left), of=len(left), labels=[whole.labels[number] for number in left],
-        read=lambda start, stop: torch.cat([whole.read(n, n + 1) for n in left[start:stop]]),
-    )  # fmt: skip
-    close(result, measure(model, alone, **MADE))
-
-
-def close(one, two):
-    """The tables of two results are equal but for rounding and the numbers of the samples.
-
-    What is drawn at random for a sample goes by its number.
-    """
-    for name in one.stored:
-        mine, theirs = (
-            table.drop(columns=[name for name in table if name == "sample" or "random" in name])
-            for table in (one.table(name), two.table(name))
-        )
-        pd.testing.assert_frame_equal(mine, theirs, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_segment_leaves_out_what_lacks_a_picture_or_a_mask():
-    data, model = segments.dataset(n=11), segments.model()
-    rows = [dict(row) for row in data.cast_column("image", bare()).cast_column("mask", bare())]
-    rows[2]["image"] = {"bytes": b"no picture", "path": None}
-    rows[7]["mask"] = {"bytes": b"no mask", "path": None}
-    damaged = datasets.Dataset.from_list(rows, features=data.features)
-    options = dict(untrained=1, batch_size=3, chunk_size=5, progress=False)
-    with pytest.raises(ValueError, match="sample 2.*skip_bad=True"):
-        ci.segment(model, damaged, **options)
-    result = ci.segment(model, damaged, skip_bad=True, **options)
-    assert [row["sample"] for row in result.meta["skipped"]] == [2, 7]
-    # the next image that has a mask gives the other mask
-    kept = [number for number in range(11) if number not in (2, 7)]
-    close(result, ci.segment(model, data.select(kept), **options))
-
-
-def bare():
-    return datasets.Image(decode=False)
-
-
 CLASSES = tuple("abcdefghijk")
 DRAWN = {"sample", "low", "high", "p", "excess_low", "excess_high"}  # or in the order of the data
 VERBS = {
     "linear_probe": lambda model, data, **run: ci.linear_probe(model, data, test=0.5, **run),
-    "surgery": lambda model, data, **run: ci.surgery(
-        model, data, replacements=["plus"], mixes=[0.5], directions=2, **run
-    ),
-    "saes": lambda model, data, **run: ci.saes.evaluate(model, data, identity(model), **run),
     "composition": lambda model, data, **run: ci.circuits.composition(
         model, data, through="data", draws=100, **run
     ),
     "atoms": ci.atoms,
     "ablate_heads": ci.ablate_heads,
-    "compare": lambda model, data, chunk_size=None, **run: ci.compare(
-        model, make(labels=CLASSES, seed=1, **PLAIN), data, probes="sparsity", untrained=0, **run
-    ),
 }
 
 

@@ -1,9 +1,6 @@
 """Activations on the disk: what the model computed, whole after any crash, read like a model."""
 
-import json
-import math
 import shutil
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import crate_interp as ci
-from conftest import make, make_lm
-from crate_interp.sweeps.stores import activation_store, writing
-from crate_interp.sweeps.stores.activation_store import ActivationStore, facts_of, size_of
-from folders import files_of
-from killing import died_at
+from conftest import make
+from crate_interp.sweeps.stores.activation_store import ActivationStore, facts_of
 
 N, CHUNK, BATCH = 17, 5, 3
 QUIET = dict(batch_size=BATCH, chunk_size=CHUNK, progress=False)
@@ -55,30 +49,6 @@ def test_every_row_is_what_the_model_computed(net, stored):
                 assert torch.equal(rows[first:stop][name], cache[name]), name
 
 
-def test_it_says_what_it_is(net, stored):
-    facts = json.loads(stored.info.description)
-    assert facts["model"] == net.cfg.model_name and facts["stored"] == "float32"
-    assert facts["points"][LAST] == [13, 31] and set(facts["points"]) == set(POINTS)
-    assert stored.features[LAST] == datasets.Array2D(shape=(13, 31), dtype="float32")
-    assert stored.with_format("torch").select(range(3)).info.description == stored.info.description
-    index = ActivationStore.load(folder_of(stored))
-    assert (
-        index.headline()
-        == f"17 images of 16 points in float32: {size_of(int(index.table()['bytes'].sum()))}."
-    )
-    assert len(index.table()) == 4
-    one = datasets.Dataset.from_file(stored.cache_files[3]["filename"])  # each file by itself
-    assert one["sample"][:] == [15, 16] and one.features == stored.features
-
-
-def test_nothing_is_read_into_memory(stored):
-    assert len(stored.cache_files) == 4  # mapped from these
-    table = stored.with_format("arrow")[0:2][LAST]
-    values = table.chunks[0].storage.flatten().flatten()
-    again = stored.with_format("arrow")[0:2][LAST].chunks[0].storage.flatten().flatten()
-    assert values.buffers()[1].address == again.buffers()[1].address
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_dataloader(net, stored, workers):
     table = stored.select_columns(["sample", LAST]).with_format("torch")
@@ -110,21 +80,6 @@ def test_a_sweep_of_a_store_is_that_of_the_model(net, stored):
     assert few.meta["n_samples"] == 7
     alone = ci.sweep(net, DATA, limit=7, controls=0, **QUIET)  # in a batch of the same size
     assert few.samples().equals(alone.samples())
-
-
-@pytest.mark.slow
-def test_no_layer_runs(net, stored, monkeypatch):
-    monkeypatch.setattr(type(net), "forward", None)
-    assert ci.sweep(net, stored, probes="sparsity", **QUIET).meta["n_samples"] == N
-
-
-@pytest.mark.slow
-def test_a_sweep_of_a_store_resumes(net, stored, tmp_path):
-    options = dict(probes="sparsity", **QUIET)
-    whole = ci.sweep(net, stored, out=tmp_path / "a", **options)
-    for place in (1, 0):
-        part = ci.sweep(net, stored, out=tmp_path / "b", shard=f"{place}/2", **options)
-    assert part.digest() == whole.digest()
 
 
 @pytest.mark.slow
@@ -163,45 +118,6 @@ def test_labels_limits_and_parts(net, tmp_path):
         ci.store(net, mixed, points=LAST, out=tmp_path / "c", **QUIET)
 
 
-@pytest.mark.parametrize("n", [1, CHUNK - 1, CHUNK, CHUNK + 1])
-def test_no_sample_is_lost_or_doubled(net, n, tmp_path):
-    found = ci.store(net, DATA[:n], points=LAST, out=tmp_path, **QUIET)
-    assert found["sample"][:] == list(range(n))
-
-
-def test_points_of_every_shape(tmp_path):
-    lm = make_lm()
-    tokens = torch.randint(0, 47, (7, 13), generator=torch.Generator().manual_seed(0))
-    wanted = lambda name: not name.endswith("attn_scores")  # noqa: E731
-    found = ci.store(lm, tokens, points=wanted, out=tmp_path / "lm", **QUIET)
-    cache = lm.run_with_cache(tokens[:3], names_filter=wanted)[1]
-    assert set(found.column_names) == {"sample", "input", *cache}
-    rows = found.with_format("torch")[:3]
-    for name, value in cache.items():
-        assert torch.equal(rows[name], value.float()), name
-    net = make(pool="mean")
-    pooled = ci.store(net, DATA[:2], points="hook_pooled", out=tmp_path / "p", **QUIET)
-    assert pooled.features["hook_pooled"].length == 31
-    full = net.run_with_cache(DATA[:2], names_filter="hook_pooled")[1]["hook_pooled"]
-    assert torch.equal(pooled.with_format("torch")[:]["hook_pooled"], full)
-
-
-def test_shards_and_resume_write_the_same_bytes(net, stored, tmp_path, capsys):
-    whole = files_of(folder_of(stored) / "chunks")
-    options = dict(points=POINTS, out=tmp_path / "s", **QUIET)
-    assert ci.store(net, DATA, shard="1/2", **options) is None
-    assert "activations 2 of 4" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="not finished: 2 of 4 chunks are there"):
-        ci.open_store(tmp_path / "s")
-    found = ci.store(net, DATA, shard="0/2", **options)
-    assert len(found) == N
-
-    def arrows(files):
-        return {name: content for name, content in files.items() if name.endswith(".arrow")}
-
-    assert arrows(files_of(tmp_path / "s" / "chunks")) == arrows(whole) and len(arrows(whole)) == 4
-
-
 @pytest.mark.parametrize("damage", ["missing", "bit", "short"])
 def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path, capsys):
     out = shutil.copytree(folder_of(stored), tmp_path / "s")
@@ -229,65 +145,6 @@ def test_other_settings_are_refused_and_start_over(net, stored, tmp_path):
     assert len(ci.open_store(out)) == N
     found = ci.store(net, DATA[:3], points=LAST, out=out, resume=False, **QUIET)
     assert len(found) == 3 and len(list((out / "chunks").glob("*.arrow"))) == 1
-
-
-def test_a_store_that_dies_at_any_step_goes_on(net, tmp_path):
-    def work():
-        ci.store(net, DATA[:7], points=LAST, out=tmp_path / "s", **QUIET)
-
-    died = 0
-    for step in (1, 5, 9, 14, 20, 27, 35):
-        shutil.rmtree(tmp_path / "s", ignore_errors=True)
-        if died_at(step, work):
-            died += 1
-            with pytest.raises(ValueError, match="is not finished|does not hold a saved"):
-                ci.open_store(tmp_path / "s")
-    assert died > 3
-    work()
-    assert ci.open_store(tmp_path / "s")["sample"][:] == list(range(7))
-
-
-Usage = namedtuple("Usage", "total used free")
-
-
-def test_a_small_disk_is_refused_before_work(net, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: Usage(9, 9, 1000))
-    monkeypatch.setattr(writing, "_of_chunk", lambda chunk, **options: 1 / 0)
-    with pytest.raises(ValueError) as caught:
-        ci.store(net, DATA, points=LAST, out=tmp_path, **QUIET)
-    assert "1 point of 17 images, 1.67 kB each: 28.4 kB in float32" in str(caught.value)
-    assert "has only 1 kB left. Give fewer points" in str(caught.value)
-
-
-def test_the_size_is_shown_first_and_is_about_right(net, tmp_path, capsys):
-    found = ci.store(net, DATA, points=POINTS, out=tmp_path, **QUIET | {"progress": True})
-    words = capsys.readouterr().err
-    each = 0
-    for name in POINTS:
-        shape = found.features[name].shape
-        each += 4 * (math.prod(shape) + sum(math.prod(shape[:axis]) for axis in range(len(shape))))
-    assert f"16 points of 17 images, {size_of(each)} each: {size_of(each * N)} in float32" in words
-    size = sum(path.stat().st_size for path in (tmp_path / "chunks").glob("*.arrow"))
-    assert each * N < size < 1.15 * each * N  # the rest is names, numbers and alignment
-    assert [size_of(n) for n in (999, 1000, 12_345_678, 10**13)] == [
-        "999 bytes", "1 kB", "12.3 MB", "10 TB",
-    ]  # fmt: skip
-
-
-def test_numbers_that_cannot_be_kept(net, tmp_path):
-    model = make(seed=3)
-    model.pos_embed.data *= 1e7
-    with pytest.raises(ValueError, match=r"blocks.0.hook_resid_pre holds [\d.e+]+, but the largest float16 number is 65504: samples 0, 1, 2\. Give"):  # fmt: skip  # noqa: E501
-        ci.store(model, DATA, points="blocks.0.hook_resid_pre", out=tmp_path / "h",
-                 dtype=torch.float16, **QUIET)  # fmt: skip
-    assert len(ci.store(model, DATA, points="blocks.0.hook_resid_pre", out=tmp_path / "f", **QUIET))
-
-    def spoil(value, hook):
-        value[-1] = float("nan")
-        return value
-
-    with net.hooks(fwd_hooks=[(LAST, spoil)]), pytest.raises(ValueError, match="holds NaN: samples 2\\."):  # fmt: skip  # noqa: E501
-        ci.store(net, DATA, points=LAST, out=tmp_path / "n", **QUIET)
 
 
 def test_what_is_refused(net, stored, tmp_path):
@@ -324,36 +181,6 @@ def test_points_that_a_probe_lacks(net, tmp_path):
         KeyError, match="lacks 7 hook points that are needed: blocks.0.hook_resid_pre"
     ):
         ci.sweep(net, few, probes="compression", **QUIET)
-
-
-def test_digests_are_computed_once_and_only_of_files_of_others(stored, tmp_path, monkeypatch):
-    digested = []
-    real = activation_store.digest
-    monkeypatch.setattr(activation_store, "digest", lambda p: digested.append(p.name) or real(p))
-    assert len(ci.open_store(folder_of(stored))) == N and not digested
-    out = shutil.copytree(folder_of(stored), tmp_path / "s")
-    for _ in range(2):
-        assert len(ci.open_store(out)) == N
-        assert len(digested) == 4
-    path = out / "chunks" / digested[0]
-    content = path.read_bytes()
-    path.unlink()
-    path.write_bytes(content)
-    ci.open_store(out)
-    assert digested[4:] == [path.name]
-
-
-def test_a_store_that_was_changed_is_refused(net, stored):
-    for data in (stored.select_columns(["sample", "input"]), stored.rename_column("sample", "a")):
-        with pytest.raises(ValueError, match="the column .* is missing, or has another shape"):
-            ci.sweep(net, data, progress=False)
-    index = ActivationStore.load(folder_of(stored))
-    other = {"points": {"y": [3]}}
-    with pytest.raises(ValueError, match="the column 'y' is missing"):
-        activation_store.check_columns(stored, index.meta | other)
-    row = datasets.Dataset.from_dict({"sample": [0]})
-    for row.info.description in ('["crate_interp"]', "[", 3, None):
-        assert facts_of(row) is None
 
 
 def test_a_linear_probe_of_a_store(net, stored, tmp_path):

@@ -8,7 +8,7 @@ import crate_interp as ci
 from conftest import PLAIN, make, make_lm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.data import open_data, open_text
-from crate_interp.data.streams import image_stream, is_stream
+from crate_interp.data.streams import is_stream
 from crate_interp.sweeps.runs.batches import samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
 from texts import Words
@@ -63,30 +63,6 @@ def test_a_stream_is_measured_as_its_table_is(model, data, wanted, form, tmp_pat
     assert entry["fingerprint"].startswith("stream:") and "not hashed" in entry["fingerprint"]
 
 
-@pytest.mark.parametrize("form", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])
-def test_the_format_of_a_table_is_left_aside(model, data, wanted, form):
-    same(ci.sweep(model, data.with_format(form), **CHUNKS), wanted)
-    with pytest.raises(ValueError, match="the dataset has a transform"):
-        ci.sweep(model, data.with_transform(lambda rows: rows), **CHUNKS)
-
-
-def test_shards_of_a_stream(model, data, wanted, tmp_path):
-    stream = data.to_iterable_dataset()
-    assert ci.sweep(model, stream, out=tmp_path, shard="0/3", **CHUNKS) is None
-    assert ci.sweep(model, stream, out=tmp_path, shard="2/3", **CHUNKS) is None
-    same(ci.sweep(model, stream, out=tmp_path, shard="1/3", **CHUNKS), wanted)
-
-
-def test_only_own_chunks_are_decoded(model, data, tmp_path, monkeypatch):
-    from crate_interp.data import tables
-
-    decoded = []
-    real = tables.decoded
-    monkeypatch.setattr(tables, "decoded", lambda *a: decoded.append(a[1]) or real(*a))
-    ci.sweep(model, data.to_iterable_dataset(), out=tmp_path, shard="1/3", **CHUNKS)
-    assert decoded == [f"the picture of sample {number}" for number in range(7, 14)]
-
-
 def test_limits(model, data):
     stream = data.to_iterable_dataset()
     few = ci.sweep(model, stream, limit=11, **CHUNKS)
@@ -99,16 +75,6 @@ def test_limits(model, data):
         open_data(stream, model.preprocess)
     with pytest.raises(ValueError, match=MORE):
         ci.audit(model, stream, progress=False)
-
-
-@pytest.mark.slow
-def test_masks_are_kept(tmp_path):
-    rows, model = ci.data.embedded("pictures").select(range(5)), ci.load("crate-tiny-pictures")
-    options = CHUNKS | dict(probes="segmentation", limit=3)
-    stream = rows.to_iterable_dataset()
-    same(ci.sweep(model, stream, **options), ci.sweep(model, rows, **options))
-    with pytest.raises(ValueError, match=MORE):
-        ci.sweep(model, stream, **options | dict(limit=None))
 
 
 @pytest.mark.slow
@@ -206,28 +172,6 @@ def test_windows_of_a_stream_of_texts(family, texts):
         open_text(table.to_iterable_dataset(), lm.windows)
 
 
-def test_texts_of_a_table_are_read_as_windows_are_made(texts):
-    lm, read = make_lm(), []
-    lm.tokenizer = Words()
-    table = datasets.Dataset.from_dict({"words": texts})
-
-    def windows(given):
-        read.append(iter(given))
-        return lm.windows(texts)
-
-    open_text(table, windows)
-    assert next(read[0]) == texts[0]  # one by one, nothing has been made a list
-    assert open_text(table, lm.windows).fingerprint == open_text(texts, lm.windows).fingerprint
-
-
-def test_rows_are_held_for_one_chunk(model, data):
-    stream = image_stream(data.to_iterable_dataset(), model.preprocess)
-    assert [(start, len(rows)) for start, rows in stream.chunks(7)] == [
-        (0, 7), (7, 7), (14, 7), (21, 2),
-    ]  # fmt: skip
-    assert [len(rows) for _, rows in stream.chunks(COUNT)] == [COUNT]
-
-
 @pytest.mark.parametrize("kind", ["tensor", "array", "tokens"])
 def test_batches_in_one_buffer_are_samples_of_their_own(model, kind):
     made = model if kind != "tokens" else make_lm()
@@ -242,7 +186,4 @@ def test_batches_in_one_buffer_are_samples_of_their_own(model, kind):
             buffer.copy_(batch)
             yield buffer.numpy() if kind == "array" else buffer
 
-    same(
-        ci.sweep(made, stream(), **CHUNKS),
-        ci.sweep(made, batches.flatten(0, 1), **CHUNKS),
-    )
+    same(ci.sweep(made, stream(), **CHUNKS), ci.sweep(made, batches.flatten(0, 1), **CHUNKS))

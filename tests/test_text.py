@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 import crate_interp as ci
 from conftest import FIXTURES, make_lm
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
-from crate_interp.models.text.tokenizer import token_name
 from crate_interp.sweeps.runs.untrained_twins import twin
 
 CHAT = FIXTURES / "nanochat_crate_alpha"
@@ -173,60 +172,3 @@ def test_parts_of_a_character_are_named_by_their_bytes(chat):
     marks = chat.to_string(ids[:, None])
     assert marks == chat.tokenizer.batch_decode(ids[:, None]) and marks.count("\ufffd") == 9
     assert chat.to_string(ids) == text
-
-
-@pytest.mark.parametrize(
-    ("spelled", "name"),
-    [
-        ("\u0120\u00e6", " <E6>"),  # a space and the first byte of a character
-        ("\u00e6\u0139\u00a5\u00f0\u0141", "日<F0><9F>"),
-        ("\u00ef\u00bf\u00bd", "\ufffd"),  # a replacement mark is a character too
-        ("\ufffd", "\ufffd"),  # not spelled in the alphabet of bytes
-    ],
-)
-def test_a_token_of_bytes(spelled, name):
-    from tokenizers import Tokenizer, decoders, models
-
-    core = Tokenizer(models.WordLevel({spelled: 0}, unk_token=spelled))
-    core.decoder = decoders.ByteLevel()
-    assert token_name(PreTrainedTokenizerFast(tokenizer_object=core), 0) == name
-
-
-def test_a_byte_of_a_tokenizer_that_falls_back_on_bytes():
-    from tokenizers import Tokenizer, decoders, models
-
-    core = Tokenizer(models.BPE({"<0xE6>": 0, "a": 1}, [], byte_fallback=True))
-    core.decoder = decoders.ByteFallback()
-    names = [token_name(PreTrainedTokenizerFast(tokenizer_object=core), one) for one in (0, 1)]
-    assert names == ["<E6>", "a"]
-
-
-def test_where_a_token_stands(chat):
-    ids = torch.tensor([7, 3, 4, 7, 5])
-    assert chat.get_token_position(7, ids) == chat.get_token_position(7, ids[None]) == 0
-    assert chat.get_token_position(7, ids, mode="last") == 3
-    assert chat.get_token_position(torch.tensor(5), ids) == 4
-    there, without = (
-        chat.get_token_position("the", "the", prepend_bos=bos) for bos in (None, False)
-    )
-    assert (there, without) == (1, 0)
-    for error in (ValueError, AssertionError):  # TransformerLens raises the latter
-        refuses("token 9 does not occur", lambda: chat.get_token_position(9, ids), error)
-        refuses(
-            "is 3 tokens, .*: give a text that is one", lambda: chat.to_single_token("xyz"), error
-        )
-    refuses("input has 2 rows", lambda: chat.get_token_position(7, ids.repeat(2, 1)))
-    refuses("mode='any': give 'first'", lambda: chat.get_token_position(7, ids, mode="any"))
-
-
-def test_clip_pads_and_cuts_by_itself():
-    clip = ci.load(
-        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
-    )
-    clip.text.tokenizer = ci.load(CHAT).tokenizer
-    assert clip.tokenizer is clip.text.tokenizer
-    n_ctx = clip.text.cfg.n_ctx
-    rows = clip.to_tokens(["the", "the " * 50])
-    assert rows.shape == (2, n_ctx) and rows[0, 2:].tolist() == [0] * (n_ctx - 2)
-    refuses("texts of exactly n_ctx", lambda: clip.text.to_tokens("a", padding_side="left"))
-    refuses("texts of exactly n_ctx", lambda: clip.text.to_tokens("a", truncate=False))

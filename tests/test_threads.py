@@ -1,17 +1,13 @@
 """Threads that share one model: each gets its own numbers, or one sentence."""
 
-import copy
-import pickle
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import crate_interp as ci
-from bridged import make_clip
 from conftest import leftover_hooks, make
-from crate_hooks import edit, read
+from crate_hooks import edit
 
 POINT = "blocks.1.hook_resid_mid"
 SENTENCE = "another thread has temporary hooks on this model"
@@ -86,119 +82,3 @@ def test_a_run_of_another_thread_is_never_edited(context, run):
         refused(lambda: run(model))
         assert not torch.equal(model(images(1)), before)
     assert torch.equal(in_thread(lambda: model(images(1))), before)
-
-
-def test_contexts_of_one_layer_in_two_threads():
-    model = make()
-    with sparse_step(model):
-        refused(lambda: sparse_step(model).__enter__())
-        with sparse_step(model):
-            pass
-    assert model.blocks[1].mlp.lambd == model.cfg.lambd
-
-
-def test_caches_of_many_threads_are_right_or_refused():
-    model = make()
-    wanted = [model.run_with_cache(images(seed))[1] for seed in range(4)]
-    together = threading.Barrier(4)
-
-    def work(seed):
-        got = []
-        for _ in range(10):
-            together.wait(60)
-            try:
-                got.append(model.run_with_cache(images(seed))[1])
-            except RuntimeError as error:
-                assert SENTENCE in str(error)
-        return got
-
-    with ThreadPoolExecutor(4) as pool:
-        for seed, caches in enumerate(pool.map(work, range(4))):
-            for cache in caches:
-                assert all(torch.equal(cache[name], wanted[seed][name]) for name in cache)
-    assert not leftover_hooks(model) and model.context_level == 0
-    assert torch.equal(model.run_with_cache(images(0))[0], model(images(0)))
-
-
-def test_a_copy_for_each_thread():
-    model = make()
-    wanted = [model.run_with_hooks(images(seed), fwd_hooks=[(POINT, doubled)]) for seed in (0, 1)]
-
-    def work(seed):
-        own = copy.deepcopy(model)
-        return own.run_with_hooks(images(seed), fwd_hooks=[(POINT, doubled)])
-
-    with model.hooks(), ThreadPoolExecutor(2) as pool:
-        got = list(pool.map(work, (0, 1)))
-    assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
-
-
-@pytest.mark.parametrize("context", [lambda one: one.hooks(), sparse_step], ids=["hooks", "step"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_copies_made_in_a_context_belong_to_nobody(context, copied):
-    model = make()
-    with context(model):
-        own, wanted = copied(model), model(images(0))
-        assert torch.equal(in_thread(lambda: own.run_with_cache(images(0))[0]), wanted)
-
-
-def test_nothing_is_left_by_errors_and_generators():
-    model = make()
-
-    def steps():
-        with model.hooks([(POINT, doubled)]):
-            yield model(images(0))
-
-    with pytest.raises(ZeroDivisionError), model.hooks([(POINT, doubled)]):
-        raise ZeroDivisionError
-    with pytest.raises(KeyError), model.hooks([("blocks.1.hook_nothing", doubled)]):
-        pass
-    running = steps()
-    next(running)
-    refused(lambda: model(images(0)))
-    del running
-    assert not isinstance(in_thread(lambda: model.run_with_cache(images(0))), Exception)
-
-
-def test_readings_see_only_their_own_thread():
-    model = make()
-    seen = []
-    with read(model, "hook_resid_mid", lambda layer, acts: seen.append(acts["hook_resid_mid"])):
-        other = in_thread(lambda: model.run_with_cache(images(1))[1])
-        assert torch.equal(other[POINT], model.run_with_cache(images(1))[1][POINT])
-        assert len(seen) == 3
-
-
-def test_the_towers_of_a_clip_share_their_owner():
-    clip = make_clip()
-    with clip.hooks():
-        refused(lambda: clip.visual.run_with_cache(images(0)))
-    with clip.visual.hooks():
-        refused(lambda: clip.hooks().__enter__())
-    own = copy.deepcopy(clip)
-    with own.visual.hooks():
-        refused(lambda: own.hooks().__enter__())
-
-
-def replica_of(module):
-    """Returns a module as nn.DataParallel copies it: parts are new, hooks are shared."""
-    own = module._replicate_for_data_parallel()
-    own._parameters = dict(module._parameters)
-    own._modules = {name: replica_of(part) for name, part in module._modules.items()}
-    return own
-
-
-def test_replicas_of_data_parallel():
-    """They run in threads and share the hooks: the last one's activations would be the cache."""
-    model = make()
-    replica, wanted = replica_of(model), model(images(0))
-    assert torch.equal(in_thread(lambda: replica(images(0))), wanted)
-    with model.hooks([(POINT, doubled)]):
-        refused(lambda: replica(images(0)))
-
-
-def test_hooks_keep_the_functions_of_users():
-    model = make()
-    with model.hooks([(POINT, doubled)], [(POINT, doubled)]):
-        handles = model.list_hooks()[POINT]
-        assert [handle.user_hook for handle in handles] == [doubled, doubled]

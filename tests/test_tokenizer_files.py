@@ -19,7 +19,6 @@ CHAT = FIXTURES / "nanochat_crate_alpha"
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 WORDS = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
          "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "a": 1}}  # fmt: skip
-FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 @pytest.fixture(scope="module")
@@ -66,50 +65,6 @@ def test_the_tokenizers_of_public_models(good):
     assert json.loads(tokenizer.to_json(read))["post_processor"]["type"] == "TemplateProcessing"
     untyped = {name: value for name, value in WORDS.items() if name != "type"}
     assert tokenizer.encode(parsed(bert | {"model": untyped}), "A b") == [1, 0]
-
-
-def test_no_text_is_cut_padded_or_split_at_random(good):
-    cut = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
-    assert len(parsed(good | {"truncation": cut}).encode("the theory of it")) > 1
-    with pytest.raises(ci.CheckpointError, match="dropout=0.5"):
-        parsed(good | {"model": good["model"] | {"dropout": 0.5}})
-
-
-def test_special_tokens_have_the_ids_that_the_file_gives(good):
-    size = len(good["model"]["vocab"]) + len(good["added_tokens"])
-    read = parsed(good)
-    assert len(read) == size and read.convert_tokens_to_ids("<|bos|>") == 276
-    wrong = [{"id": 5000, "content": "<|bos|>", "special": True, **FLAGS}]
-    with pytest.raises(ci.CheckpointError, match="the special token '<|bos|>' the id 5000"):
-        parsed(good | {"added_tokens": wrong})
-
-
-def test_failures_of_the_library_become_errors(good):
-    """A panic in Rust reaches Python as a BaseException."""
-    bad = good | {"model": good["model"] | {"continuing_subword_prefix": "####"}}
-    with pytest.raises(ci.CheckpointError, match="library failed: "):
-        parsed(bad)
-    with pytest.raises(KeyboardInterrupt):
-        tokenizer.safely(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-
-
-def test_half_a_surrogate_pair_is_named():
-    chat = ci.load(CHAT)
-    for call in (
-        lambda: chat.to_tokens("the \ud800 end"),
-        lambda: chat(["the \ud800 end"]),
-        lambda: chat.windows(["the \ud800 end"]),
-        lambda: chat.to_single_token("the \ud800 end"),
-        lambda: chat.to_str_tokens("the \ud800 end"),
-        lambda: chat.generate("the \ud800 end"),
-    ):
-        with pytest.raises(ValueError, match=r"character 4 of the text .* U\+D800"):
-            call()
-    mended = "the \ud800 end".encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert chat.to_string(chat.to_tokens(mended, prepend_bos=False)[0]) == "the \ufffd end"
-    for index in (-1, 2**32, 10**30):
-        with pytest.raises(ValueError, match="there is no token"):
-            chat.to_string([index])
 
 
 # ------------------------------------------------------------------ tiktoken's pickles

@@ -14,29 +14,12 @@ import crate_interp as ci
 from command import run
 from conftest import HEADS, make, make_lm
 from crate_interp.checkpoints.state_dicts import LeftOutWarning
+from published import published
 from reference import published_layout
 
 GIVEN = {"n_heads": HEADS, "patch_size": (2, 5), "image_size": (6, 20)}
 MODEL, OTHER = make(n_layers=2), make(n_layers=2, seed=1)
 WEIGHTS, AVERAGED = published_layout(MODEL), published_layout(OTHER)
-
-
-class Theirs(torch.nn.Module):
-    """A module with the published keys."""
-
-    def __init__(self):
-        super().__init__()
-        for key, value in WEIGHTS.items():
-            *path, name = key.split(".")
-            inner = self
-            for word in path:
-                if not hasattr(inner, word):
-                    inner.add_module(word, torch.nn.Module())
-                inner = getattr(inner, word)
-            inner.register_parameter(name, torch.nn.Parameter(value.clone()))
-
-    def forward(self, x):
-        return x
 
 
 def under(prefix, weights=WEIGHTS):
@@ -87,17 +70,10 @@ def fails(match, source, **given):
 
 
 @pytest.mark.parametrize(
-    "word",
-    ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"],
+    "word", ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"]
 )
 def test_words_of_wrappers(word, tmp_path):
     loads(under("module.", inside(word)), tmp_path)
-
-
-def test_one_key_twice_is_refused():
-    key = "transformer.layers.1.0.norm.bias"
-    wrapped = "transformer.layers.1._orig_mod.0.norm.bias"
-    fails(f"holds {key} twice, as {key} and {wrapped}: give", WEIGHTS | {wrapped: WEIGHTS[key]})
 
 
 @pytest.mark.parametrize("prefix", ["model.", "net.", "backbone.module.", "anything.encoder."])
@@ -126,10 +102,6 @@ def test_one_level_down(key, tmp_path):
     loads(beside | {key: WEIGHTS}, tmp_path, flat=False)
 
 
-def test_plain_values_among_the_weights(tmp_path):
-    loads(WEIGHTS | {"epoch": 3, "args": {"lr": 0.1}, "out": Path("a")}, tmp_path, flat=False)
-
-
 def test_other_layouts_and_names_of_our_own(tmp_path):
     alpha, lm = make("crate-alpha", n_layers=2), make_lm("crate-lm")
     given = {name: GIVEN[name] for name in ("n_heads", "image_size")}
@@ -155,9 +127,6 @@ def test_counters_and_losses_are_named(tmp_path):
     loads(WEIGHTS | loss, tmp_path, "tensors of a loss are left out: ")
     with pytest.warns(LeftOutWarning, match="criterion.weight, loss_fn.weight, aux_loss.weight.$"):
         ci.load(WEIGHTS | loss, **GIVEN)
-    many = {f"metric_{number}.n": torch.tensor(1) for number in range(11)}
-    with pytest.warns(LeftOutWarning, match="metric_7.n and 3 more.$"):
-        ci.load(WEIGHTS | many, **GIVEN)
 
 
 def test_strictness_stays(tmp_path):
@@ -169,18 +138,6 @@ def test_strictness_stays(tmp_path):
     less = {key: value for key, value in under("net.").items() if "mlp_head" not in key}
     outside = {"mlp_head.1.weight": torch.ones(3)}
     fails("Before that, tensors outside the model 'net' are left out: mlp_head", less | outside)
-
-
-@pytest.mark.slow
-def test_modules_in_memory(tmp_path):
-    averaged = torch.optim.swa_utils.AveragedModel(Theirs())
-    named = "integer tensors that are no weights are left out: n_averaged."
-    loads(averaged, tmp_path, named)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch about itself
-        compiled = torch.compile(Theirs())
-    parallel = torch.nn.DataParallel(compiled)
-    loads(parallel, tmp_path)
 
 
 # ------------------------------------------------------------------ several sets of weights
@@ -212,35 +169,10 @@ def test_two_sets_of_equal_standing_are_refused(tmp_path):
     both = under("student.") | under("teacher.", AVERAGED)
     loads(both, tmp_path, "other tensors are left out: teacher.", rename=r"s/^student\.//")
     loads(both, tmp_path, "left out: student.", OTHER, rename=r"s/^teacher\.//")
-    many = {f"{number}.{key}": WEIGHTS[key] for number in range(17) for key in WEIGHTS}
-    fails("under '0' and '1' and '2' and '3': choose one", many)
     same(ci.load({"a": WEIGHTS, "b": WEIGHTS}, **GIVEN))  # one dict by two names
 
 
-def test_the_refusal_shows_what_is_near():
-    odd = {key.replace(".1.fn.weight", ".1.func.weight"): value for key, value in WEIGHTS.items()}
-    fails(
-        "but crate, the nearest layout, has to_patch_embedding.2.weight and transformer.layers.0.1."
-        r"fn.weight \(nearest here: transformer.layers.0.1.func.weight\). If only names differ",
-        odd,
-    )
-    fails("the key .* is missing; the nearest is transformer.layers.0.1.func.weight", odd,
-          family="crate")  # fmt: skip
-    assert len(str(pytest.raises(ci.CheckpointError, ci.load, odd, **GIVEN).value)) < 500
-
-
 # ------------------------------------------------------------------ rename, and the command line
-
-
-def test_rename_leaves_a_tensor_out_of_a_file(tmp_path):
-    """The dtype of a tensor that is left out is not looked at."""
-    key = "transformer.layers.1.0.fn.count"
-
-    def without(name):
-        return None if name == key else name
-
-    loads(WEIGHTS | {key: torch.tensor(3)}, tmp_path, rename=without)
-    loads(WEIGHTS | {key: torch.tensor(3)}, tmp_path, rename="s/.*count//")
 
 
 def test_options_of_the_command_line(tmp_path):
@@ -284,35 +216,20 @@ def test_sharded_folders(suffix, tmp_path):
     name = mapped["n_averaged"]
     index.write_text(json.dumps({"weight_map": {**mapped, "n_averaged": f"../a/{name}"}}))
     fails(rf"names '../a/{name}': expected {suffix} files in the same folder", folder)
-    for odd in (
-        {},
-        [],
-        {"weight_map": {}},
-        {"weight_map": {"a": 3}},
-        {"weight_map": {"a": "a.pt"}},
-    ):
-        index.write_text(json.dumps(odd))
-        fails("has no weight_map: it is no index|names '.*': expected", folder)
+    index.write_text(json.dumps({"weight_map": {}}))
+    fails("has no weight_map: it is no index", folder)
     index.write_text(json.dumps({"weight_map": mapped}))
     (folder / name).unlink()
     fails(rf"{name} is missing, but {index.name} names it: download it into the folder", folder)
 
 
-def test_a_sharded_folder_of_a_hooked_model(tmp_path):
-    folder, _, _ = sharded(tmp_path / "a", weights=MODEL.state_dict())
-    same(ci.load(folder, config=MODEL.cfg))
-    config = MODEL.save_pretrained(tmp_path / "b") / "config.json"
-    (folder / "config.json").write_text(config.read_text())
-    same(ci.load(folder))
-
-
-# ------------------------------------------------------------------ what is no checkpoint
-
-
-def test_what_downloads_leave_in_place_of_a_file(tmp_path):
-    path = tmp_path / "w.pth"
-    for page in ("<!DOCTYPE html><html><head>", "\n  <html lang=en>{", "\ufeff<!doctype HTML>"):
-        path.write_text(page + "Google Drive - Virus scan warning", encoding="utf-8")
-        fails("holds an HTML page, such as the warning of a drive, .* download the file", path)
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    fails("is a git-lfs pointer, .* run git lfs pull", path)
+def test_what_a_training_dict_says(tmp_path):
+    gpt = published("gpt-baseline", h=4, p=8, d=32, m=128)
+    said = dict(n_layer=2, n_head=4, n_embd=32, block_size=13, bias=True, vocab_size=47)
+    whole = {"model": gpt, "model_args": said}
+    assert ci.load(whole).cfg.n_heads == 4  # in memory as on disk
+    with pytest.raises(ci.CheckpointError, match="n_heads=8 contradicts the config in the state"):
+        ci.load(whole, n_heads=8)
+    bare = {key: value for key, value in gpt.items() if not key.endswith("bias")}
+    with pytest.raises(ci.CheckpointError, match="bias=True contradicts the tensors"):
+        ci.load({"model": bare, "model_args": said})

@@ -1,20 +1,14 @@
 """What is kept of a model's weights: measured once, and anew after every kind of edit."""
 
 import copy
-import gc
-import weakref
-from contextlib import nullcontext
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 import crate_interp as ci
-import foreign
 from conftest import make
-from crate_interp.models import weight_cache as module
-from crate_interp.models.weight_cache import model_digest, weight_mark
+from crate_interp.models.weight_cache import model_digest
 
 
 def model(dtype=torch.float32):
@@ -73,133 +67,8 @@ def test_every_edit_gives_new_numbers(edit):
     assert not after.table("weights")["value"].equals(before.table("weights")["value"])
 
 
-def test_unchanged_weights_are_measured_once_and_others_probes_each_time(monkeypatch):
-    own, seen = model(), []
-
-    def measure(block, acts):
-        seen.append(block)
-        return {"norm": block.attn.W_O.norm()}
-
-    mine = ci.Probe("mine", (), measure, {"norm": ("", 0.0, None, "")})
-    _, cache = own.run_with_cache(torch.zeros(1, 1, 14, 14))
-    first = ci.probe(cache, ["alignment", mine])
-    for name in ("model_digest", "on_weights"):
-        where = "runs.provenance" if name == "model_digest" else "run"
-        monkeypatch.setattr(f"crate_interp.sweeps.{where}.{name}", _counted(name, where))
-    _CALLS.clear()
-    again = ci.probe(cache, ["alignment", mine])
-    assert again.table("weights").equals(first.table("weights")) and len(first.table("weights"))
-    assert again.meta["model_digest"] == first.meta["model_digest"]
-    assert _CALLS == ["on_weights"] * 2 and len(seen) == 4  # a user's own, in each of two layers
-
-
-_CALLS: list[str] = []
-
-
-def _counted(name, where):
-    import importlib
-
-    real = getattr(importlib.import_module(f"crate_interp.sweeps.{where}"), name)
-
-    def call(*given):
-        _CALLS.append(name)
-        return real(*given)
-
-    return call
-
-
-def test_a_model_that_is_gone_leaves_nothing_behind():
-    own = model()
-    ci.probe(own.run_with_cache(torch.zeros(1, 1, 14, 14))[1])
-    assert own in module._VALUES
-    gc.collect()  # models of other tests may go now
-    count, gone = len(module._VALUES), weakref.ref(own)
-    del own
-    gc.collect()
-    assert gone() is None and len(module._VALUES) == count - 1
-
-
-def swap(one, two):
-    def edit(weight):
-        weight[one], weight[two] = weight[two].copy(), weight[one].copy()
-
-    return edit
-
-
-def negate(*places):
-    def edit(weight):
-        for place in places:
-            weight[place] ^= np.iinfo(weight.dtype).min
-
-    return edit
-
-
-ALL = slice(None)
-# edits of the bits of a matrix, as integers [row, column]
-OF_BITS = {
-    "entries swapped in a row": swap((31, 5), (31, 13)),
-    "entries swapped over rows": swap((3, 5), (13, 29)),
-    "rows swapped": swap(2, 31),
-    "columns swapped": swap((ALL, 3), (ALL, 17)),
-    "columns swapped in two rows": swap((slice(11, 13), 3), (slice(11, 13), 17)),
-    "one sign": negate((5, 7)),
-    "two signs in a row": negate((5, 7), (5, 23)),
-    "two signs in a column": negate((5, 7), (19, 7)),
-    "signs of a row": negate(17),
-    "signs of two rows": negate(17, 37),
-    "all signs": negate(ALL),
-}
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-WAYS = {
-    "data": lambda weight: (weight.data, nullcontext()),
-    "numpy": lambda weight: (weight.detach(), nullcontext()),
-    "no_grad": lambda weight: (weight, torch.no_grad()),
-}
-
-
-def edit_bits(weight, edit, way):
-    """Edits a matrix in place; twice is as before."""
-    values, quiet = WAYS[way](weight)
-    with quiet:
-        bits = values.detach().view(INTEGERS[weight.element_size()]).clone().numpy()
-        edit(bits)
-        edited = torch.from_numpy(bits)
-        if way == "numpy":
-            values.view(edited.dtype).numpy()[:] = bits
-        else:
-            values.copy_(edited.view(weight.dtype))
-
-
 def wide(dtype=torch.float32):
     return make("crate-alpha", n_layers=2, d_model=67, d_head=13).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_every_edit_of_bits_is_another_model(dtype):
-    own = wide(dtype)
-    weight, mark, digest = own.blocks[1].attn.u_proj.weight, weight_mark(own), model_digest(own)
-    for name, edit in OF_BITS.items():
-        for way in WAYS:
-            edit_bits(weight, edit, way)
-            assert weight_mark(own) != mark and model_digest(own) != digest, (name, way)
-            edit_bits(weight, edit, way)
-            assert weight_mark(own) == mark and model_digest(own) == digest, (name, way)
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_an_edit_of_a_buffer_is_another_model(persistent):
-    own = wide()
-    own.blocks[1].register_buffer("table", torch.randn(67, 61), persistent=persistent)
-    mark, digest = weight_mark(own), model_digest(own)
-    edit_bits(own.blocks[1].table, OF_BITS["entries swapped in a row"], "data")
-    assert weight_mark(own) != mark and model_digest(own) != digest
-
-
-def test_a_buffer_that_a_bridged_network_does_not_save_is_part_of_it():
-    own = copy.deepcopy(foreign.pair("llama")[1])
-    mark, digest = weight_mark(own), model_digest(own)
-    own.network.model.rotary_emb.original_component.inv_freq.mul_(1.5)
-    assert weight_mark(own) != mark and model_digest(own) != digest
 
 
 def readers(own, images, folder):
@@ -226,32 +95,7 @@ def test_every_reader_notices_an_edit_that_no_sum_shows(tmp_path):
     calls = readers(own, images, tmp_path)
     for call in calls.values():
         call()
-    edit_bits(own.blocks[1].attn.u_proj.weight, OF_BITS["entries swapped in a row"], "data")
+    swapped(own)
     for name, call in calls.items():
         with pytest.raises(ValueError, match="weights|another|model"):
             pytest.fail(f"{name} took another model: {call()}")
-
-
-def test_a_watch_measures_the_weights_of_each_step():
-    own, images = wide(), torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(7))
-    with ci.watch(own, images, probes="alignment", every=1) as watch:
-        edit_bits(own.blocks[1].attn.u_proj.weight, OF_BITS["entries swapped in a row"], "data")
-        watch.step()
-    table = watch.result().table("weights")
-    wanted = ci.sweep(own, images, probes="alignment", progress=False).table("weights")
-    steps = [table[table["step"] == step]["value"].to_numpy() for step in (0, 1)]
-    assert (steps[1] == wanted["value"].to_numpy()).all() and (steps[0] != steps[1]).any()
-
-
-def test_weights_that_are_strided_are_marked():
-    """A parameter may be a view: every other entry of another tensor, or one entry repeated."""
-    own = model()
-    images = torch.randn(2, 1, 14, 14)
-    weight = torch.ones(30)
-    own.blocks[0].ln1.weight.data = weight[::2]
-    own.blocks[0].ln1.bias.data = torch.zeros(1).expand(15)
-    _, cache = own.run_with_cache(images)
-    ci.probe(cache)
-    weight[4] = 2.0
-    with pytest.raises(ValueError, match="changed since this cache"):
-        ci.probe(cache)

@@ -1,0 +1,243 @@
+"""Pictures, folders and tables of strangers: no program starts, no named file is opened.
+
+Pictures are turned as their EXIF orientation says, and masks lie on them as they are then.
+"""
+
+import io
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import datasets
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from PIL import EpsImagePlugin, Image
+
+import crate_interp as ci
+from conftest import PLAIN, make
+from crate_interp.core import pictures
+from crate_interp.data.folder_listing import pictures_under
+from crate_interp.data.tables import EMBED
+from strangers import (
+    EPS,
+    NAMES,
+    PIXELS,
+    cell,
+    exif_of,
+    file_of,
+    opened,
+    picture,
+    refused,
+    small,
+    table,
+)  # fmt: skip
+from test_boundaries import HERE, sources
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small()
+
+
+# --- pictures ---
+
+
+def test_every_file_is_opened_by_the_names_of_formats():
+    """All pictures go through one call, and it says which decoders may start."""
+    calls = [
+        (path.name, call)
+        for path in [*sources(), *(HERE.parent / "demos").glob("*.py")]
+        for call in re.findall(r"\bImage\.open\((.*)", path.read_text())
+    ]
+    assert sorted(name for name, _ in calls) == ["drawings.py", "pictures.py"]
+    assert all("formats=" in call for _, call in calls)
+    assert not {"EPS", "WMF", "FITS", "IM", "HDF5", "GRIB", "BUFR"} & set(pictures.FORMATS)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What Pillow would start Ghostscript for."""
+    calls = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *given, **more: calls.append(given))
+    return calls
+
+
+def test_no_picture_starts_a_program(model, tmp_path, started):
+    folder = tmp_path / "photos"
+    for place in ("photos/b", "voc/JPEGImages", "voc/SegmentationClass", "stamps/backgrounds"):
+        (tmp_path / place).mkdir(parents=True)
+    picture().save(folder / "a.png")
+    picture().save(tmp_path / "voc/JPEGImages/b.png")
+    for place in ("photos/b", "voc/SegmentationClass", "stamps", "stamps/backgrounds"):
+        (tmp_path / place / "b.png").write_bytes(EPS)
+    no = "cannot read the .*: it is not a picture in one of the formats PNG, JPEG"
+    refused(no, model.preprocess, folder / "b" / "b.png")
+    refused(no, model.preprocess_masks, str(folder / "b" / "b.png"))
+    refused(no, opened(model, f"imagefolder:{folder}").read, 0, 2)
+    refused(no, opened, model, f"voc:{tmp_path / 'voc'}")
+    refused(no, opened, model, f"cutouts:{tmp_path / 'stamps'}")
+    refused(no, opened, model, table([cell(EPS)]))
+    good = file_of(picture(), "PNG")
+    rows = table([cell(good)], mask=[cell(EPS)], thumbnail=[cell(EPS)])
+    samples = opened(model, rows)  # other columns are not even looked at
+    refused(no, samples.masks, 0, 1)
+    with Image.open(folder / "b" / "b.png") as image:
+        refused(r"an image was opened .* format EPS.*convert\('RGB'\)", model.preprocess, image)
+        assert not started
+        with suppress(Exception):
+            image.load()  # what it would have come to
+        assert started
+
+
+@pytest.mark.parametrize("form", ["ICO", "TGA", "PCX", "DDS", "SGI", "JPEG2000", "DIB", "AVIF"])
+def test_other_formats_are_refused_whatever_the_name(model, tmp_path, form):
+    (tmp_path / "a.png").write_bytes(file_of(Image.new("RGB", (20, 16)), form))
+    refused("'.*a.png': it is not a picture in one", model.preprocess, tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        refused(f"file of format {form}, but only PNG, JPEG", model.preprocess, image)
+        assert model.preprocess(image.convert("RGB")).shape == (1, 3, 6, 7)
+
+
+@hypothesis.given(st.sampled_from(sorted(NAMES)), st.data())
+def test_damaged_files_are_a_picture_or_one_line(form, data):
+    good = bytearray(file_of(picture(), form))
+    for _ in range(data.draw(st.integers(1, 6))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    broken = bytes(good[: data.draw(st.integers(1, len(good)))])
+    try:
+        image = pictures.decoded(broken, "x")
+        assert pictures.header(io.BytesIO(broken), "x")[1] == image.size
+    except ValueError as error:
+        assert str(error).startswith("cannot read x: ")
+        assert str(error).isprintable()
+
+
+TURNS = {
+    1: lambda x: x, 2: lambda x: x[:, ::-1], 3: lambda x: x[::-1, ::-1], 4: lambda x: x[::-1],
+    5: lambda x: x.swapaxes(0, 1), 6: lambda x: x.swapaxes(0, 1)[:, ::-1],
+    7: lambda x: x[::-1, ::-1].swapaxes(0, 1), 8: lambda x: x.swapaxes(0, 1)[::-1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "TIFF", "JPEG"])
+def test_pictures_are_turned_upright(tmp_path, form, orientation):
+    model = make(image_size=(23, 31), patch_size=(23, 31), resize=(23, 31), **PLAIN)
+    path = tmp_path / NAMES[form]
+    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 90}}.get(form, {})
+    stored = Image.fromarray(PIXELS)
+    stored.save(path, exif=exif_of(orientation), **options)
+    if form == "JPEG":  # what is stored is not what was given
+        stored = Image.open(io.BytesIO(file_of(stored, "JPEG", **options)))
+    upright = Image.fromarray(np.ascontiguousarray(TURNS[orientation](np.array(stored))))
+    assert pictures.header(path, "x") == ("RGB", upright.size)
+    shown = model.preprocess(upright)
+    assert torch.equal(model.preprocess(path), shown)
+    with Image.open(path) as image:
+        assert torch.equal(model.preprocess(image), shown)
+    assert torch.equal(opened(model, table([cell(path.read_bytes())])).read(0, 1), shown)
+    assert torch.equal(opened(model, f"imagefolder:{tmp_path}").read(0, 1), shown)
+
+
+def test_masks_lie_on_turned_pictures(tmp_path):
+    model = make(image_size=(31, 23), patch_size=(31, 23), **PLAIN)
+    for place in ("JPEGImages", "SegmentationClass"):
+        (tmp_path / place).mkdir()
+    upright = np.zeros((31, 23), np.uint8)
+    upright[3:9, 2:20] = 7
+    stored = Image.fromarray(np.ascontiguousarray(upright.swapaxes(0, 1)[::-1]))
+    image, mask = tmp_path / "JPEGImages/a.png", tmp_path / "SegmentationClass/a.png"
+    stored.convert("RGB").save(image, exif=exif_of(6))
+    Image.fromarray(upright).save(mask)
+    samples = opened(model, f"voc:{tmp_path}")
+    assert torch.equal(samples.masks(0, 1)[0], torch.from_numpy(upright))
+    assert torch.equal((samples.read(0, 1)[0, 0] * 255).round(), torch.from_numpy(upright))
+    rows = table([cell(image.read_bytes())], mask=[cell(mask.read_bytes())])
+    assert torch.equal(opened(model, rows).masks(0, 1)[0], torch.from_numpy(upright))
+    stored.save(mask, exif=exif_of(6))  # a mask that is turned with its picture
+    assert torch.equal(opened(model, f"voc:{tmp_path}").masks(0, 1), samples.masks(0, 1))
+    stored.save(mask)
+    refused("'a' is 23 x 31, but its image is 31 x 23", opened, model, f"voc:{tmp_path}")
+
+
+# --- folders ---
+
+
+def test_links_are_followed_but_not_in_a_circle(model, tmp_path):
+    """A link is the work of whoever unpacked the folder: the Hub's cache is made of them."""
+    for place in ("inside", "outside"):
+        (tmp_path / place).mkdir()
+        picture().save(tmp_path / place / f"{place}.png")
+    (tmp_path / "inside" / "link.png").symlink_to(tmp_path / "outside" / "outside.png")
+    (tmp_path / "inside" / "folder").symlink_to(tmp_path / "outside")
+    (tmp_path / "inside" / "round").symlink_to(tmp_path / "inside")
+    names = [path.name for path in pictures_under(tmp_path / "inside")]
+    assert names == ["outside.png", "inside.png", "link.png"]
+    assert opened(model, f"imagefolder:{tmp_path / 'inside'}").n == 3
+    (tmp_path / "outside" / "up").symlink_to(tmp_path)  # which holds both folders
+    assert [path.name for path in pictures_under(tmp_path / "inside")] == names
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"new\nline", b"\x1b[2J", "\u202egnp".encode()])
+def test_odd_names_are_read_and_stray_files_are_skipped(model, tmp_path, name):
+    home = os.path.join(os.fsencode(tmp_path), b"data")
+    for place in (b"plain", name, b"folder.png", b".hidden", b"__MACOSX"):
+        os.makedirs(os.path.join(home, place))
+    good = file_of(picture(), "PNG")
+    for place in (b"plain/a.png", name + b"/" + name + b".png", b".hidden/b.png"):
+        Path(os.fsdecode(os.path.join(home, place))).write_bytes(good)
+    for stray in (b".DS_Store", b"notes.txt", b"plain/._a.png", b"__MACOSX/._a.png", b"plain/x"):
+        Path(os.fsdecode(os.path.join(home, stray))).write_bytes(b"")
+    samples = opened(model, f"imagefolder:{os.fsdecode(home)}")
+    assert samples.n == 2 and set(samples.labels) > {"plain"}
+    assert all(label.isprintable() and label.encode() for label in samples.labels)
+    result = ci.sweep(model, samples, probes=["sparsity"], progress=False)
+    again = ci.SweepResult.load(result.save(tmp_path / "result")).samples()
+    assert set(again["label"]) == set(samples.labels)
+
+
+# --- tables ---
+
+
+def test_no_file_that_a_table_names_is_opened(model, tmp_path):
+    picture().save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    good = cell(file_of(picture(), "PNG"))
+    there = (tmp_path / "a.png", tmp_path / "pipe.png", "/etc/passwd")
+    far = ("https://127.0.0.1/a.png", "hf://datasets/x/y/a.png", "zip://a::/b.zip")
+    for path in (*there, *far):
+        named = {"bytes": None, "path": str(path)}
+        match = "the image of sample 0 is the name of a file, '.*', without its bytes: no file that"
+        refused(match, opened, model, table([named, good]))
+        refused(match, opened, model, table([named], feature=datasets.Image(decode=False)))
+        samples = opened(model, table([good, named]))  # the error names the sample
+        refused("the image of sample 1 is the name of a file", samples.read, 0, 2)
+        masks = opened(model, table([good], mask=[named]))
+        refused("the mask of sample 0 is the name of a file", masks.masks, 0, 1)
+    with_both = {"bytes": good["bytes"], "path": str(tmp_path / "pipe.png")}
+    assert opened(model, table([with_both])).read(0, 1).shape == (1, 3, 6, 7)
+
+
+def test_what_the_error_says_to_type_works(model, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        picture().save(tmp_path / "photos" / name / f"{name}.png")
+    data = datasets.load_dataset(
+        "imagefolder",
+        data_dir=str(tmp_path / "photos"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )
+    with pytest.raises(ValueError) as error:
+        opened(model, data)
+    where = f"imagefolder:{tmp_path / 'photos'}"
+    assert str(error.value).endswith(EMBED) and 'Give "imagefolder:DIR"' in str(error.value)
+    names = {"data": data}
+    exec(EMBED, names)
+    samples = opened(model, names["data"])
+    assert samples.n == 2 and samples.labels == [0, 1] and samples.names == ("a", "b")
+    assert torch.equal(samples.read(0, 2), opened(model, where).read(0, 2))
