@@ -214,5 +214,5 @@ def _tokenizer(folder: Path) -> object:
             lambda: PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         )
     except CheckpointError as error:
-        warnings.warn(f"{path} is left out: {error}", stacklevel=4)
+        warnings.warn(f"{path} is left out: {error}", stacklevel=3)
         return None
