@@ -112,7 +112,7 @@ def _move(
     for name in (*moved, *gone, index):
         _check_place(out, name)
     _check_ours(out, known, {name: new.get(name, "") for name in (*moved, *gone)})
-    after = {name: old[name] for name in kept} | new
+    after = dict(sorted(({name: old[name] for name in kept} | new).items()))
     if content is not None:
         write_text(stage / index, json.dumps({**content, "files": after}, indent=2) + "\n")
     for name, value in after.items():
