@@ -29,10 +29,11 @@ def test_long_work_says_after_its_first_chunk_what_is_left(pictures, tmp_path, m
 
 
 STAGES = {"ablate": 2, "concentration": 7, "atlas": 2, "audit": 11, "segment": 7}  # others: one
-VERBS = ("report", "sweep", "audit", "atoms", "atlas", "ablate", "concentration", "segment")
+VERBS = ("report", "sweep", "compare", "atoms", "atlas", "ablate", "segment")
+LONG = [pytest.param(verb, marks=pytest.mark.slow) for verb in ("audit", "concentration")]
 
 
-@pytest.mark.parametrize("verb", (*VERBS, "compare"))
+@pytest.mark.parametrize("verb", [*VERBS, *LONG])
 def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_path):
     out, model = tmp_path / "out", "crate-tiny-pictures"
     words = [verb, model, *([model] if verb == "compare" else [])]

@@ -144,24 +144,15 @@ def test_which_column_holds_the_masks(model):
 
 def test_masks_that_do_not_fit(model):
     masks = [mask_of(size, [0, 255], seed=seed) for seed, size in enumerate(SIZES)]
-
-    def fails(match, masks, images=None):
-        samples = opened(model, table(masks, images=images or pictures(masks)))
+    for match, last in (
+        ("the mask of sample 4 is 41 x 23, but its image is 23 x 41", mask_of((41, 23), [0, 255])),
+        ("the mask of sample 4 has mode 'RGB': give one number", Image.new("RGB", (41, 23))),
+        ("sample 4 has no mask: the column holds None", None),
+    ):
+        samples = opened(model, table([*masks[:4], last], images=pictures(masks)))
         assert samples.read(0, 5).shape == (5, 3, 6, 7)  # a use without masks is not held up
         with pytest.raises(ValueError, match=match):
             samples.masks(2, 5)
-
-    swapped = [*masks[:4], mask_of((41, 23), [0, 255])]
-    fails(
-        "the mask of sample 4 is 41 x 23, but its image is 23 x 41: give both the same size",
-        swapped,
-        pictures(masks),
-    )
-    coloured = [*masks[:3], Image.new("RGB", (19, 17)), masks[4]]
-    fails(
-        "the mask of sample 3 has mode 'RGB': give one number per pixel", coloured, pictures(masks)
-    )
-    fails("sample 4 has no mask: the column holds None", [*masks[:4], None], pictures(masks))
 
 
 def refused(model, match, data):
