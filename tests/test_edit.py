@@ -5,11 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import crate_interp as ci
 from conftest import BATCH, D_MODEL, HEADS, leftover_hooks, make, make_lm
 from crate_hooks import edit
 
-POS = 13
 MODELS = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"]
 
 
@@ -172,13 +170,6 @@ def test_a_hook_that_comes_after_may_write_into_what_an_edit_made():
         assert cache["z", 1].equal(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_columns_that_depend_on_each_other_to_rounding_add_no_direction(dtype):
-    generator = torch.Generator().manual_seed(0)
-    u = torch.randn(67, 16, generator=generator) @ torch.randn(16, 32, generator=generator)
-    assert edit._basis(u.to(dtype), True).shape[1] == 16
-
-
 def test_heads_and_queries_are_where_the_point_has_them():
     z = torch.rand(2, 3, 5, 7)
     assert edit.zero(heads=4)(z, At("blocks.0.attn.hook_z"))[:, :, 4].eq(0).all()
@@ -328,16 +319,3 @@ def test_what_does_not_fit_is_refused():
     }.items():
         with pytest.raises(ValueError, match=words):
             call()
-
-
-def test_it_is_public():
-    assert ci.hooks.edit is edit
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_an_integer_is_a_number():
-    x = torch.arange(-30.0, 30.0).view(3, 4, 5)
-    assert edit.scale(3)(x, None).equal(3 * x)
-    assert edit.clamp(2, 2)(x, None).eq(2).all() and edit.threshold(4)(x, None).equal(
-        (x - 4).relu()
-    )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make_lm
 from crate_interp.models.compat.unsupported_methods import RefusedError
 from test_whitebox_family import member
 
@@ -166,25 +166,3 @@ def test_probes_of_another_member_are_refused(name, probe):
     one = One(name)
     with pytest.raises(ValueError, match=probe):
         ci.sweep(one.model, one.x, probes=probe, **QUIET)
-
-
-def test_a_probe_of_patches_without_cls_takes_their_mean():
-    one = One("tost")
-    found = ci.linear_probe(one.model, one.data, **QUIET)
-    assert found.meta["probes"]["linear"]["settings"]["pool"] == "mean"
-
-
-def test_the_headline_names_the_step():
-    for name, word in (("tost", "attention"), ("aot", "MSSA")):
-        one = One(name)
-        words = ci.sweep(one.model, one.x, probes="compression", controls=0, **QUIET).headline()
-        assert f"after {word} than before" in words
-
-
-def test_any_crate_runs_the_default_probes_and_one_more():
-    """What runs by default on ToST and CBT alone is not in the list that callers add to."""
-    asked = [*ci.probes.DEFAULT, "objective"]
-    result = ci.sweep(make(), torch.randn(2, 3, 6, 20), probes=asked, controls=0, **QUIET)
-    assert list(result.meta["probes"]) == asked
-    by_default = ci.sweep(*member("cbt"), controls=0, **QUIET).meta["probes"]
-    assert "representatives" in by_default and "representatives" not in asked
