@@ -17,7 +17,6 @@ REPLACED = dict.fromkeys(
     ("cbt", "tost-ista", "crate conv"), "the sparse step (of this family )?replaces the stream"
 )
 TEXT = {"tost-lm": "of a model of images|not of a model of images|no patches"}
-NO_LABELS = {"tost-lm": "needs labels"}
 QUIET = {"progress": False}
 
 
@@ -89,30 +88,14 @@ FAST = {
     "save and convert": (saved, {}),
 }  # fmt: skip
 SLOW = {
-    "atoms": (lambda one, _: ci.atoms(one.model, one.x, top=2, **QUIET), NO_ATOMS),
-    "atlas": (lambda one, _: ci.atlas(one.model, one.x, top=2, ablate=2, **QUIET), NO_ATOMS),
-    "ablate": (lambda one, _: ci.ablate_heads(one.model, one.data, **QUIET), {}),
     "compare": (
         lambda one, _: ci.compare(one.model, one.model, one.x, untrained=1, **QUIET), {}
-    ),
-    "linear probe": (lambda one, _: ci.linear_probe(one.model, one.data, **QUIET), NO_LABELS),
-    "composition on data": (
-        lambda one, _: ci.circuits.composition(one.model, one.x, through="data", **QUIET), {}
-    ),
-    "path patching": (
-        lambda one, _: ci.circuits.path_patch(*one_and_pairs(one), **QUIET), {}
-    ),
-    "scores of a circuit": (
-        lambda one, _: ci.circuits.evaluate(
-            one.model, [(0, 1)], one.x[:2], one.pairs[2], random=1, subsets=1, **QUIET
-        ), {},
     ),
     "store": (
         lambda one, folder: ci.store(
             one.model, one.x, points="blocks.1.hook_resid_post", out=folder / "store", **QUIET
         ), {},
     ),
-    "surgery": (lambda one, _: ci.surgery(one.model, one.data, directions=2, **QUIET), {}),
     "watch": (watched, {}),
     "bridge": (bridged, {}),
     "report": (

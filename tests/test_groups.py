@@ -1,8 +1,6 @@
 """Samples that belong together: intervals, tests and splits treat groups as independent."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,9 +15,7 @@ from crate_interp.results import sample_ranges
 from crate_interp.stats.contrasts import by_group, columns_of_sums, paired
 from crate_interp.stats.intervals import interval_of_sums, mean_interval
 from crate_interp.sweeps.moments import errors
-
-sys.path.append(str(Path(__file__).parent / "benchmarks"))
-from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured  # noqa: E402
+from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured
 
 TEXT = "embedded:held-out-text"
 QUIET = {"progress": False}

@@ -122,26 +122,30 @@ def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_bad_tokens(lm):
-    refuses(
-        "tokens range from 0 to 47, but the vocabulary has ids from 0 to 46",
-        lambda: lm(torch.tensor([[0, 47]])),
-    )
-    refuses("tokens range from -1 to 3", lambda: lm(torch.tensor([[3, -1]])))
-    refuses("give whole numbers", lambda: lm(torch.rand(2, 3)))
-    refuses("give whole numbers", lambda: lm(ids()[None]))
+@pytest.mark.parametrize(
+    ("words", "given"),
+    {
+        "tokens range from 0 to 47": (torch.tensor([[0, 47]]),),
+        "tokens range from -1 to 3": (torch.tensor([[3, -1]]),),
+        "give whole numbers": (torch.rand(2, 3),),
+        "there are no tokens": (torch.zeros(0, 3, dtype=torch.long),),
+        "there are 14 tokens, but the model takes at most n_ctx=13": (ids(pos=14),),
+        "the input is int": (3,),
+        "return_type='x'": (ids(), "x"),
+        "the loss needs at least two tokens": (ids(pos=1), "loss"),
+        "the model has no tokenizer": ("text",),
+    }.items(),
+)
+def test_bad_tokens(words, given):
+    refuses(words, lambda: make_lm("crate-lm")(*given))
+
+
+def test_tokens_of_other_types_and_of_one_row(lm):
     with torch.no_grad():
         for dtype in (torch.uint8, torch.int32):
             assert torch.equal(lm(ids().to(dtype), "loss"), lm(ids(), "loss"))
         assert torch.equal(lm(ids()[0]), lm(ids()[:1]))  # one row is a batch of one
-    refuses("there are no tokens", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
-    refuses("there are 14 tokens, but the model takes at most n_ctx=13", lambda: lm(ids(pos=14)))
-    refuses("the input is int: give a tensor of token ids or text", lambda: lm(3))
-    refuses("return_type='x'", lambda: lm(ids(), "x"))
-    refuses("the loss needs at least two tokens", lambda: lm(ids(pos=1), "loss"))
-    refuses("the model has no tokenizer: .* tokenizer='gpt2'", lambda: lm("text"))
-    past = ci.Past()
-    with torch.no_grad():
+        past = ci.Past()
         lm(ids(pos=12), past=past)
     refuses("there are 14 tokens", lambda: lm(ids(pos=2), past=past))
 
