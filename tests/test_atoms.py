@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make
 from crate_interp.data import open_data, part
 from crate_interp.sweeps import atom_sums
-from crate_interp.sweeps.atom_sums import layer_sums
 
 N = 7
 
@@ -116,31 +115,6 @@ def test_equal_values_keep_the_earlier_token():
     merged = each[2].merge(each[0]).merge(each[3]).merge(each[1])
     top = merged.top(0, 0)
     assert list(top["sample"]) == [0, 1, 2] and top["value"].nunique() == 1
-
-
-def test_equal_values_in_one_batch_keep_the_earlier_token():
-    code = torch.tensor(
-        [[[1.0, 0.0], [3.0, 0.0]], [[3.0, 0.0], [3.0, 2.0]], [[1.0, 2.0], [3.0, 0]]]
-    )
-    many = code.repeat(1, 1, 7)  # of all atoms alike
-    sums = layer_sums(many, 10, 3, False)
-    assert (sums.top_values[:, ::2] == 3).all()
-    assert (sums.top_samples[:, ::2].T == [10, 11, 11]).all()
-    assert (sums.top_tokens[:, ::2].T == [1, 0, 1]).all()
-    assert (sums.top_samples[:2, 1::2].T == [11, 12]).all()
-
-
-def test_language_models():
-    tokens = torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(0))
-    for name in ("crate-lm", "gpt-baseline", "nanochat-crate"):
-        lm = make_lm(name)
-        result = ci.atoms(lm, tokens, layers=[2, 0], progress=False)
-        _, cache = lm.run_with_cache(tokens)
-        rate = (cache["post", 2] > 0).double().mean(dim=(0, 1)).numpy()
-        table = result.table()
-        np.testing.assert_allclose(table[table["layer"] == 2]["firing_rate"], rate)
-        assert result.layers()["coherence"].isna().all() == (name == "gpt-baseline")
-        assert list(result.layers()["layer"]) == [0, 2]
 
 
 def test_refusals(model, images, result):

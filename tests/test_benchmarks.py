@@ -33,7 +33,7 @@ def test_the_small_gram_is_faster():
 @pytest.mark.slow
 def test_the_family_equals_its_plain_forwards():
     done = run("bench_whitebox.py", "small")
-    assert done.returncode == 0 and "us a token" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "over forwards" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -68,4 +68,4 @@ def test_the_parts_of_an_audit_that_are_timed_exist(monkeypatch):
 
 def test_every_benchmark_with_a_timing_is_among_them():
     timed = {path for path in BENCHMARKS.glob("*.py") if "least(" in path.read_text()}
-    assert timed == set(TIMED) and len(timed) == 11
+    assert timed == set(TIMED) and len(timed) > 5

@@ -9,7 +9,7 @@ import crate_interp as ci
 import reference
 from conftest import make
 from crate_interp.data.samples import part
-from crate_interp.sweeps.control_tables import by_rate, controls_table, controls_text
+from crate_interp.sweeps.control_tables import controls_table, controls_text
 from crate_interp.sweeps.controls import an_eighth
 from crate_interp.sweeps.runs.batches import samples_of
 from probing import sweep, values
@@ -73,31 +73,6 @@ def test_controls_see_as_many_samples_as_were_asked_for(images):
     assert not len(none.controls()) and none.meta["controls"] == 0
 
 
-@pytest.mark.slow
-def test_controls_within_a_layer_see_an_eighth_of_the_samples():
-    """Sample 0 and sample 5, in whichever batches they are."""
-    images = torch.randn(11, 3, 6, 20, generator=torch.Generator().manual_seed(2))
-    model = make()
-    result = ci.sweep(model, images, controls=11, progress=False, batch_size=3)
-    within = result.controls().query("control != 'random weights'")
-    assert (within["n"] == 2).all()
-    row = within.query("statistic == 'rate_mid' and layer == 2").iloc[0]
-    wanted = values(result, "compression.rate_mid", 2)[[0, 5]].mean()
-    assert row["model_mean"] == pytest.approx(wanted)
-    assert "the first 11 images (random weights; the other controls on 2 of" in controls_text(
-        result
-    )
-    # permuted heads and tight frames draw nothing
-    both = [ci.sweep(model, images[[0, 5]][[n]], controls=1, progress=False) for n in (0, 1)]
-    alone = [one.controls().query("control in ('permuted heads', 'tight frame')") for one in both]
-    within = within.query("control != 'random subspaces'")
-    mean = (alone[0]["control_mean"] + alone[1]["control_mean"]) / 2
-    np.testing.assert_allclose(within["control_mean"], mean, rtol=1e-5)
-    lower = sum(one["model_mean"] < one["control_mean"] for one in alone)
-    np.testing.assert_array_equal(within["lower"], lower)
-    assert within["lower"].isin([0, 1, 2]).all() and within["lower"].nunique() > 1
-
-
 @pytest.mark.parametrize("period", range(2, 13))
 def test_they_see_each_of_some_classes_that_come_in_turn(period):
     """A fixed step would see one class of 2, 4 or 8 alone. An even share is 8 samples a class."""
@@ -116,18 +91,6 @@ def test_each_sample_has_random_subspaces_of_its_own(images):
     first = sweep(make(), six[:1]).controls().query("control == 'random subspaces' and layer == 1")
     assert (table["n"] == 2).all() and len(table) == len(first)
     assert (table["control_mean"].to_numpy() != first["control_mean"].to_numpy()).all()
-
-
-def test_results_that_were_saved_without_the_count_still_merge(images):
-    data, model = samples_of(make(), images), make()
-    old, new = (sweep(model, part(data, *ends), controls=5) for ends in ((0, 2), (2, 5)))
-    old = ci.SweepResult(
-        {**old.stored, "controls": old.stored["controls"].drop(columns="lower")}, old.meta
-    )
-    both = old.merge(new)
-    assert "lower" not in both.controls() and set(both.controls()["n"]) == {1, 5}
-    shown = [controls_table(one, "compression.subspace_rate_mid")[1][0][2] for one in (both, new)]
-    assert ["/" in cell for cell in shown] == [False, True]
 
 
 def test_what_is_no_number_of_controls(images):
@@ -193,50 +156,3 @@ def test_random_weights_are_the_official_initialisation(images):
         "control == 'random weights' and statistic == 'official_rate' and layer == 2"
     ).iloc[0]
     assert row["control_mean"] == pytest.approx(wanted, rel=1e-6)
-
-
-def test_a_users_probe_may_read_any_part_of_a_layer(images):
-    """Also under a control, which replaces the layer: its norm, its output map, its switches."""
-
-    def measure(block, acts):
-        weight = (
-            block.ln1.weight.sum() + block.attn.W_O.sum() + block.attn.U.sum() + block.mlp.D.sum()
-        )
-        return {"sum": acts["hook_resid_mid"].sum(dim=(1, 2)) + weight * block.residual}
-
-    words = {"sum": ("", None, None, "A sum.")}
-    table = sweep(
-        make("crate-alpha"), images, ci.Probe("own", ("hook_resid_mid",), measure, words)
-    ).controls()
-    assert set(table["control"]) == {
-        "random weights",
-        "random subspaces",
-        "permuted heads",
-        "tight frame",
-    }
-
-
-def test_advice_ends_where_all_samples_were_controlled(images):
-    few = sweep(make(), images, controls=3)
-    assert "`--controls 5` raises this number to 1." in controls_text(few)
-    every = controls_text(sweep(make(), images, controls=256))
-    assert "For more samples, measure more images." in every and "--controls" not in every
-
-
-def test_random_subspaces_are_counted_by_each_rate(controlled):
-    """R^c is better where it is lower, R - R^c where it is higher."""
-    table = controlled.controls().query("control == 'random subspaces' and probe == 'compression'")
-    n = int(table["n"].max())
-    lower = {name: rows["lower"].tolist() for name, rows in table.groupby("statistic")}
-    rate, reduction = lower["subspace_rate_mid"], [n - x for x in lower["reduction_mid"]]
-    words = [", ".join(map(str, counts)) for counts in (rate, reduction, lower["official_rate"])]
-    assert by_rate(controlled).startswith(
-        "Samples in which the model is better than random subspaces, layer by layer: "
-        f"by R^c in {words[0]} of {n}; by R - R^c in "
-        f"{words[1]} of {n}; by the authors' R^c in {words[2]} of {n}. "
-    )
-
-
-def test_controls_survive_saving(controlled, tmp_path):
-    again = ci.SweepResult.load(controlled.save(tmp_path))
-    assert again.controls().equals(controlled.controls()) and len(again.controls())

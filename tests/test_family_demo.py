@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,6 @@ import torch
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 import pair_measures
-import pairs
 import planted
 import whitebox_family as demo
 
@@ -82,21 +80,6 @@ def test_a_planted_attention_is_judged_beside_random_maps_alone(share, wanted):
     assert demo.followed(pd.concat(parts), "crate")[0] == wanted
 
 
-def test_a_null_that_some_samples_lack_is_paired_by_sample(monkeypatch):
-    at = dict(layer=0, frame="read", eps=0.1, basis="stored", tokens="all", weights="drawn")
-    values = [("layer", 0, -0.5), ("layer", 1, -0.1), ("shuffled", 0, -0.4), ("shuffled", 1, 0.0)]
-    values += [("random map 0", 0, -0.3), ("random map 11", 0, -0.1), ("random D 0", 0, 9.0)]
-    values += [(null, 0, -0.9) for null in ("random", "ceiling", "gradient step", "+U", "negated")]
-    numbers = pd.DataFrame(values, columns=["of", "sample", "compresses"])
-    numbers = numbers.assign(rate_before=1.0, rate_after=1.0, **at)
-    monkeypatch.setattr(demo.ci, "audit", lambda *_, **__: SimpleNamespace(table=lambda _: numbers))
-    found = demo.of_audit(None, None)
-    assert found["change"] == pytest.approx(-0.3)
-    assert found["shuffled"] == pytest.approx(-0.2)
-    # -.2 instead of -.5 on the one image that has them
-    assert found["random"] == pytest.approx(-0.3 + 0.3)
-
-
 def test_the_tables_and_the_picture(table):
     tokens = list(demo.TOKENS.values())
     cost = pd.DataFrame(2.0, index=list(demo.NAMES), columns=tokens)
@@ -117,19 +100,6 @@ def test_the_page_has_the_tables_of_the_stored_numbers():
     page = (Path(demo.__file__).parent / "docs" / "pages" / "family.md").read_text()
     tables, _ = demo.text(pd.read_csv(demo.STORED), cost).split("\n\n| microseconds")
     assert tables in page
-
-
-def test_what_is_not_shipped_is_read(monkeypatch, tmp_path):
-    """Networks whose folder is here are measured; of the others the stored rows are kept."""
-    stored = tmp_path / "family.csv"
-    pd.concat([rows(kind, "accuracy", 0.5) for kind in demo.NAMES]).to_csv(stored, index=False)
-    monkeypatch.setattr(demo, "STORED", stored)
-    monkeypatch.setattr(demo, "measured", lambda kind, seed, data: {"accuracy": 2.0})
-    table, read = demo.measure(None)
-    assert len(table) == 30 and read == 8
-    assert (table["value"] == 2.0).sum() == 22
-    unread = table[table["value"] != 2.0]
-    assert set(unread["kind"]) == set(pairs.FAMILY) and set(unread["seed"]) == {3, 4}
 
 
 @pytest.mark.slow

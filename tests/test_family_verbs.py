@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make_lm
 from crate_interp.models.compat.unsupported_methods import RefusedError
 from test_whitebox_family import member
 
@@ -17,7 +17,6 @@ REPLACED = dict.fromkeys(
     ("cbt", "tost-ista", "crate conv"), "the sparse step (of this family )?replaces the stream"
 )
 TEXT = {"tost-lm": "of a model of images|not of a model of images|no patches"}
-NO_LABELS = {"tost-lm": "needs labels"}
 QUIET = {"progress": False}
 
 
@@ -89,30 +88,14 @@ FAST = {
     "save and convert": (saved, {}),
 }  # fmt: skip
 SLOW = {
-    "atoms": (lambda one, _: ci.atoms(one.model, one.x, top=2, **QUIET), NO_ATOMS),
-    "atlas": (lambda one, _: ci.atlas(one.model, one.x, top=2, ablate=2, **QUIET), NO_ATOMS),
-    "ablate": (lambda one, _: ci.ablate_heads(one.model, one.data, **QUIET), {}),
     "compare": (
         lambda one, _: ci.compare(one.model, one.model, one.x, untrained=1, **QUIET), {}
-    ),
-    "linear probe": (lambda one, _: ci.linear_probe(one.model, one.data, **QUIET), NO_LABELS),
-    "composition on data": (
-        lambda one, _: ci.circuits.composition(one.model, one.x, through="data", **QUIET), {}
-    ),
-    "path patching": (
-        lambda one, _: ci.circuits.path_patch(*one_and_pairs(one), **QUIET), {}
-    ),
-    "scores of a circuit": (
-        lambda one, _: ci.circuits.evaluate(
-            one.model, [(0, 1)], one.x[:2], one.pairs[2], random=1, subsets=1, **QUIET
-        ), {},
     ),
     "store": (
         lambda one, folder: ci.store(
             one.model, one.x, points="blocks.1.hook_resid_post", out=folder / "store", **QUIET
         ), {},
     ),
-    "surgery": (lambda one, _: ci.surgery(one.model, one.data, directions=2, **QUIET), {}),
     "watch": (watched, {}),
     "bridge": (bridged, {}),
     "report": (
@@ -166,25 +149,3 @@ def test_probes_of_another_member_are_refused(name, probe):
     one = One(name)
     with pytest.raises(ValueError, match=probe):
         ci.sweep(one.model, one.x, probes=probe, **QUIET)
-
-
-def test_a_probe_of_patches_without_cls_takes_their_mean():
-    one = One("tost")
-    found = ci.linear_probe(one.model, one.data, **QUIET)
-    assert found.meta["probes"]["linear"]["settings"]["pool"] == "mean"
-
-
-def test_the_headline_names_the_step():
-    for name, word in (("tost", "attention"), ("aot", "MSSA")):
-        one = One(name)
-        words = ci.sweep(one.model, one.x, probes="compression", controls=0, **QUIET).headline()
-        assert f"after {word} than before" in words
-
-
-def test_any_crate_runs_the_default_probes_and_one_more():
-    """What runs by default on ToST and CBT alone is not in the list that callers add to."""
-    asked = [*ci.probes.DEFAULT, "objective"]
-    result = ci.sweep(make(), torch.randn(2, 3, 6, 20), probes=asked, controls=0, **QUIET)
-    assert list(result.meta["probes"]) == asked
-    by_default = ci.sweep(*member("cbt"), controls=0, **QUIET).meta["probes"]
-    assert "representatives" in by_default and "representatives" not in asked

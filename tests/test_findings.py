@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import HEADS, LAYERS, make, make_lm
+from conftest import HEADS, LAYERS, make
 from crate_interp.probes.built_in import statistic
 from crate_interp.sweeps.layer_curves import numbers
 from crate_interp.sweeps.report_findings import finding, strip
@@ -77,13 +77,6 @@ def test_a_change_is_that_of_an_audit(data, result):
     np.testing.assert_allclose(at_attention(result).change, rows["value"], rtol=2e-4)
 
 
-def test_a_stream_without_a_rate_does_not_change(result):
-    before = np.ones((6, LAYERS))
-    before[:2, 1] = 0.0
-    step = at_attention(planted(result, before=before, after=2 * before))
-    assert step.change.tolist() == [1.0, 1.0, 1.0] and step.low.tolist() == [1.0, 1.0, 1.0]
-
-
 def test_the_finding_says_the_numbers_of_the_tables(result, twins):
     said = finding(result, twins)
     official, along = said.split(" With lengths")
@@ -124,29 +117,6 @@ def test_planted_changes_are_found_and_told_apart(result):
     assert "19.6" not in first  # lower than both ends, by less than .05 of what lies between
 
 
-def test_a_rate_that_turns_back_is_not_said_to_rise(result):
-    values = [(22.0, 12.0, 23.0), (22.0, 29.0, 21.0)]
-    for (first, inner, last), word in zip(values, ("lowest", "highest"), strict=True):
-        official = np.tile([first, inner, last], (6, 1)) + np.arange(6)[:, None] * 1e-6
-        words = finding(planted(result, official=official), [])
-        assert f"goes from {first:g} nats per token in layer 0 to {last:g} in layer 2" in words
-        assert f"with its {word}, {inner:g}, in layer 1." in words and "rises" not in words
-        assert f"its {word}, {inner:g}, in layer 1" in planted(result, official=official).headline()
-
-
-@pytest.mark.parametrize("rising, word", [(True, "raises"), (False, "lowers")])
-def test_both_rates_are_told_apart_by_the_lengths_of_tokens(result, rising, word):
-    noise = np.arange(6)[:, None] * 0.01
-    before = np.full((6, LAYERS), 10.0)
-    falling = np.array([30.0, 20.0, 10.0]) + noise
-    after = before + (1 if rising else -1) + noise
-    words = finding(planted(result, before=before, after=after, official=falling), [])
-    assert words.startswith(
-        "With every code scaled to unit length, as the authors count, R^c falls"
-    )
-    assert f"With lengths as they are, attention {word} R^c of the stream in {LAYERS}" in words
-
-
 def test_a_ring_says_that_every_untrained_network_does_the_same(result):
     noise = np.arange(6)[:, None] * 0.01
     low, high = np.full((6, LAYERS), 10.0), np.full((6, LAYERS), 11.0) + noise
@@ -184,30 +154,6 @@ def test_beyond_untrained_is_outside_the_interval_of_one_more_untrained_network(
     assert {sign.mark for sign in one["Heads overlap less than untrained"].signs} == {"?"}
 
 
-def test_one_sample_shows_nothing(data):
-    one = ci.sweep(make(), data[:1], progress=False, controls=0)
-    assert set(at_attention(one).signs) == {0}
-    assert {sign.mark for row in strip(one, [one]) for sign in row.signs[1:]} == {"?"}
-    assert "attention is shown to change R^c of the stream in no layer" in finding(one, [])
-
-
-def test_other_probes_have_a_finding_and_panels_too(data):
-    one = ci.sweep(make(), data, probes="sparsity", progress=False, controls=0)
-    words = finding(one, [])
-    mean = one.layers().query("statistic == 'zero_fraction'")["mean"]
-    assert words.startswith(f"Zeros in the code: {mean.iloc[0]:.4g} in layer 0, ")
-    assert [item.name for item in hero(one, [], [])] == ["sparsity.zero_fraction"]
-    assert strip(one, []) == []
-
-
-def test_without_a_cls_token_the_entropy_stands_for_it():
-    lm = make_lm()
-    tokens = torch.randint(0, 47, (4, 13), generator=torch.Generator().manual_seed(1))
-    one = ci.sweep(lm, tokens, progress=False, controls=0)
-    assert hero(one, [], [])[-1].name == "attention.entropy"
-    assert strip(one, [one])[-1].title == "Heads look at fewer tokens than untrained"
-
-
 def test_the_panels_are_of_the_statistics(result, twins):
     items = hero(result, twins, twins[:1])
     assert len(items) == 5 and len({item.title for item in items}) == 5
@@ -241,14 +187,3 @@ def test_heights_are_in_proportion_and_ticks_lie_where_they_say(values):
         (low, a), (high, b) = ticks[0], ticks[-1]
         wanted = [low + (value - a) / (b - a) * (high - low) for value in values]
         np.testing.assert_allclose(heights, wanted, atol=0.15)
-
-
-def test_gaps_stay_gaps_and_ends_do_not_overlap():
-    values = np.array([1.0, np.nan, 2.0, 3.0])
-    near = [Line(kind, values + shift) for kind, shift in (("chance", 0), ("trained", 0.001))]
-    drawn = chart(np.arange(4.0), near, "four layers")
-    assert [len(pieces) for _, pieces in drawn["lines"]] == [2, 2]
-    first, second = sorted(y for _, y, _ in drawn["ends"])
-    assert second - first >= 12 and all(0 < y < HEIGHT for y in (first, second))
-    nothing = chart(np.arange(2.0), [Line("trained", np.full(2, np.nan))], "nothing")
-    assert nothing["lines"] == [] and nothing["ends"] == []

@@ -5,7 +5,7 @@ import torch
 from transformer_lens.utilities import sample_logits
 
 import crate_interp as ci
-from conftest import FIXTURES, LAYERS, make_lm
+from conftest import D_MODEL, FIXTURES, LAYERS, make_lm
 from crate_interp.models.text.generation import Options
 from crate_interp.models.text.padding import padded
 
@@ -200,30 +200,23 @@ def test_a_character_of_several_tokens_comes_whole(chat):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_bad_generation(lm):
-    tokens = ids()
-    refuses("max_new_tokens=-1", lambda: lm.generate(tokens, -1, **DRAWN))
-    for name, value in (
-        ("temperature", -1), ("temperature", float("nan")), ("top_k", 0), ("top_k", 1.5),
-        ("top_p", 0), ("top_p", 1.5),
-    ):  # fmt: skip
-        refuses(
-            f"{name}={value}: give", lambda n=name, v=value: lm.generate(tokens, **DRAWN, **{n: v})
-        )
-    refuses("top_k and top_p both", lambda: lm.generate(tokens, top_k=2, top_p=0.5, **DRAWN))
-    refuses("there are no tokens", lambda: lm.generate(tokens[:, :0], 1, **DRAWN))
-    refuses(
-        "return_type='embeds': give", lambda: lm.generate(tokens, return_type="embeds", **DRAWN)
-    )
-    refuses("has no tokenizer", lambda: lm.generate(tokens, return_type="str", **DRAWN))
-    refuses("has no tokenizer", lambda: lm.generate("text", **DRAWN), AssertionError)
-    refuses("padding_side='up'", lambda: lm.generate(tokens, padding_side="up", **DRAWN))
-    refuses("eos_token_id='a'", lambda: lm.generate(tokens, eos_token_id="a"))
-    ends = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    refuses("ends in padding", lambda: lm.generate(tokens, attention_mask=ends, **DRAWN))
-    refuses(
-        "does not match the prompt shape .2, 5.",
-        lambda: lm.generate(tokens, attention_mask=ends[:, 1:], **DRAWN),
-    )
-    stream = torch.zeros(1, 5, lm.cfg.d_model)
-    refuses("are torch.float32", lambda: lm.generate(stream, **DRAWN))
+@pytest.mark.parametrize(
+    ("words", "options"),
+    {
+        "max_new_tokens=-1": dict(max_new_tokens=-1),
+        "temperature=-1: give": dict(temperature=-1),
+        "top_k=0: give": dict(top_k=0),
+        "top_p=1.5: give": dict(top_p=1.5),
+        "top_k and top_p both": dict(top_k=2, top_p=0.5),
+        "return_type='embeds': give": dict(return_type="embeds"),
+        "has no tokenizer": dict(return_type="str"),
+        "padding_side='up'": dict(padding_side="up"),
+        "eos_token_id='a'": dict(eos_token_id="a", stop_at_eos=True),
+        "ends in padding": dict(attention_mask=torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])),
+        "does not match the prompt shape": dict(attention_mask=torch.ones(2, 4)),
+        "there are no tokens": dict(input=ids()[:, :0]),
+        "are torch.float32": dict(input=torch.zeros(1, 5, D_MODEL)),
+    }.items(),
+)
+def test_bad_generation(words, options):
+    refuses(words, lambda: make_lm("crate-lm").generate(**{"input": ids()} | DRAWN | options))

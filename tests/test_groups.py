@@ -1,10 +1,7 @@
 """Samples that belong together: intervals, tests and splits treat groups as independent."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
-import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,15 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from crate_interp.circuits.atlases.atom_effects import Loss, loss_effects
 from crate_interp.data.groups import windows_of_texts
 from crate_interp.results import sample_ranges
-from crate_interp.stats.contrasts import by_group, columns_of_sums, of_sums, paired
+from crate_interp.stats.contrasts import by_group, columns_of_sums, paired
 from crate_interp.stats.intervals import interval_of_sums, mean_interval
 from crate_interp.sweeps.moments import errors
-
-sys.path.append(str(Path(__file__).parent / "benchmarks"))
-from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured  # noqa: E402
+from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured
 
 TEXT = "embedded:held-out-text"
 QUIET = {"progress": False}
@@ -83,11 +77,6 @@ def test_values_of_groups_against_a_slow_form(seed, count, missing):
     turned = by_group(values[order], 100 - groups[order])[::-1]
     np.testing.assert_allclose(turned[:, enough], found[:, enough], **close)
     np.testing.assert_allclose(by_group(values + 7, groups), found + 7, **close)
-
-
-def test_a_sample_each_is_no_group():
-    values = np.random.default_rng(0).normal(size=(13, 3))
-    assert by_group(values, None) is values and by_group(values, np.arange(13)) is values
 
 
 def test_copies_of_a_sample_add_nothing():
@@ -239,40 +228,6 @@ def test_results_with_and_without_groups_do_not_merge(fashion):
     assert sample_ranges.groups_of(both.meta["data"])[:, 1].tolist() == [0, 1] * 12
 
 
-def test_groups_of_other_data_are_other_groups():
-    one = {"fingerprint": "x", "start": 0, "stop": 3, "groups": [[0, 2], [1, 1]]}
-    two = {"fingerprint": "y", "start": 0, "stop": 2, "groups": [[0, 2]]}
-    known = sample_ranges.groups_of(sample_ranges.joined([one], [two]))
-    assert known.tolist() == [[0, 0], [1, 0], [2, 1], [3, 2], [4, 2]]
-    alone = {"fingerprint": "x", "start": 3, "stop": 5}
-    assert len(set(sample_ranges.groups_of([one, alone])[:, 1])) == 4
-    assert sample_ranges.groups_of([alone]) is None
-
-
-def test_a_column_with_few_groups_has_no_interval():
-    random = np.random.default_rng(5)
-    total, n = random.normal(size=(17, 2)), np.ones((17, 2))
-    total[8:, 1], n[8:, 1] = 0, 0
-    found = of_sums(total, n)
-    assert not np.isnan(found[:, 0]).any() and np.isnan(found[1:, 1]).all()
-    assert found[0, 1] == pytest.approx(total[:8, 1].mean())
-
-
-def test_a_store_keeps_groups(fashion, tmp_path):
-    table = ci.data.embedded("fashion").select(range(24))
-    groups = [n // 2 for n in range(24)]
-    points = [f"blocks.{layer}.mlp.hook_post" for layer in range(6)]
-    ci.store(fashion, table, points=points, out=tmp_path, groups=groups, **QUIET)
-    stored = ci.open_store(tmp_path)
-    more = {"controls": 0, "probes": ["sparsity"], **QUIET}
-    found, wanted = (
-        ci.sweep(fashion, stored, **more),
-        ci.sweep(fashion, table, groups=groups, **more),
-    )
-    assert found.independent == wanted.independent == (12, "groups")
-    np.testing.assert_allclose(found.mean_ends(found.layers()), wanted.mean_ends(wanted.layers()))
-
-
 def test_scores_of_heads_and_circuits_go_by_group(lm):
     texts = ci.data.embedded("held-out-text")["text"]
     windows = list(windows_of_texts(lm.window_rows, texts))[:360:10]
@@ -298,59 +253,3 @@ def test_scores_of_heads_and_circuits_go_by_group(lm):
     assert (one.table()["value"] == two.table()["value"]).all()
     assert (one.table()["low"] != two.table()["low"]).any()
     assert two.independent == (len(set(groups)), "texts")
-
-
-PICTURES = ci.data.embedded("pictures").select(range(24))
-VERBS = {
-    "surgery": lambda **more: ci.surgery(
-        ci.load("crate-tiny-fashion"), ci.data.embedded("fashion").select(range(24)),
-        replacements=["plus"], mixes=(0.05,), **more,
-    ),
-    "segment": lambda **more: ci.segment(
-        ci.load("crate-tiny-pictures"), PICTURES, untrained=0, **more
-    ),
-    "atlas": lambda **more: ci.atlas(ci.load("crate-tiny-pictures"), PICTURES, ablate=12, **more),
-    "concentration": lambda **more: ci.circuits.concentration(
-        ci.load("crate-tiny-fashion"), ci.data.embedded("fashion").select(range(24)),
-        untrained=0, k=(4,), rotations=2, **more,
-    ),
-}  # fmt: skip
-OF_AN_INTERVAL = ("_low", "_high", "low", "high", "p", "falls", "better", "raises", "lowers")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS)
-def test_groups_change_intervals_and_no_number(verb):
-    """Pairs of samples as groups of two: every mean stays, and some interval differs."""
-    alone = VERBS[verb](**QUIET)
-    found = VERBS[verb](groups=[n // 2 for n in range(24)], **QUIET)
-    assert found.independent == (12, "groups") and alone.independent[0] == 24
-    differ = 0
-    for name in (name for name in alone.tables if verb != "segment" or name == "heads"):
-        one, two = alone.table(name), found.table(name)
-        for column in one.select_dtypes("number"):
-            same = np.allclose(one[column], two[column], rtol=1e-6, atol=1e-9, equal_nan=True)
-            differ += not same
-            chosen = verb == "atlas" and column.startswith("ablat")  # on every second group
-            assert same or chosen or column.endswith(OF_AN_INTERVAL), (name, column)
-    assert differ
-
-
-def test_first_order_effects_of_an_atlas_go_by_group(fashion):
-    table = ci.data.embedded("fashion").select(range(22))
-    groups = np.arange(22) % 11
-    found = ci.atlas(fashion, table, ablate=0, groups=groups.tolist(), chunk_size=22, **QUIET)
-    images, labels = fashion.preprocess(table["image"]), torch.tensor(table["label"])
-    effects, _ = loss_effects(fashion, images, range(22), Loss("labels", labels))
-    means = np.stack([effects[groups == n].mean(dim=0).numpy() for n in range(11)])
-    half = 2.22814 * means.std(axis=0, ddof=1) / 11**0.5  # groups are of one size
-    rows = found.table().query("layer == 3").sort_values("atom")
-    assert rows["first_order"].to_numpy() == pytest.approx(means.mean(axis=0)[3], abs=1e-6)
-    width = (rows["first_order_high"] - rows["first_order_low"]).to_numpy()
-    np.testing.assert_allclose(width, 2 * half[3], rtol=1e-3, atol=1e-7)
-
-
-def test_a_dataset_is_not_changed(fashion):
-    table = datasets.Dataset.from_dict({"image": ci.data.embedded("fashion")[:12]["image"]})
-    ci.sweep(fashion, table, groups=list(range(12)), controls=0, probes=["sparsity"], **QUIET)
-    assert table.column_names == ["image"]

@@ -205,7 +205,7 @@ def test_holm_by_hand():
 
 @pytest.mark.slow
 def test_intervals_cover():
-    """1,000 experiments each; `make bench` has more of them, and its own bounds.
+    """1,000 experiments each; `test_coverage.py` has more of them.
 
     Of eight lognormal samples percentile intervals cover .78, of sixteen Bernoulli(.1) .79.
     """

@@ -76,22 +76,6 @@ def test_equal_samples_are_on_one_side(images):
     assert (held[:40] == held[40:]).all() and 0 < held.sum() < 80
 
 
-@pytest.mark.slow
-def test_labels_of_the_data_and_text():
-    result = ci.linear_probe(ci.load("crate-tiny-fashion"), "embedded:fashion", progress=False)
-    names = ("accuracy", "permuted", "chance")
-    accuracy, permuted, chance = (levels(result, name) for name in names)
-    assert accuracy[-1] > 0.7 and accuracy[-1] > accuracy[1] > chance[1] and permuted.max() < 0.35
-    figure = ci.viz.layers(result, "linear.accuracy")
-    assert figure.axes[0].get_ylabel().startswith("share right")
-    tokens = torch.randint(0, 47, (40, 13), generator=torch.Generator().manual_seed(0))
-    last = ci.linear_probe(make_lm(), tokens, labels=(tokens[:, -1] % 2).tolist(), progress=False)
-    assert (
-        last.meta["probes"]["linear"]["settings"]["pool"] == "last"
-        and last.meta["unit"] == "windows"
-    )
-
-
 @pytest.mark.parametrize(
     ("classes", "groups", "words"),
     [

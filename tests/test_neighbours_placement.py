@@ -7,14 +7,13 @@ import warnings
 import pandas as pd
 import pytest
 import torch
-import torchinfo
 from accelerate import cpu_offload, disk_offload, dispatch_model
 from accelerate.hooks import remove_hook_from_submodules
 
 import crate_interp as ci
-from conftest import IMAGE, SIZES, make, make_lm
+from conftest import make, make_lm
 from crate_interp.models.weight_cache import model_digest
-from neighbours import every_model, ids, make_clip, make_mae, pictures
+from neighbours import ids, make_clip, make_mae, pictures
 from selection import few
 
 CPU = torch.device("cpu")
@@ -68,21 +67,6 @@ def test_copies_follow_their_own_weights():
     alone = pickle.loads(pickle.dumps(model.cfg))  # holds no model
     assert alone.device is None and alone == model.cfg
     assert len(pickle.dumps(model.cfg)) < 2000
-
-
-def test_a_config_does_not_keep_its_model_alive():
-    model = make()
-    cfg = model.cfg
-    del model
-    assert cfg.device is None and cfg.dtype is None
-
-
-def test_a_swapped_parameter_is_followed():
-    model = make()
-    doubles = {name: value.double() for name, value in model.named_parameters()}
-    out = torch.func.functional_call(model, doubles, (pictures(2).double(),))
-    assert out.dtype is torch.float64
-    torch.testing.assert_close(out.float(), model(pictures(2)), atol=1e-5, rtol=1e-5)
 
 
 # --- offload ---
@@ -149,44 +133,4 @@ def test_weights_and_answers_of_offloaded_models(build):
             assert torch.equal(getattr(model, name), getattr(plain, name)), name
 
 
-@pytest.mark.slow
-def test_audits_and_atoms_of_offloaded_weights():
-    plain, images = make("crate-alpha"), pictures(3)
-    model = offloaded(plain, "cpu", None)
-    for measure in (ci.audit, ci.atoms):
-        same(measure(model, images, progress=False), measure(plain, images, progress=False))
-
-
-def test_an_error_while_weights_are_at_hand_takes_them_away_again():
-    model = offloaded(make(), "cpu", None)
-    with pytest.raises(ValueError, match="images are 4 x 4"):
-        ci.sweep(model, torch.zeros(2, 3, 4, 4), progress=False)
-    assert model.cls_token.is_meta and model(pictures(1)).isfinite().all()
-
-
 # --- torchinfo ---
-
-
-def test_every_parameter_is_counted_once():
-    for model, args in every_model():
-        shown = torchinfo.summary(model, input_data=args, verbose=0)
-        assert shown.total_params == sum(value.numel() for value in model.parameters())
-        trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-        assert shown.trainable_params == trained
-
-
-def test_multiplications_are_those_of_the_linear_maps():
-    model = ci.HookedCrate(ci.CrateConfig(family="crate", **SIZES, **IMAGE))
-    shown = torchinfo.summary(model, input_data=pictures(1), verbose=0, depth=5)
-    rows = [row for row in shown.summary_list if isinstance(row.module, torch.nn.Linear)]
-    # torchinfo counts the weights of a Linear once for each sample, whatever the number of tokens
-    linear = {
-        "proj": 30 * 31 + 31,
-        "u_proj": 31 * 35,
-        "out_proj": 35 * 31 + 31,
-        "unembed": 31 * 11 + 11,
-    }
-    assert {row.var_name: row.macs for row in rows} == linear
-    blocks = [row for row in shown.summary_list if type(row.module).__name__ == "CrateBlock"]
-    inner = [row for row in shown.summary_list if row.var_name == "u_proj"]
-    assert len(blocks) == len(inner) == 3

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jacrev, vmap
 
 from conftest import make, make_lm
-from crate_interp.models.compat.torch_compile import readable
-from neighbours import LMS, VISION, ids, make_clip, make_mae, pictures
+from neighbours import LMS, VISION, ids, make_clip, pictures
 
 TRACED = Path(__file__).parent / "traced.py"
 ANY = torch.export.Dim.DYNAMIC
@@ -24,29 +22,6 @@ def exported(model, args, dynamic):
 
 
 # --- values ---
-
-
-def test_values_are_readable_outside_of_tracing_only():
-    x = torch.arange(6.0)
-    assert readable(x) and readable(torch.nn.Parameter(x)) and readable(ids(2, 3))
-    assert not readable(x.to("meta"))
-    seen = []
-    vmap(lambda row: seen.append(readable(row)) or row)(x)
-    grad(lambda row: seen.append(readable(row)) or row.sum())(x)
-    with FakeTensorMode():
-        seen.append(readable(torch.zeros(3)))
-    assert seen == [False, False, False] and readable(x)
-
-
-@pytest.mark.parametrize("family", LMS)
-def test_bad_ids_are_refused_as_before(family):
-    model = make_lm(family)
-    with pytest.raises(
-        ValueError, match="tokens range from 3 to 47, but the vocabulary has ids from 0 to 46"
-    ):
-        model(torch.tensor([[3, 47]]))
-    with pytest.raises(ValueError, match="tokens range from -1 to 3"):
-        model(torch.tensor([[-1, 3]]))
 
 
 # --- torch.func ---
@@ -83,47 +58,7 @@ def test_the_jacobian_of_a_vision_model_is_that_of_autograd():
         torch.testing.assert_close(whole[index], alone, atol=1e-10, rtol=1e-8)
 
 
-def test_vmap_over_a_masked_autoencoder_and_a_clip():
-    mae, images, noise = make_mae(), pictures(3), torch.rand(3, 12)
-    losses = vmap(lambda x, n: mae(x[None], n[None]).loss)(images, noise)
-    torch.testing.assert_close(losses.mean(), mae(images, noise).loss)
-    clip, tokens = make_clip(), ids(3, 7)
-    rows = vmap(lambda x, t: clip(x[None], t[None])[0, 0])(images, tokens)
-    torch.testing.assert_close(rows, clip(images, tokens).diagonal(), atol=1e-4, rtol=1e-5)
-
-
-def test_hooks_run_under_vmap():
-    model, tokens = make_lm("crate-lm"), ids(2, 7)
-
-    def halve(tensor, hook):
-        return tensor / 2
-
-    points = [(f"blocks.1.{name}", halve) for name in ("ln1.hook_scale", "hook_attn_out")]
-    with model.hooks(fwd_hooks=points):
-        rows = vmap(lambda row: model(row[None])[0])(tokens)
-        wanted = model(tokens)
-    torch.testing.assert_close(rows, wanted, atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(rows, model(tokens), atol=1e-3)
-
-
 # --- torch.export ---
-
-
-@pytest.mark.slow
-def test_an_exported_vision_model_takes_any_batch():
-    model = make()
-    program = exported(model, (pictures(3),), ({0: ANY},))
-    for batch in (1, 2, 5):
-        images = pictures(batch, seed=batch)
-        assert torch.equal(program(images), model(images))
-
-
-@pytest.mark.slow
-def test_an_exported_language_model_takes_any_batch_and_length():
-    model = make_lm("crate-lm")
-    program = exported(model, (ids(3, 7),), ({0: ANY, 1: ANY},))
-    for shape in ((1, 13), (2, 5), (5, 2)):
-        assert torch.equal(program(ids(*shape)), model(ids(*shape)))
 
 
 @pytest.mark.slow
@@ -141,46 +76,7 @@ def test_every_family_is_exported():
     assert torch.equal(program(pictures(2), ids(5, 7)), clip(pictures(2), ids(5, 7)))
 
 
-class Parts(torch.nn.Module):
-    """A masked autoencoder that returns tensors, as torch.export wants them."""
-
-    def __init__(self, mae):
-        super().__init__()
-        self.mae = mae
-
-    def forward(self, images, noise):
-        out = self.mae(images, noise)
-        return out.pred, out.mask, out.loss
-
-
-@pytest.mark.slow
-def test_a_masked_autoencoder_is_exported():
-    model = Parts(make_mae())
-    program = exported(model, (pictures(3), torch.rand(3, 12)), ({0: ANY}, {0: ANY}))
-    images, noise = pictures(5), torch.rand(5, 12)
-    for got, wanted in zip(program(images, noise), model(images, noise), strict=True):
-        assert torch.equal(got, wanted)
-
-
-@pytest.mark.slow
-def test_a_saved_program_runs_without_the_library(tmp_path):
-    model = make()
-    program = torch.export.export(model, (pictures(3),), dynamic_shapes=({0: ANY},))
-    torch.export.save(program, tmp_path / "model.pt2")
-    again = torch.export.load(tmp_path / "model.pt2").module()
-    assert torch.equal(again(pictures(4)), model(pictures(4)))
-
-
 # --- torch.compile ---
-
-
-@pytest.mark.slow
-def test_a_vision_model_is_compiled_whole():
-    torch._dynamo.reset()
-    model = make(n_layers=1)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    for batch in (3, 5):
-        assert torch.equal(compiled(pictures(batch)), model(pictures(batch)))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import torch
 
 import crate_interp as ci
 import reference
-from conftest import make, make_lm
+from conftest import make
 from crate_interp.measures import l1_norm, sparse_rate_reduction
 from probing import sweep, values
 
@@ -68,20 +68,3 @@ def test_the_unit_frame_does_not_see_the_scale_of_the_code():
         np.testing.assert_allclose(*pair, rtol=1e-5)
     pair = [values(one, "objective.l1_stream", 2) for one in both]
     assert (abs(pair[0] - pair[1]) > 1).all()
-
-
-def test_layers_without_subspaces_are_left_out():
-    tokens = torch.randint(0, 47, (2, 13), generator=torch.Generator().manual_seed(3))
-    result = sweep(make_lm("gpt-baseline"), tokens, "sparsity", "objective")
-    assert set(result.layers()["probe"]) == {"sparsity"}
-    # a norm without weights
-    chat = sweep(make_lm("nanochat-crate"), tokens, "objective")
-    assert np.isfinite(values(chat, "objective.count_read", 1)).all()
-
-
-def test_it_is_built_in_and_not_a_default():
-    assert "objective" in ci.probes.available() and "objective" not in ci.probes.DEFAULT
-    with pytest.raises(ValueError, match="eps=0.0: give a finite number above 0"):
-        ci.probes.objective(eps=0.0)
-    with pytest.raises(ValueError, match="lambd=-0.1: give a finite number of at least 0"):
-        ci.probes.objective(lambd=-0.1)

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import FIXTURES, make_lm
-from crate_interp.models.clip import HookedTextTower
-from crate_interp.models.text.padding import mask_from_pads, padded
+from crate_interp.models.text.padding import padded
 
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:3]]
@@ -157,38 +156,6 @@ def test_bad_masks(lm):
     )
 
 
-def test_a_stream_takes_the_mask_too():
-    lm = make_lm("crate-lm").double()
-    tokens, real = padded(texts(), 5, "left")
-    with torch.no_grad():
-        z = lm(tokens, stop_at_layer=1, attention_mask=real)
-        there = lm(z, start_at_layer=1, attention_mask=real)
-        assert torch.equal(there, lm(tokens, attention_mask=real))
-
-
-def test_clip_has_no_mask():
-    size = dict(family="clipa-text", d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7)
-    text = HookedTextTower(ci.CrateConfig(**size, d_embed=4))
-    tokens = torch.zeros(1, 5, dtype=torch.long)
-    refuses("trained without an attention mask", lambda: text(tokens, attention_mask=tokens + 1))
-
-
-def test_padding_that_is_read_off_the_tokens():
-    rows = torch.tensor([[0, 0, 3, 0, 4], [5, 6, 7, 0, 0], [0, 0, 0, 0, 9]])
-    assert mask_from_pads(rows, 0, "left", None).tolist() == [
-        [0, 0, 1, 1, 1],
-        [1] * 5,
-        [0, 0, 0, 0, 1],
-    ]
-    assert mask_from_pads(rows, 0, "right", 0).tolist() == [[1] * 5, [1, 1, 1, 0, 0], [1] * 5]
-    # the separator is the token that pads: one of them begins the text
-    assert mask_from_pads(rows, 0, "left", 0).tolist() == [
-        [0, 1, 1, 1, 1],
-        [1] * 5,
-        [0, 0, 0, 1, 1],
-    ]
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_texts_of_unequal_length(side):
     chat = ci.load(FIXTURES / "nanochat_crate_alpha")
@@ -255,18 +222,3 @@ def test_what_hugging_face_gives_and_takes(lm):
         "labels need tokens",
         lambda: lm(torch.zeros(3, 6, lm.cfg.d_model).double(), labels=tokens, start_at_layer=2),
     )
-
-
-def test_a_run_without_an_answer_ends_with_the_final_norm():
-    lm = make_lm("gpt-baseline")
-    tokens = torch.tensor([texts()[0]])
-    with torch.no_grad():
-        out, cache = lm.run_with_cache(tokens, return_type=None)
-        logits, whole = lm.run_with_cache(tokens)
-    assert out is None
-    for found, wanted in zip(
-        cache.logit_attrs(cache.decompose_resid(), 5),
-        whole.logit_attrs(whole.decompose_resid(), 5),
-        strict=True,
-    ):
-        assert torch.equal(found, wanted)

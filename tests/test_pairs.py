@@ -1,6 +1,5 @@
 """The shipped networks of pairs.py: what their cards state is what the weights do."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -68,17 +67,6 @@ def test_the_card_states_what_training_json_states(kind, seed):
 @EVERY
 def test_the_seed_gives_the_start_of_the_training(kind, seed):
     assert pairs.digest(pairs.make_model(kind, seed)) == pairs.facts_of(kind, seed)["start"]
-
-
-@pytest.mark.parametrize("kind", (*pairs.KINDS, *pairs.FAMILY))
-def test_the_config_is_that_of_the_kind(kind):
-    config = json.loads((folder(kind, 0) / "config.json").read_text())
-    own, fields = config.get("config", config), ("d_model", "n_layers", "n_heads")
-    if kind == "vit":
-        fields = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    else:
-        assert own["family"] == kind
-    assert [own[name] for name in fields] == [pairs.WIDTH[kind], pairs.LAYERS, pairs.HEADS]
 
 
 @pytest.mark.parametrize("kind", few((*pairs.KINDS, *pairs.FAMILY), 2))

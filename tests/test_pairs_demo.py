@@ -1,14 +1,11 @@
 """The command that compares the shipped pairs: its table, its picture, and what it refuses."""
 
-import argparse
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-
-import crate_interp as ci
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
@@ -112,36 +109,6 @@ def test_the_untrained_twin_is_the_start_of_the_training(monkeypatch):
         pair_measures.load(network)
 
 
-def test_what_is_not_there_is_said_before_any_work(monkeypatch, tmp_path):
-    def missing(name, **_):
-        raise ci.CheckpointError(f"cannot reach the Hub for {name}")
-
-    monkeypatch.setattr(ci, "load", missing)
-    with pytest.raises(SystemExit, match="crate-alpha-b16 cannot be read, so nothing was compared"):
-        demo.opened(*demo.PAIRS["alpha-b16"][:2])
-    alone = argparse.Namespace(pair=None, crate="x", black_box=None, data=None, out=tmp_path)
-    with pytest.raises(SystemExit, match="give both"):
-        demo.one_against_one(alone)
-    with pytest.raises(SystemExit, match="measured on their own test composites"):
-        demo.seeds_against_seeds(tmp_path, "voc:somewhere", None)
-
-
-@pytest.mark.parametrize(
-    ("crate", "vit", "words"),
-    [
-        ((0.6, 0.5), (0.4, 0.3), "every CRATE answers better than every ViT"),
-        ((0.4, 0.3), (0.6, 0.5), "every ViT answers better than every CRATE"),
-        ((0.6, 0.3), (0.4, 0.5), ""),
-    ],
-)
-def test_accuracies_apart_are_said_beside_the_finding(crate, vit, words, monkeypatch):
-    tests = {"crate": crate, "vit": vit}
-    monkeypatch.setattr(demo, "facts_of", lambda kind, seed: {"test": tests[kind][seed]})
-    monkeypatch.setattr(demo, "untuned", lambda kind: (1.0, -1.7, 3.7))
-    said, gain = demo.caution((0, 1)), "the best adds 1.0 points to"
-    assert (words in said and gain in said) if words else said == ""
-
-
 def test_ratios_of_the_axes_are_geometric_means_over_seeds():
     ratios = {("a", 0): [2.0, 8.0], ("a", 1): [1.0, 1.0], ("b", 0): [0.5, 2.0]}
     rows = [
@@ -158,11 +125,3 @@ def test_ratios_of_the_axes_are_geometric_means_over_seeds():
         ["a", "1", "1.00", "(1.00", "to", "1.00)", "0.50"],
         ["b", "0", "1.00", *f"({1 / 2**half:.2f} to {2**half:.2f})".split(), "0.50"],
     ]
-
-
-@pytest.mark.slow
-def test_the_axes_of_a_pair_are_measured(monkeypatch):
-    monkeypatch.setattr(concentration_of_pairs, "SEEDS", (0,))
-    table = concentration_of_pairs.measured(3, 4)
-    assert table.groupby("asked")["layer"].agg(list).tolist() == [[0, 1, 2, 3]] * 3
-    assert np.isfinite(table["share"]).all()

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
@@ -121,55 +120,6 @@ def reading(kind, folder):
     from transformers import ViTForImageClassification
 
     return ViTForImageClassification.from_pretrained(folder).eval()
-
-
-def test_the_sample_has_the_first_pictures_with_masks(data, tmp_path, monkeypatch):
-    import datasets
-    import pyarrow.parquet
-
-    monkeypatch.setattr(demo, "N_SAMPLE", 5)
-    demo.save_sample(data, tmp_path / "sample.parquet")
-    rows = datasets.Dataset(pyarrow.parquet.read_table(tmp_path / "sample.parquet"))
-    assert rows["label"] == [0, 1, 2, 3, 4]
-    picture, mask = data.one(4)
-    assert np.array_equal(np.asarray(rows[4]["image"]), picture)
-    assert np.array_equal(np.asarray(rows[4]["mask"]) > 127, mask)
-
-
-def test_a_search_gives_both_kinds_one_budget_and_must_not_end_at_the_end_of_its_grid(
-    data, tmp_path, monkeypatch
-):
-    tried = []
-
-    def train(kind, seed, data, steps, peak, resume):
-        tried.append((kind, seed, steps, peak, resume.name))
-        return (kind, peak), {}
-
-    monkeypatch.setattr(demo, "train", train)
-    best = {"crate": 2e-3, "vit": 4e-3}
-    monkeypatch.setattr(demo, "accuracy", lambda model, *held: float(model[1] == best[model[0]]))
-    found = demo.search((), (), tmp_path)
-    assert {kind: each["rate"] for kind, each in found.items()} == best
-    assert found["crate"]["inside"] and not found["vit"]["inside"]
-    own, other = ([one[1:4] for one in tried if one[0] == kind] for kind in pairs.KINDS)
-    assert own == other and len(set(own)) == len(demo.GRID) * len(demo.SEARCH_SEEDS)
-    assert not set(demo.SEARCH_SEEDS) & set(pairs.SEEDS) and len(set(tried)) == 2 * len(own)
-    assert {steps for _, steps, _ in own} == {demo.STEPS}
-
-
-def test_what_a_better_rate_adds_is_paired_by_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs, "SEARCH", tmp_path / "search.json")
-    own = pairs.facts_of("vit", 0)["lr"]
-    shares = {f"{own:g}": [0.5, 0.48, 0.52], "0.0005": [0.51, 0.5, 0.55]}
-    best = {"rate": 5e-4, "inside": True, "accuracies": shares}
-    pairs.SEARCH.write_text(json.dumps({"vit": best}))
-    half = stats.t.ppf(0.975, 2) * np.std([1, 2, 3], ddof=1) / 3**0.5
-    assert pairs.untuned("vit") == pytest.approx((2.0, 2.0 - half, 2.0 + half))
-    pairs.SEARCH.write_text(json.dumps({"vit": best | {"rate": own}}))
-    assert pairs.untuned("vit") == (0.0, 0.0, 0.0)
-    pairs.SEARCH.write_text(json.dumps({"vit": best | {"inside": False}}))
-    with pytest.raises(ValueError, match=r"rate of vit, 0\.0005, is an end of the grid"):
-        pairs.untuned("vit")
 
 
 def test_the_stored_search_is_of_the_grid_and_both_kinds_had_one_budget():

@@ -55,13 +55,6 @@ def test_intervals_are_students_and_welchs():
     assert np.isnan(demo.welch([1.0], [2.0]).p)
 
 
-def test_an_interval_covers_as_often_as_it_says():
-    random = np.random.default_rng(0)
-    ends = [demo.mean_interval(random.normal(size=5)) for _ in range(1000)]
-    inside = np.mean([one.low < 0 < one.high for one in ends])
-    assert abs(inside - 0.95) < 0.025
-
-
 UP, DOWN, NONE = Interval(2, 1, 3, 0.01), Interval(-2, -3, -1, 0.01), Interval(0.1, -1, 1.2, 0.8)
 
 
@@ -114,23 +107,3 @@ def test_numbers_become_rows_seed_by_seed_and_a_sentence():
         words.count(". ") == 1 and "to both, by gains that are not told apart: compression" in words
     )
     assert "brings 0 of 2 to CRATE more" in words and "ahead of it in 0" in words
-
-
-def test_the_finding_falls_the_way_the_numbers_do():
-    def row(gains, excess, holds, difference):
-        whose = demo.verdict(1, gains, excess, holds)
-        return demo.Row(SPARSE, (1, 0), (0, 0), difference, gains, excess, holds, whose)
-
-    mine = demo.finding([row((UP, NONE), UP, True, UP)], 5)
-    theirs = demo.finding([row((NONE, UP), DOWN, True, DOWN)], 5)
-    assert "to CRATE alone: sparsity" in mine and "brings 1 of 1 to CRATE more" in mine
-    assert "to the ViT alone: sparsity" in theirs and "brings 0 of 1 to CRATE more" in theirs
-    assert "ahead of it in 1 and behind it in 0" in mine
-    assert "ahead of it in 0 and behind it in 1" in theirs
-
-
-def test_a_missing_network_is_not_taken_for_another():
-    known = table(crate__trained={"sparsity.hoyer": [1.0, 2.0]}, vit_key_trained={"x.y": [3.0]})
-    assert demo.values_of(known, SPARSE, "crate", True).tolist() == [1.0, 2.0]
-    assert demo.values_of(known, SPARSE, "vit", True).size == 0
-    assert demo.values_of(known, SPARSE, "crate", False).size == 0

@@ -115,11 +115,6 @@ def test_svd_interpreter(lm):
     torch.testing.assert_close(found.abs(), direct.detach().abs(), atol=1e-4, rtol=1e-3)
 
 
-def test_labels_of_heads(lm):
-    assert lm.all_head_labels[HEADS + 2] == "L1H2" and len(lm.all_head_labels) == LAYERS * HEADS
-    assert lm.all_head_labels() == lm.all_head_labels == lm.attn_head_labels
-
-
 @pytest.mark.parametrize("mode", ["Q", "K", "V"])
 def test_composition_scores(lm, mode):
     scores = lm.all_composition_scores(mode)
@@ -153,22 +148,6 @@ def test_the_stream_before_the_first_layer(lm):
     assert torch.equal(stream, lm(TOKENS, stop_at_layer=0))
 
 
-def test_where_a_token_stands(lm):
-    ids = torch.tensor([4, 9, 4, 2])
-    assert lm.get_token_position(4, ids) == 0
-    assert lm.get_token_position(4, ids[None], mode="last") == 2
-    for wrong, given in ((7, ids), (4, ids.repeat(2, 1))):
-        with pytest.raises(ValueError, match="does not occur|2 rows of tokens: give one"):
-            lm.get_token_position(wrong, given)
-
-
-def test_a_cache_may_be_a_plain_dict(lm):
-    _, plain = lm.run_with_cache(TOKENS, return_cache_object=False)
-    _, cache = lm.run_with_cache(TOKENS)
-    assert isinstance(plain, dict) and plain.keys() == cache.cache_dict.keys()
-    assert plain["blocks.1.hook_out"] is plain["blocks.1.hook_resid_post"]
-
-
 def test_caching_hooks_stay_until_they_are_reset(lm):
     kept = lm.add_caching_hooks(["blocks.1.hook_out", "hook_embed"], incl_bwd=True)
     lm(TOKENS, return_type="loss").backward()
@@ -184,18 +163,6 @@ def test_caching_hooks_stay_until_they_are_reset(lm):
         lm.add_caching_hooks("hook_nothing")
 
 
-def test_hooks_without_the_batch_axis(lm):
-    name, one, seen = "blocks.1.hook_out", TOKENS[:1], []
-    with torch.no_grad():
-        double = [(name, lambda value, hook: value * 2)]
-        wanted = lm.run_with_hooks(one, fwd_hooks=double)
-        assert torch.equal(lm.run_with_hooks(one, fwd_hooks=double, remove_batch_dim=True), wanted)
-        look = [(name, lambda value, hook: seen.append(value.shape))]
-        lm.run_with_hooks(one, fwd_hooks=look, remove_batch_dim=True)
-        lm.run_with_hooks(TOKENS, fwd_hooks=look, remove_batch_dim=True)
-    assert seen == [(7, D_MODEL), (BATCH, 7, D_MODEL)]
-
-
 def test_a_point_by_name_or_alias(lm):
     assert "blocks.1.hook_in" in lm.hook_dict and "blocks.1.hook_nothing" not in lm.hook_dict
     with pytest.raises(KeyError, match="there is no hook point"):
@@ -204,20 +171,6 @@ def test_a_point_by_name_or_alias(lm):
     assert lm.get_hook_point("blocks.1.nothing") is None
     assert [layer for layer, _ in lm.blocks_with("attn")] == list(range(LAYERS))
     assert lm.blocks_with("mamba") == [] and lm.get_params().keys() == lm.tl_parameters().keys()
-
-
-def test_a_backward_pass_that_cannot_be_is_said(lm):
-    run = lambda **more: lm.run_with_cache(TOKENS, incl_bwd=True, **more)  # noqa: E731
-    with pytest.raises(RuntimeError, match="scalar outputs"):
-        run()
-    with pytest.raises(ValueError, match="stop_at_layer returns a stream"):
-        run(stop_at_layer=1)
-    with torch.no_grad(), pytest.raises(ValueError, match="gradient tracking is off"):
-        run(return_type="loss")
-    lm.requires_grad_(False)
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        run(return_type="loss")
-    assert leftover_hooks(lm) == []
 
 
 def patched(model, data, hooks):
@@ -265,12 +218,6 @@ def test_a_function_sees_our_names_first(lm):
         lm.hook_dict["blocks.9.hook_in"]
 
 
-def test_gradients_by_alias():
-    lm = make_lm()
-    _, cache = lm.run_with_cache(TOKENS, return_type="loss", incl_bwd=True)
-    assert cache["blocks.1.hook_out_grad"] is cache["blocks.1.hook_resid_post_grad"]
-
-
 @pytest.mark.parametrize("family", [*FAMILIES, "crate", "crate-alpha"])
 @pytest.mark.parametrize("switch", ["use_attn_in", "use_hook_mlp_in"])
 def test_a_switch_changes_nothing_and_its_point_can_be_patched(family, switch, images):
@@ -298,15 +245,3 @@ def test_a_switch_changes_nothing_and_its_point_can_be_patched(family, switch, i
     torch.testing.assert_close(kept[stream], before[source, 1], atol=1e-5, rtol=1e-5)
     getattr(model, f"set_{switch}")(False)
     assert torch.equal(patched(model, data, []), plain)
-
-
-def test_split_inputs_and_one_input_exclude_each_other(lm):
-    lm.set_use_attn_in(True)
-    with pytest.raises(
-        ValueError, match=r"mutually exclusive: call model.set_use_attn_in\(False\)"
-    ):
-        lm.set_use_split_qkv_input(True)
-    lm.set_use_attn_in(False)
-    lm.set_use_split_qkv_input(True)
-    with pytest.raises(ValueError, match="use_attn_in and use_split_qkv_input"):
-        lm.set_use_attn_in(True)

@@ -5,15 +5,6 @@ import pytest
 import torch
 
 import crate_interp as ci
-from command import python
-
-SCIPY = """
-import sys, torch
-import crate_interp as ci
-model = ci.load("crate-tiny-fashion")
-ci.sweep(model, torch.zeros(2, 1, 28, 28), controls=1, progress=False).headline()
-assert "scipy" not in sys.modules, [name for name in sys.modules if "scipy" in name]
-"""
 
 _SEEN: list[tuple] = []
 
@@ -52,9 +43,3 @@ def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(tmp_path):
         ci.sweep(own, images, out=tmp_path, **given)
     with pytest.raises(ValueError, match="precision='float8'"):
         ci.sweep(own, images, precision="float8", **given)
-
-
-@pytest.mark.slow
-def test_loading_and_sweeping_need_no_scipy():
-    done = python(SCIPY)
-    assert done.returncode == 0, done.stderr

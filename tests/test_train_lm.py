@@ -33,26 +33,6 @@ def settings(folder, **other):
 IDS = np.random.default_rng(0).integers(1, 1024, 500)
 
 
-def test_the_start_keeps_a_token_and_lets_near_positions_be_alike():
-    model = demo.make_model(3, 192).eval()
-    near = model.W_pos @ model.W_pos.T
-    rows = torch.arange(demo.N_CTX - 2)
-    assert (near[rows, rows] > near[rows, rows + 1]).all()
-    assert near[rows, rows + 1].mean() > near[rows, rows + 2].mean()
-    x = torch.nn.functional.layer_norm(torch.randn(1, 50, 192), (192,))
-    for block in model.blocks:
-        code = torch.einsum("bnd,hdp->bnhp", x, block.attn.U)
-        self_logit = (code.pow(2).sum(dim=-1) / model.cfg.d_head**0.5).mean()
-        assert abs(self_logit - attending.SELF_LOGIT) < 0.25
-        out = block.mlp(x)
-        cosine = torch.nn.functional.cosine_similarity(out, x, dim=-1)
-        assert cosine.min() > 0.97  # two steps and back, and it is the same token
-    torch.manual_seed(0)
-    official = demo.HookedCrateLM(model.cfg)
-    plain = torch.nn.functional.cosine_similarity(official.blocks[0].mlp(x), x, dim=-1)
-    assert plain.max() < 0.97
-
-
 def test_evenness_is_the_entropy_of_the_probe_over_its_largest():
     torch.manual_seed(0)
     scores = torch.randn(2, 3, 16, 16).masked_fill(~torch.ones(16, 16).tril().bool(), -torch.inf)
@@ -67,15 +47,6 @@ def test_evenness_is_the_entropy_of_the_probe_over_its_largest():
     assert attending.too_even(torch.tensor([[0.5, 0.9]])) == pytest.approx(0.05)
 
 
-def test_what_decays():
-    model = demo.make_model(1, 32)
-    decays, kept = (group["params"] for group in attending.groups(model, 0.1))
-    assert len(decays) + len(kept) == len(list(model.parameters()))
-    assert any(value is model.pos_embed for value in kept)
-    assert any(value is model.blocks[0].attn.u_proj.weight for value in kept)
-    assert any(value is model.blocks[0].mlp.D for value in decays)
-
-
 def test_training_goes_on_to_the_same_bits(tmp_path):
     whole, _ = demo.train(settings(tmp_path / "whole"), IDS)
     demo.train(settings(tmp_path / "parts", pilot=4), IDS)  # stops after four steps
@@ -85,14 +56,3 @@ def test_training_goes_on_to_the_same_bits(tmp_path):
     assert facts["steps"] == 5 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
     with pytest.raises(SystemExit, match="other settings"):
         demo.train(settings(tmp_path / "parts", push=0.0), IDS)
-
-
-@pytest.mark.slow
-def test_the_term_makes_attention_less_even(tmp_path):
-    tokens = torch.from_numpy(IDS[:480]).view(-1, demo.N_CTX)
-    found = []
-    for push in (0.0, 50.0):
-        args = settings(tmp_path / str(push), push=push, steps=20, lr=3e-3)
-        model, _ = demo.train(args, IDS)
-        found.append(np.mean(attending.evenness_of(model, tokens)))
-    assert found[1] < found[0] - 0.02

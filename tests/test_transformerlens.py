@@ -6,17 +6,15 @@ from inspect import getattr_static
 import pytest
 import torch
 from transformer_lens import ActivationCache
-from transformer_lens.model_protocol import TransformerLensModelWithWeights
 from typing_extensions import get_protocol_members
 
 from bridged import make_mae
-from conftest import BATCH, CLASSES, D_MODEL, HEADS, LAYERS, make, make_lm
+from conftest import BATCH, CLASSES, HEADS, LAYERS, make, make_lm
 from crate_interp.models.compat.unsupported_methods import RefusedError
 from foreign import pair
 from neighbours import make_clip
 from test_whitebox_family import member
 
-POS = 13
 CLS = [3, 7]  # a class for each image
 
 
@@ -25,22 +23,6 @@ def run(model, images):
     with torch.no_grad():
         logits, cache = model.run_with_cache(images)
     return model, logits, cache
-
-
-def test_shorthand(run):
-    model, _, cache = run
-    assert torch.equal(cache["pattern", 2], cache["blocks.2.attn.hook_pattern"])
-    assert torch.equal(cache["resid_mid", -1], cache["blocks.2.hook_resid_mid"])
-    assert torch.equal(cache["post", 0], cache["blocks.0.mlp.hook_post"])
-    assert torch.equal(cache["u", 1, "attn"], cache["blocks.1.attn.hook_u"])
-    assert torch.equal(cache["scale", 1, "ln1"], cache["blocks.1.ln1.hook_scale"])
-    assert torch.equal(cache["grad", 1, "mlp"], cache["blocks.1.mlp.hook_grad"])
-    assert torch.equal(cache["recon", 1, "mlp"], cache["blocks.1.mlp.hook_recon"])
-    assert torch.equal(cache["embed"], cache["hook_embed"]) and torch.equal(
-        cache["pos_embed"], cache["hook_pos_embed"]
-    )
-    assert torch.equal(cache["pooled"], cache["hook_pooled"])
-    assert isinstance(model, TransformerLensModelWithWeights)
 
 
 def protocols():
@@ -63,30 +45,6 @@ def test_a_protocol_is_met_by_every_way_to_look(build):
         met = all(hasattr(model, name) for name in names)
         static = all(getattr_static(model, name, nothing) is not nothing for name in names)
         assert (static, isinstance(model, protocol)) == (met, met), protocol
-
-
-def test_results_of_heads(run):
-    model, _, cache = run
-    cache.compute_head_results()
-    heads = cache.stack_activation("result", sublayer_type="attn")
-    heads = heads.permute(0, 3, 1, 2, 4).flatten(0, 1)
-    assert heads.shape == (LAYERS * HEADS, BATCH, POS, D_MODEL)
-    for layer in range(LAYERS):
-        attn = model.blocks[layer].attn
-        for head in range(HEADS):
-            direct = cache["z", layer][:, :, head] @ attn.W_O[head]
-            torch.testing.assert_close(heads[layer * HEADS + head], direct, atol=1e-5, rtol=1e-5)
-        total = heads[layer * HEADS : (layer + 1) * HEADS].sum(dim=0) + attn.b_O
-        torch.testing.assert_close(total, cache["attn_out", layer], atol=1e-5, rtol=1e-5)
-
-
-def test_neurons_of_crate_alpha_add_up(images):
-    model = make("crate-alpha", d_mlp=37)
-    with torch.no_grad():
-        _, cache = model.run_with_cache(images)
-    neurons = cache.stack_neuron_results(layer=LAYERS)
-    assert neurons.shape == (LAYERS * 37, BATCH, POS, D_MODEL)
-    torch.testing.assert_close(neurons[:37].sum(dim=0), cache["mlp_out", 0], atol=1e-5, rtol=1e-5)
 
 
 def test_logit_attributions_are_centred_scaled_and_read_out(images):
@@ -129,15 +87,6 @@ def test_logit_lens_reads_where_the_model_reads(run, images):
     assert (last - logits).abs().max() > 0.1
     _, mean_cache = make(model.cfg.family, pool="mean").run_with_cache(images)
     assert torch.equal(mean_cache.logit_lens().values, mean_cache.logit_lens(positions=None).values)
-
-
-def test_accumulated_resid(run):
-    _, _, cache = run
-    stack = cache.accumulated_resid(incl_mid=True)
-    assert len(stack) == 2 * LAYERS + 1
-    assert torch.equal(stack[1], cache["resid_mid", 0]) and torch.equal(
-        stack[-1], cache["resid_post", -1]
-    )
 
 
 def test_pos_slice_cuts_the_declared_axis(model, images):
@@ -187,11 +136,6 @@ def test_cached_gradients(model, images):
     out = mid + out if block.residual else out
     model(out, start_at_layer=2)[:, 3].sum().backward()
     torch.testing.assert_close(cache[name + "_grad"], mid.grad, atol=1e-5, rtol=1e-4)
-
-
-def test_without_batch_axis(model, images):
-    _, cache = model.run_with_cache(images[:1], remove_batch_dim=True)
-    assert cache["pattern", 0].shape == (HEADS, POS, POS) and not cache.has_batch_dim
 
 
 def test_labels_are_tokens():

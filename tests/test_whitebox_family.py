@@ -137,36 +137,6 @@ def test_round_trips(one, tmp_path):
             assert torch.equal(again(images), out)
 
 
-def test_float64_follows(one):
-    model, images = one
-    with torch.no_grad():
-        double = copy.deepcopy(model).double()(images.double())
-        torch.testing.assert_close(model(images).double(), double, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unchecked")  # the type checks themselves cannot be traced
-def test_compiled_and_exported(one):
-    model, images = one
-    with torch.no_grad():
-        out = model(images)
-        exported = torch.export.export(model, (images,)).module()
-        torch.testing.assert_close(exported(images), out, atol=1e-5, rtol=1e-4)
-        compiled = torch.compile(model, backend="aot_eager")
-        torch.testing.assert_close(compiled(images), out, atol=1e-5, rtol=1e-4)
-
-
-def test_the_default_probes_run(one):
-    model, images = one
-    result = ci.sweep(model, images, progress=False)
-    table = result.layers()
-    assert bool(table["mean"].notna().all())
-    wanted = {"tssa": "membership", "cbsa": "representatives", "mssa": "attention"}
-    of = {probe for probe in table["probe"]} & set(wanted.values())
-    assert of == {wanted[model.cfg.facts["attention"]]}
-    assert ("sparsity" in set(table["probe"])) == (not model.cfg.attn_only)
-
-
 def test_pos_slice_cuts_the_axis_of_tokens():
     for name in ("tost", "cbt"):
         model, images = member(name)
@@ -240,48 +210,6 @@ def test_the_language_model_with_a_past_and_padding():
         torch.testing.assert_close(together[1, 4:], lm(tokens[1:, 4:])[0], atol=1e-5, rtol=1e-4)
 
 
-def test_generation_with_a_cache_is_generation_without():
-    lm = make_lm("tost-lm")
-    tokens = torch.randint(47, (2, 5), generator=torch.Generator().manual_seed(1))
-    answers = [
-        lm.generate(
-            tokens,
-            max_new_tokens=6,
-            do_sample=False,
-            use_past_kv_cache=use,
-            stop_at_eos=False,
-            verbose=False,
-        )
-        for use in (True, False)
-    ]
-    assert torch.equal(*answers)
-
-
-def bad(message, **over):
-    with pytest.raises(ValueError, match=message):
-        ci.CrateConfig(**{"n_layers": 2, "n_heads": 4, "d_model": 32, **over})
-
-
-def test_configs_that_cannot_be():
-    bad("gives? patch_size=8|Give patch_size=8", family="cbt", image_size=24, patch_size=12)
-    bad("give a square image", family="cbt", image_size=(32, 64), patch_size=16)
-    bad("must be a multiple of 4", family="tost", d_model=30, n_heads=5, patch_size=8)
-    bad("only family 'tost'", family="crate", class_layers=2)
-    bad("by one convolution", family="crate-alpha", stem="conv")
-    bad("have this variant", family="cbt", variant="c")
-
-
-def test_switches_that_the_attention_cannot_have():
-    for name in ("tost", "cbt"):
-        model, _ = member(name)
-        with pytest.raises(ValueError, match="no queries, keys and values"):
-            model.set_use_split_qkv_input(True)
-        with pytest.raises(ValueError, match="no queries, keys and values"):
-            model.set_use_attn_in(True)
-    with pytest.raises(ValueError, match="attention alone"):
-        member("aot")[0].set_use_hook_mlp_in(True)
-
-
 def test_a_resized_copy_is_the_model_with_interpolated_positions(one):
     model, images = one
     height, width = model.cfg.image_size
@@ -316,24 +244,3 @@ def test_maps_of_heads_without_a_pattern(family):
             head_maps(acts, 1, 99, True, True)
     with pytest.raises(ValueError, match="has none"):
         ci.probes.segmentation(kind=model.cfg.facts["attention"], scaled=False)
-
-
-@pytest.mark.parametrize("family", ["tost", "cbt"])
-def test_segment_scores_them(family):
-    square = dict(image_size=(10, 10), patch_size=(2, 2), stem="linear")
-    model = make(family, **square)
-    images = torch.rand(6, 3, 10, 10, generator=torch.Generator().manual_seed(4))
-    masks = torch.zeros(6, 10, 10, dtype=torch.uint8)
-    masks[:, 2:6, 3:9] = 1
-    data = {"image": images, "mask": masks}
-    result = ci.segment(model, data, untrained=1, progress=False)
-    layers = result.table("heads")["layer"].nunique()
-    assert layers == model.cfg.n_layers
-
-
-def test_a_convolutional_stem_is_no_linear_map():
-    model, _ = member("crate conv")
-    with pytest.raises(AttributeError, match="a convolutional stem has no W_E"):
-        _ = model.embed.W_E
-    assert "embed.W_E" not in model.tl_parameters()
-    assert "embed.W_E" in member("aot")[0].tl_parameters()

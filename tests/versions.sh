@@ -75,7 +75,7 @@ pinned = (bounds if mode == "oldest" else {}) | ({"torch": torch} if torch else 
 (place / "names.txt").write_text("".join(f"^{name}==\n" for name in bounds))
 (place / "pinned.txt").write_text("".join(f"{name}=={pinned[name]}\n" for name in pinned))
 # oldest: what only edits, draws, or trains beside the tests is left out
-beside = ("captum", "nnsight", "playwright", "pyright", "pytorch-lightning", "ruff", "torchinfo")
+beside = ("captum", "nnsight", "playwright", "pyright", "pytorch-lightning", "ruff")
 dev = project["optional-dependencies"]["dev"]
 dev = [text for text in dev if mode == "newest" or not text.startswith(beside)]
 (place / "dev.txt").write_text("\n".join(dev))

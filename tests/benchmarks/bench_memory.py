@@ -1,4 +1,4 @@
-"""Peak resident memory of a sweep, an atlas and a linear probe over many images against few.
+"""Peak resident memory of a sweep, an atlas, a store and a linear probe over many images and few.
 
 A sweep is also measured against the plain forward of as many images, and with a folder that keeps
 its chunks, whose fold at the end counts too. A linear probe keeps features: its growth is compared
@@ -38,6 +38,9 @@ def child(what: str, n: int, many: int) -> None:
         elif what == "atlas":
             found = ci.atlas(model, images, limit=n, progress=False)
             ci.viz.atlas_pages(found, out)
+        elif what == "store":
+            points = [f"blocks.{layer}.hook_resid_mid" for layer in range(6)]
+            ci.store(model, images, points=points, out=out, limit=n, progress=False)
         elif what == "linear":
             labels = [place % 10 for place in range(n)]
             ci.linear_probe(model, images, labels=labels, limit=n, progress=False)
@@ -59,7 +62,7 @@ def peak(what: str, n: int, many: int) -> int:
 def main(many: int) -> bool:
     right, forward = True, peak("forward", FEW, many)
     print(f"plain forward: peak resident memory {forward / 1024:.0f} MiB")
-    for what in ("sweep", "sweep into a folder", "atlas"):
+    for what in ("sweep", "sweep into a folder", "store", "atlas"):
         few, most = peak(what, FEW, many), peak(what, many, many)
         peaks = f"{few / 1024:.0f} MiB over {FEW} images, {most / 1024:.0f} MiB over {many}"
         print(f"{what}: peak resident memory {peaks}")

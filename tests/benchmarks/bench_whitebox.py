@@ -1,6 +1,6 @@
-"""The white-box family: hooked over plain forwards, cost per token, and sweeps of ToST.
+"""The white-box family: hooked over plain forwards, and a sweep of ToST over forwards.
 
-The word `small`: fewer layers and tokens, and no time limits. `peak N`: for a process of its own.
+The word `small`: fewer layers and tokens, and no time limits.
 """
 
 import functools
@@ -108,22 +108,6 @@ def hooked_over_plain(small):
     return good
 
 
-def cost_per_token(small):
-    """Prints microseconds a token and layer; a linear attention costs as much at any length."""
-    sides = (8,) if small else (8, 16, 32)
-    for family in MEMBERS:
-        models = {side: member(family, side) for side in sides}
-        with torch.no_grad():
-            jobs = {
-                side: functools.partial(model, images) for side, (model, images) in models.items()
-            }
-            times = least(jobs, seconds=1 if small else 20)
-        each = {side: 1e6 * times[side] / (2 * 4 * side**2) for side in sides}
-        words = ", ".join(f"{side**2} patches {value:.2f}" for side, value in each.items())
-        print(f"{family}: us a token and layer: {words}; last over first "
-              f"{each[sides[-1]] / each[sides[0]]:.2f}")  # fmt: skip
-
-
 def sweeps(small):
     """A sweep of ToST at 1,024 tokens over as many forwards."""
     side = 8 if small else 32
@@ -145,39 +129,10 @@ def sweeps(small):
     return verdict(f"sweep of tost at {side**2} tokens over forwards", ratio, 2.5)
 
 
-def memory(small):
-    """Prints what a sweep of ToST keeps beyond its images at most, at three lengths."""
-    import os
-    import subprocess
-
-    peaks = []
-    for side in (8, 16) if small else (16, 32, 64):
-        command = [sys.executable, __file__, "peak", str(side)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-        peaks.append((side**2, int(done.stdout.split()[-1])))
-    print("peak of a sweep of tost: " + ", ".join(f"{n} tokens {k // 1024} MiB" for n, k in peaks))
-    if small:
-        return True
-    (a, low), (b, middle), (c, high) = peaks
-    growth = ((high - middle) / (c - b)) / ((middle - low) / (b - a))
-    return verdict("  KiB a token, from the middle to the end over to the middle", growth, 1.3)
-
-
-def peak(side):
-    model, images = member("tost", side)
-    ci.sweep(model, images, controls=0, batch_size=2, progress=False)
-    print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
-
-
 def main(small=False):
     settle()
-    good = hooked_over_plain(small)
-    cost_per_token(small)
-    return good & sweeps(small) & memory(small)
+    return hooked_over_plain(small) & sweeps(small)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["peak"]:
-        peak(int(sys.argv[2]))
-    else:
-        sys.exit(0 if main("small" in sys.argv[1:]) else 1)
+    sys.exit(0 if main("small" in sys.argv[1:]) else 1)

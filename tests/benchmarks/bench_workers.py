@@ -18,10 +18,8 @@ from timing import least, settle, verdict
 
 import crate_interp as ci
 from crate_interp.data import open_data
-from crate_interp.sweeps.engines.ray_actors import on_ray
-from crate_interp.sweeps.run import measure_batch, measure_weights, sweep_stage
+from crate_interp.sweeps.run import measure_batch, measure_weights
 from crate_interp.sweeps.runs.batches import Chunk
-from crate_interp.sweeps.runs.provenance import data_meta
 from crate_interp.sweeps.sweep_tables import Tally
 
 SECONDS, CHUNKS, ROUNDS = 60.0, 16, 3  # of one worker, in so many chunks, each measured so often
@@ -75,27 +73,6 @@ def worker(verb: str, size: int, out: str) -> None:
     measure(network(layers), images(size * CHUNKS), out=out, chunk_size=size, progress=False)
 
 
-def of_ray(size: int, workers: int) -> float:
-    """Returns the seconds of a stage on actors that have started."""
-    import ray
-
-    ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
-    model = network()
-    samples = open_data(images(size * CHUNKS), model.preprocess)
-    meta = data_meta(model, samples, 32) | {"blocks": "blocks", "controls": 0}
-    stage = sweep_stage("sweep", model, samples, ci.probes.resolve(None), meta)
-    with on_ray() as measure:
-        pool = measure.args[0]
-        while len(pool.idle) < workers:  # a first chunk for each, until all have started
-            few = list(stage.tasks(32))[:workers]
-            assert len(list(measure(stage, few, int))) == workers
-        start = time.perf_counter()
-        assert len(list(measure(stage, stage.tasks(size), int))) == CHUNKS
-        seconds = time.perf_counter() - start
-    ray.shutdown()
-    return seconds
-
-
 def two_over_one(name: str, seconds, size: int, limit: float) -> bool:
     """Times one and two workers in turn and prints the least of each."""
     times: dict[int, list[float]] = {1: [], 2: []}
@@ -139,7 +116,6 @@ def main() -> bool:
     good = two_over_one("torchrun", of_torchrun, size, 0.6)
     for verb in ("audit", "atlas"):
         good &= two_over_one(f"torchrun, {verb}", partial(of_torchrun, verb=verb), FEW, 0.6)
-    good &= two_over_one("Ray, start-up aside", of_ray, size, 0.65)
     return chunked_over_bare() and good
 
 

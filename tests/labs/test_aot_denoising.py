@@ -1,7 +1,6 @@
 """The lab on attention alone: its layer against the printed formula, its rules on known ratios."""
 
 import aot_denoising
-import lab
 import pytest
 import torch
 from aot_denoising import ETA, HEADS, LAYERS, RATE, STACKS, TAU, P
@@ -56,13 +55,6 @@ def test_one_layer_has_the_rate_of_the_theorem_and_none_in_random_subspaces(u):
         assert aot_denoising.signal_to_noise(turned, u) < before
 
 
-def test_the_layers_at_the_rate_of_a_known_series():
-    exact = [[2.0 * RATE**layer for layer in range(LAYERS + 1)]] * 3
-    assert aot_denoising.layers_at_rate(exact) == [LAYERS] * 3
-    bent = [[2.0 * RATE ** min(layer, 5) for layer in range(LAYERS + 1)]]
-    assert aot_denoising.layers_at_rate(bent) == [5]
-
-
 @pytest.mark.parametrize(
     "factor, bend, answer",
     [(1.3, 12, "supported"), (1.2, 12, "supported"), (1.1, 12, "not supported"),
@@ -75,11 +67,3 @@ def test_every_layer_is_asked_for_the_factor_of_the_theorem(factor, bend, answer
     assert row["answer"] == answer and row["n"] == 3
     other = aot_denoising.stack_claim(found, "softmax", "small", 3)  # needs no factor but growth
     assert other["answer"] == ("supported" if bend == LAYERS else "not supported")
-
-
-@pytest.mark.slow
-def test_the_quick_form(tmp_path):
-    found = aot_denoising.run("quick", lab.Steps(tmp_path))
-    assert found.table()["answer"].tolist() == [
-        "supported", "not supported", "supported", "not supported", "not supported", "supported",
-    ]  # fmt: skip

@@ -1,6 +1,5 @@
 """The page of all claims: its rules, its stored results, and a page and a picture for every lab."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -91,16 +90,6 @@ def test_a_number_is_beyond_its_rivals_only_if_it_is_beyond_each():
     assert rules.short_of((1.5, 3.0), (0.0, 1.0), (9.0, 9.0))[0] > 0
 
 
-def test_layers_that_an_ideal_layer_misses_too_are_not_undecided(tmp_path, monkeypatch):
-    row = "| m | W_O is U | 1 | 2 | 0 | 1 undecided, 4 by construction | -1 to 1 | | |\n"
-    (tmp_path / "how").mkdir()
-    (tmp_path / "how" / "audit.md").write_text(row)
-    monkeypatch.setattr(elsewhere, "PAGES", tmp_path)
-    ours = elsewhere.audited("output_map").ours
-    assert "of 8 layers" in ours
-    assert "undecided in 1," in ours and "by construction in 4;" in ours
-
-
 def test_every_rule_says_all_that_a_reader_needs():
     for name, rule in rules.rules().items():
         said = rule._replace(range="x", over="x", needs="x")
@@ -119,14 +108,6 @@ def test_one_training_is_not_said_to_be_crate():
         if rule.about == "white box" and 0 < int(rule.trainings) < 5:
             assert re.search("{name}|crate-tiny|this network", rule.claim, re.IGNORECASE), name
             assert not re.search(r"(?<![\w-])CRATEs?(?![\w-])", rule.claim), name
-
-
-def test_a_rule_shows_the_intervals_that_it_was_asked_about():
-    rule = rules.rules()["embedded.stream"]._replace(test="above", bar="0")
-    few = {"one": YES, "other": (0.5, 0.5)}
-    assert rules.asked(rule, few) == "one 1 to 2; other 0.5"
-    many = {str(at): ends for at, ends in enumerate((YES, YES, NO, BOTH, YES))}
-    assert rules.asked(rule, many) == "3 yes, 1 no, 1 neither"
 
 
 def test_stored_answers_follow_from_the_rules_at_the_form_and_the_n_of_the_rules():
@@ -166,31 +147,6 @@ def test_the_page_is_made_of_what_is_stored():
         own = (PAGES / "labs" / f"{name}.md").read_text()
         rows = [row for row in kept if row["lab"] == name]
         assert own == claims_page.with_table(own, rows), name
-
-
-def test_results_of_the_form_of_the_rules_are_taken_in(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(claims_page, "STORED", tmp_path / "claims.csv")
-    row = lab.claim("costs.time", [0.5, 0.6, 0.7], why="", size="small", n=3, baseline=0.4,
-                    words="a | width", shape="tiny")  # fmt: skip
-    for name, form in (("costs", "quick"), ("max_margin", "quick")):
-        lab.result(name, form, "Found.", [row], []).save(tmp_path / name)
-    claims_page.taken_in(tmp_path)
-    assert "max_margin: quick form, the rules are of the full form; left" in capsys.readouterr().out
-    (kept,) = claims_page.stored()
-    assert kept["lab"] == "costs" and claims_page.answered(kept) == "supported"
-    assert json.loads(kept["cases"])[""] == pytest.approx([row["low"], row["high"]], rel=1e-5)
-    line = claims_page.page([kept]).split("a \\| width (tiny; ratio).<br>*ours* | ")[1]
-    assert line.startswith(f"0.6 ({row['low']:.4g} to {row['high']:.4g})<br>*3 turns")
-    assert "| 0.4, the ViT | supported | " in line
-
-
-def test_a_network_is_granted_what_a_better_rate_may_add(monkeypatch):
-    for gain, answer in (((1.0, -1.7, 3.7), "supported"), ((9.0, 4.0, 14.0), "undecided")):
-        rates = {"vit": gain, "crate": (0.0, 0.0, 0.0)}
-        monkeypatch.setattr(elsewhere, "untuned", rates.__getitem__)
-        rows = {one.row["rule"]: one for one in elsewhere.of_pairs()}
-        assert rows["embedded.vit"].row["answer"] == answer
-        assert f"the ViT would gain {gain[0]:.1f} ({gain[1]:+.1f} to" in rows["embedded.vit"].ours
 
 
 def test_a_change_by_depth_must_be_beyond_that_of_untrained_networks(monkeypatch, tmp_path):

@@ -2,7 +2,6 @@
 
 import costs
 import counted
-import lab
 import pytest
 import torch
 
@@ -34,14 +33,6 @@ def test_the_published_sizes():
     assert counted.published_parameters("vit", 768, 12, 12) == 86_567_656 - 12 * 3 * 768 + 4 * 768
 
 
-def test_networks_take_turns_and_the_first_turn_is_not_counted():
-    order = []
-    networks = {name: lambda x, name=name: order.append(name) for name in ("a", "b")}
-    found = counted.seconds(networks, torch.zeros(1), 3)
-    assert order == ["a", "b"] * 4
-    assert {name: len(times) for name, times in found.items()} == {"a": 3, "b": 3}
-
-
 def test_peak_memory_of_a_chain():
     """Five products and sigmoids of [7, 11] floats: one is kept, two are being made."""
     x, w = torch.zeros(7, 11, requires_grad=True), torch.zeros(11, 11)
@@ -64,14 +55,6 @@ def test_peak_memory_of_a_chain():
     assert kept.shape == (7, 11)
 
 
-def test_views_and_work_in_place_need_no_memory():
-    x = torch.zeros(7, 11)
-    with counted.PeakMemory() as memory:
-        x.add_(1)
-        view = x.T.reshape(11, 7)[:5]
-    assert memory.peak == 0 and view.shape == (5, 7)
-
-
 def test_the_rule_of_a_ratio():
     def answers(own, other):
         row = {"training": own, "operations": 1, "seconds": [own, own * 1.01, own * 0.99]}
@@ -81,9 +64,3 @@ def test_the_rule_of_a_ratio():
 
     assert answers(1.0, 2.0) == ["supported"] * 2
     assert answers(2.0, 1.0) == ["not supported"] * 2
-
-
-@pytest.mark.slow
-def test_the_quick_form(tmp_path):
-    found = costs.run("quick", lab.Steps(tmp_path))
-    assert found.table()["answer"].tolist()[0] == "supported"

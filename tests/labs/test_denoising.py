@@ -1,7 +1,6 @@
 """The lab on denoising: its formulas against closed forms, its measures against known answers."""
 
 import denoising
-import lab
 import mixtures
 import pytest
 import torch
@@ -45,25 +44,6 @@ def test_limits_of_the_posterior_mean(u):
     torch.testing.assert_close(posterior_mean(x, u, 1e-4), clean, atol=1e-3, rtol=0)
     one = u[:1]
     torch.testing.assert_close(posterior_mean(x, one, 0.7), x @ one[0] @ one[0].T / (1 + 0.7**2))
-
-
-def test_the_best_multiple_of_a_step():
-    wanted = torch.randn(5, 7, 11, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(denoising.removed(3 * wanted, wanted), torch.ones(5))
-    assert denoising.removed(-wanted, wanted).abs().max() == 0
-    other = torch.randn(5, 7, 11, generator=torch.Generator().manual_seed(1))
-    t = (other * wanted).sum((1, 2)) / other.square().sum((1, 2))
-    left = (wanted - t.clamp(min=0)[:, None, None] * other).square().sum((1, 2))
-    slow = 1 - left / wanted.square().sum((1, 2))
-    torch.testing.assert_close(denoising.removed(other, wanted), slow, atol=1e-6, rtol=1e-4)
-
-
-def test_no_shortening_changes_the_part_across_a_token():
-    token = torch.randn(7, 11, dtype=torch.float64)
-    step = torch.randn(7, 11, dtype=torch.float64)
-    part = denoising.across(step, token)
-    torch.testing.assert_close(part, denoising.across(step - 2 * token, token))
-    assert (part * token).sum(-1).abs().max() < 1e-12
 
 
 def test_a_layer_that_is_the_posterior_mean_has_cosine_one(u):
@@ -123,9 +103,3 @@ def test_a_claim_needs_every_layer_above_every_baseline():
     assert answer(0.9, 0.1) == "supported"
     assert answer(0.25, 0.4) == answer(-0.3, -0.9) == "not supported"
     assert answer(0.25, 0.2) == answer(0.05, -0.9) == "undecided"
-
-
-@pytest.mark.slow
-def test_the_quick_form(tmp_path):
-    found = denoising.run("quick", lab.Steps(tmp_path))
-    assert found.table()["answer"].tolist()[:2] == ["supported"] * 2

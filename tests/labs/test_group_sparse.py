@@ -6,7 +6,6 @@ import group_sparse
 import pytest
 import torch
 from group_sparse import forward, logistic, positions, samples
-from lab import Steps
 
 
 def test_it_starts_at_chance():
@@ -41,10 +40,3 @@ def test_a_turn_of_the_variables_changes_nothing():
     torch.testing.assert_close(
         forward(h @ turn.T, turn @ v, turn @ w @ turn.T)[0], forward(h, v, w)[0]
     )
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(group_sparse, "ITERATIONS", 100)
-    found = group_sparse.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 6 and group_sparse.draw(found).axes

@@ -5,7 +5,6 @@ With the corrections that they need.
 
 import math
 
-import joma_dynamics
 import joma_figures as figures
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from joma_theorems import (
     printed_growth_invariant,
     sibling,
 )
-from lab import LabResult, Steps
 from scipy.integrate import quad
 from scipy.special import erfinv
 
@@ -160,12 +158,3 @@ def test_figure_2_starts_at_an_exact_estimate():
     assert found["whole"].shape == (41, 2) and found["v0"].shape == (41, 2, 20)
     np.testing.assert_allclose(found["x"].sum(axis=0), 1, atol=1e-6)
     assert found["x"][:10, 0].argmax() == 0 and found["x"][:10, 10].argmax() == 5
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path):
-    found = joma_dynamics.run("quick", Steps(tmp_path))
-    answers = dict(zip(found.table()["rule"], found.table()["answer"], strict=True))
-    for number in (2, 5):  # as printed
-        assert answers[f"joma_dynamics.theorem_{number}"] == "not supported"
-    assert isinstance(found, LabResult) and joma_dynamics.draw(found).axes

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from joma_entropy import bounce, measured
-from lab import Steps
 
 import crate_interp as ci
 from crate_interp.measures import attention_entropy
@@ -40,10 +39,3 @@ def test_measured_is_the_cache_and_the_weights():
         np.testing.assert_allclose(entropy[layer], by_hand.numpy(), rtol=1e-5)
         values = np.linalg.svd(block.mlp.D.detach().numpy(), compute_uv=False)
         assert ranks[layer] == pytest.approx((values**2).sum() / values[0] ** 2, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setitem(joma_entropy.COUNT, "quick", 5)
-    found = joma_entropy.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 1 and joma_entropy.draw(found).axes

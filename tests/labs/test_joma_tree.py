@@ -2,12 +2,10 @@
 
 import joma_tree
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lab import Steps
-from latent_tree import LENGTH, PAD, Network, best_correlation, combinations, train, tree
+from latent_tree import LENGTH, PAD, Network, best_correlation, train, tree
 
 
 @given(st.sampled_from(joma_tree.CELLS), st.integers(0, 99))
@@ -26,11 +24,6 @@ def test_a_class_is_the_union_of_its_latents(cell, seed):
         assert present.tolist() == sorted(present.tolist())
 
 
-def test_combinations_are_different_sets():
-    sets = combinations(30, 2, 11, torch.Generator().manual_seed(0))
-    assert (sets.sum(dim=1) == 2).all() and len({tuple(row) for row in sets.tolist()}) == 30
-
-
 def test_one_filling_token_stands_for_all():
     data = tree(7, 2, (10, 20), 0)
     model = Network(17, 11, 7, 0)
@@ -41,19 +34,6 @@ def test_one_filling_token_stands_for_all():
     torch.testing.assert_close(logits, plain, rtol=1e-4, atol=1e-5)
     for few, many in zip(units, every, strict=True):
         torch.testing.assert_close(few.amax(dim=1), many.amax(dim=1), rtol=1e-4, atol=1e-5)
-
-
-def test_the_network_is_causal_and_leaves_the_random_state():
-    state = torch.get_rng_state()
-    model, tokens = Network(17, 11, 7, 0), torch.randint(PAD, (3, 13))
-    torch.set_rng_state(state)
-    other = tokens.clone()
-    other[:, -1] = PAD
-    one, two = (model(x, 5)[1][-1][:, :-1] for x in (tokens, other))
-    torch.testing.assert_close(one, two)
-    before = torch.get_rng_state()
-    Network(5, 3, 2, 1)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_training_learns_the_classes():
@@ -92,30 +72,3 @@ def test_weights_are_counts():
         best_correlation(latents, units, counts / total), best_correlation(*repeated, equal),
         rtol=1e-6, atol=1e-6,
     )  # fmt: skip
-
-
-def test_what_is_constant_correlates_with_nothing():
-    weights = torch.full((13,), 1 / 13)
-    latents = torch.cat([torch.ones(13, 1), torch.arange(13.0)[:, None]], dim=1)
-    units = torch.cat([torch.full((13, 2), 0.1), torch.arange(13.0)[:, None]], dim=1)
-    assert best_correlation(latents, units, weights).tolist() == pytest.approx([0, 1])
-
-
-def test_chance_is_not_zero():
-    rng = np.random.default_rng(1)
-    latents, units = samples(rng), torch.tensor(rng.normal(size=(509, 31)))
-    weights = torch.full((509,), 1 / 509, dtype=torch.float64)
-    units[:, 7:12] = latents
-    # of 31 units the best has about sqrt(2 ln 31 / 509) = 0.12
-    permuted = best_correlation(torch.tensor(rng.permutation(latents.numpy())), units, weights)
-    untrained = best_correlation(latents, torch.tensor(rng.normal(size=(509, 31))), weights)
-    for chance in (permuted, untrained):
-        assert 0.05 < chance.mean() < 0.2
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(joma_tree, "SEEDS", 2)
-    monkeypatch.setitem(joma_tree.ITERATIONS, "quick", 20)
-    found = joma_tree.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 4 and joma_tree.draw(found).axes

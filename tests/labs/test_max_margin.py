@@ -1,10 +1,8 @@
 """The attention SVM: its conditions, the gradient, and turns of the space."""
 
-import max_margin
 import numpy as np
 import pytest
 import torch
-from lab import Steps
 from max_margin import cosine, loss_of, margins, problem, slope_of, svm
 from scipy.optimize import minimize
 
@@ -55,11 +53,3 @@ def test_a_turn_of_the_space_turns_the_solution():
     got = slope_of(turn.Q @ x[0, 0], turned, turn.Q @ v, labels)
     torch.testing.assert_close(got, turn.Q @ slope_of(x[0, 0], x, v, labels))
     assert cosine(torch.tensor([3.0, 0.0]), torch.tensor([1.0, 1.0])) == pytest.approx(0.5**0.5)
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(max_margin, "ITERATIONS", 200)
-    found = max_margin.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 3 and max_margin.draw(found).axes
-    assert found.table()["ours"].iloc[0] > 0.8

@@ -1,7 +1,6 @@
 """The lab on mixtures: likelihoods against scipy, and a control whose answer is known."""
 
 import em
-import lab
 import mixture
 import mixtures
 import pytest
@@ -91,9 +90,3 @@ def test_a_claim_needs_the_interval_above_zero_and_untrained_networks():
     assert answer([1.0, 2.0], 1.5) == "depends"
     assert answer([1.0, 2.0], 1.0) == "undecided"
     assert answer([-1.0, -2.0], -5.0) == "not supported"
-
-
-@pytest.mark.slow
-def test_the_quick_form(tmp_path):
-    found = mixture.run("quick", lab.Steps(tmp_path))
-    assert len(found.table()) == 6 and not found.table()["ours"].isna().any()

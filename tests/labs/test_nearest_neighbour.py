@@ -2,10 +2,8 @@
 
 import math
 
-import nearest_neighbour as lab_module
 import pytest
 import torch
-from lab import Steps
 from nearest_neighbour import attention, in_form, loss_of, nearest, shifted, sphere, start
 
 
@@ -65,10 +63,3 @@ def test_a_shift_has_its_gap(gap):
     s = attention(points, queries, w)[:, :5].amax(dim=1)
     wanted = 1 / (1 + 4 * math.exp(-3.0 * gap))
     torch.testing.assert_close(s, torch.full((4000,), wanted).double())
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab_module, "ITERATIONS", 400)
-    found = lab_module.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 5 and lab_module.draw(found).axes

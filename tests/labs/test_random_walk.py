@@ -3,18 +3,10 @@
 import circle
 import numpy as np
 import pytest
-import random_walk
 import torch
-from circle import EPS, LENGTH, M, Model, balanced, grouped, transition, walks, zero
+from circle import EPS, M, balanced, grouped, transition, walks, zero
 from hypothesis import given
 from hypothesis import strategies as st
-from lab import Steps
-
-
-def test_positions_are_orthogonal_and_of_one_length():
-    i = np.arange(1, 98)
-    p = np.sin(i[:, None] * np.arange(1, M + 1) * np.pi / (M + 1))
-    np.testing.assert_allclose(p @ p.T, LENGTH * np.eye(97), atol=1e-9)
 
 
 def explicit(data, states, tokens, steps):
@@ -48,16 +40,6 @@ def test_the_model_is_the_whole_one(steps):
     v, pattern = explicit(data, 5, 11, steps)
     np.testing.assert_allclose(model.v, v, rtol=1e-7)
     np.testing.assert_allclose(model.attention(data.states), pattern, atol=1e-7)
-
-
-def test_naive_step_is_the_same_but_for_rounding():
-    data, one, other = walks(0.7, 5, 11, 13, 0), zero(5, 11), zero(5, 11)
-    x, labels = np.eye(5)[data.states].transpose(0, 2, 1), np.eye(5)[data.following]
-    for _ in range(3):
-        one.step(data, 1.0)
-        random_walk.naive_step(other, x, labels)
-    for name in ("v", "a", "c"):
-        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9)
 
 
 @given(st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.integers(3, 7), st.integers(0, 99))
@@ -121,19 +103,3 @@ def test_a_random_walk_is_learned():
     assert model.attention(fresh.states)[:, -2].mean() > 0.999
     distance = circle.direction_distance(model.v, transition(0.5, 6).T)
     assert distance == pytest.approx(0.183, abs=5e-4)
-
-
-def test_direction_distance_has_its_range():
-    a = np.eye(3)
-    assert circle.direction_distance(a, 5 * a) == pytest.approx(0, abs=1e-12)
-    assert circle.direction_distance(a, -a) == pytest.approx(2)
-    assert isinstance(zero(3, 5), Model)
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(random_walk, "CERTAIN_SEEDS", 3)
-    monkeypatch.setitem(random_walk.SEEDS, "quick", 2)
-    found = random_walk.run("quick", Steps(tmp_path))
-    assert set(found.table()["answer"]) <= {"supported", "not supported", "undecided"}
-    assert random_walk.draw(found).axes

@@ -1,6 +1,5 @@
 """The lab on reconstruction: what fills images in, and the error of an inverse."""
 
-import lab
 import pytest
 import reconstruction
 import tiny_mae
@@ -93,9 +92,3 @@ def test_the_claim_is_on_paired_images():
     assert reconstruction.picture_claim([1.0, 2, 3], [1.2, 1.7, 3.1], "linear", 9)["answer"] == (
         "undecided"
     )
-
-
-@pytest.mark.slow
-def test_the_quick_form(tmp_path):
-    found = reconstruction.run("quick", lab.Steps(tmp_path))
-    assert found.table()["answer"][0] == "supported"

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import scan_and_snap as lab_module
 import torch
-from lab import Steps
 from scan_and_snap import ANSWERS, COMMON, DISTINCT, TOKENS, frequencies, inputs, left_by, loss_of
 
 
@@ -55,10 +54,3 @@ def test_what_a_form_leaves():
     b = 0.3 * lab_module.published(t, 7.0) + 1
     assert lab_module.misfit(t, b) == pytest.approx(0, abs=1e-6)
     assert lab_module.misfit(t, np.sin(t)) > 0.5
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab_module, "ITERATIONS", 600)
-    found = lab_module.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 3 and lab_module.draw(found).axes

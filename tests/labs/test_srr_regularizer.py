@@ -5,8 +5,7 @@ import pytest
 import srr_regularizer
 import torch
 import zoo
-from lab import Steps
-from srr_regularizer import MAIN, gains, of_variant, spread, trained
+from srr_regularizer import MAIN, gains, of_variant, spread
 
 
 def table(values):
@@ -42,14 +41,3 @@ def test_weight_0_is_the_training_without_it():
     same = zoo.fit(recipe, 3, lambda step: 1e-3, looks, term)
     for one, other in zip(plain.parameters(), same.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setitem(srr_regularizer.STEPS, "quick", 7)
-    found = srr_regularizer.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 4 and srr_regularizer.draw(found).axes
-    again = srr_regularizer.run("quick", Steps(tmp_path))
-    assert again.digest() == found.digest()
-    recipe = zoo.zoo()[0]
-    assert trained(recipe, 5, 1.0, "l0")["measure"] != trained(recipe, 5, 0.0, "l0")["measure"]

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-import training_lens
 import zoo
-from lab import Steps
 from training_lens import CHANGE, FRAMES, at, change_words, of_attention, of_training
 
 
@@ -44,11 +42,3 @@ def test_a_claim_holds_in_all_frames_or_depends(ends, answer, lowers):
 def test_changes_are_counted():
     pairs = [["a", 0, seed, 20, p] for seed in range(3) for p in (0.01, 0.02, 0.5, 0.9)]
     assert "6 of 12 curves change their course once, half of them by step 20" in change_words(pairs)
-
-
-@pytest.mark.slow
-def test_the_lab_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(zoo, "STEPS", 180)
-    found = training_lens.run("quick", Steps(tmp_path))
-    assert len(found.table()) == 3 and training_lens.draw(found).axes
-    assert sorted(found.numbers(f"{CHANGE}_read")["place"].unique())[:3] == [0, 20, 40]
