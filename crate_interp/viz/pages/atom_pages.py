@@ -4,7 +4,6 @@ An atlas is an index of all atoms and, for each layer, a page of its atoms' inpu
 statistics has the firing rates by layer, and cards of the strongest atoms.
 """
 
-import io
 import json
 import math
 import re
@@ -26,7 +25,7 @@ from crate_interp.stats.significance import LEVEL
 from crate_interp.sweeps.atom_statistics import AtomResult
 from crate_interp.sweeps.atom_sums import OCTAVES, histograms
 from crate_interp.viz.figures.canvas import TEXT, TRAINED, canvas
-from crate_interp.viz.pages.page import cells, fingerprints, inline_svg, page_of, png_uri
+from crate_interp.viz.pages.page import cells, fingerprints, inline_svg, page_of, picture_uri
 
 SHOWN = 60  # atoms that a page of an atlas shows at once
 CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
@@ -273,6 +272,4 @@ def _cut(row: Atom, token: int) -> str:
         y, x = divmod(token - 1, row["columns"])
         box = ((x - 1) * width, (y - 1) * height, (x + 2) * width, (y + 2) * height)
         picture = picture.crop(tuple(map(round, box)))
-    buffer = io.BytesIO()
-    picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST).save(buffer, "PNG", optimize=True)
-    return png_uri(buffer.getvalue())
+    return picture_uri(picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST))

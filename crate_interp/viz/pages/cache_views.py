@@ -65,9 +65,7 @@ def attention(
     check_pattern(model.cfg, "this page")
     pattern = activation(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
-        raise ValueError(
-            "the cache holds only some of the tokens. Call run_with_cache without pos_slice."
-        )
+        raise ValueError("the cache lacks some tokens: call run_with_cache without pos_slice.")
     chosen = numbers("heads", heads, len(pattern))
     known = tokens_of(cache, sample) if tokens is None else tokens
     names = names_of(model, known, pattern.shape[1], grid)
@@ -76,8 +74,7 @@ def attention(
     causal = bool(model.cfg.kind == "text" and model.cfg.causal)
     labels = [f"L{number}H{head}" for head in chosen]
     finding, first = _finding(values, labels, causal)
-    of_image = model.cfg.kind != "text" and tokens is None
-    shape = grid_of(model, grid) if of_image else None
+    shape = None if model.cfg.kind == "text" or tokens is not None else grid_of(model, grid)
     title = f"{name_of(cache)}: what each token attends to"
     page = render(
         "attention.html",
@@ -86,8 +83,6 @@ def attention(
         sample=sample,
         picture="" if images is None else picture_of(model, images, sample, cache),
         finding=finding,
-        count=len(names),
-        has_grid=shape is not None,
         pattern={
             "tokens": names,
             "heads": labels,

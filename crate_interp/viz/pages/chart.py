@@ -162,23 +162,21 @@ def intervals(
     least, most, ticks = ticks_of(known)
     start, stop = _LABELS, _DRAWN - _EDGE
 
-    def x(value: float) -> float:
+    def x(value: float) -> float | None:
         share = (value - least) / (most - least)
-        return round(start + max(0.0, min(1.0, share)) * (stop - start), 1)
+        place = round(start + max(0.0, min(1.0, share)) * (stop - start), 1)
+        return place if math.isfinite(value) else None
 
-    drawn: list[dict[str, object]] = []
-    for place, row in enumerate(rows):
-        there = math.isfinite(row.value)
-        spread = [end if math.isfinite(end) else row.value for end in (row.low, row.high)]
-        drawn.append(
-            {
-                "label": row.label,
-                "y": place * _ROW + 14,
-                "at": x(row.value) if there else None,
-                "ends": [x(end) for end in spread] if there else None,
-                "untrained": x(row.untrained) if math.isfinite(row.untrained) else None,
-            }
-        )
+    drawn = [
+        {
+            "label": row.label,
+            "y": place * _ROW + 14,
+            "at": x(row.value),
+            "ends": [x(end if math.isfinite(end) else row.value) for end in (row.low, row.high)],
+            "untrained": x(row.untrained),
+        }
+        for place, row in enumerate(rows)
+    ]
     bottom = len(rows) * _ROW + 6
     return {
         "alt": alt,

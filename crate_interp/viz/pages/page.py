@@ -197,7 +197,7 @@ def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
     if scale < 1:
         size = [max(1, round(side * scale)) for side in image.size]
         image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
-    return _uri(image)
+    return picture_uri(image)
 
 
 def map_tile(values: Float[np.ndarray, "h w"]) -> str:
@@ -214,7 +214,7 @@ def map_tile(values: Float[np.ndarray, "h w"]) -> str:
     image = Image.fromarray((scaled * (_LEVELS - 1)).round().astype(np.uint8), mode=None)
     image = image.convert("P")
     image.putpalette((colours * 255).round().astype(np.uint8).tobytes())
-    return _uri(image)
+    return picture_uri(image)
 
 
 def outline(mask: Bool[np.ndarray, "h w"]) -> str:
@@ -226,24 +226,17 @@ def outline(mask: Bool[np.ndarray, "h w"]) -> str:
     parts = []
     for kind, values in (("h", mask), ("v", mask.T)):
         padded = np.pad(values.astype(np.int8), ((1, 1), (0, 0)))
-        steps = np.diff(padded, axis=0) != 0  # [row of edges, place]
-        for row, place, length in _runs(steps):
-            start = f"{place} {row}" if kind == "h" else f"{row} {place}"
-            parts.append(f"M{start}{kind}{length}")
+        edges = np.pad((np.diff(padded, axis=0) != 0).astype(np.int8), ((0, 0), (1, 1)))
+        ends = np.diff(edges, axis=1)  # [row of edges, place]: 1 where a run starts, -1 after it
+        starts, stops = np.argwhere(ends == 1).tolist(), np.argwhere(ends == -1).tolist()
+        for (row, start), (_, stop) in zip(starts, stops, strict=True):
+            place = f"{start} {row}" if kind == "h" else f"{row} {start}"
+            parts.append(f"M{place}{kind}{stop - start}")
     return "".join(parts)
 
 
-def _runs(on: Bool[np.ndarray, "row place"]) -> list[tuple[int, int, int]]:
-    """Returns the row, start and length of each run of True."""
-    ends = np.diff(np.pad(on.astype(np.int8), ((0, 0), (1, 1))), axis=1)
-    starts, stops = np.argwhere(ends == 1), np.argwhere(ends == -1)
-    return [
-        (int(row), int(start), int(stop - start))
-        for (row, start), (_, stop) in zip(starts, stops, strict=True)
-    ]
-
-
-def _uri(image: Image.Image) -> str:
+def picture_uri(image: Image.Image) -> str:
+    """Returns a picture as a data URI of a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return png_uri(buffer.getvalue())
