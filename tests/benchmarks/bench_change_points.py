@@ -10,7 +10,7 @@ import sys
 import numpy as np
 from timing import verdict
 
-from crate_interp.training.change_points import change_point, noise
+from crate_interp.training.watch_result import change_point, noise
 
 SERIES = 500
 

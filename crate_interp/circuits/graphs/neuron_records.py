@@ -17,7 +17,7 @@ from jaxtyping import Float
 from scipy.stats import kurtosis, skew
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_directions import answer_names
+from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.core import checks
 from crate_interp.core.files import write_text
 from crate_interp.core.run_options import DEFAULTS

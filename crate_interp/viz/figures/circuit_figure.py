@@ -3,8 +3,7 @@
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from crate_interp.circuits.circuit import LAST, Circuit, place_of
-from crate_interp.circuits.circuit_drawing import BOX, Point, bend, layout
+from crate_interp.circuits.circuit import BOX, LAST, Circuit, Point, bend, layout, place_of
 from crate_interp.core.safe_text import plain
 from crate_interp.viz.figures.canvas import as_written, canvas
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.comparisons.headline import (
+from crate_interp.comparisons.result import (
+    Comparison,
     largest,
     list_of_largest,
     place,
@@ -15,7 +16,6 @@ from crate_interp.comparisons.headline import (
     signed,
     span,
 )
-from crate_interp.comparisons.result import Comparison
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
 from crate_interp.probes.built_in import heading, statistic
