@@ -20,9 +20,8 @@ from train_tiny_cutouts import SHIPPED, composites, loaded
 
 import crate_interp as ci
 from crate_interp.circuits.graphs.derivatives import Explained, values
-from crate_interp.circuits.graphs.edited_runs import without
 from crate_interp.circuits.graphs.question import asked
-from crate_interp.circuits.graphs.trust import agreement
+from crate_interp.circuits.graphs.trust import agreement, without
 from crate_interp.stats.intervals import mean_interval
 
 MODELS = ("crate-tiny-lm", "crate-tiny-induction", "crate-tiny-fashion", SHIPPED.name)

@@ -326,7 +326,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
         "cannot write into": lambda: ci.viz.atlas_pages(found, tmp_path / "file" / "o"),
         "has the atoms 0 to": lambda: found.row(0, 999),
         "has the layers": lambda: found.row(9, 0),
-        "HookedCrateMAE has no logits": lambda: ci.atlas(autoencoder(), data),
+        "has no logits": lambda: ci.atlas(autoencoder(), data),
         "windows have one token": lambda: ci.atlas(make_lm(), torch.zeros(3, 1, dtype=torch.long)),
         "effect='x'": lambda: found.clear("x"),
         "cannot measure Linear": lambda: ci.atlas(torch.nn.Linear(2, 2), data),

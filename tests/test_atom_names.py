@@ -159,7 +159,7 @@ def test_names_are_saved_and_shown_by_a_graph(tmp_path):
         zip(codes["layer"], codes["atom"], strict=True)
     )
     assert "data:image/webp" in ci.viz.graph(graph).html()
-    with pytest.raises(ValueError, match="names are those of another model"):
+    with pytest.raises(ValueError, match="names: give those of this model"):
         ci.graph(make("crate", seed=1), IMAGES[0], names=names)
 
 

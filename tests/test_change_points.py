@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crate_interp.training.change_points import (
+from crate_interp.training.watch_result import (
     FEWEST,
     LONGEST,
     change_point,

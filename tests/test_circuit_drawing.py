@@ -9,7 +9,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch
 
 import crate_interp as ci
 from crate_interp.circuits import Circuit, Edge
-from crate_interp.circuits.circuit_drawing import BOX, bend, layout
+from crate_interp.circuits.circuit import BOX, bend, layout
 
 EDGES = (
     Edge("embed", "L0H1", 0.5),

@@ -1,7 +1,6 @@
-"""Files of circuits that strangers wrote: bounded, refused with a sentence, drawn without harm."""
+"""Files of circuits that strangers wrote: refused with a sentence, drawn without harm."""
 
 import json
-import os
 
 import pytest
 from hypothesis import given
@@ -25,7 +24,6 @@ def write(path, text=None, **over):
 @pytest.mark.parametrize(
     "over",
     [
-        dict(edges=[["embed", f"L0A{number}", 1.0] for number in range(20_001)]),
         dict(edges=[["embed", "L0H1", float("nan")]]),
         dict(edges=[["embed", "L0H1", float("inf")]]),
         dict(edges=[["embed", "L0H1", 10**400]]),
@@ -46,9 +44,7 @@ def write(path, text=None, **over):
         dict(edges=[1]),
         dict(edges=None),
         dict(note=["a"]),
-        dict(note="x" * 20_000),
         dict(meta=[]),
-        dict(meta={"a": deep(300)}),
         dict(format=["crate_interp circuit 1"]),
         dict(text="[" * 10**5),
         dict(text=""),
@@ -62,20 +58,8 @@ def test_a_file_that_no_circuit_wrote_is_refused(over, tmp_path):
     assert is_plain(str(caught.value), 1000)
 
 
-def test_what_would_not_load_is_not_saved(tmp_path):
-    circuit, edge = ci.circuits.Circuit, ci.circuits.Edge
-    many = [edge("embed", f"L0A{number}", 1.0) for number in range(20_001)]
-    for made in (circuit(many), circuit([], "x" * 20_000), circuit([], "", {"a": deep(30)})):
-        with pytest.raises(ValueError, match="are read|at most"):
-            made.save(tmp_path / "new" / "c.json")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_large_file_and_no_file_are_not_read(tmp_path):
-    with open(tmp_path / "large", "wb") as file:
-        file.truncate(2**40)  # a hole
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("large", "pipe", "missing", "."):
+def test_no_file_is_no_circuit(tmp_path):
+    for name in ("missing", "."):
         with pytest.raises(ValueError, match="holds no circuit: "):
             ci.circuits.Circuit.load(tmp_path / name)
 

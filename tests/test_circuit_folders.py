@@ -157,7 +157,7 @@ def test_an_autoencoder_of_windows_with_padding(text, tmp_path):
 
 
 def test_composition_of_weights_takes_no_folder(tmp_path):
-    with pytest.raises(ValueError, match="out and shard are for measurements on data"):
+    with pytest.raises(ValueError, match="out is for through=.data."):
         composition(make(), out=tmp_path)
     with pytest.raises(ValueError, match="needs a folder that all shards share"):
         composition(make(), shard="0/2")

@@ -325,7 +325,7 @@ def test_what_does_not_fit_is_said():
         "connect the same nodes": lambda: Circuit(
             (Edge("embed", "L0H1", 1.0), Edge("embed", "L0H1", 2.0))
         ),
-        "finite number": lambda: Circuit((Edge("embed", "L0H1", math.nan),)),
+        "finite weight": lambda: Circuit((Edge("embed", "L0H1", math.nan),)),
         "is not an edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
         "through='x'": lambda: composition(model, through="x"),
         "needs data": lambda: composition(model, through="data"),
@@ -355,7 +355,7 @@ def test_what_does_not_fit_is_said():
             model, [(a, b) for a in range(LAYERS) for b in range(HEADS)], images, metric
         ),
         "does not depend on any head": lambda: evaluate(model, [(0, 0)], images, lambda out: 1.0),
-        "needs at least two inputs": lambda: evaluate(model, [(0, 0)], images[:1], metric),
+        "at least two for a mean": lambda: evaluate(model, [(0, 0)], images[:1], metric),
         "random=-1": lambda: evaluate(model, [(0, 0)], images, metric, random=-1),
         "count=-1": lambda: composition(model).top(-1),
         "targets for 2 samples": lambda: logit_attribution(alpha, [1, 2, 3]),
@@ -365,7 +365,7 @@ def test_what_does_not_fit_is_said():
         ),
         r"circuit=\[\]": lambda: evaluate(model, Circuit(()), images, metric),
         "positions=99": lambda: patch(model, images, cache, metric, positions=99),
-        "give images": lambda: patch(model, tokens, cache, metric),
+        "batch, channels": lambda: patch(model, tokens, cache, metric),
         "the clean run has 13 tokens": lambda: patch(lm, tokens, cache, metric),
     }.items():
         with pytest.raises(ValueError, match=words):

@@ -262,39 +262,27 @@ def test_a_comparison_comes_back_and_does_not_merge(tmp_path):
 
 def test_misuse_is_told_in_a_line(unchecked):
     values = numbers(0, N, LAYERS)
-    one = made({R: values})
+    one, other = made({R: values}), made({R: values}, config={"family": "crate", "d_model": 3})
+    of = lambda data, stop: made(  # noqa: E731
+        {R: values}, data=[{"fingerprint": data, "start": 0, "stop": stop}]
+    )
     for args, match in (
-        (
-            (one, made({R: values}, data=[{"fingerprint": "g", "start": 0, "stop": N}])),
-            "different data",
-        ),
-        (
-            (one, made({R: values}, data=[{"fingerprint": "f", "start": 0, "stop": 9}])),
-            "same limit",
-        ),
-        (
-            (one, made({R: values}, data=[{"fingerprint": None, "start": 0, "stop": N}])),
-            "on a cache",
-        ),
-        (
-            (one, made({"other.rate": values})),
-            "no statistic in common. compression.rate_pre: b does",
-        ),
-        ((one, []), "b is an empty list"),
-        ((one, one, "embedded:fashion"), "data is for models, but a and b are results"),
-        ((one, "somewhere"), "b holds str: give models"),
-        (
-            (one, [one, made({R: values}, config={"family": "crate", "d_model": 3})]),
-            "b is a list of",
-        ),
+        ((one, of("g", N)), "different samples, f samples 0 to .* and g"),
+        ((one, of("f", 9)), "same limit"),
+        ((one, of(None, N)), "on a cache"),
+        ((one, made({"other.rate": values})), "no statistic in common. compression.rate_pre: b do"),
+        ((one, []), r"b is \[\]: give a model"),
+        ((one, one, "embedded:fashion"), "are for models, but a and b are results"),
+        ((one, "somewhere"), "b is 'somewhere': give a model"),
+        ((one, [one, other]), "b is a list of"),
     ):
         with pytest.raises(ValueError, match=match) as error:
             ci.compare(*args)
         assert "\n" not in str(error.value)
     for options, match in (
-        ({"untrained": 2}, "untrained twins can be made only of models"),
-        ({"untrained": ([one], "x")}, "two lists of SweepResult"),
-        ({"limit": 3}, "limit is for models"),
+        ({"untrained": 2}, "untrained=2: give a number of twins to make of"),
+        ({"untrained": ([one], "x")}, "with the results of the untrained twins"),
+        ({"limit": 3}, "are for models"),
         ({"names": ("x",)}, "give two texts"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -10,7 +10,7 @@ import crate_interp as ci
 from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
 from command import fails, run
 from comparing import made, numbers
-from crate_interp.comparisons.headline import sign, signed, span
+from crate_interp.comparisons.result import sign, signed, span
 
 N, LAYERS, R = 23, 4, "compression.rate_pre"
 

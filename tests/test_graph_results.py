@@ -10,9 +10,14 @@ import crate_interp as ci
 from conftest import make, make_lm
 from crate_hooks import full_name
 from crate_interp.circuits.graphs.derivatives import CODE, Explained, values
-from crate_interp.circuits.graphs.edited_runs import keeping, without
 from crate_interp.circuits.graphs.question import asked
-from crate_interp.circuits.graphs.trust import agreement, random_nodes, sufficiency
+from crate_interp.circuits.graphs.trust import (
+    agreement,
+    keeping,
+    random_nodes,
+    sufficiency,
+    without,
+)
 
 IMAGE = torch.randn(1, 3, 6, 20, generator=torch.Generator().manual_seed(1))
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
@@ -242,7 +247,7 @@ def test_a_loaded_graph_steers_if_it_is_given_the_model(graph, tmp_path):
 
 
 BAD_EDITS = {
-    "no node": ({"L9A0@0": 0}, "there is no node L9A0@0"),
+    "no node": ({"L9A0@0": 0}, "there is no code 'L9A0@0' to steer"),
     "a wrong name": ({"E@3": 0}, "there is no code 'E@3' to steer"),
     "no number": ({"L0A0": "off"}, "is no finite number"),
     "nothing": ({}, "give nodes"),
@@ -257,18 +262,18 @@ def test_bad_edits(graph, case, unchecked):
 
 
 BAD = {
-    "two samples": (dict(inputs=IMAGE.double().repeat(2, 1, 1, 1)), "one sample is wanted"),
+    "two samples": (dict(inputs=IMAGE.double().repeat(2, 1, 1, 1)), "give one sample"),
     "another size": (dict(inputs=IMAGE[..., :10].double()), "image"),
     "nan": (dict(inputs=IMAGE.double() * torch.nan), "NaN or Inf"),
     "no such class": (dict(target=99), "target=99"),
     "a name": (dict(target="shoe"), "no class 'shoe'"),
-    "a pair of one": (dict(target=(2, 2)), "the same"),
-    "three targets": (dict(target=(1, 2, 3)), "a pair"),
-    "a position": (dict(position=2), "Leave position out"),
+    "a pair of one": (dict(target=(2, 2)), "two different"),
+    "three targets": (dict(target=(1, 2, 3)), "two different"),
+    "a position": (dict(position=2), "leave out position"),
     "freeze": (dict(freeze=("heads",)), 'give "pattern", "norm"'),
     "a share": (dict(nodes=1.5), "nodes=1.5"),
     "no edges": (dict(edges=0), "edges=0"),
-    "too few": (dict(most=1), "at least one node a layer"),
+    "too few": (dict(most=1), "most=1"),
     "no number": (dict(most="all"), "most"),
 }
 
@@ -296,11 +301,11 @@ def test_models_and_texts_without_a_graph(unchecked):
     with pytest.raises(ValueError, match="no logits"):
         ci.graph(mae, square)
     lm = make_lm()
-    with pytest.raises(ValueError, match="one sample is wanted"):
+    with pytest.raises(ValueError, match="give one sample"):
         ci.graph(lm, TOKENS.repeat(2, 1))
     with pytest.raises(ValueError, match="tokens 0 to 6"):
         ci.graph(lm, TOKENS, position=7)
-    with pytest.raises(ValueError, match="token ids or a text"):
+    with pytest.raises(ValueError, match="a text or token ids"):
         ci.graph(lm, 5)
 
 

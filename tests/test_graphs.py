@@ -19,9 +19,15 @@ from crate_interp.circuits.graphs.derivatives import (
     through_heads,
     values,
 )
-from crate_interp.circuits.graphs.influence import among, enough, influences, prune
 from crate_interp.circuits.graphs.question import asked
-from crate_interp.circuits.graphs.selection import edge_table, select
+from crate_interp.circuits.graphs.selection import (
+    among,
+    edge_table,
+    enough,
+    influences,
+    prune,
+    select,
+)
 from selection import few
 
 LAYERS = 3

@@ -208,7 +208,7 @@ def test_an_edited_model_is_said_to_be_one(images, tmp_path):
 def test_a_name_of_several_classes_tells_none(images):
     names = ("crane", "crane", *"abcdefghi")
     named = dataclasses.replace(images, labels=["crane"] * N)
-    with pytest.raises(ValueError, match="several classes of the model have the name 'crane'"):
+    with pytest.raises(ValueError, match="'crane' of sample 0 is not one class"):
         ci.ablate_heads(make(labels=names), named, **QUIET)
     named = dataclasses.replace(images, labels=["c"] * N)
     assert len(ci.ablate_heads(make(labels=names), named, **QUIET).heads()) == LAYERS * HEADS
@@ -265,13 +265,9 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
     model = make(labels=[f"class {number}" for number in range(11)])
     pictures, folders = images.read(0, N), dataclasses.replace(images, labels=["boot"] * N)
     for args, options, match in (
-        ((model, pictures), {}, "needs the true class of each image, and the data has no labels"),
-        (
-            (model, dataclasses.replace(images, labels=[99] * N)),
-            {},
-            "the label 99 of sample 0 is not a class of ",
-        ),
-        ((model, dataclasses.replace(images, labels=[None] * N)), {}, "sample 0 has no label: le"),
+        ((model, pictures), {}, "needs the true class of each image: labels are missing"),
+        ((model, dataclasses.replace(images, labels=[99] * N)), {}, "the label 99 of sample 0 is"),
+        ((model, dataclasses.replace(images, labels=[None] * N)), {}, "labels are missing"),
         (
             (make(labels=None), folders),
             {},
@@ -282,7 +278,7 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
         ((model, images), {"limit": 0}, "limit=0"),
         ((torch.nn.Linear(2, 2), images), {}, "cannot measure Linear"),
         ((make_lm(), torch.zeros(3, 1, dtype=torch.long)), {}, "the windows have one token"),
-        ((ci.HookedCrateMAE(_mae()), pictures), {}, "has no logits, and so no loss"),
+        ((ci.HookedCrateMAE(_mae()), pictures), {}, "has no logits"),
     ):
         with pytest.raises(ValueError, match=match) as error:
             ci.ablate_heads(*args, **options)

@@ -74,7 +74,7 @@ def test_logit_lenses(lm, side):
             assert abs(found["probability"] - wanted["probability"]).max() < 1e-5
     with pytest.raises(ValueError, match=r"cache.alone\(i\)"):
         batch.logit_lens()
-    with pytest.raises(ValueError, match="the text has positions 0 to 4"):
+    with pytest.raises(ValueError, match="the sample has positions 0 to 4"):
         logit_lens(batch, sample=1, position=5)
 
 

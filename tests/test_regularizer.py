@@ -162,10 +162,10 @@ def test_a_language_model_is_regularised_too():
         (dict(lambd=-0.1), "lambd=-0.1"),
         (dict(eps=0.0), "eps=0.0: give a finite number above 0"),
         (dict(layers="first"), "layers"),
-        (dict(layers=[3]), r"layers=\[3\]: give 'last', 'random' or numbers from 0 to 2"),
-        (dict(layers=[1, 1]), "a layer is named twice"),
+        (dict(layers=[3]), r"layers=\[3\]: give 'last', 'random' or different"),
+        (dict(layers=[1, 1]), "different numbers from 0 to 2"),
         (dict(layers=[]), "give 'last'"),
-        (dict(layers=5), r"layers=\[5\]: give 'last'"),
+        (dict(layers=5), "layers=5: give 'last'"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

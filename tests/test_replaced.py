@@ -165,7 +165,7 @@ def test_gradients_flow_through_the_own_part_alone(images):
     [
         ({}, "there is nothing to replace: give attention= or sparse="),
         (dict(attention="mssa"), "attention='mssa' is none of gradient, neumann, plus, minus"),
-        (dict(sparse="four"), "sparse='four': give a number of proximal steps"),
+        (dict(sparse="four"), "sparse='four' is none of solution, a number of prox"),
         (dict(sparse=True), "sparse=True"),
         (dict(sparse=0), "sparse=0: give a whole number of at least 1"),
         (dict(attention="plus", layers=[3]), r"layers=\[3\]: give layers from 0 to 2"),

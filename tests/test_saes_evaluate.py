@@ -314,16 +314,18 @@ def test_wrong_arguments(vision, text, unchecked):
 
     sae = {POINT: random_sae().double()}
     refused("saes is {}: give", model, data, {})
-    refused("has no encode and no decode", model, data, {POINT: 3})
+    refused("lacks encode or decode", model, data, {POINT: 3})
     refused("there is no hook point 'x'", model, data, {"x": sae[POINT]}, kind=KeyError)
-    refused("31 wide, but the autoencoder reads 30", model, data, {POINT: random_sae(30)})
+    refused(r"\[31\] wide, but the autoencoder reads 30", model, data, {POINT: random_sae(30)})
     refused("an evaluation of autoencoders needs", mae, torch.zeros(2, 3, 8, 8), sae)
     refused("there are 1 labels for 6 samples", model, data, sae, labels=[1])
     refused("give no labels", lm, tokens, sae, labels=[1] * N)
     refused("windows have one token", lm, tokens[:, :1], sae)
     ones = torch.ones(N, 11)
-    refused("attention_mask is .*: give a tensor of 1 and 0", model, data, sae, attention_mask=ones)
-    refused(r"attention_mask is \[3, 11\].*\[6, 11\]", lm, tokens, sae, attention_mask=ones[:3])
+    refused(
+        "attention_mask has .*: give a tensor of 1 and 0", model, data, sae, attention_mask=ones
+    )
+    refused(r"has .*\[3, 11\].*\[6, 11\]", lm, tokens, sae, attention_mask=ones[:3])
     refused("padding only after them", lm, tokens, sae, attention_mask=ones.cumsum(1) > 3)
     short = torch.ones(N, 11).tril(0)
     refused("at least two tokens in each row", lm, tokens, sae, attention_mask=short)

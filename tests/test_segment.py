@@ -282,7 +282,7 @@ def test_the_table_agrees_with_a_slow_one():
 
 def test_an_unknown_rule_is_refused():
     result = ci.segment(model(), dataset(5), untrained=0, progress=False)
-    with pytest.raises(ValueError, match="give the rule 'mass' or 'top'"):
+    with pytest.raises(ValueError, match="is none of mass, top"):
         result.layers("half")
 
 

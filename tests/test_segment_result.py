@@ -14,7 +14,7 @@ from PIL import Image as Pillow
 import crate_interp as ci
 from browser import driven, looked_over, opened  # noqa: F401
 from crate_interp.measures import mass_mask
-from crate_interp.segmentation.examples import merged_examples
+from crate_interp.segmentation.result import merged_examples
 from crate_interp.viz.pages.page import outline
 from segments import GRID, dataset, model
 

@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 import torch
-from crate_interp.viz.pages.page_pictures import inline_svg
 from hypothesis import given
 from matplotlib.figure import Figure
 from PIL import Image
@@ -22,7 +21,7 @@ from crate_interp.core.safe_text import is_plain
 from crate_interp.models.sae import SAEConfig
 from crate_interp.results.result import Result, by
 from crate_interp.viz.figures.canvas import label
-from crate_interp.viz.pages.page import Html, _templates, render
+from crate_interp.viz.pages.page import Html, _templates, inline_svg, render
 from texts import ANY, GOOD, HARMFUL, NO_TEXT, harmless
 
 pytestmark = pytest.mark.usefixtures("unchecked")

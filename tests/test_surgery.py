@@ -10,8 +10,7 @@ import crate_interp as ci
 from conftest import BATCH, make, make_lm
 from crate_interp.stats.intervals import mean_interval, paired_shares
 from crate_interp.surgeries.answers import random_slopes, random_turns
-from crate_interp.surgeries.replacement import replacement_hooks
-from crate_interp.surgeries.steps import any_step
+from crate_interp.surgeries.steps import any_step, replacement_hooks
 from operated import MODELS, N, inputs_of, labels_of
 from selection import few
 

@@ -4,7 +4,6 @@ from crate_interp.circuits import patching
 from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
 from crate_interp.circuits.attention_targets import head_scores, repeat_targets
 from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
-from crate_interp.circuits.attribution_patching import attribution_patch
 from crate_interp.circuits.circuit import Circuit, Edge
 from crate_interp.circuits.circuit_scores import CircuitScores, evaluate
 from crate_interp.circuits.code_swaps import concentration
@@ -17,7 +16,7 @@ from crate_interp.circuits.graphs.steering import Steering
 from crate_interp.circuits.head_ablation import ablate_heads
 from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
-from crate_interp.circuits.path_patching import path_patch
+from crate_interp.circuits.patching import attribution_patch, path_patch
 from crate_interp.circuits.switching_off import switched_off
 
 __all__ = [

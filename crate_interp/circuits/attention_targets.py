@@ -32,19 +32,13 @@ def repeat_targets(
     Raises ValueError if tokens is not a tensor of whole numbers `[batch, pos]`, or if an offset is
     not a whole number.
     """
-    if not isinstance(tokens, Tensor):
+    whole = isinstance(tokens, Tensor) and tokens.dtype in (torch.int32, torch.int64)
+    if not whole or tokens.ndim != 2 or not all(map(checks.is_int, offsets)):
         raise ValueError(
-            f"tokens are a {type(tokens).__name__}: give a tensor [batch, pos], such as "
-            "model.to_tokens(text)."
+            f"tokens are {getattr(tokens, 'dtype', type(tokens).__name__)} of shape "
+            f"{list(getattr(tokens, 'shape', []))}, offsets={offsets!r}: give whole numbers "
+            "[batch, pos], such as model.to_tokens(text), and whole offsets, such as (0, 1)."
         )
-    other = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
-    if tokens.ndim != 2 or other or 0 in tokens.shape:
-        raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers "
-            "[batch, pos]."
-        )
-    if not isinstance(offsets, (list, tuple, range)) or not all(map(checks.is_int, offsets)):
-        raise ValueError(f"offsets={offsets!r}: give whole numbers, such as (0, 1).")
     count = tokens.shape[1]
     query, key = torch.arange(count)[:, None], torch.arange(count)
     before = (key == query - 1).expand(len(tokens), -1, -1)
@@ -95,14 +89,14 @@ def head_scores(
     if groups is not None:
         whose = np.array(group_numbers(groups, len(cache.at("attn.hook_pattern", 0))))
     rows: list[tuple] = []
-    for name, given in targets.items():
+    for name, mask in targets.items():
         for layer in range(len(model.blocks)):
             pattern = cache.at("attn.hook_pattern", layer)  # [batch, head, query, key]
-            seen = _seen(pattern, causal=model.cfg.kind == "text")
-            if cache.mask is not None:  # a padding token is neither a query nor a key
-                real = cache.mask.to(pattern.device)
-                seen = seen & real[:, :, None] & real[:, None, :]
-            wanted = _fitting(name, given, pattern) & seen
+            shape = [pattern.shape[0], *pattern.shape[2:]]
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or [*mask.shape] != shape:
+                raise ValueError(f"the targets {name!r} are not a bool tensor of shape {shape}.")
+            seen = _seen(cache, pattern)
+            wanted = mask.to(pattern.device) & seen
             there = wanted.any(dim=-1)  # [batch, query]
             kept = there.any(dim=-1)
             if not kept.any():
@@ -122,26 +116,18 @@ def head_scores(
     return pd.DataFrame(rows, columns=columns)
 
 
-def _seen(pattern: Tensor, causal: bool) -> Bool[Tensor, "query key"]:
+def _seen(cache: CrateCache, pattern: Tensor) -> Bool[Tensor, "*batch query key"]:
     """Returns which keys a query may see; raises ValueError if that cannot be known."""
     queries, keys = pattern.shape[-2:]
-    if causal and queries != keys:  # the positions of the cached queries are unknown
-        raise ValueError(f"the cache holds {queries} of {keys} queries: run without pos_slice.")
-    ones = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
-    return ones.tril() if causal else ones
-
-
-def _fitting(name: str, targets: object, pattern: Tensor) -> Targets:
-    """Returns targets on the pattern's device; raises ValueError for another dtype or shape."""
-    shape = [pattern.shape[0], *pattern.shape[2:]]
-    if not isinstance(targets, Tensor) or targets.dtype != torch.bool:
-        raise ValueError(f"the targets {name!r} are not a bool tensor [batch, query, key].")
-    if list(targets.shape) != shape:
-        raise ValueError(
-            f"the targets {name!r} have the shape {list(targets.shape)}: give {shape}, the shape "
-            "of the patterns."
-        )
-    return targets.to(pattern.device)
+    seen = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
+    if cache.model.cfg.kind == "text":
+        if queries != keys:  # the positions of the cached queries are unknown
+            raise ValueError("the cache holds some queries only: run without pos_slice.")
+        seen = seen.tril()
+    if cache.mask is not None:  # a padding token is neither a query nor a key
+        real = cache.mask.to(pattern.device)
+        seen = seen & real[:, :, None] & real[:, None, :]
+    return seen
 
 
 def _mean_over(values: Tensor, there: Bool[Tensor, "batch query"]) -> Tensor:

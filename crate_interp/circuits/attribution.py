@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core import checks
@@ -18,9 +18,7 @@ from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.results.result import Result, by
 from crate_interp.sweeps.runs.provenance import model_meta
 
-_COLUMNS = ["sample", "part", "layer", "number", "value"]
-_OF_A_LAYER = ("head", "atom", "bias")
-_PARTS = ("embed", "positions", *_OF_A_LAYER, "constant")
+_PARTS = ("embed", "positions", "head", "atom", "bias", "constant")
 Target = int | str | Tensor | Sequence[int | str]  # classes or tokens
 
 
@@ -80,9 +78,9 @@ class LogitAttribution(Result):
 
     def total(self) -> Float[Tensor, "batch"]:
         """Returns the sum of all parts: the logit, before a softcap."""
-        values = [self._of(part) for part in _PARTS]
-        rows = [part.flatten(1).sum(dim=1) if part.ndim > 1 else part for part in values]
-        return torch.stack(rows).sum(dim=0)
+        rows = [self._of(part).flatten(1).sum(dim=1) for part in ("head", "atom", "bias")]
+        embed, positions, constant = self.embed, self.positions, self.constant
+        return torch.stack([embed, positions, *rows, constant]).sum(dim=0)
 
     def finding(self) -> str:
         """Returns a sentence with the largest part other than the constant, and the whole logit."""
@@ -104,12 +102,10 @@ class LogitAttribution(Result):
         table: Any = self._table("values")
         rows = table[table["part"] == part]
         values = torch.tensor(rows["value"].to_numpy())
-        if part not in _OF_A_LAYER:
-            return values
         n, layers = table["sample"].nunique(), table["layer"].nunique()
-        if part == "bias":
-            return values.view(n, layers)
-        return values.view(n, layers, len(values) // (n * layers))
+        if part in ("head", "atom"):
+            return values.view(n, layers, len(values) // (n * layers))
+        return values.view(n, layers) if part == "bias" else values
 
 
 @in_full_precision
@@ -140,13 +136,24 @@ def logit_attribution(
     ValueError for a target or position that does not exist, and KeyError for points that were not
     cached.
     """
-    model = _checked(cache)
-    ids = _indices(model, target, "target")
-    direction, constant = _direction(model, ids), _constant(model, ids)
+    model: Any = getattr(cache, "model", None)
+    if model is None or model.cfg.kind not in ("vision", "text"):
+        raise ValueError(
+            f"cannot attribute logits from {type(cache).__name__}: give the cache of "
+            "model.run_with_cache(x), of a classifier of images or a language model."
+        )
+    cache.check_weights()
+    if not model.cfg.residual:
+        raise ValueError(
+            f"in family {model.cfg.family!r} the sparse step replaces the stream, so that parts of "
+            "different layers do not add up to a logit: use ci.circuits.path_patch or "
+            "ci.circuits.attribution_patch."
+        )
+    check_read_out(model.cfg, "a direct attribution")
+    direction, constant = _direction(model, target, "target")
     if minus is not None:
-        ids = _indices(model, minus, "minus")
-        direction = direction - _direction(model, ids)
-        constant = constant - _constant(model, ids)
+        other = _direction(model, minus, "minus")
+        direction, constant = direction - other[0], constant - other[1]
     scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
         raise ValueError(
@@ -157,7 +164,22 @@ def logit_attribution(
     parts["constant"] = constant.expand(len(scale))
     settings = {"target": _setting(target), "minus": _setting(minus), "position": int(position)}
     meta = model_meta(model, len(scale)) | {"settings": settings}
-    return LogitAttribution({"values": _long(parts)}, meta)
+    return LogitAttribution({"values": _long(parts, len(scale))}, meta)
+
+
+def _long(parts: dict[str, Tensor], n: int) -> pd.DataFrame:
+    """Returns a table with a row per sample, part, layer and number."""
+    places = [
+        (part, *(*place, None, None)[:2])
+        for part in _PARTS
+        for place in np.ndindex(parts[part].shape[1:])
+    ]
+    values = torch.cat([parts[part].detach().reshape(n, -1).cpu() for part in _PARTS], dim=1)
+    values = values if values.dtype == torch.float64 else values.float()
+    table = pd.DataFrame(places * n, columns=["part", "layer", "number"])
+    table = table.astype({"layer": "Int64", "number": "Int64"})
+    table.insert(0, "sample", np.repeat(np.arange(n), len(places)))
+    return table.assign(value=values.flatten().numpy())
 
 
 def _contributions(
@@ -207,23 +229,6 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
     return held[:, place]
 
 
-def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
-    """Returns a table with a row per sample, part, layer and number."""
-    n = len(parts["embed"])
-    places = [
-        (part, *(*place, None, None)[:2])
-        for part in _PARTS
-        for place in np.ndindex(parts[part].shape[1:])
-    ]
-    columns = [parts[part].detach().reshape(n, -1).cpu() for part in _PARTS]
-    values = torch.cat(columns, dim=1)
-    values = values if values.dtype == torch.float64 else values.float()
-    table = pd.DataFrame(places * n, columns=_COLUMNS[1:4])
-    table = table.astype({"layer": "Int64", "number": "Int64"})
-    table.insert(0, "sample", np.repeat(np.arange(n), len(places)))
-    return table.assign(value=values.flatten().numpy())
-
-
 def _setting(target: Target | None) -> Any:
     """Returns a target as it is shown in the settings and the headline of a result."""
     if isinstance(target, (list, tuple)) or (isinstance(target, Tensor) and target.ndim):
@@ -232,56 +237,23 @@ def _setting(target: Target | None) -> Any:
     return given if given is None or isinstance(given, str) else int(given)
 
 
-def _checked(cache: CrateCache) -> Any:
-    if not isinstance(cache, CrateCache):
-        raise ValueError(
-            f"cannot attribute logits from {type(cache).__name__}: "
-            "give the cache of model.run_with_cache(x)."
-        )
-    cache.check_weights()
-    model = cache.model
-    if model.cfg.kind not in ("vision", "text"):
-        raise ValueError(
-            "a CLIP or a masked autoencoder has no logits to attribute: give the cache of a "
-            "classifier of images or a language model."
-        )
-    if not model.cfg.residual:
-        raise ValueError(
-            f"in family {model.cfg.family!r} the sparse step replaces the stream, so that parts of "
-            "different layers do not add up to a logit: use ci.circuits.path_patch or "
-            "ci.circuits.attribution_patch."
-        )
-    check_read_out(model.cfg, "a direct attribution")
-    return model
+def _direction(
+    model: Any, target: Target, name: str
+) -> tuple[Float[Tensor, "target d_model"], Float[Tensor, "target"]]:
+    """Returns the derivative of logits in the stream, for a last norm of scale 1, and their value.
 
-
-def _indices(model: Any, target: Target, name: str) -> Int[Tensor, "target"]:
-    """Returns the index of one class or token `[1]`, or an index for each sample `[batch]`.
-
-    Raises ValueError if the model has no such class or token.
+    The value is that of a stream of zeros. There is one logit, or one for each sample.
     """
-    indices = torch.atleast_1d(model.answer_ids(target, name))
-    if indices.ndim > 1:
-        raise ValueError(
-            f"{name} has shape {list(indices.shape)}: give one target, or one per sample."
-        )
-    return indices
-
-
-def _direction(model: Any, ids: Int[Tensor, "target"]) -> Float[Tensor, "target d_model"]:
-    """Returns a logit's derivative along each axis of the stream, if the last norm has scale 1."""
-    columns = model.W_U.T[ids]
-    if not isinstance(model.ln_final, HookedLayerNorm):
-        return columns
-    columns = columns * model.ln_final.weight
-    return columns - columns.mean(dim=-1, keepdim=True)
-
-
-def _constant(model: Any, ids: Int[Tensor, "target"]) -> Float[Tensor, "target"]:
-    """Returns the logit of a stream of zeros."""
-    constant = model.b_U[ids]
+    ids = torch.atleast_1d(model.answer_ids(target, name))
+    if ids.ndim > 1:
+        raise ValueError(f"{name} has shape {list(ids.shape)}: give one target, or one per sample.")
+    columns, constant = model.W_U.T[ids], model.b_U[ids]
     bias = getattr(model.ln_final, "bias", None)
-    return constant if bias is None else constant + model.W_U.T[ids] @ bias
+    constant = constant if bias is None else constant + columns @ bias
+    if not isinstance(model.ln_final, HookedLayerNorm):
+        return columns, constant
+    columns = columns * model.ln_final.weight
+    return columns - columns.mean(dim=-1, keepdim=True), constant
 
 
 def residual_gains(model: Any) -> tuple[list[Any], Any]:

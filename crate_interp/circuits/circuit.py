@@ -1,23 +1,32 @@
 """A circuit: a frozen list of weighted edges between heads, atoms, embedding and logits."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crate_interp.circuits.circuit_drawing import drawn
-from crate_interp.circuits.patching_arguments import Head
+from crate_interp.circuits.patching import Head
 from crate_interp.core import checks
 from crate_interp.core.files import write_text
-from crate_interp.core.safe_text import plain
+from crate_interp.core.safe_text import in_html, plain
 
 _NODE = re.compile(r"L(0|[1-9][0-9]{0,8})[HA](0|[1-9][0-9]{0,8})|embed|logits")
 LAST = 2**31 - 1  # the layer number of the logits, above that of any layer
 _FORMAT = "crate_interp circuit 1"
-# Limits of a file; circuits that people read have a few hundred edges.
-_MOST_BYTES, _MOST_EDGES, _MOST_NOTE, _DEEPEST = 2**24, 20_000, 10_000, 20
+WIDE, TALL, BOX = 120, 40, (72, 24)  # distance of columns, distance of rows, size of a node
+# Pages of this library define these colours for a light and a dark scheme. Elsewhere, as in a
+# notebook, the fallbacks apply: the page's own text colour, and colours that are legible on light
+# and on dark.
+_INK = "var(--ink, currentColor)"
+_CARD = "var(--card, rgba(127, 127, 127, 0.12))"
+_LINE = "var(--muted, currentColor)"
+_ABOVE, _BELOW = "var(--accent, #3a86c8)", "var(--other, #c8702c)"  # edges of weight >= 0 and < 0
+
+Point = tuple[float, float]
+Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -45,13 +54,18 @@ class Circuit:
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.edges, (list, tuple)):
-            raise ValueError(
-                f"edges={checks.shown(self.edges)}: give a list of Edge(source, target, weight)."
-            )
         object.__setattr__(self, "edges", tuple(self.edges))
         for edge in self.edges:
-            _check_edge(edge)
+            if not isinstance(edge, Edge) or not checks.is_number(edge.weight):
+                raise ValueError(
+                    f"{checks.shown(edge)} is not an edge: give Edge(source, target, weight) with "
+                    "a finite weight."
+                )
+            if not place_of(edge.source) < place_of(edge.target):
+                raise ValueError(
+                    f"the edge {edge.source} -> {edge.target} does not go to a later node: give "
+                    "edges that go forward."
+                )
         pairs = [(edge.source, edge.target) for edge in self.edges]
         if len(set(pairs)) < len(pairs):
             raise ValueError("two edges connect the same nodes: give each pair of nodes one edge.")
@@ -81,35 +95,24 @@ class Circuit:
         return graph
 
     def save(self, path: str | Path) -> Path:
-        """Writes the circuit as JSON, makes the folder if there is none, and returns the path.
-
-        Raises ValueError for a circuit that `load` would not read back.
-        """
+        """Writes the circuit as JSON, makes the folder if there is none, and returns the path."""
         edges = [[edge.source, edge.target, float(edge.weight)] for edge in self.edges]
         content = {"format": _FORMAT, "note": self.note, "edges": edges, "meta": self.meta}
-        _check(content)
-        text = json.dumps(content, indent=1) + "\n"
-        if len(text) > _MOST_BYTES:
-            raise ValueError(
-                f"the circuit needs more than {_MOST_BYTES >> 20} MiB: save circuit.largest(), or "
-                "shorten its meta."
-            )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        write_text(path, json.dumps(content, indent=1) + "\n")
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> "Circuit":
-        """Returns the circuit that `save` wrote.
-
-        Raises ValueError for any other file, and for one of more than 16 MiB or 20,000 edges.
-        """
+        """Returns the circuit that `save` wrote; raises ValueError for any other file."""
         try:
-            content = _read(Path(path))
-            edges = [Edge(*edge) for edge in content["edges"]]
-            return cls(edges, content["note"], content["meta"])
-        except (OSError, ValueError, RecursionError) as error:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            note, meta = content["note"], content["meta"]
+            if content["format"] != _FORMAT or not isinstance(note, str) or type(meta) is not dict:
+                raise ValueError("Circuit.save did not write this file.")
+            return cls([Edge(*edge) for edge in content["edges"]], note, meta)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{plain(repr(str(path)))} holds no circuit: {error}") from None
 
     def largest(self, count: int = 1000) -> "Circuit":
@@ -132,10 +135,40 @@ class Circuit:
         orange dashed edges a weight below 0. If there are more than 1,000 edges, only the 1,000
         largest are drawn, and the title says so. `ci.viz.circuit` draws a circuit for a paper.
         """
-        shown = self.largest()
-        places = {name: place_of(name) for name in shown.nodes()}
-        edges = [(edge.source, edge.target, float(edge.weight)) for edge in shown.edges]
-        return drawn(places, edges, plain(shown.note or "circuit"))
+        circuit = self.largest()
+        title = plain(circuit.note or "circuit")
+        places = {name: place_of(name) for name in circuit.nodes()}
+        spots, width, height = layout(
+            places, [(edge.source, edge.target) for edge in circuit.edges]
+        )
+        largest = max((abs(edge.weight) for edge in circuit.edges), default=0.0) or 1.0
+        parts = []
+        for edge in circuit.edges:
+            share = abs(edge.weight) / largest
+            (x0, y0), *rest = bend(spots[edge.source], spots[edge.target])
+            path = f"M{x0:.1f} {y0:.1f} C" + " ".join(f"{x:.1f} {y:.1f}" for x, y in rest)
+            colour, dashes = _ABOVE, ""
+            if edge.weight < 0:
+                colour, dashes = _BELOW, ' stroke-dasharray="6 3"'
+            words = in_html(f"{edge.source} to {edge.target}: {edge.weight:.3g}")
+            parts.append(
+                f'<path d="{path}" fill="none" style="stroke: {colour}"{dashes} '
+                f'stroke-width="{1 + 4 * share:.2f}" stroke-opacity="{0.6 + 0.4 * share:.2f}">'
+                f"<title>{words}</title></path>"
+            )
+        for name, (x, y) in spots.items():
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{BOX[0]}" height="{BOX[1]}" rx="5" '
+                f'style="fill: {_CARD}; stroke: {_LINE}"/>'
+                f'<text x="{x + BOX[0] / 2:.1f}" y="{y + 16:.1f}" text-anchor="middle" '
+                f'style="fill: {_INK}">{in_html(name)}</text>'
+            )
+        style = f"max-width: 100%; width: {width}px; font: 12px system-ui, sans-serif"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{in_html(title)}" '
+            f'viewBox="0 0 {width} {height}" style="{style}">'
+            f"<title>{in_html(title)}</title>{''.join(parts)}</svg>"
+        )
 
     def _repr_html_(self) -> str:
         return self.svg()
@@ -167,52 +200,36 @@ def number_of(name: str) -> int:
     return int(re.findall(r"\d+", name)[-1]) if name.startswith("L") else 0
 
 
-def _check_edge(edge: Any) -> None:
-    if not isinstance(edge, Edge):
-        raise ValueError(f"{checks.shown(edge)} is not an edge: give Edge(source, target, weight).")
-    forward = place_of(edge.source) < place_of(edge.target)
-    words = f"the edge {edge.source} -> {edge.target}"
-    if not checks.is_number(edge.weight):
-        weight = checks.shown(edge.weight)
-        raise ValueError(f"{words} has the weight {weight}: give a finite number.")
-    if not forward:
-        raise ValueError(f"{words} does not go to a later node: give edges that go forward.")
+def layout(
+    places: dict[str, Place], edges: Sequence[tuple[str, str]]
+) -> tuple[dict[str, Point], int, int]:
+    """Returns the upper left corner of each node, and the width and height of the drawing."""
+    columns = sorted(set(places.values()))
+    rows: dict[Place, list[str]] = {place: [] for place in columns}
+    for name, place in places.items():
+        rows[place].append(name)
+    most = max((len(names) for names in rows.values()), default=1)
+    spots: dict[str, Point] = {}
+    for column, place in enumerate(columns):
+        names = rows[place]
+        for row, name in enumerate(names):
+            y = 30 + (row + (most - len(names)) / 2) * TALL
+            spots[name] = (20.0 + column * WIDE, y)
+    width = 40 + max(len(columns) - 1, 0) * WIDE + BOX[0]
+    # an arc rises three quarters of the way to the inner control points of its curve
+    bends = [bend(spots[a], spots[b]) for a, b in edges]
+    tops = [0.25 * start[1] + 0.75 * inner[1] for start, inner, _, _ in bends]
+    lower = max(0, math.ceil(20 - min(tops, default=20)))
+    spots = {name: (x, y + lower) for name, (x, y) in spots.items()}
+    return spots, width, 60 + lower + (most - 1) * TALL + BOX[1]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Returns the content of a file; raises ValueError for content that `save` never writes."""
-    if not path.is_file():
-        raise ValueError("there is no such file.")
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"the file is larger than {_MOST_BYTES >> 20} MiB.")
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError("Circuit.save did not write this file.")
-    _check(content)
-    return content
-
-
-def _check(content: dict[str, Any]) -> None:
-    """Raises ValueError for edges, a note or meta that a circuit's file cannot hold."""
-    edges, note, meta = (content.get(name) for name in ("edges", "note", "meta"))
-    if not isinstance(edges, list) or not all(isinstance(e, list) and len(e) == 3 for e in edges):
-        raise ValueError("the edges are not a list of [source, target, weight].")
-    if len(edges) > _MOST_EDGES:
-        raise ValueError(f"there are {len(edges):,} edges; at most {_MOST_EDGES:,} are allowed.")
-    if not isinstance(note, str) or len(note) > _MOST_NOTE:
-        raise ValueError(f"the note is not a text of at most {_MOST_NOTE:,} characters.")
-    if not isinstance(meta, dict) or _is_deep(meta):
-        raise ValueError(f"meta is not an object nested at most {_DEEPEST} deep.")
-
-
-def _is_deep(value: Any) -> bool:
-    """Tells whether lists and objects are nested deeper than `_DEEPEST`."""
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [
-            item
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return bool(level)
+def bend(start: Point, end: Point) -> tuple[Point, Point, Point, Point]:
+    """Returns the four points of the cubic curve from one node's right side to another's left."""
+    x0, y0 = start[0] + BOX[0], start[1] + BOX[1] / 2
+    x1, y1 = end[0], end[1] + BOX[1] / 2
+    if start[1] == end[1] and x1 - x0 > WIDE:  # an arc around the nodes in between
+        y = y0 - BOX[1] * (1 + 0.15 * math.sqrt(x1 - x0))
+        return (x0, y0), (x0 + 40, y), (x1 - 40, y), (x1, y1)
+    x = (x0 + x1) / 2
+    return (x0, y0), (x, y0), (x, y1), (x1, y1)

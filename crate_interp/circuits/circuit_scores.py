@@ -1,7 +1,7 @@
 """How well a circuit explains a model: scores, compared with random circuits of the same size."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crate_hooks import edit, full_name
 from crate_interp.circuits.circuit import Circuit, head_name
-from crate_interp.circuits.patching_arguments import Head, MetricBySample, as_values, heads_of
+from crate_interp.circuits.patching import Head, check_heads, metric_values
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.data.groups import group_numbers
@@ -31,7 +31,6 @@ ABLATIONS = ("mean", "zero")
 _COLUMNS = ["measure", "value", "low", "high"]
 _COLUMNS += ["random_mean", "random_low", "random_high", "share_as_good"]
 Heads = frozenset[Head]
-Ends = tuple[np.ndarray, np.ndarray]
 Ablation = Callable[[list[int]], edit.Edit]  # heads of a layer -> the edit that ablates them
 # how far a score is from the best score: faithfulness 1, completeness 0, high minimality
 _DISTANCES: dict[str, Callable[[float], float]] = {
@@ -66,7 +65,12 @@ class CircuitScores(Result):
     def finding(self) -> str:
         """Returns the scores, random circuits' scores, and the metric with all heads and none."""
         rows: Any = self._table("scores").itertuples()
-        words = [f"{row.measure} {row.value:.3f}{_beside(row)}" for row in rows]
+        words = []
+        for row in rows:
+            beside = "" if np.isnan(row.low) else interval_words(row.low, row.high, ".3f", "")
+            if not np.isnan(row.random_mean):
+                beside += f"{'; ' if beside else ''}random {row.random_mean:.3f}"
+            words.append(f"{row.measure} {row.value:.3f}" + (f" ({beside})" if beside else ""))
         heads = counted(len(self._table("heads")), "heads")
         return (
             f"A circuit of {heads} has {', '.join(words)}; the metric is "
@@ -74,20 +78,12 @@ class CircuitScores(Result):
         )
 
 
-def _beside(row: Any) -> str:
-    """Returns a score's interval and the mean score of random circuits, if these exist."""
-    interval = "" if np.isnan(row.low) else interval_words(row.low, row.high, ".3f", "")
-    random = "" if np.isnan(row.random_mean) else f"random {row.random_mean:.3f}"
-    words = "; ".join(filter(None, (interval, random)))
-    return f" ({words})" if words else ""
-
-
 @in_full_precision
 def evaluate(
     model: HookedModel,
     circuit: Circuit | Sequence[Head],
     inputs: Tensor,
-    metric: MetricBySample,
+    metric: Callable[[Tensor], Tensor | float],
     *,
     reference: Tensor | None = None,
     ablation: str = "mean",
@@ -119,14 +115,18 @@ def evaluate(
     """
     check_hooked(model)
     checks.one_of("ablation", ablation, ABLATIONS)
-    random = checks.count("random", random, least=0)
-    subsets = checks.count("subsets", subsets, least=0)
+    random, subsets = checks.count("random", random, 0), checks.count("subsets", subsets, 0)
     seed = checks.count("seed", seed, least=0)
-    ablations = _ablations(model, _source(inputs, reference, ablation), ablation)
-    own, every = _own_and_every(model, circuit)
-    whose = None if groups is None else group_numbers(groups, len(inputs))
-    runs = _Runs(model, inputs, metric, ablations, every, whose)
-    whole, none = (float(runs.kept(one).mean()) for one in (frozenset(every), frozenset()))
+    size = model.cfg.n_layers, model.cfg.n_heads
+    pairs = circuit.heads() if isinstance(circuit, Circuit) else circuit
+    own = frozenset(check_heads("circuit", pairs, *size))
+    every = list(np.ndindex(size))
+    if len(own) == len(every):
+        raise ValueError("the circuit has every head of the model: give fewer heads.")
+    ablations = _ablations(model, inputs, inputs if reference is None else reference, ablation)
+    whose = None if groups is None else np.array(group_numbers(groups, len(inputs)))
+    kept = _runs(model, inputs, metric, ablations)
+    whole, none = (float(kept(one).mean()) for one in (frozenset(every), frozenset()))
     if abs(whole - none) <= 1e-9 * max(abs(whole), abs(none), 1e-30):
         raise ValueError(
             f"the metric is {whole:.4g} with all heads and with none: it does not depend on any "
@@ -134,62 +134,50 @@ def evaluate(
         )
     circuits = [own, *_drawn(every, len(own), random, seed)]
     bar = tqdm(circuits, desc="circuits", disable=not progress)
-    scored = [_scores(runs.parts(one, _subsets(one, subsets, seed))) for one in bar]
+    parts = [_parts(kept, every, one, _subsets(one, subsets, seed), whose) for one in bar]
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
-    meta["data"][0] |= {} if whose is None else sample_ranges.grouped(whose)
-    parts = runs.parts(own, _subsets(own, subsets, seed))
-    low, high = _sizes(parts.ratios(parts.costs))
-    costs = {"cost": parts.sizes(parts.costs), "low": low, "high": high}
-    heads = pd.DataFrame({"head": [head_name(*head) for head in sorted(own)], **costs})
-    return CircuitScores({"scores": _table(scored, _intervals(parts)), "heads": heads}, meta)
-
-
-def _source(inputs: Tensor, reference: Tensor | None, ablation: str) -> Tensor:
-    """Returns the inputs to take means over; raises ValueError for another type or shape."""
-    source = inputs if reference is None else reference
-    for name, given in (("inputs", inputs), ("reference", source)):
-        if not isinstance(given, Tensor) or given.shape[1:] != inputs.shape[1:]:
-            got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-            raise ValueError(
-                f"{name} is {got}: give a tensor of preprocessed images or tokens; inputs and "
-                "reference may differ only in their number of samples."
-            )
-    if ablation == "mean" and len(source) < 2:
-        raise ValueError(
-            "ablation='mean' needs at least two inputs to take a mean over: give more inputs, "
-            "reference=..., or ablation='zero'."
-        )
-    return source
-
-
-def _own_and_every(
-    model: HookedModel, circuit: Circuit | Sequence[Head]
-) -> tuple[Heads, list[Head]]:
-    """Returns the heads of the circuit, and all heads of the model in order."""
-    layers, heads = model.cfg.n_layers, model.cfg.n_heads
-    pairs = circuit.heads() if isinstance(circuit, Circuit) else circuit
-    own = frozenset(heads_of("circuit", pairs, layers, heads))
-    every = [(layer, head) for layer in range(layers) for head in range(heads)]
-    if len(own) == len(every):
-        raise ValueError(
-            "the circuit has every head of the model, so there is nothing to compare it with: give "
-            "fewer heads."
-        )
-    return own, every
+    meta["data"][0] |= {} if whose is None else sample_ranges.grouped(whose.tolist())
+    return CircuitScores({"scores": _table(parts), "heads": _head_table(own, parts[0])}, meta)
 
 
 def _drawn(every: list[Head], size: int, count: int, seed: int) -> list[Heads]:
     """Returns random sets of heads."""
-    generator = np.random.default_rng(seed)
-    return [
-        frozenset(every[place] for place in generator.permutation(len(every))[:size])
-        for _ in range(count)
-    ]
+    draws = np.random.default_rng(seed)
+    places = [draws.permutation(len(every))[:size] for _ in range(count)]
+    return [frozenset(every[place] for place in chosen) for chosen in places]
 
 
-def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablation]:
+def _runs(
+    model: HookedModel, inputs: Tensor, metric: Callable[..., Any], ablations: list[Ablation]
+) -> Callable[[Heads], np.ndarray]:
+    """Returns a function from heads to the metric with all others ablated, run once for each."""
+    known: dict[Heads, np.ndarray] = {}
+
+    def kept(heads: Heads) -> Float[np.ndarray, "sample"]:
+        if heads not in known:
+            hooks = []
+            for layer, ablation in enumerate(ablations):
+                gone = [head for head in range(model.cfg.n_heads) if (layer, head) not in heads]
+                if gone:
+                    hooks.append((full_name("attn.hook_z", layer), ablation(gone)))
+            with torch.no_grad():
+                logits = model.run_with_hooks(inputs, fwd_hooks=hooks)
+                known[heads] = metric_values(metric(logits), len(inputs))
+        return known[heads]
+
+    return kept
+
+
+def _ablations(model: HookedModel, inputs: Tensor, source: Tensor, ablation: str) -> list[Ablation]:
     """Returns, for each layer, a function from heads to the edit that ablates these heads."""
+    shapes = [list(getattr(one, "shape", [])) for one in (inputs, source)]
+    if not shapes[0] or shapes[0][1:] != shapes[1][1:] or ablation == "mean" and shapes[1][0] < 2:
+        raise ValueError(
+            f"inputs and reference have the shapes {shapes[0]} and {shapes[1]}: give tensors of "
+            "images or tokens that differ only in their number of samples, at least two for a "
+            "mean, or ablation='zero'."
+        )
     layers = range(model.cfg.n_layers)
     if ablation == "zero":
         return [lambda gone: edit.zero(heads=gone)] * len(layers)
@@ -223,44 +211,21 @@ class _Parts:
         return np.abs(above.mean(axis=0) / self.span.mean())
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """The metric of a model with some heads ablated; the model runs once per set of heads.
-
-    The metric has a value for each input, or one value for all inputs.
-    """
-
-    model: HookedModel
-    inputs: Tensor
-    metric: MetricBySample
-    ablations: list[Ablation]
-    every: list[Head]
-    groups: tuple[int, ...] | None
-    known: dict[Heads, np.ndarray] = field(default_factory=dict)
-
-    def kept(self, heads: Heads) -> Float[np.ndarray, "sample"]:
-        """Returns the metric with all heads ablated except the given heads."""
-        if heads not in self.known:
-            hooks = []
-            for layer, ablation in enumerate(self.ablations):
-                own = [head for head in self.every if head[0] == layer and head not in heads]
-                if own:
-                    change = ablation([number for _, number in own])
-                    hooks.append((full_name("attn.hook_z", layer), change))
-            with torch.no_grad():
-                out = self.model.run_with_hooks(self.inputs, fwd_hooks=hooks)
-                self.known[heads] = as_values(self.metric(out), len(self.inputs))
-        return self.known[heads]
-
-    def parts(self, circuit: Heads, subsets: list[Heads]) -> _Parts:
-        """Returns the differences whose ratios are a circuit's scores."""
-        every, f = frozenset(self.every), self.kept
-        gaps = [f(circuit - some) - f(every - some) for some in subsets]
-        costs = [f(circuit) - f(circuit - {head}) for head in sorted(circuit)]
-        span, kept = (f(heads) - f(frozenset()) for heads in (every, circuit))
-        # a metric may be one number for all inputs
-        groups = np.array(self.groups) if self.groups is not None and len(span) > 1 else None
-        return _Parts(span[:, None], kept[:, None], np.stack(gaps, 1), np.stack(costs, 1), groups)
+def _parts(
+    kept: Callable[[Heads], np.ndarray],
+    heads: list[Head],
+    circuit: Heads,
+    subsets: list[Heads],
+    groups: Int[np.ndarray, "sample"] | None,
+) -> _Parts:
+    """Returns the differences whose ratios are a circuit's scores."""
+    every = frozenset(heads)
+    gaps = [kept(circuit - some) - kept(every - some) for some in subsets]
+    costs = [kept(circuit) - kept(circuit - {head}) for head in sorted(circuit)]
+    span, own = (kept(chosen) - kept(frozenset()) for chosen in (every, circuit))
+    # a metric may be one number for all inputs
+    groups = groups if len(span) > 1 else None
+    return _Parts(span[:, None], own[:, None], np.stack(gaps, 1), np.stack(costs, 1), groups)
 
 
 def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
@@ -273,13 +238,15 @@ def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
     return subsets
 
 
-def _scores(parts: _Parts) -> dict[str, float]:
-    """Returns the three scores of a circuit."""
-    return {
-        "faithfulness": float(parts.kept.mean() / parts.span.mean()),
-        "completeness": float(parts.sizes(parts.gaps).max()),
-        "minimality": float(parts.sizes(parts.costs).min()),
+def _head_table(heads: Heads, parts: _Parts) -> pd.DataFrame:
+    low, high = _sizes(parts.ratios(parts.costs))
+    columns = {
+        "head": [head_name(*head) for head in sorted(heads)],
+        "cost": parts.sizes(parts.costs),
+        "low": low,
+        "high": high,
     }
+    return pd.DataFrame(columns)
 
 
 def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
@@ -292,47 +259,46 @@ def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
     own intervals, the upper end is the least upper end of the joint intervals.
     """
     (low,), (high,) = parts.ratios(parts.kept).interval()
-    gaps, costs = parts.ratios(parts.gaps), parts.ratios(parts.costs)
-    largest = _known(gaps, _joint(gaps))[0].max(), _known(gaps)[1].max()
-    least = _known(costs)[0].min(), _known(costs, _joint(costs))[1].min()
-    return {"faithfulness": (low, high), "completeness": largest, "minimality": least}
+    ends = []
+    for above in (parts.gaps, parts.costs):
+        ratios = parts.ratios(above)
+        # Bonferroni, if RESAMPLES allow it
+        joint = 1 - max((1 - CONFIDENCE) / len(ratios.mean), 2 / RESAMPLES)
+        # a ratio that is equal in all samples, such as that of a head without an effect, is known
+        same = (ratios.error == 0) & (ratios.error > 0).any()
+        for level in (CONFIDENCE, joint):
+            sizes = _sizes(ratios, level)
+            ends.append([np.where(same, np.abs(ratios.mean), end) for end in sizes])
+    (_, gap_high), (gap_low, _), (cost_low, _), (_, cost_high) = ends
+    return {
+        "faithfulness": (low, high),
+        "completeness": (gap_low.max(), gap_high.max()),
+        "minimality": (cost_low.min(), cost_high.min()),
+    }
 
 
-def _joint(ratios: Studentised) -> float:
-    """Returns the level at which intervals hold jointly (Bonferroni), if RESAMPLES allow it."""
-    return 1 - max((1 - CONFIDENCE) / len(ratios.mean), 2 / RESAMPLES)
-
-
-def _known(ratios: Studentised, level: float = CONFIDENCE) -> Ends:
-    """Returns `_sizes`, in which a ratio that is equal in all samples counts as known.
-
-    Without it, a head that has no effect would leave the largest and the least of all ratios
-    without an interval.
-    """
-    same = (ratios.error == 0) & (ratios.error > 0).any()
-    low, high = (np.where(same, np.abs(ratios.mean), end) for end in _sizes(ratios, level))
-    return low, high
-
-
-def _sizes(ratios: Studentised, level: float = CONFIDENCE) -> Ends:
+def _sizes(ratios: Studentised, level: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends of intervals of absolute ratios."""
     low, high = ratios.interval(level)
     near, far = (of(np.abs(low), np.abs(high)) for of in (np.minimum, np.maximum))
     return np.where((low <= 0) & (high >= 0), 0.0, near), far
 
 
-def _table(
-    scored: list[dict[str, float]], intervals: dict[str, tuple[float, float]]
-) -> pd.DataFrame:
-    """Returns a table of the first circuit's scores, next to the scores of the random circuits."""
+def _table(parts: list[_Parts]) -> pd.DataFrame:
+    """Returns the first circuit's scores, next to the scores of the random circuits."""
+    scores = {
+        "faithfulness": [float(part.kept.mean() / part.span.mean()) for part in parts],
+        "completeness": [float(part.sizes(part.gaps).max()) for part in parts],
+        "minimality": [float(part.sizes(part.costs).min()) for part in parts],
+    }
     rows: list[tuple] = []
-    for name, value in scored[0].items():
-        others = np.array([scores[name] for scores in scored[1:]])
-        beside: tuple = (np.nan, np.nan, np.nan, np.nan)
-        if len(others):
+    for name, ends in _intervals(parts[0]).items():
+        value, *drawn = scores[name]
+        others, beside = np.array(drawn), (np.nan, np.nan, np.nan, np.nan)
+        if drawn:
             distance = _DISTANCES[name]
-            as_good = sum(distance(other) <= distance(value) for other in others)
-            ends = np.quantile(others, [0.025, 0.975])
-            beside = (others.mean(), *ends, (1 + as_good) / (1 + len(others)))
-        rows.append((name, value, *intervals[name], *beside))
+            as_good = sum(distance(other) <= distance(value) for other in drawn)
+            middle = np.quantile(others, [0.025, 0.975])
+            beside = (others.mean(), *middle, (1 + as_good) / (1 + len(drawn)))
+        rows.append((name, value, *ends, *beside))
     return pd.DataFrame(rows, columns=_COLUMNS)

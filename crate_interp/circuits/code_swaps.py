@@ -1,7 +1,6 @@
 """ci.circuits.concentration: how few nodes of the code carry the difference of two answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
 
@@ -12,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.circuits.atlases.atom_effects import at_once, codes_and_logits
+from crate_interp.circuits.atlases.atom_effects import at_once, check_logits, codes_and_logits
 from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concentration
 from crate_interp.circuits.head_ablation import may_share
 from crate_interp.config.families import SQUARE_STEPS
@@ -45,19 +44,6 @@ POINTS = {"code": CODE, "stream": _STREAM}
 _PCA_SAMPLES = 256  # the principal axes are those of the tokens of the first samples
 # the name of a basis -> orthonormal columns `[width, width]`; None stands for the axes themselves
 Bases = Mapping[str, Float[Tensor, "d d"] | None]
-
-
-@dataclass(frozen=True)
-class Swapping:
-    """What is swapped: a point of the layers, how many nodes, and between which samples.
-
-    pairs: the table of `with_donors`, with a row per sample.
-    """
-
-    point: str
-    k: Sequence[int]
-    rotations: int
-    pairs: pd.DataFrame
 
 
 @with_weights
@@ -107,7 +93,9 @@ def concentration(
     before the first swap if the model gives all samples the same answer.
     """
     options = run_options(concentration, run)
-    counts = _counts(k)
+    if isinstance(k, str) or not isinstance(k, Sequence) or not k:
+        raise ValueError(f"k={checks.shown(k)}: give a list of numbers of nodes, such as [4, 16].")
+    counts = sorted({checks.count("k", one) for one in k})
     checks.one_of("point", point, tuple(POINTS))
     rotations = checks.count("rotations", rotations, least=2)
     untrained = checks.count("untrained", untrained, least=0)
@@ -125,24 +113,13 @@ def _samples(model: HookedModel, data: Data, options: RunOptions, point: str) ->
     check_model(model)
     if point == "code":
         check_atoms(model.cfg, "point='code'")
-    if not model.has_logits:
-        raise ValueError(
-            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "
-            "answers: give a classifier of images or a language model."
-        )
+    check_logits(model, "concentration")
     check_gradients("concentration", model)
     samples = samples_of(model, data, options)
     check_one_length(samples, "concentration")
     if samples.n < 2:
         raise ValueError("the data has one sample, and it needs a donor: give two samples or more.")
     return samples
-
-
-def _counts(k: object) -> list[int]:
-    """Returns the numbers in k, sorted and once each."""
-    if isinstance(k, (str, bytes)) or not isinstance(k, Sequence) or not k:
-        raise ValueError(f"k={checks.shown(k)}: give a list of numbers of nodes, such as [4, 16].")
-    return sorted({checks.count("k", one) for one in k})
 
 
 def _measured(job: Job, model: HookedModel, samples: Samples) -> Any:
@@ -156,8 +133,10 @@ def _measured(job: Job, model: HookedModel, samples: Samples) -> Any:
     pairs = with_donors(found["answers"]["answers"])
     # a code that is the stream is swapped there, so that the runs begin at the next layer
     point = _STREAM if model.cfg.sparse_step in SQUARE_STEPS else POINTS[settings["point"]]
-    given = Swapping(point, settings["k"], settings["rotations"], pairs)
-    own = Stage("swaps", model, samples, partial(_of_chunk, given=given))
+    of_chunk = partial(
+        _of_chunk, point=point, k=settings["k"], rotations=settings["rotations"], pairs=pairs
+    )
+    own = Stage("swaps", model, samples, of_chunk)
     job.run(own)
     few = part(samples, samples.start, samples.start + min(SAMPLES, samples.n))
     for stage in twins_of(Stage("swaps", model, few, own.of_chunk), job.meta["untrained"]):
@@ -194,14 +173,9 @@ def with_donors(answers: pd.DataFrame) -> pd.DataFrame:
         here, after = place % len(given), (place + 1) % len(given)
         following = after if given[after] != given[here] else following
         donor[here] = following
-    return pd.DataFrame(
-        {
-            "sample": numbers,
-            "donor": numbers[donor],
-            "answer": given,
-            "donor_answer": given[donor],
-        }
-    )
+    answer, donor_answer = given, given[donor]
+    columns = {"sample": numbers, "donor": numbers[donor]}
+    return pd.DataFrame(columns | {"answer": answer, "donor_answer": donor_answer})
 
 
 def _last(logits: Float[Tensor, "batch *pos classes"]) -> Float[Tensor, "batch classes"]:
@@ -209,27 +183,31 @@ def _last(logits: Float[Tensor, "batch *pos classes"]) -> Float[Tensor, "batch c
     return logits if logits.ndim == 2 else logits[:, -1]
 
 
-def _of_chunk(chunk: Chunk, given: Swapping) -> Tables:
-    """Returns the tables "pairs", "swaps" and "points"."""
+def _of_chunk(
+    chunk: Chunk, point: str, k: Sequence[int], rotations: int, pairs: pd.DataFrame
+) -> Tables:
+    """Returns the tables "pairs", "swaps" and "points". pairs: the table of `with_donors`."""
     if "bases" not in chunk.once:
-        chunk.once["bases"], chunk.once["points"] = _bases(chunk, given)
-    pairs, swaps = [], []
-    known = given.pairs.set_index("sample", drop=False)
+        first = pairs["sample"].to_numpy()[:_PCA_SAMPLES]
+        chunk.once["bases"], chunk.once["points"] = _bases(chunk, point, first, rotations)
+    known, parts, swaps = pairs.set_index("sample", drop=False), [], []
     for batch in chunk.batches():
         size = at_once(chunk.model, batch.inputs)
         numbers = np.arange(batch.start, batch.last + 1)
         for place, inputs in enumerate(batch.inputs.split(size)):
             rows = known.loc[numbers[place * size : (place + 1) * size]].reset_index(drop=True)
-            gaps, moved = _of_pairs(chunk, given, inputs, rows)
-            pairs.append(rows.assign(**gaps))
+            gaps, moved = _of_pairs(chunk, point, k, inputs, rows)
+            parts.append(rows.assign(**gaps))
             swaps.append(moved)
-    if not pairs:  # no sample of the chunk can be decoded
+    if not parts:  # no sample of the chunk can be decoded
         return {}
-    joined = {"pairs": pd.concat(pairs, ignore_index=True)}
+    joined = {"pairs": pd.concat(parts, ignore_index=True)}
     return joined | {"swaps": pd.concat(swaps, ignore_index=True), "points": chunk.once["points"]}
 
 
-def _bases(chunk: Chunk, given: Swapping) -> tuple[list[Bases], pd.DataFrame]:
+def _bases(
+    chunk: Chunk, point: str, first: np.ndarray, rotations: int
+) -> tuple[list[Bases], pd.DataFrame]:
     """Returns the bases of each layer, and the table "points": layer, tokens, width, pca_tokens.
 
     The principal axes are the eigenvectors of the covariance of the tokens of the first samples.
@@ -239,14 +217,13 @@ def _bases(chunk: Chunk, given: Swapping) -> tuple[list[Bases], pd.DataFrame]:
 
     def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
         nonlocal tokens
-        tokens, x = acts[given.point].shape[1], acts[given.point].flatten(0, 1).double()
+        tokens, x = acts[point].shape[1], acts[point].flatten(0, 1).double()
         n, total, products = sums.get(layer, (0, torch.zeros(()), torch.zeros(())))
         sums[layer] = (n + len(x), total.to(x) + x.sum(dim=0), products.to(x) + x.T @ x)
 
-    first = given.pairs["sample"].to_numpy()[:_PCA_SAMPLES]
     for start in range(0, len(first), chunk.batch_size):
         inputs = _read(chunk, first[start : start + chunk.batch_size])
-        chunk.measure(Batch(inputs, int(first[start])), [Reading([given.point], add)])
+        chunk.measure(Batch(inputs, int(first[start])), [Reading([point], add)])
     cfg: Any = chunk.model.cfg
     drawn: dict[int, dict[str, Tensor]] = {}
     bases, rows = [], []
@@ -256,7 +233,7 @@ def _bases(chunk: Chunk, given: Swapping) -> tuple[list[Bases], pd.DataFrame]:
         if width not in drawn:
             drawn[width] = {
                 f"{ROTATED}-{seed}": rotation(width, seed).to(cfg.device, cfg.dtype)
-                for seed in range(given.rotations)
+                for seed in range(rotations)
             }
         bases.append({NATIVE: None, PCA: axes.to(cfg.dtype), **drawn[width]})
         rows.append((layer, tokens, width, n))
@@ -277,7 +254,7 @@ def _read(chunk: Chunk, numbers: np.ndarray) -> Tensor:
 
 
 def _of_pairs(
-    chunk: Chunk, given: Swapping, inputs: Tensor, rows: pd.DataFrame
+    chunk: Chunk, point: str, counts: Sequence[int], inputs: Tensor, rows: pd.DataFrame
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
     """Returns the gaps of some samples and of their donors, and their rows of the table "swaps".
 
@@ -291,7 +268,7 @@ def _of_pairs(
     donors = pd.Index([*rows["sample"], *further]).get_indexer(rows["donor"].to_numpy())
     streams: list[Tensor] = []
     with torch.enable_grad():
-        codes, logits = codes_and_logits(model, known, given.point, streams)
+        codes, logits = codes_and_logits(model, known, point, streams)
         gap = _gap(logits[:n], classes)
         gradients = torch.autograd.grad(gap.sum(), codes)
     gap, found = gap.detach(), []
@@ -299,10 +276,10 @@ def _of_pairs(
         donor_gap = _gap(logits[donors], classes)
         towards = (gap - donor_gap).sign()[:, None, None]
         for layer, code in enumerate(codes):
-            ends, name = (code[:n], code[donors]), full_name(given.point, layer)
+            ends, name = (code[:n], code[donors]), full_name(point, layer)
             down = -gradients[layer][:n] * towards.to(code.dtype)
             for basis, axes in chunk.once["bases"][layer].items():
-                for k, swapped in zip(given.k, swaps(*ends, down, axes, given.k), strict=True):
+                for k, swapped in zip(counts, swaps(*ends, down, axes, counts), strict=True):
                     logits = _from(model, inputs, streams[layer][:n], layer, name, swapped)
                     moved = (gap - _gap(logits, classes)).cpu().numpy()
                     cells = {"sample": rows["sample"], "layer": layer, "basis": basis, "k": k}
@@ -365,11 +342,6 @@ def concentration_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> C
     return Concentration(own | tables, meta)
 
 
-CONCENTRATION = Kind(
-    Concentration,
-    {
-        "answers": {"answers": by("sample")},
-        **dict.fromkeys(("swaps", "untrained"), Concentration.OF_A_NETWORK),
-    },
-    concentration_result,
-)
+_STAGES = dict.fromkeys(("swaps", "untrained"), Concentration.OF_A_NETWORK)
+_STAGES["answers"] = {"answers": by("sample")}
+CONCENTRATION = Kind(Concentration, _STAGES, concentration_result)

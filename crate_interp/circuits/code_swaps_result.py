@@ -30,19 +30,18 @@ class _Shares:
     rotations: Float[np.ndarray, "rotation row"]
 
     def more_than(self, basis: str) -> Difference:
-        """Returns the native mean minus that in another basis."""
+        """Returns the native mean minus that in another basis, over pairs and rotations."""
         return self._against(basis, self.of[NATIVE] - self.of[basis], self.rotations)
 
     def times(self, basis: str) -> Difference:
-        """Returns the logarithm of the native mean over that in another basis.
-
-        It is NaN where one is not above 0.
-        """
-        parts = [_logarithm(self.of[name]) for name in (NATIVE, basis)]
+        """Returns the logarithm of the native mean over that in another; NaN if one is below 0."""
+        parts = []
+        for values in (self.of[NATIVE], self.of[basis]):  # delta method
+            mean = values.mean(axis=0)
+            parts.append(_log(mean) + (values - mean) / np.where(mean > 0, mean, np.nan))
         return self._against(basis, parts[0] - parts[1], _log(self.rotations))
 
     def _against(self, basis: str, values: np.ndarray, rotations: np.ndarray) -> Difference:
-        """Returns the mean of values, over other pairs and, for rotated axes, other rotations."""
         spreads = [Spread(values, 1 / len(values))]
         if basis == ROTATED:
             spreads.append(Spread(rotations, 1 / len(rotations)))
@@ -51,12 +50,6 @@ class _Shares:
 
 def _log(values: np.ndarray) -> np.ndarray:
     return np.log(np.where(values > 0, values, np.nan))
-
-
-def _logarithm(values: Float[np.ndarray, "pair row"]) -> Float[np.ndarray, "pair row"]:
-    """Returns values per pair whose mean is the logarithm of the mean (delta method)."""
-    mean = values.mean(axis=0)
-    return _log(mean) + (values - mean) / np.where(mean > 0, mean, np.nan)
 
 
 def _shares_of(result: Result, pairs: pd.DataFrame, swaps: pd.DataFrame, carried: bool) -> _Shares:
@@ -69,32 +62,28 @@ def _shares_of(result: Result, pairs: pd.DataFrame, swaps: pd.DataFrame, carried
         above = {name: below - np.abs(below - moved) for name, moved in above.items()}
     drawn = [name for name in names if name.startswith(ROTATED)]
     above[ROTATED] = np.mean([above[name] for name in drawn], axis=0)
-    return _Shares(
-        places=pd.DataFrame(wide[NATIVE].columns.tolist(), columns=["layer", "k"]),
-        of={
-            name: result.by_group(linearised_ratio(above[name], below), wide.index)
-            for name in (NATIVE, *OTHERS)
-        },
-        rotations=np.stack([linearised_ratio(above[name], below).mean(axis=0) for name in drawn]),
-    )
+    values = {
+        name: result.by_group(linearised_ratio(above[name], below), wide.index)
+        for name in (NATIVE, *OTHERS)
+    }
+    means = [linearised_ratio(above[name], below).mean(axis=0) for name in drawn]
+    places = pd.DataFrame(wide[NATIVE].columns.tolist(), columns=["layer", "k"])
+    return _Shares(places, values, np.stack(means))
 
 
-def _own(result: Result, carried: bool = False) -> _Shares:
-    return _shares_of(result, result.table("pairs"), result.table("swaps"), carried)
-
-
-def _twins(result: Result) -> list[_Shares]:
-    """Returns the shares of each untrained twin."""
-    both: Any = [result.table(f"untrained_{name}") for name in ("pairs", "swaps")]
-    seeds = sorted(set(both[1]["seed"]))
-    return [
-        _shares_of(result, *(own[own["seed"] == seed] for own in both), carried=False)
-        for seed in seeds
+def _measured(result: Result) -> tuple[_Shares, _Shares, list[_Shares]]:
+    """Returns what the model moves and carries, and what each untrained twin moves."""
+    own = result.table("pairs"), result.table("swaps")
+    pairs, swaps = result.table("untrained_pairs"), result.table("untrained_swaps")
+    twins = [
+        _shares_of(result, pairs[pairs["seed"] == seed], swaps[swaps["seed"] == seed], False)  # pyright: ignore
+        for seed in sorted(set(swaps["seed"]))
     ]
+    return _shares_of(result, *own, False), _shares_of(result, *own, True), twins
 
 
 def _shares(result: Result) -> pd.DataFrame:
-    own, carried, twins, rows = _own(result), _own(result, True), _twins(result), []
+    (own, carried, twins), rows = _measured(result), []
     n = result.table("swaps")["sample"].nunique()
     for basis, values in own.of.items():
         found, near = paired(values), paired(carried.of[basis])
@@ -109,7 +98,7 @@ def _shares(result: Result) -> pd.DataFrame:
 
 
 def _contrasts(result: Result) -> pd.DataFrame:
-    own, carried, twins, rows = _own(result), _own(result, True), _twins(result), []
+    (own, carried, twins), rows = _measured(result), []
     for basis in OTHERS:
         found, times = carried.more_than(basis), own.times(basis)
         random = np.array([twin.times(basis).value for twin in twins])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data
 from crate_interp.measures.checks import in_full_precision, qr
 from crate_interp.models.compat.offload import with_weights
@@ -28,7 +28,6 @@ from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, model_meta
 
-THROUGH = ("direct", "linear", "data")
 _FEWEST = 100  # random subspaces needed for a 99th percentile
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
 _SENDER = ["from_layer", "from_head", "to_layer"]
@@ -42,20 +41,15 @@ Bases = tuple[Float[Tensor, "draw d_model d_head"], list[Float[Tensor, "head d_m
 def _pairs(result: Result) -> pd.DataFrame:
     senders, inside = result.table("senders"), result.table("inside")
     energy = torch.tensor(senders["energy"].to_numpy())[:, None]
-    columns: list[Tensor] = []
+    tiny, columns = torch.finfo(energy.dtype).tiny, []
     for name in ("inside", "random"):
-        values = result.table(name)["inside"].to_numpy().reshape(len(senders), -1)
-        columns.append(_share(torch.tensor(values), energy))
+        values = torch.tensor(result.table(name)["inside"].to_numpy().reshape(len(senders), -1))
+        # 0 for a head that writes nothing
+        columns.append(torch.where(energy > 0, values / energy.clamp(min=tiny), 0))
     edge = columns[1].quantile(0.99, dim=1).repeat_interleave(columns[0].shape[1])
     cfg = result.meta["config"]
     table = inside[[*_SENDER, "to_head"]].assign(score=columns[0].flatten().numpy())
     return table.assign(chance=cfg["d_head"] / cfg["d_model"], percentile_99=edge.numpy())
-
-
-def _share(inside: Tensor, energy: Tensor) -> Tensor:
-    """Returns inside / energy, or 0 for a head that writes nothing."""
-    tiny = torch.finfo(energy.dtype).tiny
-    return torch.where(energy > 0, inside / energy.clamp(min=tiny), 0)
 
 
 class Composition(Result):
@@ -165,12 +159,22 @@ def composition(
     its towers), and for through="data" under torch.inference_mode(), because it needs gradients.
     """
     options = run_options(composition, run, batch_size=8)
-    _check(model, data, through, role)
+    check_model(model)
+    checks.one_of("through", through, ("direct", "linear", "data"))
+    checks.one_of("role", role, ("q", "k", "v"))
+    if (through == "data") != (data is not None):
+        raise ValueError(
+            "through='data' needs data, and any other value of through takes none: "
+            "use ci.circuits.composition(model, data, through='data')."
+        )
+    if len(model.blocks) < 2:
+        raise ValueError("composition is between layers, and the model has only one.")
     draws = checks.count("draws", draws, least=_FEWEST)
     settings = {"through": through, "role": role, "draws": draws, "seed": int(seed)}
     if data is None:
         meta = model_meta(model, 0) | {"data": [], "settings": settings}
-        _check_no_folder(options)
+        if options.out is not None:
+            raise ValueError("out is for through='data': use composition(model).save(folder).")
         bases = _bases(model, settings)
         return Composition(_tables(model, _of_weights(model, through), bases), meta)
     check_gradients("composition with through='data'", model)
@@ -184,18 +188,11 @@ def composition(
 COMPOSITION = kind_of_one_stage(Composition)
 
 
-def _check_no_folder(options: RunOptions) -> None:
-    if options.out is not None:
-        raise ValueError(
-            "out and shard are for measurements on data: give data and through='data', or save "
-            "the result with composition(model).save(folder)."
-        )
-
-
 def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:
     if "bases" not in chunk.once:
         chunk.once["bases"] = _bases(chunk.model, settings)
-    grams = _measured(chunk)  # None if no sample of the chunk could be decoded
+    grams = _measured(chunk)
+    # there are none if no sample of the chunk could be decoded
     return _tables(chunk.model, grams, chunk.once["bases"]) if grams else {}
 
 
@@ -221,22 +218,15 @@ def _tables(model: Any, grams: Grams, bases: Bases) -> Tables:
         senders["to_layer"] = layer
         energy = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
         parts["senders"].append(senders.assign(energy=energy.numpy()))
-        for name, key, given in (
-            ("inside", "to_head", of_layer[layer]),
-            ("random", "draw", random),
-        ):
-            many = senders.loc[senders.index.repeat(len(given))].reset_index(drop=True)
-            many[key] = np.tile(np.arange(len(given)), len(gram))
-            parts[name].append(many.assign(inside=_inside(gram, given).flatten().numpy()))
+        of_heads = ("inside", "to_head", of_layer[layer])
+        for name, key, basis in (of_heads, ("random", "draw", random)):
+            many = senders.loc[senders.index.repeat(len(basis))].reset_index(drop=True)
+            many[key] = np.tile(np.arange(len(basis)), len(gram))
+            # tr(Q^T G Q) for the Gram matrix G of each sender and each basis Q
+            pattern = "base d width, sender d e, base e width -> sender base"
+            inside = einsum(basis, gram, basis, pattern)
+            parts[name].append(many.assign(inside=inside.flatten().numpy()))
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
-
-
-def _inside(
-    gram: Float[Tensor, "sender d d"], bases: Float[Tensor, "base d width"]
-) -> Float[Tensor, "sender base"]:
-    """Returns `tr(Q^T G Q)` for the Gram matrix G of each sender and each basis Q."""
-    pattern = "base d width, sender d e, base e width -> sender base"
-    return einsum(bases, gram, bases, pattern)
 
 
 def _of_weights(model: Any, through: str) -> Grams:
@@ -274,7 +264,13 @@ def _measured(chunk: Chunk) -> Grams:
             grams[layer] = grams.get(layer, 0) + flat.mT @ flat
         pattern = "batch pos head p, head p d -> head batch pos d"
         written = einsum(acts["attn.hook_z"], block.attn.W_O, pattern)
-        step = _step(block)
+
+        def step(mid: Tensor) -> Tensor:
+            if not hasattr(block, "ln2"):  # attention alone
+                return mid
+            out = block.mlp(block.ln2(mid))
+            return mid + out if block.residual else out
+
         carried[:] = [pushed(step, acts["hook_resid_mid"], rows) for rows in [*carried, written]]
 
     chunk.measure_all(Reading(_POINTS, follow))
@@ -321,33 +317,3 @@ def pushed(
         return torch.stack(
             [torch.autograd.grad(back, w, tangent, retain_graph=True)[0] for tangent in tangents]
         )
-
-
-def _step(block: Any) -> Callable[[Tensor], Tensor]:
-    """Returns the function from the stream after attention to the stream after the layer."""
-
-    def step(mid: Tensor) -> Tensor:
-        if not hasattr(block, "ln2"):  # attention alone
-            return mid
-        out = block.mlp(block.ln2(mid))
-        return mid + out if block.residual else out
-
-    return step
-
-
-def _check(model: Any, data: Data | None, through: str, role: str) -> None:
-    check_model(model)
-    if model.cfg.kind not in ("vision", "text", "mae"):
-        raise ValueError(
-            "composition is between layers of one model, and a CLIP is two: give one tower, "
-            "model.visual or model.text."
-        )
-    checks.one_of("through", through, THROUGH)
-    checks.one_of("role", role, ("q", "k", "v"))
-    if (through == "data") != (data is not None):
-        raise ValueError(
-            "through='data' needs data, and any other value of through takes none: "
-            "use ci.circuits.composition(model, data, through='data')."
-        )
-    if len(model.blocks) < 2:
-        raise ValueError("composition is between layers, and the model has only one.")

@@ -3,7 +3,6 @@
 import inspect
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
 
@@ -15,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.circuits.atlases.atom_effects import Loss, at_once, loss_on, losses
+from crate_interp.circuits.atlases.atom_effects import Loss, at_once, check_logits, loss_on, losses
 from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
@@ -26,28 +25,11 @@ from crate_interp.results.kinds import Kind, Tables
 from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
-HOW = ("mean", "zero")
-METRICS = ("loss", "accuracy")
 _Z, _STREAM = "attn.hook_z", "hook_resid_pre"
 Means = Float[Tensor, "pos head d_head"]
-
-
-@dataclass(frozen=True)
-class Ablating:
-    """How heads are ablated, and which metric is measured.
-
-    means: for each layer, the tensor that replaces z of the ablated heads. shared: whether a run
-    may start at the layer of the ablated head, from the stream of the unchanged model.
-    """
-
-    model: HookedModel
-    loss: Loss
-    metric: str
-    means: Mapping[int, Means]
-    shared: bool
 
 
 @in_full_precision
@@ -71,38 +53,31 @@ def ablate_heads(
     missing or not classes of the model, for an unknown how or metric, and as `ci.sweep` does.
     """
     options = run_options(ablate_heads, run)
-    checks.one_of("how", how, HOW)
-    checks.one_of("metric", metric, METRICS)
+    checks.one_of("how", how, ("mean", "zero"))
+    checks.one_of("metric", metric, ("loss", "accuracy"))
     check_model(model)
-    if not model.has_logits:
-        raise ValueError(
-            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "
-            "loss: give a classifier of images or a language model."
-        )
+    check_logits(model, "ablate_heads")
     samples = samples_of(model, data, options)
-    loss = _loss(model, samples)
+    loss = loss_on(model, samples)
+    if loss.kind == "answers":
+        raise ValueError(
+            f"the loss needs the true class of each image: {_unclassed(model, samples)}"
+        )
     meta = data_meta(model, samples, options.batch_size)
     meta |= {"settings": {"how": how, "metric": metric}}
     stages = ["means", "heads"] if how == "mean" else ["heads"]
     read = {"labels": digest_of_labels(loss.classes)}
     with open_job(HEAD_ABLATION, meta, options, model, stages=stages, read=read) as job:
-        return _measured(job, model, samples, meta, loss)
-
-
-def _measured(
-    job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
-) -> Any:
-    """Runs the stages; returns the result, or None while chunks of other shards are missing."""
-    settings, means = meta["settings"], None
-    if settings["how"] == "mean":
-        job.run(Stage("means", model, samples, _sums))
-        found = job.before("means")
-        if found is None:
-            return None
-        means = _means(found["means"]["means"], model)
-    of_chunk = partial(_of_chunk, loss=loss, metric=settings["metric"], means=means)
-    job.run(Stage("heads", model, samples, of_chunk))
-    return job.result()
+        means = None
+        if how == "mean":
+            job.run(Stage("means", model, samples, _sums))
+            sums = job.before("means")
+            if sums is None:
+                return None
+            means = _means(sums["means"]["means"], model)
+        of_chunk = partial(_of_chunk, loss=loss, metric=metric, means=means)
+        job.run(Stage("heads", model, samples, of_chunk))
+        return job.result()
 
 
 def head_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> HeadAblation:
@@ -111,55 +86,29 @@ def head_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> HeadAblati
     return HeadAblation(*with_facts(found["heads"], meta, *others))
 
 
-def _loss(model: HookedModel, samples: Samples) -> Loss:
-    """Returns the loss of the samples. Raises ValueError for images without true classes."""
-    loss = loss_on(model, samples)
-    if loss.kind == "answers":
-        raise ValueError(
-            f"the loss needs the true class of each image, and {_unclassed(samples, model)}"
-        )
-    return loss
-
-
-def _unclassed(samples: Samples, model: Any) -> str:
+def _unclassed(model: Any, samples: Samples) -> str:
     """Returns why labels are not classes of the model, and what to type."""
-    if not samples.labels:
+    labels, classes, count = samples.labels, model.cfg.labels, model.W_U.shape[1]
+    if not labels or None in labels:
         return (
-            'the data has no labels: give "imagefolder:DIR" with a folder for each class, or a '
+            'labels are missing: give "imagefolder:DIR" with a folder for each class, or a '
             "datasets.Dataset with a column of labels."
         )
-    if None in samples.labels:
-        return f"sample {samples.start + samples.labels.index(None)} has no label: leave it out."
-    count, known = model.W_U.shape[1], model.cfg.labels
-    named = [
-        samples.names[label] if samples.names is not None and isinstance(label, int) else label
-        for label in samples.labels
-    ]
-    twice = next((label for label in named if (known or ()).count(label) > 1), None)
-    if twice is not None:
+    if samples.names is not None and isinstance(labels[0], int):
+        labels = [samples.names[label] for label in labels]
+    known = [*(classes or ()), *range(count)]
+    wrong = next((label for label in labels if known.count(label) != 1), labels[0])
+    where = f"{checks.shown(wrong)} of sample {samples.start + labels.index(wrong)}"
+    if classes is None and not checks.is_int(wrong):
         return (
-            f"several classes of the model have the name {twice!r}: load the model with "
-            "labels=[...], a different name for each class."
+            f"the label {where} does not tell which of {count} classes it is: load the model with "
+            f"labels=[...], {count} class names in the order of its outputs (torchvision's "
+            "ImageFolder numbers folders in the order of their names)."
         )
-    there = (*(known or ()), *range(count))
-    label = next((label for label in named if label not in there), named[0])
-    number = samples.start + named.index(label)
-    if known is None and checks.is_int(label):
-        return (
-            f"the label of sample {number} is {label}, but the model has {count} classes: give "
-            f"numbers from 0 to {count - 1}."
-        )
-    if known is None:
-        return (
-            f"labels such as {label!r} do not tell which of the model's {count} classes they are: "
-            f"load the model with labels=[...], {count} class names in the order of its outputs "
-            "(torchvision's ImageFolder numbers folders in the order of their names)."
-        )
-    there = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
+    names = f"0 to {count - 1}" if classes is None else checks.shown(classes[:20])
     return (
-        f"the label {label!r} of sample {number} is not a class of the model, whose classes are "
-        f"{there}: give data "
-        "with these names as labels or folders, or load the model with other labels=[...]."
+        f"the label {where} is not one class of the model, whose classes are {names}: give data "
+        "with these as labels or folders, or load the model with other labels=[...]."
     )
 
 
@@ -219,55 +168,42 @@ def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:
     return means
 
 
+@torch.no_grad()
 def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Mapping[int, Means] | None) -> Tables:
     """Returns the tables "samples" and "base". means: None means zero ablation."""
-    cfg: Any = chunk.model.cfg
+    model, bases, samples = chunk.model, [], []
+    cfg: Any = model.cfg
+    layers, shared = range(len(model.blocks)), may_share(model)
     if means is None:
-        means = dict.fromkeys(range(len(chunk.model.blocks)), torch.zeros(1, 1, 1))
-    here = {layer: mean.to(cfg.device, cfg.dtype) for layer, mean in means.items()}
-    given = Ablating(chunk.model, loss, metric, here, may_share(chunk.model))
-    with torch.no_grad():
-        parts = [(batch.start, *_of_batch(given, batch)) for batch in chunk.batches()]
-    if not parts:  # no sample of the chunk can be decoded
+        means = dict.fromkeys(layers, torch.zeros(1, 1, 1))
+    means = {layer: mean.to(cfg.device, cfg.dtype) for layer, mean in means.items()}
+    names = [full_name(_STREAM, layer) for layer in layers]
+    for batch in chunk.batches():
+        size, numbers = at_once(model, batch.inputs), torch.arange(batch.start, batch.last + 1)
+        for inputs, own in zip(batch.inputs.split(size), numbers.split(size), strict=True):
+            logits, cache = model.run_with_cache(inputs, names_filter=names)
+            right = loss.wanted(logits, inputs, own.tolist())
+            bases.append(
+                pd.DataFrame({"sample": own.numpy(), "base": _metric(metric, logits, right)})
+            )
+            columns = []
+            for layer in layers:
+                for head in range(cfg.n_heads):
+                    without = partial(_without, mean=means[layer], head=head)
+                    hooks: list[Any] = [(full_name(_Z, layer), without)]
+                    # the layers below are those of the unchanged model
+                    start = {"start_at_layer": layer} if shared else {}
+                    first = cache[names[layer]] if shared else inputs
+                    logits = model.run_with_hooks(first, fwd_hooks=hooks, **start)
+                    columns.append(_metric(metric, logits, right))
+            ablated = np.stack(columns, axis=1).reshape(len(own), len(layers), -1)
+            sample, layer, head = np.indices(ablated.shape).reshape(3, -1)
+            places = {"sample": own.numpy()[sample], "layer": layer, "head": head}
+            samples.append(pd.DataFrame(places | {"ablated": ablated.reshape(-1)}))
+    if not bases:  # no sample of the chunk can be decoded
         return {}
-    tables = [_tables(base, ablated, start) for start, base, ablated in parts]
-    return {
-        name: pd.concat([own[name] for own in tables], ignore_index=True)
-        for name in ("samples", "base")
-    }
-
-
-def _of_batch(
-    given: Ablating, batch: Batch
-) -> tuple[Float[np.ndarray, "sample"], Float[np.ndarray, "sample layer head"]]:
-    """Returns the metric of each sample, and the metric with each head ablated."""
-    model, size = given.model, at_once(given.model, batch.inputs)
-    numbers = torch.arange(batch.start, batch.last + 1)
-    bases, tables = [], []
-    for inputs, own in zip(batch.inputs.split(size), numbers.split(size), strict=True):
-        layers = range(len(model.blocks))
-        names = [full_name(_STREAM, layer) for layer in layers]
-        logits, cache = model.run_with_cache(inputs, names_filter=names)
-        wanted = given.loss.wanted(logits, inputs, own.tolist())
-        bases.append(_metric(given, logits, wanted))
-        rows = [_of_layer(given, inputs, cache[names[at]], wanted, at) for at in layers]
-        tables.append(np.stack(rows, axis=1))
-    return np.concatenate(bases), np.concatenate(tables)
-
-
-def _of_layer(
-    given: Ablating, inputs: Tensor, stream: Tensor, wanted: Tensor, layer: int
-) -> Float[np.ndarray, "sample head"]:
-    """Returns the metric with each head of a layer ablated. stream: the stream before the layer."""
-    point, mean, columns = full_name(_Z, layer), given.means[layer], []
-    for head in range(given.model.cfg.n_heads):
-        hooks: list[Any] = [(point, partial(_without, mean=mean, head=head))]
-        if given.shared:
-            logits = given.model.run_with_hooks(stream, fwd_hooks=hooks, start_at_layer=layer)
-        else:
-            logits = given.model.run_with_hooks(inputs, fwd_hooks=hooks)
-        columns.append(_metric(given, logits, wanted))
-    return np.stack(columns, axis=1)
+    both = {"samples": samples, "base": bases}
+    return {name: pd.concat(tables, ignore_index=True) for name, tables in both.items()}
 
 
 def _without(
@@ -278,20 +214,11 @@ def _without(
     return changed
 
 
-def _metric(given: Ablating, logits: Any, wanted: Tensor) -> Float[np.ndarray, "sample"]:
-    if given.metric == "loss":
+def _metric(metric: str, logits: Any, wanted: Tensor) -> Float[np.ndarray, "sample"]:
+    if metric == "loss":
         return losses(logits, wanted).double().cpu().numpy()
     if logits.ndim == 3:  # for a window: the share of tokens whose next token is predicted
         right = (logits[:, :-1].argmax(dim=-1) == wanted[:, 1:]).double().mean(dim=-1)
     else:
         right = (logits.argmax(dim=-1) == wanted).double()
     return right.cpu().numpy()
-
-
-def _tables(base: np.ndarray, ablated: np.ndarray, start: int) -> Tables:
-    sample, layer, head = np.indices(ablated.shape).reshape(3, -1)
-    places = {"sample": sample + start, "layer": layer, "head": head}
-    return {
-        "base": pd.DataFrame({"sample": np.arange(len(base)) + start, "base": base}),
-        "samples": pd.DataFrame(places | {"ablated": ablated.reshape(-1)}),
-    }

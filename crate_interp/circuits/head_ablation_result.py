@@ -50,13 +50,6 @@ def _one_answer(result: Result) -> bool:
     return accuracy and result.independent[1] == "images"
 
 
-def _counts(shown: Any) -> str:
-    """Returns a text such as "4 help and 1 harms"."""
-    counts = {"help": int((shown["drop"] > 0).sum()), "harm": int((shown["drop"] < 0).sum())}
-    words = [f"{n} {way}{'s' * (n == 1)}" for way, n in counts.items() if n]
-    return " and ".join(words) or "none is shown to help or to harm"
-
-
 class HeadAblation(Result):
     """How much worse a model answers without each head.
 
@@ -137,8 +130,11 @@ class HeadAblation(Result):
         count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
         apart = int((signs(table["low"], table["high"]) != 0).sum())
         shown: Any = table[table["p"] <= LEVEL]
+        counts = {"help": int((shown["drop"] > 0).sum()), "harm": int((shown["drop"] < 0).sum())}
+        words = " and ".join(f"{n} {way}{'s' * (n == 1)}" for way, n in counts.items() if n)
+        words = words or "none is shown to help or to harm"
         return (
-            f"{self._worse()}Of {count} of {name} on {self.counted_samples()}, {_counts(shown)} "
+            f"{self._worse()}Of {count} of {name} on {self.counted_samples()}, {words} "
             f"(p of {LEVEL} or less, adjusted over heads; intervals that exclude 0: {apart}, "
             f"by chance {self.by_chance:.2g}). " + self._largest(shown if len(shown) else table)
         )
@@ -153,15 +149,12 @@ class HeadAblation(Result):
         if np.isnan(p) or p > LEVEL:
             by = "" if np.isnan(p) else f" (p {p:.2g})"
             which = f"The largest effect, not distinct from 0 when adjusted for all heads{by},"
+        of, even = (" over all tokens" if self.meta["unit"] == "windows" else ""), self._even()
+        chance = "" if even is None else f" (by chance {even:.3g})"
         return (
             f"{which} is that of {head} ({settings['how']} ablation): {best['drop']:+.3g} {unit} "
-            f"({ends}), from a base of {best['base']:.3g}{self._beside_base()}."
+            f"({ends}), from a base of {best['base']:.3g}{of}{chance}."
         )
-
-    def _beside_base(self) -> str:
-        """Returns of what the base is a mean, and what it is by chance."""
-        of, even = (" over all tokens" if self.meta["unit"] == "windows" else ""), self._even()
-        return of if even is None else f"{of} (by chance {even:.3g})"
 
     def _even(self) -> float | None:
         """Returns the metric of equally likely answers, or None for fewer than two of them."""

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_directions import answer_names
+from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.core import checks, safe_text
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
@@ -50,20 +50,18 @@ class LogitLens(Result):
         rows = []
         by_layer: Any = own.groupby("layer")
         for layer, answers in by_layer:
-            cells = "".join(_cell(row) for row in answers.itertuples())
-            rows.append(f'<tr><th scope="row">{int(layer)}</th>{cells}</tr>')
+            cells = f'<th scope="row">{int(layer)}</th>'
+            for row in answers.itertuples():
+                colour = f"rgba(60, 120, 220, {row.probability:.2f})"
+                words = f"{safe_text.in_html(repr(row.answer))} {row.probability:.0%}"
+                cells += f'<td style="text-align: left; background: {colour}">{words}</td>'
+            rows.append(f"<tr>{cells}</tr>")
         settings = self.meta["settings"]
         at = "" if settings["position"] is None else f", position {settings['position']}"
         name = self.meta["model"] or self.meta["config"]["family"]
         caption = safe_text.in_html(f"{name}: logit lens, sample {sample}{at}")
         body = f"<caption>{caption}</caption><tbody>{''.join(rows)}</tbody>"
         return safe_text.notebook_view(self._words(), f"<table>{body}</table>")
-
-
-def _cell(row: Any) -> str:
-    colour = f"rgba(60, 120, 220, {row.probability:.2f})"
-    words = f"{safe_text.in_html(repr(row.answer))} {row.probability:.0%}"
-    return f'<td style="text-align: left; background: {colour}">{words}</td>'
 
 
 @in_full_precision
@@ -88,20 +86,15 @@ def logit_lens(
             "use model.run_with_cache(x)[1]."
         )
     checks.count("count", count)
-    stream = cache.at("hook_resid_pre", 0)
-    n, tokens = stream.shape[:2]
+    n = len(cache.at("hook_resid_pre", 0))
     if not checks.is_int(sample) or not 0 <= sample < n:
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {n - 1}.")
-    if not checks.is_int(position) or not -tokens <= position < tokens:
-        raise ValueError(f"position={position!r}: the cache has positions 0 to {tokens - 1}.")
+    row = int(sample)
     if cache.is_padded:
-        cache = cache.alone(int(sample))
-        tokens = len(cache.at("hook_resid_pre", 0)[0])
-        if not -tokens <= position < tokens:
-            raise ValueError(f"position={position!r}: the text has positions 0 to {tokens - 1}.")
-        row = 0
-    else:
-        row = int(sample)
+        cache, row = cache.alone(row), 0
+    tokens = cache.at("hook_resid_pre", 0).shape[1]
+    if not checks.is_int(position) or not -tokens <= position < tokens:
+        raise ValueError(f"position={position!r}: the sample has positions 0 to {tokens - 1}.")
     fixed = model.lens_positions is not None
     place = model.lens_positions if fixed else position
     values: Tensor = cache.logit_lens(positions=place).values[:, row].float()  # [layer, answer]

@@ -1,27 +1,38 @@
-"""TransformerLens' activation patching, with tokens as positions: CLS, then patches row by row.
+"""Patching: what the answer becomes if activations of one run stand in another.
 
-The functions have the same names as in `transformer_lens.patching`. There, positions are columns of
-the input (pixels, for an image); here they are tokens, for texts and images alike. The sweeps over
-heads at all positions at once are TransformerLens' own functions, after a check of the cache.
+The functions `get_act_patch_...` have the names of `transformer_lens.patching`. There, positions
+are columns of the input (pixels, for an image); here they are tokens, for texts and images alike:
+CLS, then patches row by row. The sweeps over heads at all positions at once are TransformerLens'
+own functions, after a check of the cache.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, wraps
 from itertools import product
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import patching as lens
 
-from crate_interp.circuits.patching_arguments import Metric
+from crate_hooks import edit, full_name
 from crate_interp.core import checks
+from crate_interp.core.progress import tqdm
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.gradients import check_gradients
+from crate_interp.models.hook_points import check_pattern
+from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.models.weight_cache import check_mark
 
+Head = tuple[int, int]  # layer, number in the layer
+Metric = Callable[[Tensor], Tensor | float]  # takes logits, returns one number
 Numbers = int | Sequence[int] | None  # numbers of layers or positions; None means all
+_ROLES = ("q", "k", "v")
 
 _DOC = """Patches {point!r} over {axes}, with tokens as positions.
 
@@ -53,13 +64,26 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
         positions: Numbers = None,
         **options: Any,
     ) -> Tensor | lens.PatchingResult:
-        count = _tokens(model, corrupted)
-        _check_clean(clean_cache, fixed["activation_name"], count)
+        _check_inputs(model, corrupted)
+        count = _count_tokens(clean_cache, fixed["activation_name"])
+        cfg = model.cfg
+        expected = corrupted.shape[1]
+        if cfg.kind == "vision":
+            height, width = cfg.patch_size
+            expected = (corrupted.shape[2] // height) * (corrupted.shape[3] // width) + 1
+        if count != expected:
+            raise ValueError(
+                f"the clean run has {count} tokens, the corrupted input {expected}: give inputs of "
+                "one size."
+            )
         check_mark(getattr(clean_cache, "mark", None), model)
-        numbers = _numbers(model, layers, positions, count)
-        places = pd.DataFrame(list(product(*(numbers[axis] for axis in axes))), columns=list(axes))
+        places, heads = _chosen("positions", positions, count), list(range(cfg.n_heads))
+        numbers = {"layer": _chosen("layers", layers, cfg.n_layers), "head": heads}
+        numbers |= {"pos": places, "dest_pos": places, "src_pos": list(range(count))}
+        numbers["head_index"] = heads
+        table = pd.DataFrame(list(product(*(numbers[axis] for axis in axes))), columns=list(axes))
         values = sweep.func(
-            model, corrupted, clean_cache, metric, **fixed, index_df=places, **options
+            model, corrupted, clean_cache, metric, **fixed, index_df=table, **options
         )
         sides = [len(numbers[axis]) for axis in axes]
         return values.view(sides) if isinstance(values, Tensor) else values
@@ -82,67 +106,6 @@ def _over_heads(sweep: partial) -> Callable[..., Any]:
     return over_heads
 
 
-def _numbers(
-    model: HookedModel, layers: Numbers, positions: Numbers, count: int
-) -> dict[str, list[int]]:
-    """Returns the numbers that each axis of a sweep runs over, by TransformerLens' axis names."""
-    places = _chosen("positions", positions, count)
-    heads = list(range(model.cfg.n_heads))
-    return {
-        "layer": _chosen("layers", layers, model.cfg.n_layers),
-        "pos": places,
-        "dest_pos": places,
-        "src_pos": list(range(count)),
-        "head": heads,
-        "head_index": heads,
-    }
-
-
-def _tokens(model: HookedModel, inputs: Tensor) -> int:
-    """Returns how many tokens the model makes from its input."""
-    kind = model.cfg.kind
-    if kind not in ("vision", "text"):
-        raise ValueError(
-            "patching needs a classifier of images or a language model: "
-            "instead of a CLIP, give one tower, model.visual or model.text."
-        )
-    axes = ["batch", "channels", "height", "width"] if kind == "vision" else ["batch", "pos"]
-    if not isinstance(inputs, Tensor) or inputs.ndim != len(axes):
-        got = f"shape {list(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        what = "images" if kind == "vision" else "tokens"
-        raise ValueError(
-            f"the corrupted input is {got}: give {what} [{', '.join(axes)}], as in the clean run."
-        )
-    if kind == "text":
-        return inputs.shape[1]
-    sides = zip(inputs.shape[2:], model.cfg.patch_size, strict=True)
-    rows, columns = (side // patch for side, patch in sides)
-    return rows * columns + 1
-
-
-def _check_clean(cache: CrateCache, activation: str, count: int) -> None:
-    if isinstance(cache, CrateCache):
-        cache.refuse_padding("patching")
-    shapes = [value.shape for name, value in cache.items() if name.endswith(f"hook_{activation}")]
-    if not shapes:
-        raise KeyError(f"clean_cache has no hook_{activation}: use model.run_with_cache(clean)[1].")
-    tokens = shapes[0][-1] if activation == "pattern" else shapes[0][1]
-    if tokens != count:
-        raise ValueError(
-            f"the clean run has {tokens} tokens, the corrupted input {count}: give inputs of one "
-            "size."
-        )
-
-
-def _chosen(name: str, wanted: Numbers, count: int) -> list[int]:
-    if wanted is None:
-        return list(range(count))
-    values: Any = wanted if isinstance(wanted, (list, tuple, range)) else [wanted]
-    if not values or not all(checks.is_int(value) and -count <= value < count for value in values):
-        raise ValueError(f"{name}={wanted!r}: give numbers from 0 to {count - 1}, or None for all.")
-    return [int(value) % count for value in values]
-
-
 get_act_patch_resid_pre = _over_tokens(lens.get_act_patch_resid_pre)
 get_act_patch_resid_mid = _over_tokens(lens.get_act_patch_resid_mid)
 get_act_patch_attn_out = _over_tokens(lens.get_act_patch_attn_out)
@@ -160,3 +123,232 @@ get_act_patch_attn_head_q_all_pos = _over_heads(lens.get_act_patch_attn_head_q_a
 get_act_patch_attn_head_k_all_pos = _over_heads(lens.get_act_patch_attn_head_k_all_pos)
 get_act_patch_attn_head_v_all_pos = _over_heads(lens.get_act_patch_attn_head_v_all_pos)
 get_act_patch_attn_head_pattern_all_pos = _over_heads(lens.get_act_patch_attn_head_pattern_all_pos)
+
+
+@in_full_precision
+def path_patch(
+    model: HookedModel,
+    source: Tensor,
+    base: Tensor,
+    metric: Metric,
+    *,
+    receivers: Sequence[Head] | str = "logits",
+    senders: Sequence[Head] | None = None,
+    roles: Sequence[str] = _ROLES,
+    positions: int | Collection[int] | Tensor | None = None,
+    progress: bool = True,
+) -> Float[Tensor, "layer head"]:
+    """Returns, for each sender, the metric if the receivers read the sender's output on `source`.
+
+    Heads that are not senders get NaN. For each sender there are two forwards on `base`, as in
+    arXiv 2211.00593 (IOI). In the first, the sender's output comes from the run on `source`, and
+    every other head keeps its output on `base`, so the change travels only through norms and sparse
+    steps. In the second, the receivers take the queries, keys or values that they had in the
+    first. Sparse steps are computed again, because in CRATE they rewrite the stream and no path
+    goes around them. If nothing reaches the receivers, the value is metric(model(base)).
+
+    source, base: two inputs of one shape. metric(logits) returns one number. receivers: (layer,
+    head) pairs, or "logits", which needs only the first forward. senders: (layer, head) pairs; None
+    means every head before the last receiver. roles: the maps by which the receivers read the
+    change, some of "q", "k", "v". positions: the positions at which the sender's output is patched,
+    such as `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`; None means all.
+
+    Raises ValueError for heads that the model does not have, for heads as receivers in ToST and
+    CBT, which have no queries, keys and values, for inputs that differ in shape, and for a metric
+    that does not return one finite number.
+    """
+    _check_inputs(model, source, base)
+    if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
+        raise ValueError(f"roles={roles!r}: give some of 'q', 'k', 'v', such as ('q',).")
+    readers, chosen = _receivers_and_senders(model, receivers, senders)
+    names, there, here = _head_outputs(model, source, base)
+    read = {
+        full_name(f"attn.hook_{role}", layer): [head for at, head in readers if at == layer]
+        for layer, _ in sorted(readers)
+        for role in roles
+    }
+    values = torch.full((model.cfg.n_layers, model.cfg.n_heads), torch.nan)
+    arrived: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, hook: Any) -> None:
+        arrived[hook.name] = tensor.clone()
+
+    for layer, head in tqdm(chosen, desc="path patching", disable=not progress):
+        with torch.no_grad():
+            hooks: list[Any] = [(name, edit.patch(here[name])) for name in names]
+            sent = edit.patch(there[names[layer]], heads=head, positions=positions)
+            hooks[layer] = (names[layer], edit.compose(hooks[layer][1], sent))
+            hooks = [*((name, keep) for name in read), *hooks]
+            logits = model.run_with_hooks(base, fwd_hooks=hooks)
+            if read:
+                hooks = [(name, edit.patch(arrived[name], heads=read[name])) for name in read]
+                logits = model.run_with_hooks(base, fwd_hooks=hooks)
+            (values[layer, head],) = metric_values(metric(logits))
+    return values
+
+
+def _receivers_and_senders(
+    model: HookedModel, receivers: Sequence[Head] | str, senders: Sequence[Head] | None
+) -> tuple[list[Head], list[Head]]:
+    layers, heads = model.cfg.n_layers, model.cfg.n_heads
+    readers = [] if receivers == "logits" else check_heads("receivers", receivers, layers, heads)
+    if readers:
+        check_pattern(model.cfg, "a head as receiver")
+    last = max((layer for layer, _ in readers), default=layers)
+    chosen: list[Any] = list(np.ndindex(last, heads))
+    if senders is not None:
+        chosen = check_heads("senders", senders, layers, heads)
+    if not chosen or max(chosen)[0] >= last:
+        raise ValueError(
+            f"senders={senders!r}: the receivers read no head of layer {last} or later."
+        )
+    return readers, chosen
+
+
+@in_full_precision
+def attribution_patch(
+    model: HookedModel,
+    source: Tensor,
+    base: Tensor,
+    metric: Metric,
+    *,
+    steps: int = 1,
+    progress: bool = True,
+) -> Float[Tensor, "layer head"]:
+    """Estimates how the metric changes if the output of one head at a time comes from `source`.
+
+    The estimate is `<z_source - z_base, d metric / d z>`, the change to first order. With steps=1
+    the gradient is that of the base run, as in TransformerLens' `attribution_patch` for heads. With
+    steps > 1 the gradient is the mean over `steps` points between the embeddings of base and
+    source, the midpoints of equal steps. This is the method of integrated gradients (EAP-IG, arXiv
+    2403.17806), which TransformerLens 4.3 declares but does not implement. Each step takes one
+    forward and one backward, however many heads there are.
+
+    How good a first-order estimate is depends on the inputs. On crate-tiny-fashion, its correlation
+    with real patching is .51 on four pairs of images (.52 with 32 steps), and .92, .95 and .45 on
+    other pairs. Before you trust the order of heads, patch the top heads and a few random heads:
+    `model.run_with_hooks(base, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", edit.patch(z,
+    heads=head))])` with z of the source run (`ci.hooks.edit`), or
+    `ci.circuits.patching.get_act_patch_attn_head_out_all_pos(model, base, cache, metric)`.
+
+    source, base: two inputs of one shape. metric(logits) returns one number, as a tensor with a
+    gradient.
+
+    Raises ValueError for inputs that differ in shape, for steps below 1, for a metric that does not
+    return one finite number with a gradient, and under torch.inference_mode().
+    """
+    _check_inputs(model, source, base)
+    check_gradients("attribution_patch", model)
+    steps = checks.count("steps", steps)
+    names, there, here = _head_outputs(model, source, base, "hook_embed")
+    kept: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, hook: Any) -> Tensor:
+        # a leaf in the graph, so that z has a gradient even if the weights need none
+        kept[hook.name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        return kept[hook.name]
+
+    total = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, dtype=torch.float64)
+    for step in tqdm(range(steps), desc="attribution patching", disable=not progress):
+        share = 0.0 if steps == 1 else (step + 0.5) / steps
+        embed = here["hook_embed"] + share * (there["hook_embed"] - here["hook_embed"])
+        hooks: list[Any] = [("hook_embed", lambda tensor, hook, embed=embed: embed)]
+        with torch.enable_grad():
+            hooks += [(name, keep) for name in names]
+            value: Any = metric(model.run_with_hooks(base, fwd_hooks=hooks))
+            metric_values(value)
+            if not getattr(value, "requires_grad", False):
+                raise ValueError("the metric returned a number without a gradient: leave out item.")
+            gradients = torch.autograd.grad(value.sum(), [kept[name] for name in names])
+        for layer, gradient in enumerate(gradients):
+            z = there[names[layer]] - here[names[layer]]  # [batch, pos, head, d_head]
+            total[layer] += (z * gradient).double().sum(dim=(0, 1, 3)).cpu() / steps
+    return total.float()
+
+
+def check_heads(name: str, pairs: Any, layers: int, heads: int) -> list[Head]:
+    """Returns (layer, head) pairs of ints.
+
+    Raises ValueError, with the argument's `name`, if there are no pairs, or if a pair is not a head
+    of a model of `layers` layers with `heads` heads each.
+    """
+    try:
+        chosen = [(int(layer), int(head)) for layer, head in pairs]
+        right = chosen == [tuple(pair) for pair in pairs] and not isinstance(pairs, str)
+    except (TypeError, ValueError):
+        chosen, right = [], False
+    inside = all(0 <= layer < layers and 0 <= head < heads for layer, head in chosen)
+    if not chosen or not right or not inside:
+        raise ValueError(
+            f"{name}={pairs!r}: give (layer, head) pairs, layers 0 to {layers - 1}, "
+            f"heads 0 to {heads - 1}."
+        )
+    return chosen
+
+
+def metric_values(value: Tensor | float, samples: int = 1) -> Float[np.ndarray, "number"]:
+    """Returns a metric's value for all inputs, or its value for each of several inputs.
+
+    Raises ValueError unless it is one finite number, or a finite number for each of `samples`.
+    """
+    if isinstance(value, Tensor) and (value.numel() == 1 or value.shape == (samples,)):
+        numbers = value.detach().double().cpu().flatten().numpy()
+    else:
+        numbers = np.array([value if isinstance(value, Real) else np.nan], dtype=float)
+    if not np.isfinite(numbers).all():
+        got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else checks.shown(value)
+        each = f", or {samples} of them" * (samples > 1)
+        raise ValueError(
+            f"the metric returned {got}: return one finite number{each}, such as "
+            "(logits[:, 3] - logits[:, 5]).mean()."
+        )
+    return numbers
+
+
+def _check_inputs(model: HookedModel, *inputs: Tensor) -> None:
+    """Raises ValueError unless a hooked model with logits gets inputs of one shape."""
+    check_hooked(model)
+    if model.cfg.kind not in ("vision", "text"):
+        raise ValueError(
+            "patching needs a classifier of images or a language model: "
+            "instead of a CLIP, give one tower, model.visual or model.text."
+        )
+    shapes = [list(getattr(one, "shape", [])) for one in inputs]
+    axes = "batch, channels, height, width" if model.cfg.kind == "vision" else "batch, pos"
+    if any(shape != shapes[0] or len(shape) != len(axes.split()) for shape in shapes):
+        raise ValueError(
+            f"the inputs have the shapes {shapes}: give tensors of one shape [{axes}], "
+            "as in the clean run."
+        )
+
+
+def _head_outputs(model: HookedModel, source: Tensor, base: Tensor, *more: str) -> Any:
+    """Returns the points of the heads' outputs, and the caches of both runs."""
+    names = [full_name("attn.hook_z", layer) for layer in range(model.cfg.n_layers)]
+    with torch.no_grad():
+        caches = [
+            model.run_with_cache(inputs, names_filter=[*names, *more])[1]
+            for inputs in (source, base)
+        ]
+    return names, *caches
+
+
+def _count_tokens(cache: CrateCache, activation: str) -> int:
+    """Returns how many tokens the clean run has; raises KeyError if it lacks the point."""
+    if isinstance(cache, CrateCache):
+        cache.refuse_padding("patching")
+    shapes = [value.shape for name, value in cache.items() if name.endswith(f"hook_{activation}")]
+    if not shapes:
+        raise KeyError(f"clean_cache has no hook_{activation}: use model.run_with_cache(clean)[1].")
+    return shapes[0][-1] if activation == "pattern" else shapes[0][1]
+
+
+def _chosen(name: str, numbers: Numbers, count: int) -> list[int]:
+    if numbers is None:
+        return list(range(count))
+    values: Any = numbers if isinstance(numbers, (list, tuple, range)) else [numbers]
+    if not values or not all(checks.is_int(value) and -count <= value < count for value in values):
+        raise ValueError(
+            f"{name}={numbers!r}: give numbers from 0 to {count - 1}, or None for all."
+        )
+    return [int(value) % count for value in values]

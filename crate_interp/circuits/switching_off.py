@@ -48,10 +48,11 @@ def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.Da
     own = int(shares.argmax())
     table = [_row("nothing", -1, -1, shares, own)]
     for layer in range(len(net.blocks)):
-        table += [_row("head", layer, head, each, own) for head, each in _heads(net, given, layer)]
+        # of one input, hook_z is [pos, head, d_head] and hook_post [pos, atom]
+        heads = _zeroed(net, given, f"blocks.{layer}.attn.hook_z", list(range(net.cfg.n_heads)))
+        table += [_row("head", layer, head, each, own) for head, each in heads]
     for layer, atoms in _largest_atoms(net, given).items():
-        point = f"blocks.{layer}.mlp.hook_post"  # of one input: [pos, atom]
-        found = _zeroed(net, given, point, atoms)
+        found = _zeroed(net, given, f"blocks.{layer}.mlp.hook_post", atoms)
         table += [_row("atom", layer, atom, each, own) for atom, each in found]
     if net.cfg.kind != "text":
         table += [_row("patch", -1, number, each, own) for number, each in _patches(net, given)]
@@ -83,11 +84,6 @@ def _zeroed(net: Any, given: Tensor, point: str, numbers: list[int]) -> Rows:
         copies = given.expand(len(part), *given.shape[1:])
         answers = _answers(net.run_with_hooks(copies, fwd_hooks=[(point, partial(off, part=part))]))
         yield from zip(part, answers, strict=True)
-
-
-def _heads(net: Any, given: Tensor, layer: int) -> Rows:
-    # hook_z of one input is [pos, head, d_head]
-    return _zeroed(net, given, f"blocks.{layer}.attn.hook_z", list(range(net.cfg.n_heads)))
 
 
 def _largest_atoms(net: Any, given: Tensor) -> dict[int, list[int]]:

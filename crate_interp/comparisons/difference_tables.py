@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -57,51 +57,35 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     over heads, the mean of the heads' standard errors is used instead, which is an upper bound.
     """
     samples, heads = result.table("samples"), result.table("head_samples")
-    found = _of_weights(result.table("weights")) | _of_moments(moments_of(result))
-    for name in heads.columns[3:]:
-        found[name] = _of_values(result, _mean_over_heads(heads, name), per_head=True)
-    averaged = set(result.meta.get("heads_averaged", []))
-    for name in samples.columns[3:]:
-        wide: Any = samples.pivot(index="sample", columns="layer", values=name)
-        wide = wide.dropna(axis=1, how="all")
-        found[name] = _of_values(result, wide, per_head=name in averaged)
-    order = list(result.meta["statistics"])
-    known = {name: found[name] for name in order if name in found}
-    return {name: one for name, one in known.items() if len(one.numbers)}
-
-
-def _of_values(result: SweepResult, wide: Any, per_head: bool) -> Statistic:
-    groups = result.groups_at(wide.index)
-    error, n = mean_error(by_group(wide.to_numpy(float), groups))
-    numbers = {"mean": wide.mean(), "error": error, "n": n}
-    return Statistic(pd.DataFrame(numbers), wide, groups, per_head)
-
-
-def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
-    """Returns the mean over heads by sample and layer; NaN if some head has no value."""
-    own: Any = heads[["sample", "layer", name]].groupby(["sample", "layer"])[name]
-    whole = own.mean().where(own.count() == own.size())
-    return whole.unstack("layer").dropna(axis=1, how="all")
-
-
-def _of_moments(table: Any) -> dict[str, Statistic]:
-    found: dict[str, Statistic] = {}
-    for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
+    keys, found = ["probe", "statistic"], {}
+    weights, moments = (cast(Any, one) for one in (result.table("weights"), moments_of(result)))
+    for (probe, statistic), own in weights.groupby(keys, sort=False):
+        numbers = own.groupby("layer")[["value"]].mean().assign(error=0.0, n=1.0)
+        per_head = bool(own["head"].notna().any())
+        found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=per_head, of_weights=True)
+    for (probe, statistic), own in moments.groupby(keys, sort=False):
         together = own[own["head"] == TOGETHER]
         own = together if len(together) else own
         own = own.assign(n=own["independent"])
-        numbers: Any = own.groupby("layer")[["mean", "error", "n"]].mean()
+        numbers = own.groupby("layer")[["mean", "error", "n"]].mean()
         found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=True)
-    return found
-
-
-def _of_weights(weights: Any) -> dict[str, Statistic]:
-    found: dict[str, Statistic] = {}
-    for (probe, statistic), own in weights.groupby(["probe", "statistic"], sort=False):
-        numbers = own.groupby("layer")[["value"]].mean().assign(error=0.0, n=1.0)
-        heads = bool(own["head"].notna().any())
-        found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=heads, of_weights=True)
-    return found
+    averaged, tables = set(result.meta.get("heads_averaged", [])), {}
+    for name in heads.columns[3:]:
+        by_sample: Any = heads.groupby(["sample", "layer"])[name]
+        # NaN if some head has no value
+        whole = by_sample.mean().where(by_sample.count() == by_sample.size())
+        tables[name] = whole.unstack("layer")
+    for name in samples.columns[3:]:
+        tables[name] = samples.pivot(index="sample", columns="layer", values=name)
+    for name, wide in tables.items():
+        wide = wide.dropna(axis=1, how="all")
+        groups = result.groups_at(wide.index)
+        error, n = mean_error(by_group(wide.to_numpy(float), groups))
+        numbers = pd.DataFrame({"mean": wide.mean(), "error": error, "n": n})
+        per_head = name in averaged or name in heads.columns
+        found[name] = Statistic(numbers, wide, groups, per_head)
+    order = list(result.meta["statistics"])
+    return {name: found[name] for name in order if name in found and len(found[name].numbers)}
 
 
 Statistics = Mapping[str, Statistic]
@@ -188,7 +172,10 @@ def _of_statistic(
             untrained_p = _over_samples(arrays[0], arrays[1], pair[0][name].groups)[1]
     columns: dict[str, Any] = {"layer": own, "layer_b": other, "a": means[0], "b": means[1]}
     beside = _beside(one, two, difference, independent, same_twins)
-    columns |= _numbers(difference, adjusted) | {"n": n, "untrained_p": untrained_p} | beside
+    p = holm(difference.p) if adjusted is None else adjusted
+    ends = {"difference": difference.value, "low": difference.low, "high": difference.high}
+    columns |= ends | {"p": p, "holds": np.where(np.isnan(p), 1.0, p) <= LEVEL}
+    columns |= {"n": n, "untrained_p": untrained_p} | beside
     probe, statistic = name.split(".")
     return pd.DataFrame({"probe": probe, "statistic": statistic} | columns)
 
@@ -241,13 +228,6 @@ def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np
         else:
             spreads.append(Spread(own.means, 1 / len(own.means)))
     return spreads, variance, np.broadcast_to(samples, variance.shape)
-
-
-def _numbers(difference: Difference, adjusted: np.ndarray | None) -> dict[str, np.ndarray]:
-    p = holm(difference.p) if adjusted is None else adjusted
-    holds = np.where(np.isnan(p), 1.0, p) <= LEVEL
-    ends = {"low": difference.low, "high": difference.high}
-    return {"difference": difference.value} | ends | {"p": p, "holds": holds}
 
 
 def _beside(
@@ -303,47 +283,33 @@ def shared(
     a, b: the statistics of each network of the two sides. metas: the meta of the first network of
     each side. paired: whether the values of every sample are needed.
     """
-    chosen: list[str] = []
     left: dict[str, str] = {}
-    for name in dict.fromkeys(key for one in (*a, *b) for key in one):
-        reason = _why_not(name, a, b, metas, paired)
-        if reason:
-            left[name] = reason
-        else:
-            chosen.append(name)
-    return chosen, left
-
-
-def _why_not(
-    name: str,
-    a: Sequence[Statistics],
-    b: Sequence[Statistics],
-    metas: tuple[Mapping[str, Any], Mapping[str, Any]],
-    paired: bool,
-) -> str:
-    for side, networks in (("a", a), ("b", b)):
-        lacking = sum(name not in one for one in networks)
-        if lacking:
-            some = "" if lacking == len(networks) else f" in {lacking} of its networks"
-            return f"{side} does not have it{some}"
-    units = [meta["statistics"][name][0] for meta in metas]
-    if units[0] != units[1]:
-        return f"a has it in {units[0] or 'no unit'}, b in {units[1] or 'no unit'}"
-    probe = name.partition(".")[0]
-    settings = [meta["probes"][probe]["settings"] for meta in metas]
-    for key, value in settings[0].items():
-        other = settings[1].get(key, value)
-        if value != other and key != _CHOSEN:
-            return f"the settings of its probe differ: {key} = {value} and {other}"
-    every = [one[name] for one in (*a, *b)]
-    if len({one.of_weights for one in every}) > 1:
-        return "it is measured on weights in one and on samples in the other"
-    if paired and not every[0].of_weights and any(one.values is None for one in every):
-        return (
-            "it is per head, and the sweep kept only the means of heads: compare the models, "
-            "whose heads are then averaged for each sample"
-        )
-    return ""
+    names = list(dict.fromkeys(key for one in (*a, *b) for key in one))
+    for name in names:
+        lacking = {side: sum(name not in one for one in own) for side, own in (("a", a), ("b", b))}
+        side = next((side for side, count in lacking.items() if count), None)
+        if side is not None:
+            every = lacking[side] == len(a if side == "a" else b)
+            some = "" if every else f" in {lacking[side]} of its networks"
+            left[name] = f"{side} does not have it{some}"
+            continue
+        units = [meta["statistics"][name][0] or "no unit" for meta in metas]
+        probe, both = name.partition(".")[0], [one[name] for one in (*a, *b)]
+        one, two = (meta["probes"][probe]["settings"] for meta in metas)
+        differ = [key for key in one if one[key] != two.get(key, one[key]) and key != _CHOSEN]
+        if units[0] != units[1]:
+            left[name] = f"a has it in {units[0]}, b in {units[1]}"
+        elif differ:
+            values = f"{differ[0]} = {one[differ[0]]} and {two[differ[0]]}"
+            left[name] = f"the settings of its probe differ: {values}"
+        elif len({one.of_weights for one in both}) > 1:
+            left[name] = "it is measured on weights in one and on samples in the other"
+        elif paired and not both[0].of_weights and any(one.values is None for one in both):
+            left[name] = (
+                "it is per head, and the sweep kept only the means of heads: compare the models, "
+                "whose heads are then averaged for each sample"
+            )
+    return [name for name in names if name not in left], left
 
 
 def noted(metas: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, str]:

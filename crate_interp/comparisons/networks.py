@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.data import Data, Samples
@@ -46,18 +46,16 @@ def listed(name: str, given: object) -> list[Network]:
     Raises ValueError for an empty list, and for anything but results and hooked models.
     """
     many: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not many:
+    wrong = [one for one in many if not isinstance(one, (SweepResult, HookedModel))]
+    for one in wrong:
+        if hasattr(one, "parameters"):
+            check_hooked(one)
+    if wrong or not many:
         raise ValueError(
-            f"{name} is an empty list: give a model, a SweepResult, or a list of them for seeds."
+            f"{name} is {checks.shown(given)}: give a model such as ci.load(...) returns, a result "
+            "such as ci.sweep(...) returns (SweepResult.load reads a saved one), or a list of them "
+            "for seeds."
         )
-    for one in many:
-        if not isinstance(one, (SweepResult, HookedModel)):
-            if hasattr(one, "parameters"):
-                check_hooked(one)
-            raise ValueError(
-                f"{name} holds {type(one).__name__}: give models such as ci.load(...) returns, or "
-                "results such as ci.sweep(...) returns (SweepResult.load reads a saved one)."
-            )
     return many
 
 
@@ -73,6 +71,8 @@ def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
         samples = how.samples(model)
         check_masks(fitting(how.probes, model, "blocks"), samples)
         prints.setdefault(samples.fingerprint, samples)
+    if not prints:
+        return
     if len(prints) > 1:
         raise ValueError(
             f"the models read the data as different samples ({' and '.join(prints)}): windows of "
@@ -148,32 +148,19 @@ def _measured(model: HookedModel, how: Measuring, name: str) -> SweepResult:
     options = how.options
     place = None if options.out is None else options.out / "sweeps" / name
     # nothing in the folder tells whether a saved sweep used the caller's own probe as it is now
-    own = any(isinstance(one, Probe) for one in _listed(how.probes))
-    kept = None if place is None or own else _kept(place, model, samples, probes, options)
-    if kept is not None:
-        return kept
+    own = how.probes if isinstance(how.probes, (list, tuple)) else [how.probes]
+    own = any(isinstance(one, Probe) for one in own)
+    if place is not None and not own and (place / META).is_file():
+        found = SweepResult.load(place)
+        meta = data_meta(model, samples, options.batch_size) | probes_meta(probes, model)
+        wanted = SweepResult(found.stored, meta)
+        if all(found.meta.get(name) == wanted.meta[name] for name in _SAME):
+            return found
     result = sweep(model, samples, probes=probes, controls=0, **options.of_a_pass())
     result.meta["heads_averaged"] = list(seen)
     if place is not None:
         result.save(place)
     return result
-
-
-def _listed(probes: Probes) -> list[Any]:
-    return list(probes) if isinstance(probes, (list, tuple)) else [probes]
-
-
-def _kept(
-    place: Path, model: HookedModel, samples: Samples, probes: list[Probe], options: RunOptions
-) -> SweepResult | None:
-    """Returns the sweep saved in a folder if it is of this model, data and probes, else None."""
-    if not (place / META).is_file():
-        return None
-    found = SweepResult.load(place)
-    meta = data_meta(model, samples, options.batch_size) | probes_meta(probes, model)
-    wanted = SweepResult(found.stored, meta)
-    same = all(found.meta.get(name) == wanted.meta[name] for name in _SAME)
-    return found if same else None
 
 
 def _averaging(probe: Probe, seen: dict[str, None]) -> Probe:

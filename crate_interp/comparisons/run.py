@@ -71,13 +71,12 @@ def compare(
     """
     options = run_options(compare, run, Pass, out=out)
     sides = [networks.listed("a", a), networks.listed("b", b)]
-    models = any(isinstance(one, HookedModel) for side in sides for one in side)
-    _check_asked(models, names, data=data, probes=probes, limit=options.limit)
-    count, given = _twins_asked(untrained, models)
-    _check_results(sides, given)
+    models = [one for side in sides for one in side if isinstance(one, HookedModel)]
     how = Measuring(data, probes, options)
-    if models:
-        networks.check_models(sides, how)
+    _check_asked(bool(models), how, names)
+    count, given = _twins_asked(untrained, bool(models))
+    _check_results(sides, given)
+    networks.check_models(sides, how)
     with ExitStack() as stack:
         if options.out is not None:
             stack.enter_context(locked(options.out))
@@ -101,19 +100,18 @@ def _measured(
     return result
 
 
-def _check_asked(models: bool, names: Names, **asked: object) -> None:
+def _check_asked(models: bool, how: Measuring, names: Names) -> None:
     if names is not None and (len(names) != 2 or not all(isinstance(one, str) for one in names)):
         raise ValueError(f"names={names!r}: give two texts, for a and for b.")
-    if models and asked["data"] is None:
+    if models and how.data is None:
         raise ValueError(
             "models are compared on data, but none is given: call ci.compare(a, b, data) with "
             'data such as "embedded:fashion" or "imagefolder:DIR".'
         )
-    idle = [name for name, value in asked.items() if value is not None]
-    if not models and idle:
+    if not models and any(one is not None for one in (how.data, how.probes, how.options.limit)):
         raise ValueError(
-            f"{idle[0]} is for models, but a and b are results, already measured: leave it "
-            "out, or give the models."
+            "data, probes and limit are for models, but a and b are results, already measured: "
+            "leave them out, or give the models."
         )
 
 
@@ -121,19 +119,14 @@ def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
     """Returns how many twins to measure, and the given results of twins, or None."""
     if untrained is None:
         return (SEEDS if models else 0), None
-    if not isinstance(untrained, (tuple, list)):
-        count = checks.count("untrained", untrained, least=0)
-        if count and not models:
-            raise ValueError(
-                f"untrained={count}: untrained twins can be made only of models, but results were "
-                "given. Give the models, or the twins' own results, untrained=([...], [...])."
-            )
-        return count, None
-    groups = [list(group) if isinstance(group, (list, tuple)) else [group] for group in untrained]
+    if checks.is_int(untrained) and (models or not untrained):
+        return checks.count("untrained", untrained, least=0), None
+    pair = untrained if isinstance(untrained, (tuple, list)) else ()
+    groups = [list(group) if isinstance(group, (list, tuple)) else [group] for group in pair]
     right = all(isinstance(one, SweepResult) for group in groups for one in group)
     if len(groups) != 2 or not right:
         raise ValueError(
-            "untrained is neither a number nor two lists of SweepResult: give a number, or "
+            f"untrained={checks.shown(untrained)}: give a number of twins to make of models, or "
             "([...], [...]) with the results of the untrained twins of a and of b."
         )
     return 0, (groups[0], groups[1])
@@ -165,32 +158,21 @@ def _check_samples(results: Sequence[SweepResult]) -> None:
                 "data."
             )
     for one in results[1:]:
-        mine, theirs = results[0].meta["data"], one.meta["data"]
-        alike = sample_ranges.same(mine, theirs)
-        if alike and results[0].meta["unit"] == one.meta["unit"]:
+        mine, theirs = results[0].meta, one.meta
+        if sample_ranges.same(mine["data"], theirs["data"]) and mine["unit"] == theirs["unit"]:
             continue
-        prints = [[entry["fingerprint"] for entry in data] for data in (mine, theirs)]
-        if prints[0] != prints[1]:
-            raise ValueError(
-                f"the results are of different data, {_said(mine)} and {_said(theirs)}: sweep both "
-                "on the same data, or give the models and data."
+        said = [
+            ", ".join(
+                f"{plain(entry['fingerprint'], 60)} samples {entry['start']} to {entry['stop'] - 1}"
+                for entry in meta["data"]
             )
-        if not alike and _said(mine) == _said(theirs):
-            raise ValueError(
-                f"the results are of files with the same names and sizes, {_said(mine)}, but the "
-                "files held different pictures each time. Sweep both on the same pictures."
-            )
+            for meta in (mine, theirs)
+        ]
         raise ValueError(
-            f"the results are of different samples of the same data, {_said(mine)} and "
-            f"{_said(theirs)}: sweep both with the same limit."
+            f"the results are of different samples, {said[0]} and {said[1]} (where these are the "
+            "same, the files held other pictures): sweep both on the same data, with the same "
+            "limit, or give the models and data."
         )
-
-
-def _said(data: list[dict[str, Any]]) -> str:
-    return ", ".join(
-        f"{plain(entry['fingerprint'], 60)} samples {entry['start']} to {entry['stop'] - 1}"
-        for entry in data
-    )
 
 
 def _compared(

@@ -6,10 +6,8 @@ with ci.saes.spliced(model, {sae.cfg.hook_name: sae}, error=True):
 ci.saes.evaluate(model, data, {sae.cfg.hook_name: sae})
 """
 
-from crate_interp.saes.coders import Coder
-from crate_interp.saes.loading import load
+from crate_interp.saes.coders import Coder, load, spliced
 from crate_interp.saes.result import SaeResult
 from crate_interp.saes.run import evaluate
-from crate_interp.saes.splicing import spliced
 
 __all__ = ["Coder", "SaeResult", "evaluate", "load", "spliced"]

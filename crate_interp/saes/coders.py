@@ -1,13 +1,30 @@
-"""Coders, which are objects with encode and decode, and one pass through a coder."""
+"""Autoencoders on hook points: what one is, how to load one, and one pass through it."""
 
-from typing import Protocol, runtime_checkable
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
+from crate_interp.checkpoints import hub
+from crate_interp.checkpoints.load import load as load_any
+from crate_interp.checkpoints.sae_formats import SAELENS_CONFIG, SAELENS_WEIGHTS
+from crate_interp.checkpoints.sources import WEIGHT_SUFFIXES
 from crate_interp.core import checks
+from crate_interp.models.hooked import HookedModel
 from crate_interp.models.sae import SparseAutoencoder
+
+# the points added to a spliced point, with SAELens' names
+INPUT, ACTS, RECONS = "hook_sae_input", "hook_sae_acts_post", "hook_sae_recons"
+ERROR, OUTPUT = "hook_sae_error", "hook_sae_output"
+Model = HookedRootModule
 
 
 @runtime_checkable
@@ -26,48 +43,99 @@ class Coder(Protocol):
         ...
 
 
-def check_coder(sae: object, point: str) -> None:
-    """Raises ValueError unless an object has the methods encode and decode."""
-    lacking = [name for name in ("encode", "decode") if not callable(getattr(sae, name, None))]
-    if lacking:
-        raise ValueError(
-            f"the {type(sae).__name__} given for {point!r} has no "
-            f"{' and no '.join(lacking)}: give an autoencoder with encode(x) and decode(acts), "
-            "such as ci.saes.load returns."
-        )
+def load(
+    source: str | Path,
+    *,
+    hook_name: str | None = None,
+    scaling_factor: float | None = None,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+) -> SparseAutoencoder:
+    """Loads a sparse autoencoder in eval mode.
 
+    source: a folder in SAELens' format (cfg.json, sae_weights.safetensors); "owner/repo/folder" or
+    "owner/repo" on the Hub with these two files; or anything that `ci.load` takes for family "sae".
 
-def width_of(sae: object) -> int | None:
-    """Returns the width of the activations that an autoencoder reads, or None if it does not say.
+    SAELens' architectures standard, topk, jumprelu, gated, batchtopk and matryoshka_batchtopk can
+    be loaded, in the layouts before and since version 6. hook_name: the point that the autoencoder
+    reads, instead of the config's; it is needed if the config has none. scaling_factor: the number
+    that multiplies activations before encoding (and divides them after decoding), for autoencoders
+    that need it (`normalize_activations` "expected_average_only_in"). dtype: None means float32.
+    revision, cache_dir, local_files_only, token: as in `ci.load`.
 
-    It is `cfg.d_in`, or the first axis of `W_enc`.
+    Nothing in a file is executed. Raises CheckpointError for an unknown architecture or option, and
+    for any defect of a file.
     """
-    said = getattr(getattr(sae, "cfg", None), "d_in", None)
-    if checks.is_int(said):
-        return int(str(said))
-    weight = getattr(sae, "W_enc", None)
-    return weight.shape[0] if isinstance(weight, Tensor) and weight.ndim == 2 else None
+    options: dict[str, Any] = {
+        "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token
+    }  # fmt: skip
+    config = {"hook_name": hook_name, "scaling_factor": scaling_factor}
+    config = {name: value for name, value in config.items() if value is not None}
+    path, parts = Path(source).expanduser(), str(source).split("/")
+    local = path.is_absolute() or os.path.exists(path) or path.suffix in WEIGHT_SUFFIXES
+    if not local and len(parts) > 1 and all(parts):
+        repo, folder = "/".join(parts[:2]), parts[2:]
+        if folder or not hub.of_repo(repo):  # SAELens' format
+            file = hub.fetch(
+                repo, "/".join([*folder, SAELENS_CONFIG]), revision=revision, **options
+            )
+            # the commit of the config, since a branch may move in the meantime
+            commit = file.parents[len(folder)].name
+            hub.fetch(repo, "/".join([*folder, SAELENS_WEIGHTS]), revision=commit, **options)
+            source, revision = file.parent, None
+    return load_any(
+        source, family="sae", revision=revision, device=device, dtype=dtype, **options, **config
+    )
+
+
+def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:
+    """Raises ValueError or KeyError unless `saes` maps points of the model to autoencoders."""
+    if not isinstance(saes, Mapping) or not saes:
+        raise ValueError(
+            f"saes is {checks.shown(saes)}: give a dictionary from points to autoencoders, "
+            "{'blocks.0.hook_resid_post': sae}."
+        )
+    for point, sae in saes.items():
+        if isinstance(model, HookedModel):
+            model.check_point(point)
+        elif point not in model.hook_dict:
+            hint = checks.did_you_mean(str(point), model.hook_dict, "See model.hook_dict.")
+            raise KeyError(f"there is no hook point {checks.shown(point)}. {hint}")
+        if not isinstance(sae, Coder):
+            raise ValueError(
+                f"the {type(sae).__name__} given for {point!r} lacks encode or decode: give an "
+                "autoencoder with encode(x) and decode(acts), such as ci.saes.load returns."
+            )
 
 
 def flat(sae: object, x: Tensor, point: str) -> Tensor:
     """Returns the activations at a point in the shape that an autoencoder reads.
 
     Heads `[batch, pos, head, d_head]` become `[batch, pos, head * d_head]`, unless the autoencoder
-    reads one head at a time (its width is d_head), or flattens them itself, as SAELens'
-    autoencoders may. Raises ValueError, with both widths, if the autoencoder reads another width.
+    reads one head at a time (its width, cfg.d_in or the first axis of W_enc, is d_head), or
+    flattens them itself, as SAELens' autoencoders may. Raises ValueError, with both widths, if the
+    autoencoder reads another width.
     """
-    width, own = width_of(sae), getattr(sae, "hook_z_reshaping_mode", False) is True
-    if own or x.shape[-1] == width or (width is None and x.ndim != 4):
+    config, weight = getattr(sae, "cfg", None), getattr(sae, "W_enc", None)
+    width = getattr(config, "d_in", weight.shape[0] if isinstance(weight, Tensor) else None)
+    if flattens(sae) or x.shape[-1] == width or (width is None and x.ndim != 4):
         return x
     if x.ndim == 4 and width in (None, x.shape[-2] * x.shape[-1]):
         return x.flatten(-2)
-    heads = f" (flat: {x.shape[-2] * x.shape[-1]})" if x.ndim == 4 else ""
-    trained = getattr(getattr(sae, "cfg", None), "hook_name", None)
-    where = f" It was trained on {checks.shown(trained)}." if isinstance(trained, str) else ""
     raise ValueError(
-        f"{point} is {x.shape[-1]} wide{heads}, but the autoencoder reads {width}: check the point "
-        f"and that the autoencoder belongs to this model.{where}"
+        f"{point} is {list(x.shape[2:])} wide, but the autoencoder reads {width}: check the point "
+        "and that the autoencoder belongs to this model. It was trained on "
+        f"{checks.shown(getattr(config, 'hook_name', None))}."
     )
+
+
+def flattens(sae: object) -> bool:
+    """Tells whether an autoencoder flattens heads itself."""
+    return getattr(sae, "hook_z_reshaping_mode", False) is True
 
 
 def matched(sae: object, x: Tensor) -> Tensor:
@@ -91,14 +159,9 @@ def encoded(sae: Coder, x: Tensor, point: str) -> Float[Tensor, "*batch d_sae"]:
 
     Raises ValueError unless encode returns one row of numbers for each row of x.
     """
-    acts = sae.encode(x)
-    rows = x.shape[:-2] if getattr(sae, "hook_z_reshaping_mode", False) is True else x.shape[:-1]
-    _check_floats(acts, "encode", point)
-    if acts.shape[:-1] != rows or not acts.shape[-1]:
-        raise ValueError(
-            f"encode returned {list(acts.shape)} for {list(x.shape)} at {point}: expected "
-            f"{[*rows, 'd_sae']}."
-        )
+    acts: Any = sae.encode(x)
+    rows = x.shape[:-2] if flattens(sae) else x.shape[:-1]
+    _check_shape("encode", acts, [*rows, "d_sae"], point)
     return acts
 
 
@@ -109,28 +172,112 @@ def decoded(sae: Coder, acts: Tensor, x: Tensor, point: str) -> Float[Tensor, ".
     """
     # to undo a normalisation, our autoencoders need x; other coders use what encode stored
     recons = sae.decode(acts, x) if isinstance(sae, SparseAutoencoder) else sae.decode(acts)
-    _check_floats(recons, "decode", point)
-    if recons.shape != x.shape:
-        raise ValueError(
-            f"decode returned {list(recons.shape)} for {list(x.shape)} at {point}: expected the "
-            "same shape."
-        )
+    _check_shape("decode", recons, [*x.shape], point)
     return recons
 
 
-def _check_floats(value: object, method: str, point: str) -> None:
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1:
-        came = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{method} returned {came} at {point}: expected a tensor of floats.")
-
-
-def reconstructed(sae: Coder, x: Tensor, point: str) -> tuple[Tensor, Tensor]:
-    """Returns features, and the reconstruction in the shape and dtype of x."""
-    read = matched(sae, flat(sae, x, point))
-    acts = encoded(sae, read, point)
-    return acts, decoded(sae, acts, read, point).reshape(x.shape).to(x.dtype)
+def _check_shape(method: str, value: Any, shape: list[Any], point: str) -> None:
+    floats = isinstance(value, Tensor) and value.is_floating_point()
+    got = [*value.shape] if floats else type(value).__name__
+    wanted = [*shape[:-1], *got[-1:]] if floats and shape[-1] == "d_sae" else shape
+    if got != wanted:
+        raise ValueError(f"{method} returned {got} at {point}: expected floats {shape}.")
 
 
 def active(acts: Tensor) -> Tensor:
     """Returns which features are not 0."""
     return acts.to_dense() != 0 if acts.layout != torch.strided else acts != 0
+
+
+@contextmanager
+def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> Iterator[Model]:
+    """Puts autoencoders in place of activations at hook points, while the context is open.
+
+        point = "blocks.3.hook_resid_post"
+        with ci.saes.spliced(model, {point: sae}, error=True):
+            _, cache = model.run_with_cache(images)
+            acts = cache[f"{point}.hook_sae_acts_post"]  # [batch, pos, feature]
+
+    saes: autoencoders by the names of points. error: whether the reconstruction error is added
+    back, `decode(acts) + (x - decode(encode(x)))`, with the term in brackets as a constant. Then
+    the model's answers stay the same bit for bit until a hook changes something. Without error,
+    the reconstruction replaces the activation.
+
+    Each point gets further points, with SAELens' names, that can be cached and hooked:
+    hook_sae_input, hook_sae_acts_post (features), hook_sae_recons (`decode(acts)`), hook_sae_error
+    (only with `error`) and hook_sae_output. Hooks on features change the reconstruction and leave
+    the error as it is. Hooks that were on the point before see x; later hooks see its replacement.
+
+    Heads `[batch, pos, head, d_head]` are flattened, which is how SAELens' autoencoders read
+    hook_z. Activations are cast to the dtype of a module's weights and back. Everything is removed
+    when the context closes, also after an exception; contexts for different points can be nested.
+
+    Raises KeyError for a point that the model does not have. Raises ValueError for an object
+    without encode and decode, for a point that already has an autoencoder, and, in the forward, for
+    a width, device or shape that is not the autoencoder's.
+    """
+    checks.flag("error", error)
+    if not isinstance(model, HookedRootModule):
+        raise ValueError(
+            f"cannot splice into {type(model).__name__}: give a hooked model, such as ci.load "
+            "returns."
+        )
+    check_saes(model, saes)
+    for point in saes:
+        if isinstance(getattr(model.hook_dict[point], INPUT, None), HookPoint):
+            raise ValueError(f"{point!r} already has an autoencoder: close its context first.")
+    with ExitStack() as stack:
+        for point, sae in saes.items():
+            stack.enter_context(_at(model, point, sae, error))
+        yield model
+
+
+@contextmanager
+def _at(model: Model, name: str, sae: Coder, error: bool) -> Iterator[None]:
+    """Splices one autoencoder into one point."""
+    point: nn.Module = model.hook_dict[name]
+    beside = [INPUT, ACTS, RECONS, *([ERROR] if error else []), OUTPUT]
+    handle = point.register_forward_hook(partial(_replace, name=name, sae=sae, error=error))
+    try:
+        for part in beside:
+            child = HookPoint()
+            child.name = f"{name}.{part}"
+            point.add_module(part, child)
+            model.hook_dict[child.name] = child
+            model.mod_dict[child.name] = child
+        yield
+    finally:
+        handle.remove()
+        for part in beside:
+            if part in point._modules:
+                delattr(point, part)
+            model.hook_dict.pop(f"{name}.{part}", None)
+            model.mod_dict.pop(f"{name}.{part}", None)
+
+
+def _replace(
+    point: nn.Module, given: object, x: Tensor, name: str, sae: Coder, error: bool
+) -> Tensor:
+    """Returns the replacement of x at a point."""
+
+    def hooked(part: str, value: Tensor) -> Tensor:
+        return point.get_submodule(part)(value)
+
+    x = hooked(INPUT, x)
+    read = matched(sae, flat(sae, x, name))
+    constant, clean, change = x, torch.zeros(()), torch.zeros(())
+    if error:
+        constant = x.detach().clone()  # a hook may write into the tensor that it gets
+        with torch.no_grad():
+            # some autoencoders store during encode how decode is to undo a normalisation, so encode
+            # runs before each decode
+            clean = decoded(sae, encoded(sae, read, name), read, name).clone()
+            lost = constant - clean.reshape(x.shape).to(x.dtype)
+            change = hooked(ERROR, lost.clone()) - lost
+    acts = hooked(ACTS, encoded(sae, read, name))
+    recons = hooked(RECONS, decoded(sae, acts, read, name))
+    if not error:
+        return hooked(OUTPUT, recons.reshape(x.shape).to(x.dtype))
+    # x plus the hooks' changes; without changes the added term is exactly 0: nothing is rounded
+    changed = (recons - clean).reshape(x.shape).to(x.dtype)
+    return hooked(OUTPUT, constant + changed + change)

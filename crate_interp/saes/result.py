@@ -11,7 +11,6 @@ from crate_interp.stats.intervals import linearised_ratio, mean_interval
 from crate_interp.stats.significance import interval_words
 
 SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"
-CODERS = (SAE, RANDOM, PCA, ZERO, MEAN)
 LOSSES = {
     "next token": "the loss of the next token",
     "labels": "the cross-entropy of the labels",
@@ -142,19 +141,16 @@ class SaeResult(Result):
 
 
 def _sentence(point: str, rows: Any, few: str) -> str:
-    own, pca = rows.loc[SAE], rows.loc[PCA]
-    names = ("variance_explained", "recovered_mean")
-    explained, back = (_with_interval(own, name, few) for name in names)
+    own, pca, words = rows.loc[SAE], rows.loc[PCA], []
+    for name in ("variance_explained", "recovered_mean"):
+        value, low, high = (own[key] for key in (name, f"{name}_low", f"{name}_high"))
+        ends = interval_words(low, high, ".3f", of=few)
+        # nan: ablation costs nothing, so there is nothing to recover
+        words.append("nan" if np.isnan(value) else f"{value:.3f} ({ends})")
     return (
-        f"the autoencoder at {point} explains {explained} of the variance with {own['l0']:.1f} of "
+        f"the autoencoder at {point} explains {words[0]} of the variance with {own['l0']:.1f} of "
         f"{own['features']} features active per token ({own['dead']:.0%} never active), and as "
         f"many principal components explain {pca['variance_explained']:.3f}; of the loss that mean "
-        f"ablation adds, the autoencoder recovers {back} and the components "
+        f"ablation adds, the autoencoder recovers {words[1]} and the components "
         f"{pca['recovered_mean']:.3f}"
     )
-
-
-def _with_interval(row: Any, name: str, few: str) -> str:
-    value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
-    # nan: ablation costs nothing, so there is nothing to recover
-    return "nan" if np.isnan(value) else f"{value:.3f} ({interval_words(low, high, '.3f', of=few)})"

@@ -24,16 +24,14 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import by
-from crate_interp.saes.baselines import Constant, Moments, shuffled
-from crate_interp.saes.coders import Coder, active, reconstructed
-from crate_interp.saes.moments_pass import MEANS, Plan, means, moments_in, vectors_of, weights_of
+from crate_interp.saes import baselines
+from crate_interp.saes.coders import Coder, active, check_saes, decoded, encoded, flat, matched
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
-from crate_interp.saes.splicing import check_saes
 from crate_interp.surgeries.answers import check_answers, classes_of
 from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 _WHOLE = (SAE, RANDOM)  # coders that read the activation; PCA and constants read `vectors_of`
@@ -75,42 +73,40 @@ def evaluate(
     check_answers(model, "an evaluation of autoencoders")
     check_saes(model, saes)
     samples = samples_of(model, data, options)
-    kind, classes = _loss_of(model, samples, labels)
-    plan = Plan(saes, kind, classes, _checked_mask(model, samples, attention_mask), samples.start)
+    found, classes = loss_on(model, samples), None  # raises for windows of a single token
+    if model.unit == "windows" or labels is not None:
+        classes = classes_of(model, samples, labels)
+    elif found.classes is not None:
+        classes = found.classes.to(model.cfg.device)
+    kind = "next token" if model.unit == "windows" else "kl" if classes is None else "labels"
+    mask = _checked_mask(model, samples, attention_mask)
+    plan = baselines.Plan(saes, kind, classes, mask, samples.start)
     names = {point: type(sae).__name__ for point, sae in saes.items()}
     meta = data_meta(model, samples, options.batch_size)
     meta |= {"settings": {"saes": names, "loss": kind, "seed": seed}}
     read: dict[str, object] = {f"the autoencoder at {point}": sae for point, sae in saes.items()}
-    read |= {
-        "labels": digest_of_labels(classes),
-        "attention_mask": digest_of_labels(plan.mask),
-    }
+    read |= {"labels": digest_of_labels(classes), "attention_mask": digest_of_labels(mask)}
     with open_job(SAES, meta, options, model, read=read) as job:
-        return _measured(job, model, samples, plan, meta)
-
-
-def _measured(
-    job: Job, model: HookedModel, samples: Samples, plan: Plan, meta: Mapping[str, Any]
-) -> Any:
-    """Runs both passes; returns the result, or None while chunks of other shards are missing."""
-    job.run(Stage("means", model, samples, partial(means, plan=plan)))
-    found = job.before("means")
-    if found is None:
-        return None
-    moments = moments_in(found["means"]["moments"], model.cfg.device)
-    coders = _coders(plan.saes, moments, meta["settings"]["seed"])
-    effects = partial(_effects, plan=plan, coders=coders, moments=moments)
-    job.run(Stage("autoencoders", model, samples, effects))
-    return job.result()
+        job.run(Stage("means", model, samples, partial(baselines.means, plan=plan)))
+        sums = job.before("means")
+        if sums is None:
+            return None
+        moments = baselines.moments_in(sums["means"]["moments"], model.cfg.device)
+        coders = _coders(saes, moments, seed)
+        effects = partial(_effects, plan=plan, coders=coders, moments=moments)
+        job.run(Stage("autoencoders", model, samples, effects))
+        return job.result()
 
 
 def sae_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SaeResult:
     """Returns the result of the stages "means" and "autoencoders"."""
     own, meta = with_facts(found["autoencoders"], meta, found["means"])
-    rows: Any = own["features"].itertuples()
-    features = [
-        {"point": row.point, "coder": row.coder, **_counts(row.coder, row.active)} for row in rows
-    ]
+    features = []
+    for _, point, coder, counts in own["features"].itertuples(index=False):
+        # features, and those that no token activates; ablation has none
+        tokens = from_bytes(counts, -1) if coder not in (ZERO, MEAN) else np.zeros(0)
+        numbers = {"features": len(tokens), "dead": int((tokens == 0).sum())}
+        features.append({"point": point, "coder": coder} | numbers)
     samples: Any = own["samples"]
     columns = ["point", "coder", "sample", "loss", *_SUMS]
     tables = {"samples": samples[columns], "features": pd.DataFrame(features)}
@@ -120,7 +116,7 @@ def sae_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SaeResult:
 SAES = Kind(
     SaeResult,
     {
-        "means": MEANS,
+        "means": baselines.MEANS,
         "autoencoders": {  # place: an autoencoder's index, from 0, in the result
             "clean": by("sample"),
             "samples": by("place", "sample"),
@@ -131,36 +127,18 @@ SAES = Kind(
 )
 
 
-def _loss_of(
-    model: HookedModel, samples: Samples, labels: Sequence[object] | None
-) -> tuple[str, Tensor | None]:
-    """Returns the kind of loss, and the class of each sample if the loss needs labels."""
-    if model.unit == "windows" or labels is not None:
-        classes = classes_of(model, samples, labels)
-        loss_on(model, samples)  # raises for windows of a single token
-        return ("next token", None) if classes is None else ("labels", classes)
-    found = loss_on(model, samples)
-    if found.classes is None:
-        return "kl", None
-    return "labels", found.classes.to(model.cfg.device)
-
-
 def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> Tensor | None:
     """Returns which tokens count, as bool; raises ValueError unless padding follows the tokens."""
     if mask is None:
         return None
-    shape = list(samples.read(samples.start, samples.start + 1).shape)
-    wanted = [samples.n, *shape[1:]]
-    fits = isinstance(mask, Tensor) and list(mask.shape) == wanted
-    if model.unit != "windows" or not fits:
-        came = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+    wanted = [samples.n, *samples.read(samples.start, samples.start + 1).shape[1:]]
+    if model.unit != "windows" or list(getattr(mask, "shape", [])) != wanted:
         raise ValueError(
-            f"attention_mask is {came}: give a tensor of 1 and 0 for the tokens of a language "
-            f"model, {wanted if model.unit == 'windows' else '[n, pos]'}."
+            f"attention_mask has the shape {list(getattr(mask, 'shape', []))}: give a tensor of 1 "
+            f"and 0 for the tokens of a language model, here {wanted}."
         )
     kept = mask.to(model.cfg.device) != 0
-    ordered = bool((kept[:, 1:] <= kept[:, :-1]).all())
-    if not ordered or not bool(kept[:, :2].all()):
+    if not bool((kept[:, 1:] <= kept[:, :-1]).all()) or not bool(kept[:, :2].all()):
         raise ValueError(
             "attention_mask: give at least two tokens in each row, and padding only after them "
             "(padding before tokens would shift their positions)."
@@ -169,23 +147,27 @@ def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> 
 
 
 def _coders(
-    saes: Mapping[str, Coder], moments: Mapping[str, Moments], seed: int
+    saes: Mapping[str, Coder], moments: Mapping[str, baselines.Moments], seed: int
 ) -> dict[Key, Coder]:
     """Returns the coders to put at each point, by point and name."""
     coders: dict[Key, Coder] = {}
     for point, sae in saes.items():
         coders[point, SAE] = sae
-        other = shuffled(sae, seed)
+        other = baselines.shuffled(sae, seed)
         if other is not None:
             coders[point, RANDOM] = other
         coders[point, PCA] = moments[point].components()
         mean = moments[point].mean
-        coders[point, ZERO], coders[point, MEAN] = Constant(torch.zeros_like(mean)), Constant(mean)
+        coders[point, ZERO] = baselines.Constant(torch.zeros_like(mean))
+        coders[point, MEAN] = baselines.Constant(mean)
     return coders
 
 
 def _effects(
-    chunk: Chunk, plan: Plan, coders: Mapping[Key, Coder], moments: Mapping[str, Moments]
+    chunk: Chunk,
+    plan: baselines.Plan,
+    coders: Mapping[Key, Coder],
+    moments: Mapping[str, baselines.Moments],
 ) -> Tables:
     """Runs the second pass: each coder's loss, and how well it reconstructs each token."""
     model, clean_rows, rows = chunk.model, [], []
@@ -236,13 +218,15 @@ def _put(
     feature, sums["features"] has the number of the batch's tokens at which it is active.
     """
     (sae, mean), (point, name) = whole, key
-    vectors = vectors_of(sae, x, point)
+    vectors = baselines.vectors_of(sae, x, point)
     if name in _WHOLE:
-        acts, recons = reconstructed(coder, x, point)
+        read = matched(coder, flat(coder, x, point))
+        acts = encoded(coder, read, point)
+        recons = decoded(coder, acts, read, point).reshape(x.shape).to(x.dtype)
     else:  # constants and PCA do not have the weights' dtype
         acts = coder.encode(vectors)
         recons = coder.decode(acts).to(x.dtype)
-    weight = weights_of(vectors, mask)
+    weight = baselines.weights_of(vectors, mask)
     here, there = vectors.double(), recons.reshape(vectors.shape).double()
     lengths = here.norm(dim=-1) * there.norm(dim=-1)
     cosine = (here * there).sum(dim=-1) / torch.where(lengths > 0, lengths, 1.0)
@@ -281,11 +265,3 @@ def _loss(
 def _table(batch: Batch, **numbers: Tensor) -> pd.DataFrame:
     values = {name: value.cpu().numpy() for name, value in numbers.items()}
     return pd.DataFrame({"sample": np.arange(batch.start, batch.last + 1), **values})
-
-
-def _counts(name: str, active: bytes) -> dict[str, int]:
-    """Returns the number of features, and the number of features that no token activates."""
-    if name in (ZERO, MEAN):  # ablation has no features
-        return {"features": 0, "dead": 0}
-    tokens = from_bytes(active, -1)
-    return {"features": len(tokens), "dead": int((tokens == 0).sum())}

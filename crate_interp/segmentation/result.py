@@ -1,15 +1,24 @@
 """SegmentResult: how well each layer and head segments, with intervals, compared with chance."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from crate_interp.core import checks
 from crate_interp.core.safe_text import notebook_view, table_in_html
+from crate_interp.measures.maps import MAPS
+from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
 from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, as_text, by
-from crate_interp.segmentation.examples import merged_examples
-from crate_interp.segmentation.input_maps import WITHOUT_NETWORK, check_maps
-from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table
+from crate_interp.segmentation.scores import (
+    WAYS,
+    WITHOUT_NETWORK,
+    head_table,
+    image_table,
+    score_table,
+)
 from crate_interp.stats.significance import interval_words
 
 # scores of guesses that do not look at the image
@@ -20,6 +29,33 @@ BLIND = {
     "random": "patches in random order",
 }
 CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
+
+
+_NONE = pd.Series([np.nan])
+SHOWN, MEDIAN = 3, 2  # images in each of "best" and "worst"; images in "median"
+
+
+def merged_examples(
+    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Returns the best, median and worst among the examples of both results.
+
+    Each example keeps the head and score of its own result. The median examples are two of the four
+    median examples of both results.
+    """
+    both: Any = pd.concat([table for table in (mine, theirs) if len(table)] or [mine])
+    ranked = both.sort_values(["score", "sample"], ascending=[False, True], ignore_index=True)
+    middle = middle_rows(ranked[ranked["group"] == "median"])
+    others = ranked[ranked["group"] != "median"]
+    best, worst = others.head(SHOWN), others.iloc[SHOWN:].tail(SHOWN).iloc[::-1]
+    parts = [best.assign(group="best"), middle, worst.assign(group="worst")]
+    return pd.concat(parts, ignore_index=True)
+
+
+def middle_rows(ranked: Any) -> Any:
+    """Returns the MEDIAN rows in the middle of ranked rows."""
+    start = max((len(ranked) - MEDIAN) // 2, 0)
+    return ranked.iloc[start : start + MEDIAN]
 
 
 class SegmentResult(Result):
@@ -59,20 +95,24 @@ class SegmentResult(Result):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_maps(self.stored["constants"])
+        constants: Any = self.stored["constants"]
+        judged = constants[constants["all_token"].notna()]
+        missing = [name for name in MAPS if judged.get(f"{name}_mass_token", _NONE).isna().any()]
+        if missing:
+            raise ValueError(
+                f"the table 'constants' lacks scores of {', '.join(missing)}: an older version "
+                "measured it. Run ci.segment again, in a new folder."
+            )
 
     def layers(self, rule: str = "mass", resolution: str = "token") -> pd.DataFrame:
         """Returns the scores of one rule ("mass" or "top") and resolution ("token" or "pixel").
 
         Raises ValueError for an unknown rule or resolution.
         """
+        checks.one_of("rule", rule, RULES)
+        checks.one_of("resolution", resolution, RESOLUTIONS)
         table: Any = self._table("scores")
         rows = table[(table["rule"] == rule) & (table["resolution"] == resolution)]
-        if not len(rows):
-            raise ValueError(
-                f"rule={rule!r}, resolution={resolution!r}: give the rule 'mass' or 'top', and "
-                "the resolution 'token' or 'pixel'."
-            )
         return rows.reset_index(drop=True)
 
     def cells(

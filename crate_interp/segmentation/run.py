@@ -1,23 +1,29 @@
 """ci.segment: do attention maps segment? Scores of a model, its untrained twins, and chance."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, cast
 
+import numpy as np
 import pandas as pd
+import torch
+from PIL import Image
 
+from crate_hooks import full_name
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.probes import Probe, segmentation
+from crate_interp.models.preprocess import displayable
+from crate_interp.probes import segmentation
+from crate_interp.probes.segmentation_probe import IGNORED, head_maps, points_of
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import first
-from crate_interp.segmentation.examples import examples, no_examples
-from crate_interp.segmentation.input_maps import check_objects, constants_of
-from crate_interp.segmentation.result import SegmentResult
+from crate_interp.segmentation.result import SHOWN, SegmentResult, middle_rows
+from crate_interp.segmentation.scores import constants_of
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import check_masks, sweep_stage
 from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
@@ -25,6 +31,10 @@ from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
 from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, probes_meta
 from crate_interp.sweeps.runs.untrained_twins import stacked
+
+LEAST = 4  # fewest images with an object
+_LONGEST = 224  # pixels of the longer side of a stored picture
+_COLUMNS = "group sample label layer head score picture mask map rows columns".split()
 
 
 @with_weights
@@ -73,15 +83,16 @@ def segment(
     """
     options = run_options(segment, run)
     untrained = checks.count("untrained", untrained, least=0)
-    checks.flag("scaled", scaled)
-    checks.flag("cls_key", cls_key)
+    scaled, cls_key = checks.flag("scaled", scaled), checks.flag("cls_key", cls_key)
     _check_model(model)
     model = model if size is None else cast(Any, model).resized(size)
-    kind = model.cfg.facts["attention"]
-    probe = segmentation(mass, fraction, query, scaled, cls_key, kind)
+    attention = model.cfg.facts["attention"]
+    probe = segmentation(mass, fraction, query, scaled, cls_key, attention)
     samples = samples_of(model, data, options)
     check_masks([probe], samples, options.skip_bad)
-    meta = _meta(model, samples, probe, untrained, options)
+    meta = data_meta(model, samples, options.batch_size)
+    meta |= {"probes": probes_meta([probe], model)["probes"], "blocks": "blocks", "controls": 0}
+    meta |= {"untrained": untrained} | ({"mask_ratio": 0.0} if model.cfg.kind == "mae" else {})
     own = sweep_stage("segment", model, samples, [probe], meta)
     twins = twins_of(own, untrained)
     names = ["constants", "segment", *(stage.name for stage in twins), "examples"]
@@ -94,18 +105,6 @@ def _check_model(model: HookedModel) -> None:
     if model.cfg.kind not in ("vision", "mae"):
         raise ValueError("the model reads text, which has no patches: give a model of images.")
     _ = model.cfg.known_grid  # raises if it is a guess
-
-
-def _meta(
-    model: HookedModel, samples: Samples, probe: Probe, untrained: int, options: RunOptions
-) -> dict[str, Any]:
-    sees = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
-    return data_meta(model, samples, options.batch_size) | sees | {
-        "probes": probes_meta([probe], model)["probes"],
-        "blocks": "blocks",
-        "controls": 0,
-        "untrained": untrained,
-    }  # fmt: skip
 
 
 def _measured(job: Job, own: Stage, twins: list[Stage], of_masks: Callable[[Chunk], Tables]) -> Any:
@@ -127,10 +126,74 @@ def _measured(job: Job, own: Stage, twins: list[Stage], of_masks: Callable[[Chun
     return job.result()
 
 
+def check_objects(constants: pd.DataFrame) -> None:
+    """Raises ValueError if fewer than 4 images have an object."""
+    kept = int(constants["all_token"].notna().to_numpy().sum())
+    if kept < LEAST:
+        raise ValueError(
+            f"{kept} of {len(constants)} images have an object: give at least {LEAST} such images, "
+            "two in each half."
+        )
+
+
 def _examples(chunk: Chunk, images: pd.DataFrame, settings: Mapping[str, Any]) -> Tables:
-    shown = examples(images, chunk.model, chunk.samples, settings)
+    """Returns the images with the highest, middle and lowest scores, with mask and map.
+
+    picture and mask: PNG bytes; the mask is 255 where the data has a class. map: the head's
+    attention, row by row over a grid of rows x columns. The model runs once for each example.
+    """
+    ranked: Any = images.sort_values(["score", "sample"], ascending=[False, True])
+    rest = ranked.iloc[SHOWN:]
+    groups = {
+        "best": ranked.head(SHOWN),
+        "median": middle_rows(rest.iloc[: max(len(rest) - SHOWN, 0)]),
+        "worst": rest.tail(SHOWN).iloc[::-1],
+    }
+    rows = [
+        {"group": group, **row._asdict(), **_pictures(row, chunk.model, chunk.samples, settings)}
+        for group, table in groups.items()
+        for row in table.itertuples(index=False)
+    ]
     chunk.advance(chunk.samples.n)
-    return {"examples": shown}
+    return {"examples": pd.DataFrame(rows, columns=_COLUMNS)}
+
+
+def _pictures(
+    row: Any, model: Any, samples: Samples, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
+    assert samples.masks is not None
+    mask = samples.masks(row.sample, row.sample + 1)[0].numpy()
+    whole = settings["scaled"] and settings["cls_key"]
+    points = points_of(model.cfg.facts["attention"], whole)
+    names = [full_name(point, row.layer) for point in points]
+    run: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
+    with torch.no_grad():
+        _, cache = model.run_with_cache(image, names_filter=names, **run)
+    options: Any = {name: settings[name] for name in ("query", "scaled", "cls_key")}
+    height, width = (
+        side // patch for side, patch in zip(image.shape[2:], model.cfg.patch_size, strict=True)
+    )
+    acts = {point: cache.at(point, row.layer) for point in points}
+    values = head_maps(acts, model.cfg.n_special, **options)[0, row.head]
+    picture = (displayable(image[0], model.cfg) * 255).round().astype(np.uint8)
+    judged = ((mask != 0) & (mask != IGNORED)).astype(np.uint8) * 255
+    return {
+        "picture": _png(Image.fromarray(picture), Image.Resampling.LANCZOS),
+        "mask": _png(Image.fromarray(judged), Image.Resampling.NEAREST),
+        "map": values.double().cpu().flatten().numpy(),  # an array, as in a loaded result
+        "rows": height,
+        "columns": width,
+    }
+
+
+def _png(image: Image.Image, resample: Image.Resampling) -> bytes:
+    scale = _LONGEST / max(image.size)
+    if scale < 1:
+        image = image.resize([max(1, round(side * scale)) for side in image.size], resample)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
 
 
 def segment_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SegmentResult:
@@ -148,7 +211,9 @@ def segment_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Segment
     for name in ("samples", "head_samples"):
         tables[name] = own[name]
         tables[f"untrained_{name}"] = stacked([twin[name] for twin in twins])
-    shown = found["examples"]["examples"] if "examples" in found else no_examples()
+    shown = pd.DataFrame(columns=_COLUMNS, dtype=object)
+    if "examples" in found:
+        shown = found["examples"]["examples"]
     return SegmentResult(tables | {"examples": shown}, meta)
 
 

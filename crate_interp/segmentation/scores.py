@@ -6,14 +6,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
-from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
+from crate_interp.measures import input_maps, mass_mask, top_mask
+from crate_interp.measures.maps import MAPS
+from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES, Targets
+from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result
-from crate_interp.segmentation.input_maps import without_network
 from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import halves, mean_interval, over_splits
+from crate_interp.sweeps.runs.batches import Chunk
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
+WITHOUT_NETWORK = {"all_foreground": "all foreground"} | MAPS
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,10 @@ def score_table(result: Result) -> pd.DataFrame:
         heads = choices(own.heads, groups)
         values, table = own.by_way(heads), _columns(own, heads)
         is_fixed = (table["way"] == WAYS[1]).to_numpy()
-        blind = without_network(constants, rule, resolution)
+        blind = pd.DataFrame(
+            {"all_foreground": constants[f"all_{resolution}"]}
+            | {name: constants[f"{name}_{rule}_{resolution}"] for name in MAPS}
+        )
         means: Any = blind.mean()
         strongest = str(means.idxmax())
         bare = blind[[strongest]].to_numpy()
@@ -186,3 +195,38 @@ def _untrained(values: Sequence[np.ndarray]) -> np.ndarray | float:
 def _with_object(result: Result) -> np.ndarray:
     """Returns which samples have an object `[n]`."""
     return result.table("constants")["all_token"].notna().to_numpy()
+
+
+def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
+    """Returns a row per image: sample, label, and the scores of masks that need no network.
+
+    Columns: `{name}_{resolution}` of the whole image as foreground (name "all"), and
+    `{map}_{rule}_{resolution}` of each of `MAPS`. NaN means that the image has no object.
+    """
+    patch_size = chunk.model.cfg.patch_size
+    parts: dict[str, list[Tensor]] = {}
+    for batch in chunk.batches():
+        assert batch.masks is not None  # the stage has masks
+        parts.setdefault("sample", []).append(torch.arange(batch.start, batch.last + 1))
+        targets = Targets(batch.masks, patch_size)
+        maps = input_maps(batch.inputs.cpu().double(), patch_size)
+        shapes = {"mass": mass_mask(maps, mass), "top": top_mask(maps, fraction)}
+        whole = torch.ones_like(shapes["top"][:, :1])
+        for resolution in RESOLUTIONS:
+            every = targets.mean(targets.jaccard(whole, resolution))
+            parts.setdefault(f"all_{resolution}", []).append(every[:, 0])
+            for rule, shape in shapes.items():
+                scores = targets.mean(targets.jaccard(shape, resolution))
+                for name, column in zip(MAPS, scores.T, strict=True):
+                    parts.setdefault(f"{name}_{rule}_{resolution}", []).append(column)
+    if not parts:
+        return {"constants": pd.DataFrame({"sample": []})}
+    columns = {name: torch.cat(values).numpy() for name, values in parts.items()}
+    samples, names = chunk.samples, chunk.samples.names
+    labels: list[Any] = samples.labels or [None] * samples.n
+    if names is not None:
+        labels = [None if label is None else names[label] for label in labels]
+    own = [labels[number - samples.start] for number in columns["sample"]]
+    table = pd.DataFrame(columns)
+    table.insert(1, "label", pd.Series(own, dtype=object))
+    return {"constants": table.infer_objects()}

@@ -1,7 +1,7 @@
 """Surgery: replaces a layer's step by another, and measures how that changes the answers."""
 
-from crate_interp.surgeries.replacement import replaced
 from crate_interp.surgeries.result import SurgeryResult
 from crate_interp.surgeries.run import surgery
+from crate_interp.surgeries.steps import replaced
 
 __all__ = ["SurgeryResult", "replaced", "surgery"]

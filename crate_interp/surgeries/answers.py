@@ -18,8 +18,7 @@ from crate_interp.core import checks
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.losses import next_token_loss
-from crate_interp.surgeries.replacement import Hook
-from crate_interp.surgeries.steps import Step
+from crate_interp.surgeries.steps import Hook, Step
 from crate_interp.sweeps.runs.batches import last_point
 
 _POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # each point's part of the seed
@@ -96,22 +95,18 @@ def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | Non
         raise ValueError(
             f"there are {len(given)} labels for {samples.n} samples: give one label per sample."
         )
-    each = enumerate(list(given)[: samples.n], samples.start)
-    classes = [_class(model, label, number) for number, label in each]
-    return torch.tensor(classes, device=model.cfg.device)
-
-
-def _class(model: Any, label: Any, number: int) -> int:
-    if isinstance(label, str):
-        return model.to_single_token(label)
-    value = label.item() if hasattr(label, "item") else label
-    if not checks.is_int(value) or not 0 <= value < model.cfg.n_classes:
-        raise ValueError(
-            f"the label {value!r} of sample {number} is not a class of this model: give numbers "
-            "from 0 to "
-            f"{model.cfg.n_classes - 1}, or names in model.cfg.labels."
-        )
-    return int(value)
+    net: Any = model
+    classes = []
+    for number, label in enumerate(list(given)[: samples.n], samples.start):
+        value = label.item() if hasattr(label, "item") else label
+        value = net.to_single_token(value) if isinstance(value, str) else value
+        if not checks.is_int(value) or not 0 <= value < net.cfg.n_classes:
+            raise ValueError(
+                f"the label {value!r} of sample {number} is not a class of this model: give "
+                f"numbers from 0 to {net.cfg.n_classes - 1}, or names in model.cfg.labels."
+            )
+        classes.append(int(value))
+    return torch.tensor(classes, device=net.cfg.device)
 
 
 @dataclass(frozen=True)
@@ -124,11 +119,6 @@ class Unchanged:
     answers: Answers
     acts: dict[str, Tensor]
     gradients: dict[str, Tensor]
-
-    def layer(self, step: Step, layer: int) -> dict[str, Tensor]:
-        """Returns the activations that a step needs in a layer, by point names within a block."""
-        points = (*step.reads, step.point)
-        return {point: self.acts[full_name(point, layer)] for point in points}
 
 
 def unchanged(
@@ -152,13 +142,6 @@ def unchanged(
     own = Answers(own.loss.detach(), own.right, own.stream)
     acts = {name: value.detach() for name, value in seen.items()}
     return Unchanged(own, acts, dict(zip(targets, gradients, strict=True)))
-
-
-def slope(
-    gradient: Float[Tensor, "batch pos width"], change: Float[Tensor, "batch pos width"]
-) -> Float[Tensor, "batch"]:
-    """Returns `<gradient, change>` of each sample, in float64."""
-    return (gradient.double() * change.double()).sum(dim=(1, 2))
 
 
 def random_slopes(

@@ -18,10 +18,10 @@ And each step also removes a part of the layer's own step; `added`, `<g, step>`,
 nothing is removed.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import pandas as pd
 import torch
@@ -35,13 +35,20 @@ from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import Kind, Tables
+from crate_interp.results.kinds import Tables
 from crate_interp.surgeries import answers
-from crate_interp.surgeries.replacement import Hook, check_mix, check_step, mixed, replacement_hooks
 from crate_interp.surgeries.result import ALL, SurgeryResult
-from crate_interp.surgeries.steps import Replacement, Step, any_step, visible_tokens
+from crate_interp.surgeries.steps import (
+    Replacement,
+    Step,
+    any_step,
+    check_mix,
+    check_step,
+    replacement_hooks,
+    visible_tokens,
+)
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
@@ -59,17 +66,6 @@ class _Plan:
     directions: int
     eps: float
     seed: int
-
-
-@dataclass
-class _Rows:
-    """The parts of a chunk's tables; `random` holds sums over samples."""
-
-    unchanged: list[pd.DataFrame] = field(default_factory=list)
-    samples: list[pd.DataFrame] = field(default_factory=list)
-    mixes: list[pd.DataFrame] = field(default_factory=list)
-    random: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # value: [direction]
-    n: int = 0
 
 
 @with_weights
@@ -112,7 +108,9 @@ def surgery(
     answers.check_answers(model)
     check_gradients("surgery", model)
     steps = _steps(model, replacements)
-    values = _mixes(mixes)
+    if not isinstance(mixes, (list, tuple)):
+        raise ValueError(f"mixes={mixes!r}: give a list of numbers in [0, 1], such as [0.1, 1.0].")
+    values = sorted({check_mix(mix) for mix in mixes})
     directions = checks.count("directions", directions, least=2)
     samples = samples_of(model, data, options)
     classes = answers.classes_of(model, samples, labels)
@@ -125,155 +123,111 @@ def surgery(
         return job.result()
 
 
-def surgery_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SurgeryResult:
-    """Returns the result of the stage "surgery"."""
-    return SurgeryResult(*with_facts(found["surgery"], meta))
+SURGERY = kind_of_one_stage(SurgeryResult)
 
 
-SURGERY = Kind(SurgeryResult, {"surgery": SurgeryResult.STORED}, surgery_result)
-
-
-def _steps(model: HookedModel, given: Sequence[Replacement] | None) -> list[Step]:
+def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> list[Step]:
     layers = range(len(model.blocks))
-    if given is None:
+    if replacements is None:
         blocks: list[Any] = list(model.blocks)
         steps = [any_step(what) for what in DEFAULT]
         fit = [step for step in steps if not any(step.lacking(block) for block in blocks)]
         if not fit:
             check_step(model, steps[0], layers)  # raises with the reason
         return fit
-    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-        raise ValueError(f"replacements={given!r}: give a list such as ['gradient', 4], or None.")
-    steps = [any_step(what) for what in given]
+    if not isinstance(replacements, (list, tuple)) or not replacements:
+        raise ValueError(f"replacements={replacements!r}: give a list such as ['gradient', 4].")
+    steps = [any_step(what) for what in replacements]
     if len({step.name for step in steps}) < len(steps):
-        raise ValueError(f"replacements={list(given)!r} names a replacement twice: give each once.")
+        raise ValueError(
+            f"replacements={replacements!r} names a replacement twice: give each once."
+        )
     for step in steps:
         check_step(model, step, layers)
     return steps
 
 
-def _mixes(mixes: Sequence[float]) -> list[float]:
-    if isinstance(mixes, str) or not isinstance(mixes, Sequence):
-        raise ValueError(f"mixes={mixes!r}: give a list of numbers in [0, 1], such as [0.1, 1.0].")
-    return sorted({check_mix(mix) for mix in mixes})
-
-
 def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
-    rows = _Rows()
+    rows: dict[str, list[pd.DataFrame]] = {"unchanged": [], "samples": [], "answers": []}
+    random: dict[tuple[str, int], Tensor] = {}  # sums of slopes over samples, [direction]
+    n = 0
     for batch in chunk.batches():
-        _of_batch(chunk.model, batch, plan, rows)
-    if not rows.n:  # no sample of the chunk could be decoded
+        n += len(batch.inputs)
+        _of_batch(chunk.model, batch, plan, rows, random)
+    if not n:  # no sample of the chunk could be decoded
         return {}
-    random = [
-        {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": rows.n}
-        for (name, layer), sums in rows.random.items()
+    if not plan.mixes:
+        kinds = {"sample": int, "replacement": str, "layer": int}
+        kinds |= dict.fromkeys(("mix", "loss", "right", "change"), float)
+        blank = {name: pd.Series(dtype=kind) for name, kind in kinds.items()}
+        rows["answers"].append(pd.DataFrame(blank))
+    slopes = [
+        {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": n}
+        for (name, layer), sums in random.items()
         for direction, value in enumerate(sums.tolist())
     ]
-    tables: dict[str, pd.DataFrame] = {
-        "unchanged": pd.concat(rows.unchanged, ignore_index=True),
-        "samples": pd.concat(rows.samples, ignore_index=True),
-        "answers": pd.concat(rows.mixes, ignore_index=True) if rows.mixes else _no_answers(),
-        "random": pd.DataFrame(random),
-    }
+    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
     for name in ("samples", "answers"):
         merge = SurgeryResult.STORED[name]  # merging sorts the rows
         tables[name] = merge(tables[name], tables[name].iloc[:0], {})
-    return tables
+    return tables | {"random": pd.DataFrame(slopes)}
 
 
-def _no_answers() -> pd.DataFrame:
-    kinds = {"sample": int, "replacement": str, "layer": int}
-    kinds |= dict.fromkeys(("mix", "loss", "right", "change"), float)
-    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
+def _of_batch(
+    model: HookedModel,
+    batch: Batch,
+    plan: _Plan,
+    rows: dict[str, list[pd.DataFrame]],
+    random: dict[tuple[str, int], Tensor],
+) -> None:
+    """Adds the slopes and answers of each step, in each layer and in all layers at once."""
+    first, layers = batch.start - plan.first, range(len(model.blocks))
+    classes = None if plan.classes is None else plan.classes[first : first + len(batch.inputs)]
+    base = answers.unchanged(model, batch.inputs, classes, plan.steps)
+    where = f"samples {batch.start} to {batch.last}"
+    _check(base.answers.loss, f"the loss in {where}")
 
+    def add(table: str, place: dict[str, Any], **numbers: Tensor) -> None:
+        values = {name: value.cpu().numpy() for name, value in numbers.items()}
+        samples = range(batch.start, batch.start + len(batch.inputs))
+        rows[table].append(pd.DataFrame({"sample": samples, **place, **values}))
 
-@dataclass(frozen=True)
-class _BatchPass:
-    """The measurement of one batch; it adds to the rows of its chunk."""
+    def add_answers(place: dict[str, Any], mix: float, hooks: list[Any]) -> None:
+        with torch.no_grad():
+            got = answers.answer(model, batch.inputs, classes, hooks)
+        _check(got.loss, f"the loss with {mix} of {place['replacement']!r}")
+        change = base.answers.change(got)
+        add("answers", place | {"mix": mix}, loss=got.loss, right=got.right, change=change)
 
-    model: HookedModel
-    batch: Batch
-    classes: Tensor | None
-    base: answers.Unchanged
-    plan: _Plan
-    rows: _Rows
-
-    def measure(self, step: Step) -> None:
-        """Adds the slopes and answers of a step, in each layer and in all layers at once."""
-        layers = range(len(self.model.blocks))
+    add("unchanged", {}, loss=base.answers.loss, right=base.answers.right)
+    for step in plan.steps:
         total: list[Tensor] = []
         for layer in layers:
-            new = self._computed(step, layer)
-            total.append(self._slopes(step, layer, new))
-            name = full_name(step.point, layer)
-            for mix in self.plan.mixes:
-                self._answers(step, layer, mix, [(name, partial(_mix, step=new, mix=mix))])
+            place, name = {"replacement": step.name, "layer": layer}, full_name(step.point, layer)
+            own, gradient, block = base.acts[name], base.gradients[name], model.blocks[layer]
+            acts = {point: base.acts[full_name(point, layer)] for point in step.reads}
+            visible = visible_tokens(model, layer, own.shape[1])
+            with torch.no_grad():
+                new = step.make(cast(Any, block), acts | {step.point: own}, visible, plan.eps)
+            new = new.to(own)
+            _check(new, f"{step.name!r} in layer {layer}, {where}")
+            products = [gradient.double() * part.double() for part in (new - own, new)]
+            total.append(torch.stack([product.sum(dim=(1, 2)) for product in products]))
+            add("samples", place, slope=total[-1][0], added=total[-1][1])
+            turns = answers.random_turns(step, layer, own.shape[-1], plan.directions, plan.seed)
+            order, signs = (part.to(own.device) for part in turns)
+            sums = answers.random_slopes(gradient, new - own, (order, signs)).cpu()
+            random[step.name, layer] = random.get((step.name, layer), 0.0) + sums
+            for mix in plan.mixes:
+                put = (name, lambda tensor, hook, new=new, mix=mix: torch.lerp(tensor, new, mix))
+                add_answers(place, mix, [put])
+        place = {"replacement": step.name, "layer": ALL}
         slopes = torch.stack(total).sum(dim=0)
-        self.rows.samples.append(_table(self.batch, step, ALL, slope=slopes[0], added=slopes[1]))
-        together = sum(self.rows.random[step.name, layer] for layer in layers)
-        self.rows.random[step.name, ALL] = torch.as_tensor(together)
-        for mix in self.plan.mixes:
-            hooks = replacement_hooks(self.model, [step], layers, mix, self.plan.eps)
-            self._answers(step, ALL, mix, hooks)
-
-    def _computed(self, step: Step, layer: int) -> Tensor:
-        """Returns the step that would replace the layer's own, computed on the unchanged stream."""
-        block: Any = self.model.blocks[layer]
-        with torch.no_grad():
-            acts = self.base.layer(step, layer)
-            visible = visible_tokens(self.model, layer, acts[step.point].shape[1])
-            new = step.make(block, acts, visible, self.plan.eps).to(acts[step.point])
-        where = f"samples {self.batch.start} to {self.batch.last}"
-        _check(new, f"{step.name!r} in layer {layer}, {where}")
-        return new
-
-    def _slopes(self, step: Step, layer: int, new: Tensor) -> Tensor:
-        """Adds a layer's slopes to the rows, and returns `slope` and `added`, `[2, batch]`."""
-        name, plan = full_name(step.point, layer), self.plan
-        own, gradient = self.base.acts[name], self.base.gradients[name]
-        slopes = torch.stack([answers.slope(gradient, new - own), answers.slope(gradient, new)])
-        self.rows.samples.append(_table(self.batch, step, layer, slope=slopes[0], added=slopes[1]))
-        turns = answers.random_turns(step, layer, own.shape[-1], plan.directions, plan.seed)
-        order, signs = (part.to(own.device) for part in turns)
-        sums = answers.random_slopes(gradient, new - own, (order, signs)).cpu()
-        self.rows.random[step.name, layer] = self.rows.random.get((step.name, layer), 0.0) + sums
-        return slopes
-
-    def _answers(self, step: Step, layer: int, mix: float, hooks: list[Hook]) -> None:
-        """Runs the model with hooks that change it, and adds the answers to the rows."""
-        with torch.no_grad():
-            got = answers.answer(self.model, self.batch.inputs, self.classes, hooks)
-        _check(got.loss, f"the loss with {mix} of {step.name!r} in layer {layer}")
-        numbers = {"loss": got.loss, "right": got.right, "change": self.base.answers.change(got)}
-        self.rows.mixes.append(_table(self.batch, step, layer, mix=mix, **numbers))
-
-
-def _of_batch(model: HookedModel, batch: Batch, plan: _Plan, rows: _Rows) -> None:
-    first = batch.start - plan.first
-    classes = None if plan.classes is None else plan.classes[first : first + len(batch.inputs)]
-    rows.n += len(batch.inputs)
-    base = answers.unchanged(model, batch.inputs, classes, plan.steps)
-    _check(base.answers.loss, f"the loss in samples {batch.start} to {batch.last}")
-    rows.unchanged.append(_table(batch, loss=base.answers.loss, right=base.answers.right))
-    batch_pass = _BatchPass(model, batch, classes, base, plan, rows)
-    for step in plan.steps:
-        batch_pass.measure(step)
-
-
-def _mix(tensor: Tensor, hook: Any, step: Tensor, mix: float) -> Tensor:
-    return mixed(tensor, step, mix)
-
-
-def _table(
-    batch: Batch, step: Step | None = None, layer: int = 0, **numbers: Tensor | float
-) -> pd.DataFrame:
-    where = {} if step is None else {"replacement": step.name, "layer": layer}
-    values = {
-        name: value.cpu().numpy() if isinstance(value, Tensor) else value
-        for name, value in numbers.items()
-    }
-    samples = range(batch.start, batch.start + len(batch.inputs))
-    return pd.DataFrame({"sample": samples, **where, **values})
+        add("samples", place, slope=slopes[0], added=slopes[1])
+        together = sum(random[step.name, layer] for layer in layers)
+        random[step.name, ALL] = torch.as_tensor(together)
+        for mix in plan.mixes:
+            add_answers(place, mix, replacement_hooks(model, [step], layers, mix, plan.eps))
 
 
 def _check(values: Tensor, what: str) -> None:

@@ -1,13 +1,16 @@
-"""The steps that can replace a layer's own, by name."""
+"""The steps that can replace a layer's own, and the context in which layers take them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from crate_hooks import full_name
 from crate_interp import measures
 from crate_interp.core import checks
 from crate_interp.measures.checks import in_full_precision
@@ -19,13 +22,13 @@ from crate_interp.models.layers.context import contexts
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import tied_subspaces
 from crate_interp.results.grouped_samples import counted
+from crate_interp.sweeps.runs.batches import check_model
 
 ATTENTION = ("gradient", "neumann", "plus", "minus")
 SOLUTION = "solution"
 Replacement = str | int  # a name, or a number of proximal steps
 Acts = Mapping[str, Tensor]  # activations of one layer, by point
-# takes (block, activations, visible tokens, eps), returns the step
-Make = Callable[[CrateBlock, Acts, Tensor | None, float], Tensor]
+Hook = tuple[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -34,50 +37,37 @@ class Step:
 
     name: its name in tables. point: the hook point of the layer's own step, which is replaced.
     reads: the points needed to compute the new step, in addition to `point`. make(block, acts,
-    visible, eps) computes the new step. lacking(block) returns why a layer cannot take it, or "".
+    visible, eps) computes the new step; visible: which tokens each token sees, None if all.
+    lacking(block) returns why a layer cannot take it, or "".
     """
 
     name: str
     point: str
     reads: tuple[str, ...]
-    make: Make
+    make: Callable[[CrateBlock, Acts, Tensor | None, float], Tensor]
     lacking: Callable[[CrateBlock], str]
 
 
-def attention_step(name: str) -> Step:
-    """Returns the step of this name that replaces attention.
-
-    Raises ValueError for an unknown name.
-    """
-    checks.one_of("attention", name, ATTENTION)
-    return Step(
-        name, "hook_attn_out", ("hook_resid_pre", "attn.hook_z"), partial(_attention, name), _no_u
-    )
-
-
-def sparse_step(what: Replacement) -> Step:
-    """Returns a replacement of the sparse step: n proximal steps, or the lasso's solution.
-
-    Raises ValueError for anything but a whole number of at least 1 or "solution".
-    """
-    reads = ("ln2.hook_normalized",)
-    if what == SOLUTION:
-        return Step(SOLUTION, "mlp.hook_post", reads, _solution, _no_lasso)
-    if not checks.is_int(what):
-        raise ValueError(f"sparse={what!r}: give a number of proximal steps, or 'solution'.")
-    count = checks.count("sparse", what)
-    return Step(counted(count, "steps"), "mlp.hook_post", reads, partial(_steps, count), _no_lasso)
-
-
-def any_step(what: Replacement) -> Step:
+def any_step(
+    what: Replacement,
+    name: str = "replacement",
+    choices: Sequence[str] = (*ATTENTION, SOLUTION),
+) -> Step:
     """Returns the step for a name or a number of proximal steps.
 
-    Raises ValueError for an unknown name.
+    Raises ValueError, with the argument's `name`, for another one.
     """
-    if checks.is_int(what):
-        return sparse_step(what)
-    name = checks.one_of("replacement", what, (*ATTENTION, SOLUTION))
-    return sparse_step(name) if name == SOLUTION else attention_step(name)
+    reads = ("ln2.hook_normalized",)
+    if checks.is_int(what) and SOLUTION in choices:
+        count = checks.count(name, what)
+        words, make = counted(count, "steps"), partial(_steps, count)
+        return Step(words, "mlp.hook_post", reads, make, _no_lasso)
+    if what == SOLUTION and SOLUTION in choices:
+        return Step(SOLUTION, "mlp.hook_post", reads, _solution, _no_lasso)
+    numbers = ["a number of proximal steps"] if SOLUTION in choices else []
+    chosen = checks.one_of(name, what, [*choices, *numbers])
+    reads = ("hook_resid_pre", "attn.hook_z")
+    return Step(chosen, "hook_attn_out", reads, partial(_attention, chosen), _no_u)
 
 
 def visible_tokens(model: HookedModel, layer: int, pos: int) -> Tensor | None:
@@ -87,27 +77,127 @@ def visible_tokens(model: HookedModel, layer: int, pos: int) -> Tensor | None:
     return contexts(model.cfg, pos, None, torch.device(model.cfg.device))[layer].mask
 
 
+@contextmanager
+def replaced(
+    model: HookedModel,
+    *,
+    attention: str | None = None,
+    sparse: str | int | None = None,
+    layers: Sequence[int] | None = None,
+    mix: float = 1.0,
+    eps: float = 0.1,
+) -> Iterator[HookedModel]:
+    """Puts another step in place of attention, of the sparse step, or of both, in some layers.
+
+        with ci.surgeries.replaced(model, attention="gradient", layers=[3], mix=0.1):
+            logits = model(images)
+
+    While the context is open, the output of attention (hook_attn_out) becomes `(1 - mix) own + mix
+    step`, and so does the code of the sparse step (mlp.hook_post).
+
+    attention: a step computed from the stored U and the layer's input Z^l. "gradient" is `-grad
+    R^c(Z^l)`, the step from which arXiv 2306.01129 derives attention; "neumann" is the first two
+    terms of its Neumann series (eq. 9). "plus" and "minus" are MSSA with the output map U_k^T
+    (CRATE-C) or -U_k^T (CRATE-N, arXiv 2411.17182) on the layer's own attn.hook_z. Each step is
+    scaled, sample by sample, to the Frobenius length of the layer's own update. In a language model
+    each token takes the gradient of the rate of the tokens that it sees, since the gradient over
+    all tokens would reveal later tokens; tokens in a `past` are not counted.
+
+    sparse: a number n takes n proximal steps on the layer's own lasso, with the layer's eta, lambd
+    and start; "solution" takes a solution of this lasso (`measures.lasso_solution` to a tolerance
+    of 3e-4).
+
+    layers: None means all. The steps are constants: gradients flow only through `(1 - mix) own`.
+    The hooks are gone when the context closes, also after an exception.
+
+    Raises ValueError if no step is given, for an unknown step, for layers that the model does not
+    have, for a mix outside [0, 1], and if a layer has no U or no lasso; the error says why.
+    """
+    check_model(model)
+    steps = [] if attention is None else [any_step(attention, "attention", ATTENTION)]
+    steps += [] if sparse is None else [any_step(sparse, "sparse", [SOLUTION])]
+    if not steps:
+        raise ValueError(
+            "there is nothing to replace: give attention= or sparse=, such as attention='gradient'."
+        )
+    count = len(model.blocks)
+    several = isinstance(layers, (list, tuple, range, set))
+    chosen = list(range(count)) if layers is None else list(layers) if several else []
+    if not chosen or not all(checks.is_int(layer) and 0 <= layer < count for layer in chosen):
+        raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}, or None for all.")
+    for step in steps:
+        check_step(model, step, chosen)
+    share, eps = check_mix(mix), checks.positive("eps", eps)
+    hooks: Any = replacement_hooks(model, steps, sorted(set(chosen)), share, eps)
+    with model.hooks(hooks):
+        yield model
+
+
+def replacement_hooks(
+    model: HookedModel, steps: Sequence[Step], layers: Sequence[int], mix: float, eps: float
+) -> list[Hook]:
+    """Returns the hooks that compute steps in layers and mix them with the layers' own steps."""
+
+    def keep(tensor: Tensor, hook: Any, point: str, acts: dict[str, Tensor]) -> None:
+        acts[point] = tensor.detach()
+
+    def put(tensor: Tensor, hook: Any, step: Step, layer: int, acts: dict[str, Tensor]) -> Tensor:
+        block: Any = model.blocks[layer]
+        with torch.no_grad():
+            acts[step.point] = tensor.detach()
+            new = step.make(block, acts, visible_tokens(model, layer, tensor.shape[1]), eps)
+        acts.clear()
+        return torch.lerp(tensor, new.to(tensor), mix)
+
+    hooks: list[Hook] = []
+    for layer in layers:
+        for step in steps:
+            acts: dict[str, Tensor] = {}
+            for point in step.reads:
+                hooks.append((full_name(point, layer), partial(keep, point=point, acts=acts)))
+            change = partial(put, step=step, layer=layer, acts=acts)
+            hooks.append((full_name(step.point, layer), change))
+    return hooks
+
+
+def check_mix(mix: float) -> float:
+    """Returns a mix as a float; raises ValueError unless it lies in [0, 1]."""
+    if not checks.is_number(mix) or not 0 <= mix <= 1:
+        raise ValueError(f"mix={mix!r}: give a number from 0 (own step) to 1 (the other step).")
+    return float(mix)
+
+
+def check_step(model: HookedModel, step: Step, layers: Sequence[int]) -> None:
+    """Raises ValueError, with the reason, if a layer cannot take the step."""
+    blocks: list[Any] = list(model.blocks)
+    for layer in layers:
+        reason = step.lacking(blocks[layer])
+        if reason:
+            raise ValueError(
+                f"layer {layer} cannot take {step.name!r}: {reason}. Give other layers or steps."
+            )
+
+
 def _attention(
     name: str, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_model"]:
     u = tied_subspaces(block)
     assert u is not None  # _no_u has checked this
-    u = u.detach()
+    u, z, own = u.detach(), acts["hook_resid_pre"], acts["hook_attn_out"]
     if name in ("plus", "minus"):
         update = written(acts["attn.hook_z"].transpose(1, 2), u)
         update = -update if name == "minus" else update
-    elif visible is None:
-        form = (
-            measures.subspace_coding_rate_gradient
-            if name == "gradient"
-            else measures.neumann_gradient
-        )
-        update = -form(acts["hook_resid_pre"], u, eps)
+    elif visible is not None:
+        update = -visible_gradient(z, u, eps, visible, exact=name == "gradient")
+    elif name == "gradient":
+        update = -measures.subspace_coding_rate_gradient(z, u, eps)
     else:
-        update = -visible_gradient(
-            acts["hook_resid_pre"], u, eps, visible, exact=name == "gradient"
-        )
-    return _at_length(update, acts["hook_attn_out"])
+        update = -measures.neumann_gradient(z, u, eps)
+    # per sample to the length of the layer's own update; an update of 0 stays 0
+    length, right = (
+        torch.linalg.vector_norm(x.double(), dim=(1, 2), keepdim=True) for x in (update, own)
+    )
+    return (update.double() * (right / length.where(length > 0, 1.0))).to(own.dtype)
 
 
 @in_full_precision
@@ -132,40 +222,18 @@ def visible_gradient(
     (-.09, -.24 to .04). Raises ValueError as `coding_rate` does.
     """
     check_rate(z, eps)
-    wide, term = u.double(), _exact if exact else _series
-    scale = (u.shape[-1] / (visible.sum(dim=-1).double() * eps**2))[:, None]  # [pos, 1]
-    heads = head_codes(z.double(), wide).unbind(dim=-3)  # one head at a time, to save memory
-    terms = [term(codes, _grams(codes, visible), scale) for codes in heads]
+    wide, width = u.double(), u.shape[-1]
+    scale = (width / (visible.sum(dim=-1).double() * eps**2))[:, None]  # [pos, 1]
+    eye, terms = torch.eye(width, dtype=torch.float64, device=z.device), []
+    for codes in head_codes(z.double(), wide).unbind(dim=-3):  # one at a time, to save memory
+        squares = (codes[..., :, None] * codes[..., None, :]).flatten(2)
+        grams = (visible.to(codes) @ squares).unflatten(2, (width, width))
+        if exact:
+            factors = torch.linalg.cholesky(eye + scale[..., None] * grams)
+            terms.append(torch.cholesky_solve((scale * codes)[..., None], factors)[..., 0])
+        else:
+            terms.append(scale * codes - scale**2 * (codes[..., None, :] @ grams)[..., 0, :])
     return written(torch.stack(terms, dim=-3), wide).to(z.dtype)
-
-
-def _grams(
-    codes: Float[Tensor, "batch pos d_head"], visible: Bool[Tensor, "pos pos"]
-) -> Float[Tensor, "batch pos d_head d_head"]:
-    """Returns, for each token, the Gram matrix of the codes that it sees."""
-    squares = (codes[..., :, None] * codes[..., None, :]).flatten(2)
-    return (visible.to(codes) @ squares).unflatten(2, (codes.shape[-1], codes.shape[-1]))
-
-
-def _exact(codes: Tensor, grams: Tensor, scale: Tensor) -> Tensor:
-    eye = torch.eye(codes.shape[-1], dtype=codes.dtype, device=codes.device)
-    factors = torch.linalg.cholesky(eye + scale[..., None] * grams)
-    return torch.cholesky_solve((scale * codes)[..., None], factors)[..., 0]
-
-
-def _series(codes: Tensor, grams: Tensor, scale: Tensor) -> Tensor:
-    return scale * codes - scale**2 * (codes[..., None, :] @ grams)[..., 0, :]
-
-
-def _at_length(
-    update: Float[Tensor, "batch pos d_model"], own: Float[Tensor, "batch pos d_model"]
-) -> Float[Tensor, "batch pos d_model"]:
-    """Returns an update scaled, per sample, to the length of `own`; an update of 0 stays 0."""
-    length, wanted = (
-        torch.linalg.vector_norm(x.double(), dim=(1, 2), keepdim=True) for x in (update, own)
-    )
-    scale = wanted / length.where(length > 0, 1.0)
-    return (update.double() * scale).to(own.dtype)
 
 
 def _steps(

@@ -1,7 +1,8 @@
 """Sparse rate reduction as a term of a training loss."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -70,7 +71,20 @@ class SRRRegularizer:
                 f"the layers of family {model.cfg.family!r} have no subspaces U_k, which the "
                 "sparse rate reduction needs. Give a CRATE."
             )
-        self.layers = _numbers(layers, len(self.blocks))
+        count = len(self.blocks)
+        chosen: list[Any] = list(range(count))
+        if isinstance(layers, str):
+            checks.one_of("layers", layers, ("last", "random"))
+            chosen = chosen[-1:] if layers == "last" else chosen
+        else:
+            chosen = list(layers) if isinstance(layers, (list, tuple, range)) else [layers]
+        right = chosen and all(checks.is_int(one) and 0 <= one < count for one in chosen)
+        if not right or len(set(chosen)) < len(chosen):
+            raise ValueError(
+                f"layers={layers!r}: give 'last', 'random' or different numbers from 0 to "
+                f"{count - 1}."
+            )
+        self.layers = sorted(chosen)
         self.penalty, self.normalise = penalty, checks.flag("normalise", normalise)
         self.one = layers == "random"
         self.last: dict[int, float] = {}
@@ -90,8 +104,13 @@ class SRRRegularizer:
     def __enter__(self) -> "SRRRegularizer":
         if self._handles:
             raise RuntimeError("this regulariser is open already: use one `with` at a time.")
+
+        def record(block: nn.Module, args: tuple, kwargs: dict, layer: int) -> None:
+            if not self._again and args and args[0].requires_grad:
+                self._seen[layer] = args, kwargs
+
         for layer in self.layers:
-            hook = self._recorder(layer)
+            hook = partial(record, layer=layer)
             block = self.blocks[layer]
             self._handles.append(block.register_forward_pre_hook(hook, with_kwargs=True))
         return self
@@ -102,25 +121,14 @@ class SRRRegularizer:
         self._handles.clear()
         self._seen.clear()
 
-    def _recorder(self, layer: int):
-        def record(block: nn.Module, args: tuple, kwargs: dict) -> None:
-            if not self._again and args and args[0].requires_grad:
-                self._seen[layer] = args, kwargs
-
-        return record
-
     def __call__(self) -> Float[Tensor, ""]:
         """Returns the term for the last forward, to be added to the loss."""
-        if not self._handles:
-            raise RuntimeError(
-                "the regulariser is not open: use `with ci.SRRRegularizer(model) as penalty:` "
-                "around the loop."
-            )
         check_gradients("SRRRegularizer", self._model)
         if not self._seen:
             raise RuntimeError(
-                "there was no forward with gradients since the last call: call the model first, "
-                "with gradients (not under torch.no_grad())."
+                "there was no forward with gradients since the last call: open the regulariser, "
+                "`with ci.SRRRegularizer(model) as penalty:`, and call the model first, not under "
+                "torch.no_grad()."
             )
         seen, self._seen = self._seen, {}
         chosen = [self._draws.choice(self.layers)] if self.one else self.layers
@@ -140,21 +148,3 @@ class SRRRegularizer:
         u, size = subspaces(block), _PENALTIES[self.penalty]
         assert u is not None  # checked before
         return sparse_rate_reduction(z, u, self.eps, self.lambd, size, self.normalise).mean()
-
-
-def _numbers(layers: str | Sequence[int], count: int) -> list[int]:
-    """Returns the layers that may be chosen, in ascending order.
-
-    Raises ValueError for anything but "last", "random", or different numbers of layers.
-    """
-    if isinstance(layers, str):
-        checks.one_of("layers", layers, ("last", "random"))
-        return [count - 1] if layers == "last" else list(range(count))
-    given = list(layers) if isinstance(layers, Iterable) else [layers]
-    if not given or any(type(one) is not int or not 0 <= one < count for one in given):
-        raise ValueError(
-            f"layers={given!r}: give 'last', 'random' or numbers from 0 to {count - 1}."
-        )
-    if len(set(given)) < len(given):
-        raise ValueError(f"layers={given!r}: a layer is named twice. Name each layer once.")
-    return sorted(given)

@@ -1,11 +1,13 @@
 """ci.watch: probes on fixed samples at every n-th step of a training."""
 
 import functools
+import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ from crate_interp.sweeps.run import Probes, planned
 from crate_interp.sweeps.runs.batches import ranges_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.sweeps.runs.provenance import code_of
-from crate_interp.training.callbacks import CALLBACKS
 from crate_interp.training.watch_result import STORED, WatchResult
 
 _STAGE = "watch"
@@ -82,26 +83,31 @@ class Watch:
                 if step <= self.start and self._ledger.has(_STAGE, step, entries):
                     self._steps[step] = self._ledger.read(_STAGE, step, entries)
         if self.now in self._steps:
-            self._check_same_training(self._steps[self.now])
+            try:
+                self._check_same_training()
+            except BaseException:
+                self._open.close()
+                self._open = self._ledger = None
+                raise
         if not self._steps:
             self._measure()
         return self
 
-    def _check_same_training(self, kept: Tables) -> None:
+    def _check_same_training(self) -> None:
         """Raises ValueError if the model's numbers at this step differ from those in the folder."""
-        assert self._open is not None
-        try:
-            other = _other(kept, self._tables())
-            if other is not None:
-                raise ValueError(
-                    f"{self.out} holds another training: at step {self.now} {other}. Give another "
-                    "out, the start= that belongs to the model's checkpoint, or resume=False to "
-                    "start the folder over."
-                )
-        except BaseException:
-            self._open.close()
-            self._open = self._ledger = None
-            raise
+        kept, now = self._steps[self.now], self._tables()
+        for name in ("samples", "moments", "weights"):
+            for column in kept[name].select_dtypes("float").columns.difference(["n", "squares"]):
+                was, found = (tables[name][column].to_numpy() for tables in (kept, now))
+                # a wide tolerance: another device or precision does not make it another training
+                same = was.shape == found.shape
+                if not same or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
+                    raise ValueError(
+                        f"{self.out} holds another training: at step {self.now} the mean of "
+                        f"{column} is {np.nanmean(was):.4g} in the folder and "
+                        f"{np.nanmean(found):.4g} in this model. Give another out, the start= that "
+                        "belongs to the model's checkpoint, or resume=False to start over."
+                    )
 
     def __exit__(self, kind: type | None, *error: object) -> None:
         assert self._open is not None
@@ -140,11 +146,12 @@ class Watch:
             reasons = "; ".join(self.not_measured.values()) or "open the watch with `with` first"
             raise ValueError(f"nothing was measured yet: {reasons}.")
         steps = sorted(self._steps)
-        tables = {
-            name: pd.concat([_at(step, self._steps[step][name]) for step in steps])
-            for name in STORED
-        }
-        tables = {name: table.reset_index(drop=True) for name, table in tables.items()}
+        tables: Tables = {}
+        for name in STORED:
+            parts = [self._steps[step][name].copy() for step in steps]
+            for step, part in zip(steps, parts, strict=True):
+                part.insert(0, "step", step)
+            tables[name] = pd.concat(parts, ignore_index=True)
         _, meta = with_facts(self._steps[steps[-1]], self.meta)
         meta |= {"steps": steps, "not_measured": {str(n): w for n, w in self.not_measured.items()}}
         return WatchResult(tables, meta | {"seconds": round(self.seconds, 3)})
@@ -162,7 +169,12 @@ class Watch:
             self.not_measured[step] = plain(error, 300)
             warnings.warn(f"step {step} was not measured: {plain(error, 300)}", stacklevel=3)
         else:
-            self._keep(step, tables)
+            self._steps[step] = tables
+            if self._ledger is not None:
+                samples: Any = self.stage.samples
+                stop = samples.start + samples.n
+                seconds = float(tables["chunk"]["seconds"].iloc[0])
+                self._ledger.write(_STAGE, step, samples.start, stop, tables, seconds)
         finally:
             self.seconds += time.perf_counter() - started
 
@@ -180,35 +192,6 @@ class Watch:
             for module in training:
                 module.training = True
             self.stage.once.clear()  # `once` holds values computed from weights, which change
-
-    def _keep(self, step: int, tables: Tables) -> None:
-        self._steps[step] = tables
-        if self._ledger is not None:
-            samples: Any = self.stage.samples
-            stop = samples.start + samples.n
-            seconds = float(tables["chunk"]["seconds"].iloc[0])
-            self._ledger.write(_STAGE, step, samples.start, stop, tables, seconds)
-
-
-def _other(kept: Tables, now: Tables) -> str | None:
-    """Returns how the numbers of a step differ from those in the folder, or None if they agree."""
-    for name in ("samples", "moments", "weights"):
-        numbers = kept[name].select_dtypes("float").columns
-        for column in numbers.difference(["n", "squares"]):
-            was, found = kept[name][column].to_numpy(), now[name][column].to_numpy()
-            # a wide tolerance: another device or precision does not make it another training
-            if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
-                means = [f"{np.nanmean(values):.4g}" for values in (was, found)]
-                return (
-                    f"the mean of {column} is {means[0]} in the folder and {means[1]} in this model"
-                )
-    return None
-
-
-def _at(step: int, table: pd.DataFrame) -> pd.DataFrame:
-    table = table.copy()
-    table.insert(0, "step", step)
-    return table
 
 
 def watch(
@@ -299,3 +282,66 @@ def _remembered(samples: Samples, size: int, masks: bool) -> tuple[Samples, dict
 def _copied(read: Reads) -> Reads:
     """Returns a function that reads once, and copies: the training may reuse the tensor."""
     return functools.cache(lambda start, stop: read(start, stop).clone())
+
+
+def _transformers(watch: Any) -> Any:
+    """Makes a Watch class for Hugging Face's Trainer; raises ImportError without transformers."""
+    from transformers import TrainerCallback
+
+    class TransformersWatch(watch, TrainerCallback):
+        """A watch as a callback of transformers.Trainer."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.is_world_process_zero:
+                self.start = max(self.start, state.global_step)
+                self.__enter__()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.is_world_process_zero:
+                self.step(state.global_step)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.is_world_process_zero:
+                self.__exit__(None)
+
+    return TransformersWatch
+
+
+def _lightning(watch: Any) -> Any:
+    """Makes a Watch class for Lightning's Trainer; raises ImportError without Lightning.
+
+    Lightning has two packages: `lightning.pytorch` is used if it is already imported, else
+    `pytorch_lightning`.
+    """
+    package = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
+    base: Any = import_module(package).Callback
+
+    class LightningWatch(watch, base):
+        """A watch as a callback of Lightning's Trainer."""
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.is_global_zero:
+                self.start = max(self.start, trainer.global_step)
+                self.__enter__()
+
+        def on_train_batch_end(self, trainer: Any, *others: Any) -> None:
+            # a batch whose gradients are only accumulated is not an update
+            if trainer.is_global_zero and trainer.global_step > self.now:
+                self.step(trainer.global_step)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.is_global_zero:
+                self.__exit__(None)
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            if self._open is not None:
+                self.__exit__(type(exception), exception)
+
+    return LightningWatch
+
+
+# name of the trainer -> a function that makes a subclass of Watch
+CALLBACKS: dict[str, Callable[[Any], Any]] = {
+    "transformers": _transformers,
+    "lightning": _lightning,
+}

@@ -7,20 +7,13 @@ from typing import Any, Unpack
 import pandas as pd
 import torch
 
-from crate_interp.circuits.atlases.atom_ablation import (
-    ablated,
-    ablations,
-    agreement,
-    predicted,
-    strongest,
-)
-from crate_interp.circuits.atlases.atom_directions import directions
-from crate_interp.circuits.atlases.atom_effects import Loss, effect_sums, loss_on
+from crate_interp.circuits.atlases import atom_ablation
+from crate_interp.circuits.atlases.atom_effects import Loss, check_logits, effect_sums, loss_on
+from crate_interp.circuits.atlases.atom_logits import directions, logit_effects, named
 from crate_interp.circuits.atlases.excerpts import excerpts
-from crate_interp.circuits.atlases.logit_effects import logit_effects, named
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
-from crate_interp.data import Data, Samples
+from crate_interp.data import Data
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
@@ -34,7 +27,7 @@ from crate_interp.stats.significance import LEVEL, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage
 from crate_interp.sweeps.runs.batches import Chunk, check_model, check_one_length, samples_of
 from crate_interp.sweeps.runs.chunked_pass import OF_A_CHUNK, Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 _KEYS = ["layer", "atom"]
@@ -51,7 +44,9 @@ def _atlas(result: Result) -> pd.DataFrame:
     effects = effects[_KEYS].assign(**numbers)
     atoms = result.table("atoms").merge(effects, on=_KEYS)
     tried = result.table("ablations")
-    atoms = atoms.merge(ablated(tried, result.groups_at(tried["sample"])), on=_KEYS, how="left")
+    atoms = atoms.merge(
+        atom_ablation.ablated(tried, result.groups_at(tried["sample"])), on=_KEYS, how="left"
+    )
     atoms = atoms.assign(ablated=atoms["ablated"].fillna(0).astype(int))
     sides: Any = result.table("directions")
     if len(result.table("logits")):
@@ -107,7 +102,7 @@ class Atlas(AtomResult):
     DERIVED = {
         **AtomResult.DERIVED,
         "atlas": _atlas,
-        "agreement": lambda result: agreement(result.table("ablations")),
+        "agreement": lambda result: atom_ablation.agreement(result.table("ablations")),
     }
 
     def row(self, layer: int, atom: int) -> dict[str, Any]:
@@ -148,7 +143,7 @@ class Atlas(AtomResult):
     def lead(self, layer: int | None = None) -> tuple[int, int]:
         """Returns (layer, atom) of the atom that `largest` is about."""
         tried, effects = (self._of_layer(name, layer) for name in ("ablations", "effects"))
-        found = strongest(tried, self.groups_at(tried["sample"]))
+        found = atom_ablation.strongest(tried, self.groups_at(tried["sample"]))
         if found is not None:
             return int(found["layer"]), int(found["atom"])
         place = (effects["squares"] / effects["n"]).idxmax()
@@ -164,7 +159,7 @@ class Atlas(AtomResult):
         """
         unit = self.meta["unit"]
         tried = self._of_layer("ablations", layer)
-        found = strongest(tried, self.groups_at(tried["sample"]))
+        found = atom_ablation.strongest(tried, self.groups_at(tried["sample"]))
         if found is None:
             found = self.row(*self.lead(layer))
             low, high = found["first_order_low"], found["first_order_high"]
@@ -181,7 +176,7 @@ class Atlas(AtomResult):
             f"by {found['effect']:+.2g} nats ({ends}, {counted(found['n'], unit)}): of "
             f"{len(tried[_KEYS].drop_duplicates()):,} atoms it has the largest exact effect on "
             f"other {unit}. First order predicts the exact effects of these atoms with a "
-            f"correlation of {predicted(tried):.2f} (Pearson)."
+            f"correlation of {atom_ablation.predicted(tried):.2f} (Pearson)."
         )
 
     def _of_layer(self, name: str, layer: int | None) -> Any:
@@ -242,7 +237,9 @@ def atlas(
     for windows of one token, and under torch.inference_mode(), because effects need gradients.
     """
     options = run_options(atlas, run)
-    _check_logits(model)
+    check_model(model)
+    check_atoms(model.cfg, "an atlas")
+    check_logits(model, "an atlas")
     check_gradients("atlas", model)
     ablate = checks.count("ablate", ablate, least=0)
     checks.count("top", top)
@@ -251,39 +248,16 @@ def atlas(
     loss = loss_on(model, samples)
     meta = data_meta(model, samples, options.batch_size) | {"loss": loss.kind}
     meta["settings"] = atom_settings(model, top=top) | {"ablate": ablate}
-    with open_job(
-        ATLAS, meta, options, model, read={"labels": digest_of_labels(loss.classes)}
-    ) as job:
-        return _measured(job, model, samples, meta, loss)
-
-
-def _check_logits(model: HookedModel) -> None:
-    check_model(model)
-    check_atoms(model.cfg, "an atlas")
-    if model.cfg.kind not in ("vision", "text"):
-        raise ValueError(
-            f"{type(model).__name__} has no logits, which an atlas needs: give a classifier of "
-            "images or a language model."
-        )
-
-
-def _measured(
-    job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
-) -> Any:
-    """Runs the stages of an atlas; returns it, or None while chunks of other shards are missing."""
-    job.run(atom_stage(model, samples, meta["settings"]))
-    job.run(Stage("effects", model, samples, partial(effect_sums, loss=loss)))
-    found = job.before("atoms", "effects")
-    if found is None:
-        return None
-    atoms = found["atoms"]
-    skipped = set(atoms["skipped"]["sample"].tolist()) if "skipped" in atoms else set()
-    of_few = partial(
-        _of_few, ablate=meta["settings"]["ablate"], loss=loss, progress=job.options.progress,
-        effects=found["effects"]["effects"], places=atoms["top"], skipped=skipped,
-    )  # fmt: skip
-    job.run(Stage("few", model, samples, of_few, whole=True))
-    return job.result()
+    read = {"labels": digest_of_labels(loss.classes)}
+    with open_job(ATLAS, meta, options, model, read=read) as job:
+        job.run(atom_stage(model, samples, meta["settings"]))
+        job.run(Stage("effects", model, samples, partial(effect_sums, loss=loss)))
+        found = job.before("atoms", "effects")
+        if found is None:
+            return None
+        of_few = partial(_of_few, ablate=ablate, loss=loss, progress=options.progress, found=found)
+        job.run(Stage("few", model, samples, of_few, whole=True))
+        return job.result()
 
 
 def atlas_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Atlas:
@@ -307,16 +281,11 @@ ATLAS = Kind(
 
 
 def _of_few(
-    chunk: Chunk,
-    ablate: int,
-    loss: Loss,
-    effects: pd.DataFrame,
-    places: pd.DataFrame,
-    skipped: set[int],
-    progress: bool,
+    chunk: Chunk, ablate: int, loss: Loss, progress: bool, found: Mapping[str, Tables]
 ) -> Tables:
     """Returns the last stage's tables: those of `ablate` samples, of weights and of excerpts."""
-    model, samples = chunk.model, chunk.samples
+    model, samples, atoms = chunk.model, chunk.samples, found["atoms"]
+    skipped = set(atoms["skipped"]["sample"].tolist()) if "skipped" in atoms else set()
     there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
     # a quarter of the samples costs less than all else together; 8 are needed for an interval
     count = min(ablate, max(len(there) // 4, min(len(there) // 2, _LEAST)))
@@ -327,11 +296,12 @@ def _of_few(
         inputs = inputs.to(model.cfg.device)
     with torch.no_grad():
         known = directions(model)
+    effects = found["effects"]["effects"]
     tables = {
         "logits": logit_effects(model, None if model.cfg.residual else inputs, numbers, samples),
-        "ablations": ablations(model, inputs, numbers, loss, effects, progress),
+        "ablations": atom_ablation.ablations(model, inputs, numbers, loss, effects, progress),
         "directions": known,
-        **excerpts(places, model, samples, progress),
+        **excerpts(atoms["top"], model, samples, progress),
     }
     chunk.advance(samples.n)
     return tables

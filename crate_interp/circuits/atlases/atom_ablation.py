@@ -46,18 +46,15 @@ def ablations(
         return pd.DataFrame({name: [] for name in COLUMNS})
     with torch.no_grad():
         first, _ = loss_effects(model, inputs, numbers, loss)  # [sample, layer, atom]
-        chosen = _chosen(effects, first)
+        squares = torch.tensor(effects["squares"].to_numpy()).view(first.shape[1:])
+        others = squares - first.square().sum(dim=0)
+        chosen = others.topk(min(PER_LAYER, others.shape[1]), dim=1).indices  # [layer, place]
         exact = _exact(model, inputs, numbers, loss, chosen, progress)  # [sample, layer, place]
     sample, layer, place = np.indices(exact.shape).reshape(3, -1)
     atom = chosen.numpy()[layer, place]
-    columns: dict[str, Any] = {
-        "sample": np.asarray(numbers)[sample],
-        "layer": layer,
-        "atom": atom,
-        "first_order": first.numpy()[sample, layer, atom],
-        "ablation": exact.flatten().numpy(),
-    }
-    return pd.DataFrame(columns).sort_values(["sample", *_KEYS], ignore_index=True)
+    columns = (np.asarray(numbers)[sample], layer, atom, first.numpy()[sample, layer, atom])
+    table = pd.DataFrame(dict(zip(COLUMNS, (*columns, exact.flatten().numpy()), strict=True)))
+    return table.sort_values(["sample", *_KEYS], ignore_index=True)
 
 
 Groups = Int[np.ndarray, "row"] | None  # of the sample of each row; None: they are independent
@@ -148,13 +145,6 @@ def predicted(table: pd.DataFrame) -> float:
     return float(means.corr().loc["first_order", "ablation"])
 
 
-def _chosen(effects: pd.DataFrame, first: Float[Tensor, "sample layer atom"]) -> Tensor:
-    """Returns the numbers of the chosen atoms, `[layer, place]`."""
-    squares = torch.tensor(effects["squares"].to_numpy()).view(first.shape[1:])
-    others = squares - first.square().sum(dim=0)
-    return others.topk(min(PER_LAYER, others.shape[1]), dim=1).indices
-
-
 def _exact(
     model: Any, inputs: Tensor, numbers: Sequence[int], loss: Loss, chosen: Tensor, progress: bool
 ) -> Float[Tensor, "sample layer place"]:
@@ -165,12 +155,11 @@ def _exact(
     bar = tqdm(total=len(inputs) * len(layers), desc="ablations", disable=not progress)
     for piece, own in zip(inputs.split(size), torch.as_tensor(numbers).split(size), strict=True):
         logits, cache = model.run_with_cache(piece, names_filter=names)
-        wanted = loss.wanted(logits, piece, own.tolist())
-        before = losses(logits, wanted).double()
+        right = loss.wanted(logits, piece, own.tolist())
+        before = losses(logits, right).double()
         changes = []
         for layer in layers:
-            codes, stream = cache.at(CODE, layer), cache.at("hook_resid_post", layer)
-            after = _without(model, piece, wanted, layer, codes, stream, chosen[layer])
+            after = _without(model, piece, right, layer, cache, chosen[layer])
             changes.append((after - before).T.cpu())
             bar.update(len(piece))
         found.append(torch.stack(changes, dim=1))
@@ -179,15 +168,10 @@ def _exact(
 
 
 def _without(
-    model: Any,
-    inputs: Tensor,
-    wanted: Tensor,
-    layer: int,
-    codes: Tensor,
-    stream: Tensor,
-    atoms: Tensor,
+    model: Any, inputs: Tensor, right: Tensor, layer: int, cache: Any, atoms: Tensor
 ) -> Float[Tensor, "atom batch"]:
     """Returns, for each atom, the loss of each sample if this atom is 0 at every token."""
+    codes, stream = cache.at(CODE, layer), cache.at("hook_resid_post", layer)
     directions = model.blocks[layer].mlp.written()
     copies = _TOKENS // (len(inputs) * codes.shape[1])
     if model.cfg.kind == "text":
@@ -195,17 +179,12 @@ def _without(
     after = []
     for group in atoms.to(codes.device).split(max(1, copies)):
         gone = einsum(codes[..., group], directions[group], "b n atom, atom d -> atom b n d")
-        logits = _rest(model, inputs, layer, (stream - gone).flatten(0, 1))
-        many = wanted.repeat(len(group), *[1] * (wanted.ndim - 1))
+        changed = (stream - gone).flatten(0, 1)
+        if not hasattr(model, "x0_lambdas"):
+            logits = model(changed, start_at_layer=layer + 1)
+        else:  # later layers add the embedding again, so the layers below have to run too
+            hook = (full_name("hook_resid_post", layer), lambda post, hook, new=changed: new)
+            logits = model.run_with_hooks(inputs.repeat(len(group), 1), fwd_hooks=[hook])
+        many = right.repeat(len(group), *[1] * (right.ndim - 1))
         after.append(losses(logits, many).unflatten(0, (len(group), -1)).double())
     return torch.cat(after)
-
-
-def _rest(model: Any, inputs: Tensor, layer: int, stream: Tensor) -> Tensor:
-    """Returns the logits of copies of the inputs, with the stream after a layer replaced."""
-    if not hasattr(model, "x0_lambdas"):
-        return model(stream, start_at_layer=layer + 1)
-    # later layers add the embedding again, so the layers below have to run too
-    many = inputs.repeat(len(stream) // len(inputs), 1)
-    name = full_name("hook_resid_post", layer)
-    return model.run_with_hooks(many, fwd_hooks=[(name, lambda post, hook: stream)])

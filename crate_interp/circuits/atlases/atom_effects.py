@@ -55,6 +55,15 @@ class Loss:
         return self.classes[torch.as_tensor(numbers) - self.start].to(logits.device)
 
 
+def check_logits(model: HookedModel, what: str) -> None:
+    """Raises ValueError if a model has no answers, which `what` needs."""
+    if model.cfg.kind not in ("vision", "text") or not model.has_logits:
+        raise ValueError(
+            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, which "
+            f"{what} needs: give a classifier of images or a language model."
+        )
+
+
 def loss_on(model: HookedModel, samples: Samples) -> Loss:
     """Returns the loss for a data set. It uses labels if every label is a class of the model.
 
@@ -74,30 +83,25 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
                 "least two tokens."
             )
         return Loss("tokens")
-    classes = _classes(model, samples)
-    if classes is None:
-        return Loss("answers")
-    return Loss("labels", torch.tensor(classes), samples.start)
-
-
-def _classes(model: Any, samples: Samples) -> list[int] | None:
-    """Returns the class of each sample, or None unless every label is a class of the model."""
-    labels, known, count = samples.labels, model.cfg.labels, model.W_U.shape[1]
+    net: Any = model
+    labels, names, count = samples.labels, model.cfg.labels, net.W_U.shape[1]
     if not labels or None in labels:
-        return None
+        return Loss("answers")
     if samples.names is not None and not isinstance(labels[0], str):
-        if known is None and len(samples.names) != count:
-            return None
-        if known is not None:
+        if names is None and len(samples.names) != count:
+            return Loss("answers")
+        if names is not None:
             labels = [samples.names[label] for label in labels]
     if all(isinstance(label, str) for label in labels):
         # two classes of ImageNet are called crane: such a name does not identify a class
-        once = Counter(known or ())
-        numbers = {name: n for n, name in enumerate(known or ()) if once[name] == 1}
-        found = [numbers.get(label, -1) for label in labels]
+        once = Counter(names or ())
+        numbers = {name: n for n, name in enumerate(names or ()) if once[name] == 1}
+        classes = [numbers.get(label, -1) for label in labels]
     else:
-        found = [label if isinstance(label, (int, np.integer)) else -1 for label in labels]
-    return [int(one) for one in found] if all(0 <= one < count for one in found) else None
+        classes = [int(label) if isinstance(label, (int, np.integer)) else -1 for label in labels]
+    if not all(0 <= one < count for one in classes):
+        return Loss("answers")
+    return Loss("labels", torch.tensor(classes), samples.start)
 
 
 def losses(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
@@ -188,16 +192,10 @@ def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
         total, squares = total + effects.sum(dim=0), squares + effects.square().sum(dim=0)
         value, n = value + float(of_each.sum()), n + len(of_each)
         groups.add(effects, numbers)
-    layers, width = total.shape
-    columns: dict[str, Any] = {
-        "layer": np.repeat(np.arange(layers), width),
-        "atom": np.tile(np.arange(width), layers),
-        "n": n,
-        "loss": value,
-        "total": total.flatten().numpy(),
-        "squares": squares.flatten().numpy(),
-    }
-    return {"effects": pd.DataFrame(columns | groups.columns())}
+    layer, atom = np.indices(total.shape).reshape(2, -1)
+    sums = {"total": total.flatten().numpy(), "squares": squares.flatten().numpy()}
+    table = pd.DataFrame({"layer": layer, "atom": atom, "n": n, "loss": value} | sums)
+    return {"effects": table.assign(**groups.columns())}
 
 
 class SumsOfGroups:

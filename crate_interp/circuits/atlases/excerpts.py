@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_directions import answer_names
+from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.config import CrateConfig
 from crate_interp.core.progress import tqdm
 from crate_interp.data import Samples
@@ -34,14 +34,19 @@ def excerpts(
     wanted = wanted.sort_values(["sample", "token"])
     by_sample = {sample: own.tolist() for sample, own in wanted.groupby("sample")["token"]}
     text = model.cfg.kind == "text"
-    names = _readable(model) if text else []
+    names = answer_names(model) if text else []
+    if all(name.isdigit() for name in names):  # without a tokenizer, a space and the id
+        names = [f" {name}" for name in names]
     rows: list[tuple] = []
     bar = tqdm(by_sample.items(), desc="contexts" if text else "images", disable=not progress)
     for sample, tokens in bar:
         inputs = samples.read(sample, sample + 1)[0]
         if text:
-            ids = inputs.tolist()
-            rows += [(sample, token, *_context(ids, token, names)) for token in tokens]
+            words = [names[token] for token in inputs.tolist()]
+            for at in tokens:
+                before = "".join(words[max(0, at - _BEFORE) : at])
+                after = "".join(words[at + 1 : at + 1 + _AFTER])
+                rows.append((sample, at, before, words[at], after))
         else:
             picture, patch = rgb(inputs, model.cfg), model.cfg.patch_size
             grid = (side // one for side, one in zip(picture.shape, patch, strict=False))
@@ -52,18 +57,6 @@ def excerpts(
         "images": pd.DataFrame([] if text else rows, columns=images),
         "contexts": pd.DataFrame(rows if text else [], columns=contexts),
     }
-
-
-def _readable(model: HookedModel) -> list[str]:
-    """Returns the string of each token id; without a tokenizer, a space and the id."""
-    names = answer_names(model)
-    return [f" {name}" for name in names] if all(name.isdigit() for name in names) else names
-
-
-def _context(ids: list[int], at: int, names: list[str]) -> tuple[str, str, str]:
-    before = "".join(names[token] for token in ids[max(0, at - _BEFORE) : at])
-    after = "".join(names[token] for token in ids[at + 1 : at + 1 + _AFTER])
-    return before, names[ids[at]], after
 
 
 def rgb(image: Tensor, cfg: CrateConfig) -> UInt8[np.ndarray, "height width 3"]:

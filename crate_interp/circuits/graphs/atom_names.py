@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.stats import rankdata
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_directions import answer_names
+from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.circuits.atlases.excerpts import excerpts
 from crate_interp.circuits.graphs.concepts import (
     Concepts,
@@ -101,23 +101,24 @@ class AtomNames(Result):
         """
         table: Any = self._table("examples")
         rows = table[(table["layer"] == layer) & (table["atom"] == atom)].sort_values("rank")
-        return [self._example(row) for row in rows.itertuples()]
-
-    def _example(self, row: Any) -> dict[str, Any]:
-        found = {"value": float(row.value), "webp": None}
-        texts, pictures = self._table("contexts"), self._table("images")
-        if len(texts):
-            here: Any = texts[(texts["sample"] == row.sample) & (texts["token"] == row.token)]
-            before, at, after = (str(here[name].iloc[0]) for name in ("before", "at", "after"))
-            return found | {"words": f"{before}[{at}]{after}"}
-        picture: Any = pictures[pictures["sample"] == row.sample].iloc[0]
-        patch = int(row.token) - int(self.meta["settings"]["special"])
-        if patch < 0:
-            return found | {"words": f"CLS of sample {row.sample}"}
-        place = divmod(patch, int(picture["columns"]))
-        grid = int(picture["rows"]), int(picture["columns"])
-        words = f"patch {place} of sample {row.sample}"
-        return found | {"words": words, "webp": cut_out(picture["picture"], place, grid)}
+        texts: Any = self._table("contexts").set_index(["sample", "token"])
+        pictures: Any = self._table("images").set_index("sample")
+        found = []
+        for row in rows.itertuples():
+            patch, file = int(row.token) - int(self.meta["settings"]["special"]), None
+            if len(texts):
+                here = texts.loc[(row.sample, row.token)]
+                words = f"{here['before']}[{here['at']}]{here['after']}"
+            elif patch < 0:
+                words = f"CLS of sample {row.sample}"
+            else:
+                picture = pictures.loc[row.sample]
+                grid = int(picture["rows"]), int(picture["columns"])
+                place = divmod(patch, grid[1])
+                words = f"patch {place} of sample {row.sample}"
+                file = cut_out(picture["picture"], place, grid)
+            found.append({"value": float(row.value), "webp": file, "words": words})
+        return found
 
 
 def cut_out(file: bytes, place: tuple[int, int], grid: tuple[int, int]) -> bytes:
@@ -197,30 +198,36 @@ def _named(chunk: Chunk, samples: Samples, seed: int, progress: bool) -> Tables:
         inputs.append(batch.inputs[:count].cpu())
         masks += [] if batch.masks is None else [batch.masks[:count]]
     tokens = [torch.cat(parts) for parts in codes]
-    concepts = _concepts(chunk.model, torch.cat(inputs), masks, tokens[0].shape[1])
+    if chunk.model.cfg.kind == "text":
+        words = [visible(word) for word in answer_names(chunk.model)]
+        concepts = of_tokens(torch.cat(inputs), words)
+    else:
+        pictures = torch.cat(masks) if masks else None
+        concepts = of_patches(chunk.model, *tokens[0].shape[:2], pictures)
     own = None if samples.labels is None else [samples.labels[n - samples.start] for n in numbers]
     classes = of_samples(own, samples.names, len(numbers))
     generator = torch.Generator().manual_seed(seed)
     groups = None
     if samples.groups is not None:
         groups = np.array([samples.groups[n - samples.start] for n in numbers])
-    rows = [
-        _of_layer(
-            layer, torch.cat(means[layer]), classes, tokens[layer], concepts, generator, groups
-        )
-        for layer in range(layers)
-    ]
+    rows = []
+    for layer in range(layers):
+        at_position = torch.from_numpy(rankdata(tokens[layer].numpy(), axis=0)).float()
+        sources = [(at_position, concepts.part("position", False))]
+        sources.append((torch.cat(means[layer]), classes))
+        table = _best(sources, _dealt, generator, groups)
+        sources = [(tokens[layer], concepts.part("position", True))]
+        places = _best(sources, _shifted, generator, groups)
+        table = table.where(table["auc"] > table["null"], places)
+        table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
+        table.insert(0, "layer", layer)
+        table.insert(1, "atom", range(len(table)))
+        rows.append(table)
     places = pd.concat([_examples(layer, parts) for layer, parts in enumerate(largest)])
     found = excerpts(places, chunk.model, samples, progress)
     for column in ("before", "at", "after"):
         found["contexts"][column] = [visible(word) for word in found["contexts"][column]]
     return {"names": pd.concat(rows, ignore_index=True), "examples": places, **found}
-
-
-def _concepts(model: HookedModel, inputs: Tensor, masks: list[Tensor], pos: int) -> Concepts:
-    if model.cfg.kind == "text":
-        return of_tokens(inputs, [visible(word) for word in answer_names(model)])
-    return of_patches(model, len(inputs), pos, torch.cat(masks) if masks else None)
 
 
 def _largest(
@@ -237,37 +244,12 @@ def _examples(layer: int, parts: list[Tensor]) -> pd.DataFrame:
     """Returns the rows of the table "examples" of a layer."""
     every = torch.cat(parts)  # [place, 3, atom]
     best = every[:, 0].topk(min(EXAMPLES, len(every)), dim=0).indices  # [rank, atom]
-    value, sample, token = (every[:, part].gather(0, best) for part in range(3))
-    ranks, atoms = best.shape
-    table: Any = pd.DataFrame(
-        {
-            "layer": layer, "atom": np.tile(np.arange(atoms), ranks),
-            "rank": np.repeat(np.arange(ranks), atoms), "sample": sample.flatten().long().numpy(),
-            "token": token.flatten().long().numpy(), "value": value.flatten().numpy(),
-        }
-    )  # fmt: skip
+    value, sample, token = (every[:, part].gather(0, best).flatten() for part in range(3))
+    rank, atom = np.indices(best.shape).reshape(2, -1)
+    table: Any = pd.DataFrame({"layer": layer, "atom": atom, "rank": rank})
+    table = table.assign(sample=sample.long().numpy(), token=token.long().numpy())
+    table = table.assign(value=value.numpy())
     return table[table["value"] > 0]
-
-
-def _of_layer(
-    layer: int,
-    means: Float[Tensor, "sample atom"],
-    classes: Concepts,
-    tokens: Float[Tensor, "compared pos atom"],
-    concepts: Concepts,
-    generator: torch.Generator,
-    groups: Int[np.ndarray, "sample"] | None = None,
-) -> pd.DataFrame:
-    """Returns the rows of the table "names" of a layer; groups: those of the samples."""
-    at_position = torch.from_numpy(rankdata(tokens.numpy(), axis=0)).float()
-    sources = [(at_position, concepts.part("position", False)), (means, classes)]
-    told = _best(sources, _dealt, generator, groups)
-    places = _best([(tokens, concepts.part("position", True))], _shifted, generator, groups)
-    table: Any = told.where(told["auc"] > told["null"], places)
-    table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
-    table.insert(0, "layer", layer)
-    table.insert(1, "atom", range(len(table)))
-    return table
 
 
 def _best(

@@ -96,10 +96,6 @@ def frozen_points(model: HookedModel, freeze: Sequence[str]) -> list[str]:
     return found + (["ln_final.hook_scale"] if "norm" in freeze else [])
 
 
-def _constant(value: Tensor, hook: Any) -> Tensor:
-    return value.detach()
-
-
 def detaching(model: HookedModel, freeze: Sequence[str]) -> list[Hook]:
     """Returns hooks that make what is frozen a constant for derivatives.
 
@@ -108,7 +104,8 @@ def detaching(model: HookedModel, freeze: Sequence[str]) -> list[Hook]:
     embedding would have no effect through any head.
     """
     points = frozen_points(model, freeze)
-    return [(name, _constant) for name in dict.fromkeys([_FIRST_NORM, *points])]
+    names = dict.fromkeys([_FIRST_NORM, *points])
+    return [(name, lambda value, hook: value.detach()) for name in names]
 
 
 def values(model: HookedModel, sample: Tensor, question: Question, freeze: Sequence[str]) -> Values:
@@ -149,36 +146,31 @@ class CutPass:
         self.codes: list[Tensor] = []
         self.before: list[Tensor] = []
         self.heads: list[Tensor] = []
-        self.embedded: Tensor
-        layers = range(model.cfg.n_layers)
-        hooks: list[Hook] = [(embedding_point(model), self._embed), *detaching(model, freeze)]
-        for kind, hook in ((PRE, self._before), (CODE, self._code), (Z, self._heads)):
-            hooks += [(full_name(kind, layer), hook) for layer in layers]
+        embedded: list[Tensor] = []
+
+        def leaf(value: Tensor, hook: Any, into: list[Tensor]) -> Tensor:
+            into.append(value.detach().requires_grad_())
+            return into[-1]
+
+        def note(value: Tensor, hook: Any, into: list[Tensor]) -> None:
+            into.append(value)
+
+        hooks: list[Hook] = [(embedding_point(model), partial(leaf, into=embedded))]
+        hooks += detaching(model, freeze)
+        lists = ((PRE, note, self.before), (CODE, leaf, self.codes), (Z, note, self.heads))
+        for kind, keep, into in lists:
+            names = [full_name(kind, layer) for layer in range(model.cfg.n_layers)]
+            hooks += [(name, partial(keep, into=into)) for name in names]
         with torch.enable_grad():
             self.target = question.of(model.run_with_hooks(sample, fwd_hooks=hooks))
-
-    def _embed(self, value: Tensor, hook: Any) -> Tensor:
-        self.embedded = value.detach().requires_grad_()
-        return self.embedded
-
-    def _code(self, value: Tensor, hook: Any) -> Tensor:
-        self.codes.append(value.detach().requires_grad_())
-        return self.codes[-1]
-
-    def _before(self, value: Tensor, hook: Any) -> None:
-        self.before.append(value)
-
-    def _heads(self, value: Tensor, hook: Any) -> None:
-        self.heads.append(value)
+        self.embedded = embedded[0]
 
     def sources(self, layer: int) -> list[int]:
         """Returns the layers whose codes a layer's nodes read; -1 stands for the embeddings.
 
         layer: n_layers stands for the target.
         """
-        if self.strict:
-            return [layer - 1]
-        return list(range(-1, layer))
+        return [layer - 1] if self.strict else list(range(-1, layer))
 
     def leaf(self, layer: int) -> Tensor:
         """Returns the code of a layer `[1, pos, atom]`; for -1 the embeddings `[1, pos, d]`."""

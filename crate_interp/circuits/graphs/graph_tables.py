@@ -1,5 +1,6 @@
-"""The tables of a graph: its nodes, edges, layers and answers."""
+"""The tables of a graph, and the JSON of circuit-tracer's page (its frontend/graph_models.py)."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -7,14 +8,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_directions import answer_names
+from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.circuits.atlases.excerpts import as_webp, rgb
 from crate_interp.circuits.graphs.atom_names import AtomNames
-from crate_interp.circuits.graphs.derivatives import CutPass, Explained, Values
-from crate_interp.circuits.graphs.edited_runs import baselines, without
-from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, node_name
-from crate_interp.circuits.graphs.selection import SKIP, Graph
-from crate_interp.core.safe_text import visible
+from crate_interp.circuits.graphs.derivatives import CutPass, Explained
+from crate_interp.circuits.graphs.result import (
+    BIAS,
+    EMBEDDING,
+    TARGET,
+    AttributionGraph,
+    node_name,
+)
+from crate_interp.circuits.graphs.selection import SKIP, Graph, edge_table
+from crate_interp.circuits.graphs.trust import baselines, without
+from crate_interp.core.safe_text import plain, visible
 from crate_interp.models.hooked import HookedModel
 
 # of so many nodes the effect is measured at least; of as many more as forwards of a tiny network,
@@ -22,18 +29,104 @@ from crate_interp.models.hooked import HookedModel
 _EFFECTS, _WORK = 24, 2**34
 
 
-def _kept(chosen: Graph) -> list[int]:
-    """Returns the nodes of the graph: kept codes, embeddings with an edge, and the target."""
+def graph_tables(
+    case: Explained,
+    cut: CutPass,
+    chosen: Graph,
+    freeze: tuple[str, ...],
+    names: AtomNames | None,
+) -> dict[str, pd.DataFrame]:
+    """Returns the tables of the graph itself; "picture" is empty for a text."""
+    own, model = case.values, case.model
+    nodes, edges = _nodes_and_edges(case, chosen, cut, freeze)
+    places = []
+    for layer in range(-1, len(own.codes)):
+        sums = own.attribution(layer).sum(dim=1).cpu().numpy()
+        places.append(pd.DataFrame({"layer": layer, "pos": range(len(sums)), "attribution": sums}))
+    logits = own.logits.double().cpu()
+    answers = pd.DataFrame({"name": names_of(model), "logit": logits - logits.mean()})
+    answers = answers.assign(probability=logits.softmax(dim=0).numpy()).rename_axis("answer")
+    rows = []
+    for layer, bias in enumerate(baselines(case, freeze)):
+        total = float(own.attribution(layer).sum())
+        active = int((own.codes[layer] != 0).sum())
+        rows.append((layer, active, total, bias, own.target - total - bias))
+    layers = pd.DataFrame(rows, columns=["layer", "active", "attribution", "bias", "error"])
+    picture = pd.DataFrame({"webp": [], "rows": [], "columns": []}).astype({"webp": object})
+    if model.cfg.kind != "text":
+        net: Any = model
+        height, width = net.cfg.patch_size
+        grid = case.sample.shape[2] // height, case.sample.shape[3] // width
+        file = as_webp(rgb(case.sample[0], model.cfg))
+        picture = pd.DataFrame({"webp": [file], "rows": grid[:1], "columns": grid[1:]})
+    examples = []
+    if names is not None:
+        labels = [
+            (names.name_of(layer, atom) or "no name") if atom >= 0 else ""
+            for layer, atom in nodes[["layer", "atom"]].itertuples(index=False)
+        ]
+        nodes = nodes.assign(label=labels)
+        kept = chosen.nodes[chosen.kept.nodes].tolist()
+        for layer, atom in sorted({(layer, atom) for layer, _, atom in kept if atom >= 0}):
+            for one in names.examples(layer, atom):
+                examples.append((layer, atom, one["value"], one["words"], one["webp"]))
+    return {
+        "nodes": nodes,
+        "edges": edges,
+        "layers": layers,
+        "answers": answers.reset_index().astype({"logit": float}),
+        "places": pd.concat(places, ignore_index=True),
+        "picture": picture,
+        "examples": pd.DataFrame(examples, columns=["layer", "atom", "value", "words", "webp"]),
+    }
+
+
+def _nodes_and_edges(
+    case: Explained, chosen: Graph, cut: CutPass, freeze: tuple[str, ...]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns the tables "nodes" and "edges".
+
+    Nodes are kept codes, embeddings with an edge, the target, and biases of each layer; edges of
+    biases come last.
+    """
+    own, count = case.values, len(case.values.codes)
     linked = chosen.kept.edges.any(dim=0) | (chosen.nodes[:, 0] >= 0)
-    return (chosen.kept.nodes & linked).nonzero()[:, 0].tolist()
-
-
-def _names(chosen: Graph) -> list[str]:
-    top = int(chosen.nodes[-1, 0])
-    return [
-        node_name(layer, pos, TARGET if layer == top else atom)
+    kept = (chosen.kept.nodes & linked).nonzero()[:, 0].tolist()
+    names = [
+        node_name(layer, pos, TARGET if layer == count else atom)
         for layer, pos, atom in chosen.nodes.tolist()
     ]
+    nodes: list[tuple] = []
+    edges = [(names[s], names[t], *more) for s, t, *more in edge_table(cut, own, chosen, freeze)]
+    for number in kept:
+        layer, pos, atom = chosen.nodes[number].tolist()
+        value, rest = np.nan, float(chosen.rest[number])
+        influence = float(chosen.influence[number]) if layer < count else 1.0
+        if layer == count:
+            value, attribution, atom = own.target, own.target, TARGET
+        else:
+            attribution = float(own.attribution(layer)[pos, max(atom, 0)])
+            value = float(own.codes[layer][pos, atom]) if layer >= 0 else np.nan
+        nodes.append((names[number], layer, pos, atom, value, attribution, influence))
+        if layer >= 0 and rest:
+            edges.append((node_name(layer, -1, BIAS), names[number], rest, SKIP))
+    for layer in range(count + 1):
+        added = float(chosen.rest[-1])
+        if layer < count:
+            slope = own.slopes_before[layer]
+            whole = float((own.before[layer].double() * slope.double()).sum())
+            added = whole - cut.carried(layer, slope)
+        nodes.append((node_name(layer, -1, BIAS), layer, -1, BIAS, np.nan, added, 0.0))
+    columns = ["node", "layer", "pos", "atom", "value", "attribution", "influence"]
+    table: Any = pd.DataFrame(nodes, columns=columns).assign(effect=np.nan, label="")
+    # real forwards without each node; in a large network without those of the largest influence
+    real = table[(table["atom"] >= EMBEDDING) & (table["layer"] < count)]
+    work = len(own.embedded) * case.model.n_params_total
+    for layer, rows in real.nlargest(max(_EFFECTS, _WORK // work), "influence").groupby("layer"):
+        after = without(case, int(layer), torch.tensor(rows[["pos", "atom"]].to_numpy()))
+        table.loc[rows.index, "effect"] = own.target - after.numpy()
+    table = table.sort_values(["layer", "pos", "atom"], ignore_index=True)
+    return table, pd.DataFrame(edges, columns=["source", "target", "weight", "head"])
 
 
 def inside(case: Explained, chosen: Graph) -> list[Tensor]:
@@ -45,125 +138,78 @@ def inside(case: Explained, chosen: Graph) -> list[Tensor]:
     return masks
 
 
-def node_table(case: Explained, chosen: Graph, cut: CutPass) -> pd.DataFrame:
-    """Returns the table "nodes": embeddings, codes, biases of each layer, and the target."""
-    own, names, count = case.values, _names(chosen), len(case.values.codes)
-    rows = []
-    for number in _kept(chosen):
-        layer, pos, atom = chosen.nodes[number].tolist()
-        if layer == count:
-            value, attribution, atom = own.target, own.target, TARGET
-        else:
-            place = atom if layer >= 0 else 0
-            attribution = float(own.attribution(layer)[pos, place])
-            value = float(own.codes[layer][pos, atom]) if layer >= 0 else np.nan
-        influence = float(chosen.influence[number]) if layer < count else 1.0
-        rows.append((names[number], layer, pos, atom, value, attribution, influence, np.nan))
-    for layer in range(count):
-        slope = own.slopes_before[layer]
-        whole = float((own.before[layer].double() * slope.double()).sum())
-        added = whole - cut.carried(layer, slope)
-        rows.append((node_name(layer, -1, BIAS), layer, -1, BIAS, np.nan, added, 0.0, np.nan))
-    name = node_name(count, -1, BIAS)
-    rows.append((name, count, -1, BIAS, np.nan, float(chosen.rest[-1]), 0.0, np.nan))
-    columns = ["node", "layer", "pos", "atom", "value", "attribution", "influence", "effect"]
-    table = pd.DataFrame(rows, columns=columns).assign(label="")
-    return _with_effects(case, table).sort_values(["layer", "pos", "atom"], ignore_index=True)
-
-
-def _with_effects(case: Explained, table: pd.DataFrame) -> pd.DataFrame:
-    """Adds what real forwards without each node say; biases and the target have no effect.
-
-    In a large network only the nodes with the largest influence have one.
-    """
-    count = len(case.values.codes)
-    nodes: Any = table[(table["atom"] >= EMBEDDING) & (table["layer"] < count)]
-    work = len(case.values.embedded) * case.model.n_params_total
-    nodes = nodes.nlargest(max(_EFFECTS, _WORK // work), "influence")
-    for layer, own in nodes.groupby("layer"):
-        places = torch.tensor(own[["pos", "atom"]].to_numpy())
-        after = without(case, int(layer), places)
-        table.loc[own.index, "effect"] = case.values.target - after.numpy()
-    return table
-
-
-def edge_rows(chosen: Graph, links: list[tuple[int, int, float, int]]) -> pd.DataFrame:
-    """Returns the table "edges": source, target, weight, head; those of biases last."""
-    names = _names(chosen)
-    rows = [(names[source], names[target], weight, head) for source, target, weight, head in links]
-    for number in _kept(chosen):
-        layer, rest = int(chosen.nodes[number, 0]), float(chosen.rest[number])
-        if 0 <= layer and rest:
-            rows.append((node_name(layer, -1, BIAS), names[number], rest, SKIP))
-    return pd.DataFrame(rows, columns=["source", "target", "weight", "head"])
-
-
-def layer_table(case: Explained, freeze: tuple[str, ...]) -> pd.DataFrame:
-    """Returns the table "layers": what all nodes of a layer add, and what is left."""
-    own, found = case.values, baselines(case, freeze)
-    rows = []
-    for layer, bias in enumerate(found):
-        total = float(own.attribution(layer).sum())
-        active = int((own.codes[layer] != 0).sum())
-        rows.append((layer, active, total, bias, own.target - total - bias))
-    return pd.DataFrame(rows, columns=["layer", "active", "attribution", "bias", "error"])
-
-
-def place_table(own: Values) -> pd.DataFrame:
-    """Returns the table "places": layer, pos, attribution, summed over all nodes of a token."""
-    parts = []
-    for layer in range(-1, len(own.codes)):
-        sums = own.attribution(layer).sum(dim=1).cpu().numpy()
-        parts.append(pd.DataFrame({"layer": layer, "pos": range(len(sums)), "attribution": sums}))
-    return pd.concat(parts, ignore_index=True)
-
-
-def answer_table(model: HookedModel, own: Values) -> pd.DataFrame:
-    """Returns the table "answers": the logits of all answers, less their mean."""
-    logits = own.logits.double().cpu()
-    table = {"name": names_of(model), "logit": logits - logits.mean()}
-    found = pd.DataFrame(table | {"probability": logits.softmax(dim=0)})
-    return found.rename_axis("answer").reset_index().astype({"logit": float})
-
-
 def names_of(model: HookedModel) -> list[str]:
     """Returns the names of the answers; characters that could harm a page are escaped."""
     return [visible(name) for name in answer_names(model)]
 
 
-def picture_table(model: HookedModel, sample: Tensor) -> pd.DataFrame:
-    """Returns the table "picture": the file of the picture, rows and columns of its patches.
+def circuit_tracer_json(graph: AttributionGraph) -> dict[str, Any]:
+    """Returns the graph in circuit-tracer's words: metadata, qParams, nodes and links.
 
-    It is empty for a text.
+    A code is a "cross layer transcoder" feature. Their influence is cumulative: the share of the
+    influence that nodes down to this one hold together. Embeddings and the target are nodes of
+    their own types. Biases are left out: their page has no such type.
     """
-    if model.cfg.kind == "text":
-        return pd.DataFrame({"webp": [], "rows": [], "columns": []}).astype({"webp": object})
-    net: Any = model
-    height, width = (
-        size // patch for size, patch in zip(sample.shape[2:], net.cfg.patch_size, strict=True)
-    )
-    file = as_webp(rgb(sample[0], model.cfg))
-    return pd.DataFrame({"webp": [file], "rows": [height], "columns": [width]})
+    table: Any = graph.table("nodes")
+    table = table[table["atom"] != -2]
+    meta = graph.meta
+    count, tokens, _ = meta["settings"]["shape"]
+    words = meta["tokens"] or [str(n) for n in range(tokens)]
+    place = meta["target"]["position"]
+    place = tokens - 1 if place is None else place
+    order = table["influence"].to_numpy().argsort()[::-1]
+    sums = np.cumsum(table["influence"].to_numpy()[order])
+    share = np.empty(len(table))
+    share[order] = sums / sums[-1]
+    chances: Any = graph.table("answers").set_index("answer")["probability"]
+    ids, nodes = {}, []
+    for row, influence in zip(table.itertuples(), share.tolist(), strict=True):
+        node = _node(row, count, place, meta["target"], words)
+        ids[row.node] = node["node_id"]
+        if row.atom == -3:
+            node["token_prob"] = float(chances.get(meta["target"]["answer"], 0.0))
+        value = None if np.isnan(row.value) else float(row.value)
+        nodes.append(node | {"influence": influence, "activation": value})
+    links: Any = graph.table("edges").groupby(["source", "target"], as_index=False)["weight"].sum()
+    known = links[links["source"].isin(ids) & links["target"].isin(ids)]
+    name = plain(meta["model"] or meta["config"]["family"])
+    # their page puts it into the name of a file
+    slug = re.sub("[^a-z0-9]+", "-", f"{name}-{meta['target']['name']}".lower()).strip("-")
+    return {
+        "metadata": {
+            "slug": slug[:60] or "graph", "scan": name,
+            "transcoder_list": [], "prompt_tokens": [str(word) for word in words],
+            "prompt": "".join(str(word) for word in words),
+            "node_threshold": meta["settings"]["nodes"], "schema_version": 1,
+        },
+        "qParams": {
+            "pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": "",
+        },
+        "nodes": nodes,
+        "links": [
+            {"source": ids[row.source], "target": ids[row.target], "weight": float(row.weight)}
+            for row in known.itertuples()
+        ],
+    }  # fmt: skip
 
 
-def labelled(nodes: pd.DataFrame, names: AtomNames | None) -> pd.DataFrame:
-    """Returns the table of nodes with the name of each code's atom, or "no name"."""
-    if names is None:
-        return nodes
-    words = [
-        (names.name_of(row.layer, row.atom) or "no name") if row.atom >= 0 else ""  # pyright: ignore
-        for row in nodes.itertuples()
-    ]
-    return nodes.assign(label=words)
-
-
-def example_table(chosen: Graph, names: AtomNames | None) -> pd.DataFrame:
-    """Returns the table "examples": layer, atom, value, words, webp, of the graph's atoms."""
-    columns = ["layer", "atom", "value", "words", "webp"]
-    rows = []
-    if names is not None:
-        kept = chosen.nodes[chosen.kept.nodes].tolist()
-        for layer, atom in sorted({(layer, atom) for layer, _, atom in kept if atom >= 0}):
-            found = names.examples(layer, atom)
-            rows += [(layer, atom, one["value"], one["words"], one["webp"]) for one in found]
-    return pd.DataFrame(rows, columns=columns)
+def _node(row: Any, count: int, place: int, target: Any, words: list[str]) -> dict[str, Any]:
+    """Returns a node without its numbers. Their ids are LAYER_FEATURE_POSITION, "E" for layer."""
+    if row.atom == -3:
+        layer, feature, pos, kind = str(count + 1), int(target["answer"]), place, "logit"
+        words_of = f"Output {target['name']}"
+    elif row.atom == -1:
+        layer, feature, pos, kind = "E", int(row.pos), int(row.pos), "embedding"
+        words_of = f"Emb: {words[row.pos]}"
+    else:
+        layer, feature, pos = str(row.layer), int(row.atom), int(row.pos)
+        kind, words_of = "cross layer transcoder", str(row.label)
+    name, paired = f"{layer}_{feature}_{pos}", feature
+    if row.atom >= 0:  # their page knows an atom by one number for layer and atom
+        paired = (row.layer + feature) * (row.layer + feature + 1) // 2 + feature
+    return {
+        "node_id": name, "feature": paired, "layer": layer, "ctx_idx": pos,
+        "feature_type": kind, "token_prob": 0.0, "is_target_logit": kind == "logit",
+        "run_idx": 0, "reverse_ctx_idx": 0, "jsNodeId": f"{layer}_{feature}-0",
+        "clerp": plain(words_of),
+    }  # fmt: skip

@@ -7,10 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.circuits.atlases.atom_effects import check_logits
 from crate_interp.core import checks
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.sweeps.runs.batches import check_model as check_hooked_model
 
 Target = int | str | tuple[int | str, int | str] | None
 
@@ -42,11 +44,8 @@ class Question:
 
 def check_model(model: HookedModel) -> None:
     """Raises ValueError for a model whose answers have no graph."""
-    if model.cfg.kind not in ("vision", "text") or not model.has_logits:
-        raise ValueError(
-            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "
-            "answer to explain: give a classifier of images or a language model."
-        )
+    check_hooked_model(model)
+    check_logits(model, "a graph")
     check_atoms(model.cfg, "a graph")
     if model.cfg.dtype not in (torch.float32, torch.float64):
         raise ValueError(
@@ -69,23 +68,20 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
     net: Any = model
     given: Any = inputs
     text = model.cfg.kind == "text"
-    if isinstance(given, str) and text:
+    wanted = (
+        "a text or token ids [pos]" if text else "one picture, or its [channels, height, width]"
+    )
+    if text and isinstance(given, str):
         given = net.to_tokens(given)
-    elif not isinstance(given, Tensor):
-        if text or isinstance(given, (str, bytes)):
-            wanted = "token ids or a text" if text else "one picture or its tensor"
-            raise ValueError(f"inputs is {checks.shown(given)}: give {wanted}.")
+    elif not text and not isinstance(given, (Tensor, str, bytes)):
         given = net.preprocess(given if isinstance(given, list) else [given])
-    elif not text and not given.is_floating_point():
+    elif not text and isinstance(given, Tensor) and not given.is_floating_point():
         given = net.preprocess(given if given.ndim == 4 else given[None])
-    axes = 2 if text else 4
-    batch = given[None] if given.ndim == axes - 1 else given
-    if batch.ndim != axes or len(batch) != 1:
-        wanted = "[pos] or [1, pos]" if text else "[channels, height, width] or [1, ...]"
-        raise ValueError(
-            f"inputs has shape {tuple(given.shape)}, but one sample is wanted: give {wanted}, such "
-            "as inputs[i]."
-        )
+    axes, shape = (2 if text else 4), getattr(given, "shape", ())
+    batch = given[None] if len(shape) == axes - 1 else given
+    if len(shape) not in (axes - 1, axes) or len(batch) != 1:
+        got = f"of shape {tuple(shape)}" if shape else checks.shown(inputs)
+        raise ValueError(f"inputs is {got}: give one sample, {wanted}.")
     if batch.is_floating_point() and not bool(batch.isfinite().all()):
         raise ValueError("the sample holds NaN or Inf: repair it, or give another sample.")
     return batch.to(model.cfg.device, model.cfg.dtype if batch.is_floating_point() else None)
@@ -115,37 +111,25 @@ def asked(
     position: int | None,
 ) -> Question:
     """Returns the question. target: None stands for the answer with the largest logit."""
-    if logits.ndim == 2:
-        if position is not None:
+    place, count = None, logits.shape[1]
+    if logits.ndim == 3:
+        number: Any = count - 1 if position is None else position
+        if not checks.is_int(number) or not -count <= number < count:
             raise ValueError(
-                f"position={checks.shown(position)}: the logits of a classifier belong to the "
-                "whole image. Leave position out."
+                f"position={checks.shown(position)}: the sample has tokens 0 to {count - 1}."
             )
-        place = None
-    else:
-        count = logits.shape[1]
-        place = count - 1 if position is None else _place(position, count)
+        place = int(number) % count
+    elif position is not None:
+        raise ValueError(
+            "the logits of a classifier belong to the whole image: leave out position."
+        )
     here = logits[0] if place is None else logits[0, place]
     if not bool(here.isfinite().all()):
         raise ValueError("the model's logits hold NaN or Inf, so there is no answer to explain.")
     if target is None:
         return Question(int(here.argmax()), None, place)
     pair = target if isinstance(target, (tuple, list)) else (target,)
-    if len(pair) not in (1, 2):
-        raise ValueError(
-            f"target={checks.shown(target)}: give one answer, or a pair for their difference."
-        )
     numbers = [int(model.answer_ids(one, "target")) for one in pair]
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"target={checks.shown(target)}: the two answers are the same.")
+    if len(numbers) not in (1, 2) or len(set(numbers)) < len(numbers):
+        raise ValueError(f"target={checks.shown(target)}: give one answer, or two different ones.")
     return Question(numbers[0], numbers[1] if len(numbers) == 2 else None, place)
-
-
-def _place(position: object, count: int) -> int:
-    number: object = position
-    if not checks.is_int(number) or not -count <= int(number) < count:  # pyright: ignore
-        raise ValueError(
-            f"position={checks.shown(position)}: the sample has tokens 0 to {count - 1}; give a "
-            f"whole number from {-count} to {count - 1}."
-        )
-    return int(number) % count  # pyright: ignore

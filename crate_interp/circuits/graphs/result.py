@@ -46,7 +46,7 @@ class AttributionGraph(Result):
     nodes: node, layer, pos, atom, value, attribution, influence, effect, label. attribution: value
     times the derivative of the target through all layers above. effect: the target less the target
     of a real forward in which the node is 0; NaN for the lesser nodes of a large network.
-    influence: as in circuit-tracer (influence.py).
+    influence: as in circuit-tracer (selection.py).
     edges: source, target, weight, head: the direct effect of the source on the target's
     pre-threshold value, its value times a derivative that passes through no other code. head -1 is
     the skip connection; an edge over several layers, and an edge to the target, is not split.
@@ -73,19 +73,8 @@ class AttributionGraph(Result):
     KIND = "graph"
     MAIN = "nodes"
     STORED = dict.fromkeys(
-        (
-            "nodes",
-            "edges",
-            "layers",
-            "ablations",
-            "agreement",
-            "sufficiency",
-            "whole",
-            "answers",
-            "places",
-            "picture",
-            "examples",
-        ),
+        "nodes edges layers ablations agreement sufficiency whole answers places picture "
+        "examples".split(),
         first,
     )
     ALONE = "a graph explains one answer of one sample, and graphs do not merge."
@@ -243,15 +232,8 @@ class AttributionGraph(Result):
     def _by_layer(self) -> str:
         """Returns the lowest and the highest r of a layer, such as "0.25 (layer 5) to 0.97"."""
         table: Any = self.of("agreement").dropna(subset=["pearson"]).sort_values("pearson")
-        if table.empty:
-            return "nan"
-        low, high = table.iloc[0], table.iloc[-1]
-        first = f"{low['pearson']:.2f} (layer {int(low['layer'])})"
-        return (
-            first
-            if len(table) == 1
-            else f"{first} to {high['pearson']:.2f} (layer {int(high['layer'])})"
-        )
+        words = [f"{row.pearson:.2f} (layer {int(row.layer)})" for row in table.itertuples()]
+        return " to ".join(dict.fromkeys(words[:1] + words[-1:])) or "nan"
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("nodes")
@@ -312,14 +294,12 @@ class AttributionGraph(Result):
         network, sample, question = self._network(model, inputs)
         check_gradients("steer", network)
         names = self.table("answers")["name"].tolist()
-        return steered(network, sample, question, self._changes(edits, how), names)
+        edited = changes(edits, how, self.meta["settings"]["shape"])
+        return steered(network, sample, question, edited, names)
 
     def hooks(self, edits: Mapping[str, float | int], *, how: str = "scale") -> list[Any]:
         """Returns the hooks of the same edits, for `model.hooks(fwd_hooks=...)`."""
-        return steering_hooks(self._changes(edits, how))
-
-    def _changes(self, edits: Mapping[str, float | int], how: str) -> list[Any]:
-        return changes(edits, how, self.meta["settings"]["shape"])
+        return steering_hooks(changes(edits, how, self.meta["settings"]["shape"]))
 
     def to_circuit_tracer(self, path: str | Path) -> Path:
         """Writes the graph as JSON that circuit-tracer's page reads, and returns the path.
@@ -327,7 +307,7 @@ class AttributionGraph(Result):
         Codes are written as its "cross layer transcoder" features, since their page knows no other
         name; there are no error nodes, and biases are left out. Edges are summed over heads.
         """
-        from crate_interp.circuits.graphs.circuit_tracer_json import circuit_tracer_json
+        from crate_interp.circuits.graphs.graph_tables import circuit_tracer_json
 
         path = Path(path)
         if path.suffix != ".json":

@@ -1,28 +1,17 @@
 """ci.graph: why a model gave one answer, in the nodes of its own codes."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from crate_interp.circuits.graphs import trust
 from crate_interp.circuits.graphs.atom_names import AtomNames
 from crate_interp.circuits.graphs.concepts import special_tokens
 from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, Explained, values
-from crate_interp.circuits.graphs.graph_tables import (
-    answer_table,
-    edge_rows,
-    example_table,
-    inside,
-    labelled,
-    layer_table,
-    names_of,
-    node_table,
-    picture_table,
-    place_table,
-)
+from crate_interp.circuits.graphs.graph_tables import graph_tables, inside, names_of
 from crate_interp.circuits.graphs.question import (
     Question,
     Target,
@@ -39,15 +28,7 @@ from crate_interp.circuits.graphs.result import (
     UNTRAINED,
     AttributionGraph,
 )
-from crate_interp.circuits.graphs.selection import Graph, edge_table, select
-from crate_interp.circuits.graphs.trust import (
-    DRAWS,
-    DRAWS_UNTRAINED,
-    ablations,
-    agreement,
-    alone_and_gone,
-    sufficiency,
-)
+from crate_interp.circuits.graphs.selection import Graph, select
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import visible
@@ -55,21 +36,10 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
-from crate_interp.sweeps.runs.batches import check_model as check_hooked_model
 from crate_interp.sweeps.runs.provenance import model_meta
 from crate_interp.sweeps.runs.untrained_twins import twin
 
 _WAIT = 5.0  # a graph that takes longer shows how far it is
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """The settings of `graph`."""
-
-    freeze: tuple[str, ...]
-    nodes: float
-    edges: float
-    most: int
 
 
 @with_weights
@@ -113,17 +83,25 @@ def graph(
     Raises ValueError, before work starts, for a model without logits or codes, for several samples,
     and for a target, position or share that cannot be.
     """
-    check_hooked_model(model)
     check_model(model)
     check_gradients("graph", model)
-    wanted = _wanted(model, freeze, nodes, edges, most)
-    _check_names(model, names)
+    frozen = freeze if isinstance(freeze, (tuple, list)) else (freeze,)
+    if not set(frozen) <= set(FREEZABLE):
+        raise ValueError(f'freeze={checks.shown(freeze)}: give "pattern", "norm", both, or ().')
+    for name, share in (("nodes", nodes), ("edges", edges)):
+        if not checks.is_number(share) or not 0 < share <= 1:
+            raise ValueError(f"{name}={checks.shown(share)}: give a share above 0 and at most 1.")
+    settings = {"freeze": tuple(name for name in FREEZABLE if name in frozen)}
+    most = checks.count("most", most, least=model.cfg.n_layers)  # one in each layer
+    settings |= {"nodes": float(nodes), "edges": float(edges), "most": most}
+    digest = model_meta(model, 1)["model_digest"]
+    if names is not None and getattr(names, "meta", {}).get("model_digest") != digest:
+        raise ValueError("names: give those of this model, ci.circuits.atom_names(model, data).")
     sample = one_sample(model, inputs)
     with torch.no_grad():
         question = asked(model, model(sample), target, position)
     sample = read_part(model, sample, question)
-    tables, meta = _measured(model, sample, question, wanted, seed, names)
-    result = AttributionGraph(tables, meta)
+    result = AttributionGraph(*_measured(model, sample, question, settings, seed, names))
     object.__setattr__(result, "_case", (model, sample))
     return result
 
@@ -132,97 +110,67 @@ def _measured(
     model: HookedModel,
     sample: Tensor,
     question: Question,
-    wanted: _Wanted,
+    settings: dict[str, Any],
     seed: int,
     names: AtomNames | None,
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Returns the tables and the meta of a graph."""
     with torch.enable_grad(), tqdm(total=5, desc="graph", delay=_WAIT, leave=False) as bar:
-        case, cut, chosen = _chosen(model, sample, question, wanted)
+        case, cut, chosen = _chosen(model, sample, question, settings)
         bar.update()
-        tables = _tables(case, cut, chosen, wanted.freeze, names)
+        tables = graph_tables(case, cut, chosen, settings["freeze"], names)
         bar.update()
-        own = _trust(case, chosen, DRAWS, seed)
+        own = _trust(case, chosen, trust.DRAWS, seed)
         bar.update()
-        drawn, beside = _untrained(model, sample, question.position, wanted, seed)
+        other: Any = twin(model, seed)
+        with torch.no_grad():
+            own_answer = asked(other, other(sample), None, question.position)
+        untrained, _, drawn = _chosen(other, sample, own_answer, settings)
+        beside = _trust(untrained, drawn, trust.DRAWS_UNTRAINED, seed)
         bar.update()
-        rival, table = _rival(case, wanted, seed)
+        rival, table = _rival(case, settings, seed)
         bar.update()
-    tables |= {name: _beside(table, beside[name]) for name, table in own.items()}
+    for name in own:
+        both = [own[name].assign(network=MODEL), beside[name].assign(network=UNTRAINED)]
+        tables[name] = pd.concat(both, ignore_index=True)
     tables["whole"] = pd.concat([tables["whole"], table], ignore_index=True)
-    meta = _meta(case, chosen, {**asdict(wanted), "seed": seed})
-    return tables, meta | {"untrained": drawn} | rival
-
-
-def _beside(own: pd.DataFrame, twin: pd.DataFrame) -> pd.DataFrame:
-    both = [own.assign(network=MODEL), twin.assign(network=UNTRAINED)]
-    return pd.concat(both, ignore_index=True)
-
-
-def _tables(
-    case: Explained, cut: CutPass, chosen: Graph, freeze: tuple[str, ...], names: AtomNames | None
-) -> dict[str, pd.DataFrame]:
-    """Returns the tables of the graph itself."""
-    links = edge_table(cut, case.values, chosen, freeze)
-    return {
-        "nodes": labelled(node_table(case, chosen, cut), names),
-        "edges": edge_rows(chosen, links),
-        "layers": layer_table(case, freeze),
-        "answers": answer_table(case.model, case.values),
-        "places": place_table(case.values),
-        "picture": picture_table(case.model, case.sample),
-        "examples": example_table(chosen, names),
-    }
-
-
-def _wanted(
-    model: HookedModel, freeze: Sequence[str], nodes: float, edges: float, most: int
-) -> _Wanted:
-    """Returns the settings; raises ValueError for those that cannot be used."""
-    given = (freeze,) if isinstance(freeze, str) else freeze
-    if not isinstance(given, (tuple, list)) or not set(given) <= set(FREEZABLE):
-        raise ValueError(f'freeze={checks.shown(freeze)}: give "pattern", "norm", both, or ().')
-    for name, share in (("nodes", nodes), ("edges", edges)):
-        if not checks.is_number(share) or not 0 < share <= 1:
-            raise ValueError(f"{name}={checks.shown(share)}: give a share above 0 and at most 1.")
-    most = checks.count("most", most)
-    if most < model.cfg.n_layers:
-        raise ValueError(f"most={most}: give at least one node a layer, {model.cfg.n_layers}.")
-    frozen = tuple(name for name in FREEZABLE if name in given)
-    return _Wanted(frozen, float(nodes), float(edges), most)
-
-
-def _check_names(model: HookedModel, names: AtomNames | None) -> None:
-    if names is None:
-        return
-    if not isinstance(names, AtomNames):
-        raise ValueError(f"names is {checks.shown(names)}: give ci.circuits.atom_names(...).")
-    if names.meta["model_digest"] != model_meta(model, 1)["model_digest"]:
-        raise ValueError("names are those of another model: name the atoms of this one.")
+    answers = names_of(model)
+    target = {
+        "answer": question.answer, "versus": question.versus, "position": question.position,
+        "name": answers[question.answer], "logit": case.values.target,
+        "versus_name": "" if question.versus is None else answers[question.versus],
+    }  # fmt: skip
+    words: list[Any] = []
+    if model.cfg.kind == "text":
+        net: Any = model
+        words = sample[0].tolist()
+        try:
+            words = net.to_str_tokens(sample[0])
+        except ValueError:  # there is no tokenizer
+            pass
+    codes, kept = case.values.codes, chosen.kept
+    return tables, model_meta(model, 1) | {
+        "settings": settings | {"seed": seed, "shape": [len(codes), *codes[0].shape]},
+        "target": target, "sample": sample_digest(sample),
+        "scores": {"completeness": kept.completeness, "replacement": kept.replacement},
+        "tokens": [visible(str(word)) for word in words], "special": special_tokens(model),
+        "untrained": untrained.values.target,
+    } | rival  # fmt: skip
 
 
 def _chosen(
-    model: HookedModel, sample: Tensor, question: Question, wanted: _Wanted
+    model: HookedModel, sample: Tensor, question: Question, settings: dict[str, Any]
 ) -> tuple[Explained, CutPass, Graph]:
     """Returns a sample with its values, a forward that gives effects, and the graph."""
-    own = values(model, sample, question, wanted.freeze)
-    cut = CutPass(model, sample, question, wanted.freeze)
-    chosen = select(cut, own, wanted.nodes, wanted.edges, wanted.most)
+    own = values(model, sample, question, settings["freeze"])
+    cut = CutPass(model, sample, question, settings["freeze"])
+    chosen = select(cut, own, settings["nodes"], settings["edges"], settings["most"])
     return Explained(model, sample, question, own), cut, chosen
 
 
-def _untrained(
-    model: HookedModel, sample: Tensor, position: int | None, wanted: _Wanted, seed: int
-) -> tuple[float, dict[str, pd.DataFrame]]:
-    """Returns the target of an untrained network, for its own answer, and its tables of trust."""
-    other: Any = twin(model, seed)
-    with torch.no_grad():
-        question = asked(other, other(sample), None, position)
-    case, _, chosen = _chosen(other, sample, question, wanted)
-    return case.values.target, _trust(case, chosen, DRAWS_UNTRAINED, seed)
-
-
-def _rival(case: Explained, wanted: _Wanted, seed: int) -> tuple[dict[str, Any], pd.DataFrame]:
+def _rival(
+    case: Explained, settings: dict[str, Any], seed: int
+) -> tuple[dict[str, Any], pd.DataFrame]:
     """Returns the likeliest other answer, and what the nodes of its own graph give both answers.
 
     They are chosen as those of the answer are. Without another answer both are empty.
@@ -233,10 +181,10 @@ def _rival(case: Explained, wanted: _Wanted, seed: int) -> tuple[dict[str, Any],
     if not others:
         return {}, pd.DataFrame()
     asked_too = Question(others[0], None, question.position)
-    rival, _, chosen = _chosen(case.model, case.sample, asked_too, wanted)
+    rival, _, chosen = _chosen(case.model, case.sample, asked_too, settings)
     nodes = inside(rival, chosen)
     tables = [
-        alone_and_gone(one, nodes, 0, seed).assign(network=name)
+        trust.alone_and_gone(one, nodes, 0, seed).assign(network=name)
         for name, one in ((RIVAL, rival), (RIVAL_NODES, case))
     ]
     name = names_of(case.model)[others[0]]
@@ -247,40 +195,10 @@ def _rival(case: Explained, wanted: _Wanted, seed: int) -> tuple[dict[str, Any],
 def _trust(case: Explained, chosen: Graph, draws: int, seed: int) -> dict[str, pd.DataFrame]:
     """Returns the tables that say how far a graph may be trusted."""
     masks = inside(case, chosen)
-    tests = ablations(case, masks, seed)
+    tests = trust.ablations(case, masks, seed)
     return {
         "ablations": tests,
-        "agreement": agreement(tests),
-        "sufficiency": sufficiency(case, seed),
-        "whole": alone_and_gone(case, masks, draws, seed),
+        "agreement": trust.agreement(tests),
+        "sufficiency": trust.sufficiency(case, seed),
+        "whole": trust.alone_and_gone(case, masks, draws, seed),
     }
-
-
-def _meta(case: Explained, chosen: Graph, settings: dict[str, Any]) -> dict[str, Any]:
-    model, question, own = case.model, case.question, case.values
-    names = names_of(model)
-    target = {
-        "answer": question.answer, "versus": question.versus, "position": question.position,
-        "name": names[question.answer], "logit": own.target,
-        "versus_name": "" if question.versus is None else names[question.versus],
-    }  # fmt: skip
-    net: Any = model
-    sample = case.sample[0]
-    words = net.to_str_tokens(sample) if _has_text(net) else sample.flatten().tolist()
-    tokens = [] if model.cfg.kind != "text" else [visible(str(word)) for word in words]
-    scores = {"completeness": chosen.kept.completeness, "replacement": chosen.kept.replacement}
-    return model_meta(model, 1) | {
-        "settings": settings | {"shape": [len(own.codes), *own.codes[0].shape]},
-        "target": target, "sample": sample_digest(case.sample), "scores": scores,
-        "tokens": tokens, "special": special_tokens(model),
-    }  # fmt: skip
-
-
-def _has_text(model: HookedModel) -> bool:
-    if model.cfg.kind != "text":
-        return False
-    try:
-        model.to_single_str_token(0)
-    except ValueError:  # there is no tokenizer
-        return False
-    return True

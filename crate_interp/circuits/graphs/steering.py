@@ -17,7 +17,6 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.models.hooked import HookedModel
 
-HOW = ("scale", "set", "add")
 _NODE = re.compile(r"L(\d+)A(\d+)(?:@(\d+))?")
 # an answer moves with the target if its logit changes at least half as much
 _AS_MUCH = 0.5
@@ -33,16 +32,6 @@ class Change:
     amount: float
     how: str
 
-    def applied(self, code: Tensor) -> None:
-        """Edits codes `[batch, pos, atom]` in place."""
-        where = code[:, :, self.atom] if self.pos is None else code[:, self.pos, self.atom]
-        if self.how == "scale":
-            where *= self.amount
-        elif self.how == "set":
-            where.fill_(self.amount)
-        else:
-            where += self.amount
-
 
 def changes(edits: Mapping[str, float | int], how: str, shape: Sequence[int]) -> list[Change]:
     """Returns the changes that a mapping names: {"L2A17@5": 0} or, at every token, {"L2A17": 0}.
@@ -50,42 +39,47 @@ def changes(edits: Mapping[str, float | int], how: str, shape: Sequence[int]) ->
     shape: how many layers, tokens and atoms there are. Raises ValueError for other names, for nodes
     that do not exist, and for amounts that are no finite number.
     """
-    checks.one_of("how", how, HOW)
+    checks.one_of("how", how, ("scale", "set", "add"))
     if not isinstance(edits, Mapping) or not edits:
         raise ValueError(f'edits is {checks.shown(edits)}: give nodes, such as {{"L2A17@5": 0}}.')
     layers, tokens, atoms = shape
     found = []
     for name, amount in edits.items():
-        match = _NODE.fullmatch(name) if isinstance(name, str) else None
-        if match is None:
+        match = _NODE.fullmatch(str(name))
+        layer, atom, pos = (
+            (None if n is None else int(n) for n in match.groups()) if match else [-1] * 3
+        )
+        if match is None or layer >= layers or atom >= atoms or (pos or 0) >= tokens:  # pyright: ignore
             raise ValueError(
-                f"there is no code {checks.shown(name)} to steer (inputs and biases cannot be): "
-                'give layer, atom and token as "L2A17@5", or "L2A17" for every token.'
-            )
-        layer, atom = int(match[1]), int(match[2])
-        pos = None if match[3] is None else int(match[3])
-        if layer >= layers or atom >= atoms or (pos is not None and pos >= tokens):
-            raise ValueError(
-                f"there is no node {name}: the model has layers 0 to {layers - 1} and atoms 0 to "
-                f"{atoms - 1}, the sample tokens 0 to {tokens - 1}."
+                f"there is no code {checks.shown(name)} to steer: give layer (0 to {layers - 1}), "
+                f"atom (0 to {atoms - 1}) and token (0 to {tokens - 1}) as "
+                '"L2A17@5", or "L2A17" for every token.'
             )
         if not checks.is_number(amount):
             raise ValueError(f"{name}: {checks.shown(amount)} is no finite number to {how} it by.")
-        found.append(Change(layer, atom, pos, float(amount), how))
+        found.append(Change(layer, atom, pos, float(amount), how))  # pyright: ignore
     return found
+
+
+def edited(code: Tensor, edits: Sequence[Change]) -> Tensor:
+    """Returns codes `[batch, pos, atom]` with changes made."""
+    code = code.clone()
+    for edit in edits:
+        where = code[:, slice(None) if edit.pos is None else edit.pos, edit.atom]
+        if edit.how == "scale":
+            where *= edit.amount
+        elif edit.how == "set":
+            where.fill_(edit.amount)
+        else:
+            where += edit.amount
+    return code
 
 
 def steering_hooks(edits: Sequence[Change]) -> list[Hook]:
     """Returns hooks that make the changes, for `model.hooks(fwd_hooks=...)`."""
-
-    def hook(code: Tensor, hook: Any, own: list[Change]) -> Tensor:
-        code = code.clone()
-        for change in own:
-            change.applied(code)
-        return code
-
     return [
-        (full_name(CODE, layer), partial(hook, own=own)) for layer, own in _by_layer(edits).items()
+        (full_name(CODE, layer), lambda code, hook, own=own: edited(code, own))
+        for layer, own in _by_layer(edits).items()
     ]
 
 
@@ -94,15 +88,11 @@ def predicted(model: HookedModel, sample: Tensor, edits: Sequence[Change]) -> Te
 
     One forward and two backwards give the change of all answers.
     """
-
     shifts: list[Tensor] = []
     amounts: list[Tensor] = []
 
     def hook(code: Tensor, hook: Any, own: list[Change]) -> Tensor:
-        edited = code.detach().clone()
-        for change in own:
-            change.applied(edited)
-        amounts.append(edited - code.detach())
+        amounts.append(edited(code.detach(), own) - code.detach())
         shifts.append(torch.zeros_like(code, requires_grad=True))
         return code + shifts[-1]
 
@@ -170,19 +160,13 @@ def steered(
     for logits in (before, after, expected):
         here = question.at(logits)[0].double().cpu()
         centred.append((here - here.mean()).numpy())
-    table: Any = pd.DataFrame(
-        {
-            "answer": range(len(names)), "name": list(names), "before": centred[0],
-            "after": centred[1], "change": centred[1] - centred[0], "predicted": centred[2],
-        }
-    )  # fmt: skip
+    table: Any = pd.DataFrame({"answer": range(len(names)), "name": list(names)})
+    table = table.assign(before=centred[0], after=centred[1], change=centred[1] - centred[0])
+    table = table.assign(predicted=centred[2])
     others = table["answer"] != question.answer
     moved = int((table["change"].abs()[others] >= _AS_MUCH * abs(ends[1] - ends[0])).sum())
     rank = table["change"].abs().where(others, float("inf"))
     table = table.loc[rank.sort_values(ascending=False, kind="stable").index]
-    name = names[question.answer]
-    if question.versus is not None:
-        name = f"{name!r} less {names[question.versus]!r}"
-    else:
-        name = repr(name)
+    name = repr(names[question.answer])
+    name += "" if question.versus is None else f" less {names[question.versus]!r}"
     return Steering(table.reset_index(drop=True), ends[0], ends[1], ends[2], name, moved)

@@ -1,6 +1,7 @@
-"""How far a graph may be trusted: real ablations, and what is left of the answer."""
+"""How far a graph may be trusted: real forwards in which nodes are removed, or kept alone."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,136 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from crate_hooks import full_name
 from crate_interp.circuits.code_swaps import rotation
-from crate_interp.circuits.graphs.derivatives import Explained
-from crate_interp.circuits.graphs.edited_runs import keeping, without
+from crate_interp.circuits.graphs.derivatives import CODE, Explained, directions, frozen_points
+from crate_interp.circuits.head_ablation import may_share
 
 KEPT = (1, 3, 10, 30, 100, 300, 1000)  # nodes of each layer that are kept alone
 DRAWS, DRAWS_UNTRAINED = 100, 10  # of random nodes at each token, beside those of a graph
 DRAWS_OF_K = 3  # of k random nodes of a layer
 _TESTED = 96  # nodes that are ablated, of all layers together, but at least 8 of each
+_THRESHOLDS = (("mlp.hook_pre", "mlp.hook_post"), ("mlp.hook_pre_init", "mlp.hook_post_init"))
+_NUMBERS = 2**26  # of the largest activation of a batch of edited copies
+
+
+def copies_at_once(case: Explained) -> int:
+    """Returns how many copies of the sample one forward may take."""
+    pos, cfg = len(case.values.embedded), case.model.cfg
+    answers = len(case.values.logits) * (pos if cfg.kind == "text" else 1)
+    return max(1, _NUMBERS // max(pos * max(pos * cfg.n_heads, cfg.d_mlp * 2), answers))
+
+
+@torch.no_grad()
+def without(case: Explained, layer: int, nodes: Int[Tensor, "node 2"]) -> Float[Tensor, "node"]:
+    """Returns the target without each node (token, atom) of a layer, one at a time.
+
+    A code of 0 takes its place; layer -1 stands for embeddings, which become 0. The layers below
+    do not run again, except in nanochat-crate.
+    """
+    found, model, own = [], case.model, case.values
+
+    def zeroed(value: Tensor, hook: Any, nodes: Tensor) -> Tensor:
+        value = value.clone()
+        for copy, (pos, atom) in enumerate(nodes.tolist()):
+            value[copy, pos, slice(None) if atom < 0 else atom] = 0
+        return value
+
+    for group in nodes.to(own.embedded.device).split(copies_at_once(case)):
+        if not may_share(model):  # later layers read the embedding again
+            point = "hook_embed" if layer < 0 else full_name(CODE, layer)
+            copies = case.sample.expand(len(group), *case.sample.shape[1:])
+            hooks = [(point, partial(zeroed, nodes=group))]
+            logits = model.run_with_hooks(copies, fwd_hooks=hooks)
+        else:
+            places = torch.arange(len(group), device=group.device), group[:, 0]
+            copies = (own.embedded if layer < 0 else own.streams[layer]).repeat(len(group), 1, 1)
+            if layer < 0:
+                copies[places] = 0
+            else:
+                lost = own.codes[layer][group[:, 0], group[:, 1], None]
+                copies[places] -= lost * directions(model, layer)[group[:, 1]]
+            logits = model(copies, start_at_layer=layer + 1)
+        found.append(case.question.of(logits).double().cpu())
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
+
+@torch.no_grad()
+def keeping(
+    case: Explained,
+    nodes: list[Int[Tensor, "copy node"]],
+    *,
+    others: bool = False,
+    axes: list[Float[Tensor, "atom axis"]] | None = None,
+) -> Float[Tensor, "copy"]:
+    """Returns the target if only some nodes of each layer stay and the others are 0.
+
+    nodes: their numbers in the flat code of each layer, for each copy of the sample. others: the
+    others stay and these are 0. axes: an orthonormal basis of the codes of each layer, one axis a
+    column, in which the nodes are coordinates.
+    """
+
+    def edit(code: Tensor, hook: Any, chosen: Tensor, axis: Tensor | None) -> Tensor:
+        mask = torch.zeros_like(code).flatten(1).scatter_(1, chosen.to(code.device), 1.0)
+        mask = (1 - mask if others else mask).view_as(code)
+        return code * mask if axis is None else ((code @ axis) * mask) @ axis.T
+
+    found = []
+    names = [full_name(CODE, layer) for layer in range(len(nodes))]
+    turned = axes or [None] * len(nodes)
+    for group in zip(*(one.split(copies_at_once(case)) for one in nodes), strict=True):
+        edits = [partial(edit, chosen=c, axis=a) for c, a in zip(group, turned, strict=True)]
+        copies = case.sample.expand(len(group[0]), *case.sample.shape[1:])
+        logits = case.model.run_with_hooks(copies, fwd_hooks=[*zip(names, edits, strict=True)])
+        found.append(case.question.of(logits).double().cpu())
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def baselines(case: Explained, freeze: tuple[str, ...]) -> list[float]:
+    """Returns the target without all nodes of a layer, for each layer, with what is frozen held.
+
+    Which codes are on in the layers above stays as it is, as do patterns and norms that `freeze`
+    names. If both are frozen, the network is affine in the codes, and the target is the sum of the
+    layer's attributions and of this baseline.
+    """
+    model, sample, values = case.model, case.sample, case.values
+    layers = range(model.cfg.n_layers)
+    points = frozen_points(model, freeze)
+    # where a node's value is its pre-threshold value or 0: a ReLU, not a GELU
+    masked = [
+        (full_name(pre, layer), full_name(post, layer))
+        for pre, post in _THRESHOLDS
+        for layer in layers
+        if full_name(pre, 0) in model.hook_dict.keys() and "gelu" not in model.cfg.sparse_step
+    ]
+    names = [*points, *(pre for pre, _ in masked)]
+    cache = model.run_with_cache(sample, names_filter=names)[1] if names else {}
+
+    def held(current: Tensor, hook: Any) -> Tensor:
+        return cache[hook.name].expand_as(current)
+
+    found = []
+    for layer in layers:
+        hooks: list[Any] = [(name, held) for name in points]
+        for pre, post in masked:
+            before: list[Tensor] = []
+            hooks.append((pre, lambda value, hook, before=before: before.append(value)))
+            mask = cache[pre] > 0
+            hooks.append((post, lambda value, hook, b=before, mask=mask: b[-1] * mask))
+        if not may_share(model):
+            hooks.append((full_name(CODE, layer), lambda code, hook: torch.zeros_like(code)))
+            logits = model.run_with_hooks(sample, fwd_hooks=hooks)
+        else:
+            stream = values.streams[layer] - values.codes[layer] @ directions(model, layer)
+            above = [
+                (name, hook) for name, hook in hooks
+                if not name.startswith("blocks.") or int(name.split(".")[1]) > layer
+            ]  # fmt: skip
+            start: Any = {"start_at_layer": layer + 1}
+            logits = model.run_with_hooks(stream[None], fwd_hooks=above, **start)
+        found.append(float(case.question.of(logits)[0]))
+    return found
 
 
 def ablations(
@@ -41,15 +164,10 @@ def ablations(
         chosen = torch.cat([order[:each], rest[:each]])
         nodes = torch.stack([chosen // free.shape[1], chosen % free.shape[1]], dim=1)
         after = without(case, layer, nodes)
-        rows.append(
-            pd.DataFrame(
-                {
-                    "layer": layer, "pos": nodes[:, 0].numpy(), "atom": nodes[:, 1].numpy(),
-                    "attribution": attribution.flatten()[chosen].numpy(),
-                    "effect": case.values.target - after.numpy(),
-                }
-            )
-        )  # fmt: skip
+        places = {"layer": layer, "pos": nodes[:, 0].numpy(), "atom": nodes[:, 1].numpy()}
+        numbers = {"attribution": attribution.flatten()[chosen].numpy()}
+        numbers["effect"] = case.values.target - after.numpy()
+        rows.append(pd.DataFrame(places | numbers))
     return pd.concat(rows, ignore_index=True)
 
 

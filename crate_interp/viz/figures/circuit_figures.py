@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.circuit import LAST, Circuit, place_of
-from crate_interp.circuits.circuit_drawing import BOX, Point, bend, layout
+from crate_interp.circuits.circuit import BOX, LAST, Circuit, Point, bend, layout, place_of
 from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, AttributionGraph
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded

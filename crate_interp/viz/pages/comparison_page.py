@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.comparisons import headline
-from crate_interp.comparisons.headline import place, sign, signed, span
-from crate_interp.comparisons.result import Comparison
+from crate_interp.comparisons import result as comparisons
+from crate_interp.comparisons.result import Comparison, place, sign, signed, span
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
 from crate_interp.probes.built_in import heading, statistic
@@ -36,9 +35,9 @@ def compare_page(result: Comparison, out: str | Path) -> Path:
 def _page(result: Comparison) -> str:
     meta = result.meta
     every = {name: compared(result, name) for name in meta["statistics"]}
-    largest = [f"{row['probe']}.{row['statistic']}" for row in headline.largest(result, _HERO)]
+    largest = [f"{row['probe']}.{row['statistic']}" for row in comparisons.largest(result, _HERO)]
     layers = sorted({int(layer) for one in every.values() for layer in one.layers})
-    finding, *beside = headline.sentences(result)
+    finding, *beside = comparisons.sentences(result)
 
     def named(name: str) -> str:
         return statistic(meta, name).title
@@ -50,7 +49,7 @@ def _page(result: Comparison) -> str:
         result=result,
         finding=finding,
         beside=" ".join(beside),
-        largest=headline.list_of_largest(result, named, _HERO),
+        largest=comparisons.list_of_largest(result, named, _HERO),
         hero=[_panel(name, every[name], result) for name in largest or list(every)[:_HERO]],
         layers=["out" if layer == meta["a"]["n_layers"] else layer for layer in layers],
         twins=min(len(meta[side]["untrained"]) for side in "ab"),

@@ -11,8 +11,8 @@ from crate_interp.core.files import write_text
 from crate_interp.core.pictures import decoded
 from crate_interp.measures import mass_mask
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
-from crate_interp.segmentation.input_maps import WITHOUT_NETWORK
 from crate_interp.segmentation.result import BLIND, SegmentResult, number
+from crate_interp.segmentation.scores import WITHOUT_NETWORK
 from crate_interp.viz.figures.canvas import CHANCE, TEXT, TRAINED, UNTRAINED, as_written, canvas
 from crate_interp.viz.pages import page as parts
 
