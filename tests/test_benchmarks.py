@@ -59,13 +59,6 @@ def test_timings_refuse_two_threads(path, monkeypatch):
             module.main()
 
 
-def test_the_parts_of_an_audit_that_are_timed_exist(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    parts = importlib.import_module("bench_audit").PARTS
-    for part, (module, *names) in parts.items():
-        assert all(callable(getattr(module, name, None)) for name in names), part
-
-
 def test_every_benchmark_with_a_timing_is_among_them():
     timed = {path for path in BENCHMARKS.glob("*.py") if "least(" in path.read_text()}
     assert timed == set(TIMED) and len(timed) > 5

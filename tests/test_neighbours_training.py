@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,19 +108,15 @@ def test_a_state_dict_comes_back_by_its_config(build, tmp_path):
         same(ci.load(source, **model.cfg.to_dict()), model)
 
 
-@pytest.mark.slow
-def test_numbers_of_numpy_are_read_as_numbers(tmp_path):
+def test_numbers_of_numpy_are_read_as_numbers_and_nothing_else_is_run(tmp_path):
     model = trained()
-    for dtype in "f8 f4 f2 i8 i4 i2 i1 u8 u4 u2 u1 b1".split():
+    for dtype in ("f8", "f4", "i8", "b1"):
         number = {"score": np.ones(1, dtype)[0]}
         path = lightning_file(model, tmp_path / "lit.ckpt", hyper_parameters=number)
         same(ci.load(path, config=model.cfg), model)
-    for strange in (np.ones(2), np.str_("a"), np.datetime64(0, "s"), np.complex64(1)):
+    for strange in (np.ones(2), np.str_("a"), SimpleNamespace(a=1)):
         path = lightning_file(model, tmp_path / "lit.ckpt", hyper_parameters={"a": strange})
         fails("its pickle asks for .*nothing was run", path, config=model.cfg)
-    swapped = np.dtype(">f8").type(1).astype(">f8")
-    path = lightning_file(model, tmp_path / "lit.ckpt", hyper_parameters={"a": swapped})
-    fails("not little-endian", path, config=model.cfg) if swapped.dtype.byteorder == ">" else None
 
 
 def test_what_lies_beside_the_model_is_left_out_with_a_warning(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 import crate_interp as ci
 import reference
-from conftest import D_HEAD, HEADS, LAYERS, leftover_hooks
+from conftest import D_HEAD, HEADS, LAYERS, leftover_hooks, make
 from probing import values
 
 N = 7
@@ -336,3 +336,28 @@ def test_hooks_on_the_model_act_and_stay(model, data):
     with model.hooks(fwd_hooks=[("blocks.1.attn.hook_z", zero)]):
         ci.sweep(model, data, progress=False)
         assert leftover_hooks(model) == ["blocks.1.attn.hook_z"]
+
+
+def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(data, tmp_path):
+    seen, own = set(), make()
+
+    def measure(block, acts):
+        seen.add((acts["attn.hook_u"].dtype, torch.is_autocast_enabled("cpu")))
+        return {"first": acts["attn.hook_u"][:, 0, 0, 0]}
+
+    probe = ci.Probe("mine", ("attn.hook_u",), measure, {"first": ("", None, None, "")})
+
+    def swept(**more):
+        return ci.sweep(own, data, probes=["compression", probe], progress=False, **more)
+
+    mixed, plain = swept(precision="bfloat16"), swept()
+    assert seen == {(torch.float32, False)}
+    held, exact = (one.samples()["mine.first"].dropna().to_numpy() for one in (mixed, plain))
+    assert (torch.tensor(held).bfloat16().double() == torch.tensor(held)).all()
+    assert 0 < abs(held - exact).max() < 0.02 * abs(exact).max()
+    assert mixed.meta["precision"] == "bfloat16" and "precision" not in plain.meta
+    ci.sweep(own, data, precision="bfloat16", out=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="precision"):
+        ci.sweep(own, data, out=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="precision='float8'"):
+        swept(precision="float8")
