@@ -239,7 +239,9 @@ def test_texts_are_refused_by_a_model_of_images(data):
         ci.sweep(vision(), data, **SWEEP)
 
 
-@pytest.mark.parametrize("data", [pictures(), "embedded:fashion", BYTES], ids=["list", "name", "bytes"])
+@pytest.mark.parametrize(
+    "data", [pictures(), "embedded:fashion", BYTES], ids=["list", "name", "bytes"]
+)
 def test_images_are_refused_by_a_language_model(data):
     lm = make_lm()
     lm.tokenizer = Words()

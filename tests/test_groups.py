@@ -1,6 +1,8 @@
 """Samples that belong together: intervals, tests and splits treat groups as independent."""
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +17,9 @@ from crate_interp.results import sample_ranges
 from crate_interp.stats.contrasts import by_group, columns_of_sums, paired
 from crate_interp.stats.intervals import interval_of_sums, mean_interval
 from crate_interp.sweeps.moments import errors
-from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured
+
+sys.path.append(str(Path(__file__).parent / "benchmarks"))
+from windows_of_texts import GROUPS, SIZES, STATISTICS, covered_texts, measured  # noqa: E402
 
 TEXT = "embedded:held-out-text"
 QUIET = {"progress": False}
