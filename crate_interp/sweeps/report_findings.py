@@ -4,6 +4,7 @@ Numbers become changes with intervals, changes become signs, and signs become wo
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -229,7 +230,8 @@ def _beyond_untrained(
     1: the mean is shown to be above the mean of one further untrained network. -1: it is shown to
     be below that mean. 0: neither is shown. untrained: the means of the untrained networks.
     """
-    table, weights = result.layers(), result.table("weights")
+    table: Any = result.layers()
+    weights = result.table("weights")
     rows = table[table["probe"] + "." + table["statistic"] == statistic]
     mean, (error, n) = rows["mean"].to_numpy(float), errors(result, rows)
     if statistic in set(weights["probe"] + "." + weights["statistic"]):

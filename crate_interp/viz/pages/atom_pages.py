@@ -245,7 +245,8 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
         cards = []
         for row in best.to_dict("records"):
             top = result.top(int(layer), int(row["atom"])).head(_TOKENS)
-            places = top[["sample", "token", "value"]].to_dict("records")
+            places: Any = top[["sample", "token", "value"]]
+            places = places.to_dict("records")
             bars = _bars(counts.get((layer, row["atom"]), []))
             tokens = [token_of(**place) for place in places]
             card = {"name": f"L{layer}A{row['atom']}", "row": row, "bars": bars, "tokens": tokens}
@@ -270,6 +271,6 @@ def _cut(row: Atom, token: int) -> str:
     if token:
         width, height = picture.width / row["columns"], picture.height / row["rows"]
         y, x = divmod(token - 1, row["columns"])
-        box = ((x - 1) * width, (y - 1) * height, (x + 2) * width, (y + 2) * height)
+        box: Any = ((x - 1) * width, (y - 1) * height, (x + 2) * width, (y + 2) * height)
         picture = picture.crop(tuple(map(round, box)))
     return picture_uri(picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST))

@@ -123,7 +123,8 @@ def _pieces(values: np.ndarray, layers: np.ndarray, x: Place, y: Place) -> Itera
 
 def _band(line: Line, layers: np.ndarray, x: Place, y: Place) -> str:
     """Returns the outline of a band: its upper ends, then its lower ends backwards."""
-    low, high = np.asarray(line.low), np.asarray(line.high)
+    low: Any = np.asarray(line.low)
+    high: Any = np.asarray(line.high)
     there = np.flatnonzero(np.isfinite(low) & np.isfinite(high))
     outline = [*((at, high) for at in there), *((at, low) for at in there[::-1])]
     return " ".join(f"{x(layers[at])},{y(side[at])}" for at, side in outline)

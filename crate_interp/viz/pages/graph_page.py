@@ -54,7 +54,8 @@ def graph(graph: AttributionGraph) -> Html:
 
 def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
     """Returns what the page's script reads: nodes and edges by number, words and sizes."""
-    meta, table = graph.meta, graph.table("nodes")
+    meta = graph.meta
+    table: Any = graph.table("nodes")
     kinds = {result.EMBEDDING: "embedding", result.BIAS: "bias", result.TARGET: "target"}
     nodes = [
         {
