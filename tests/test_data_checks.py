@@ -167,7 +167,7 @@ def test_a_label_must_be_a_class_of_the_model(form, label, tmp_path):
     labels = [*LABELS[:WHICH], label, *LABELS[WHICH + 1 :]]
     images = list(BYTES) if form in ARRAYS else pictures()
     data = {**HOLDERS, **TABLES, **ARRAYS}[form]({"image": images, "label": labels}, tmp_path)
-    with pytest.raises(ValueError, match=f"the label {label} of sample {WHICH} is not a class"):
+    with pytest.raises(ValueError, match=f"the label {label} of sample {WHICH} is not (a|one) class"):
         ci.ablate_heads(vision(), data, limit=COUNT, **QUIET)
 
 
@@ -212,7 +212,7 @@ def test_minus_one_of_a_class_label_means_no_label():
         rows = {"image": pictures(), "label": labels}
         table = datasets.Dataset.from_dict(rows, features=features)
         assert opened(table).labels == wanted
-        with pytest.raises(ValueError, match="has no label" if wanted else "has no labels"):
+        with pytest.raises(ValueError, match="labels are missing"):
             ci.ablate_heads(vision(), table, **QUIET)
     with pytest.raises(ValueError, match="the label of sample 4 is -1, but the data names 11"):
         ci.sweep(vision(), Own(pictures(), [*LABELS[:4], -1], classes=NAMES), **SWEEP)
