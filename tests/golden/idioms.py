@@ -121,7 +121,7 @@ ablate {m} --data {d} --limit 4 --how zero --metric accuracy --head L1H0 --out {
 ablate {m} --data {d} --limit 4 --address runs/mine --out {out}
 concentration {m} --data {d} --limit 12 --k 2 --k 4 --point stream --rotations 2 --untrained 0 \
 --out {out}
-explore {m} --data {d} --sample 3 --no-without --size 40 --out {out}
+explore {m} --data {d} --sample 3 --size 40 --out {out}
 explore {m} --data {d} --sample 1 --without --circuit {circuit} --out {out}
 graph {m} --data {d} --sample 2 --target 1 --freeze norm --most 20 --seed 1 --out {out}
 graph crate-tiny-induction --data embedded:repeats --position 12 --out {out}
