@@ -1,7 +1,7 @@
 """The page of an attribution graph: which codes made one answer, and how far to trust it."""
 
 import base64
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -54,7 +54,7 @@ def graph(graph: AttributionGraph) -> Html:
 
 def _data(graph: AttributionGraph, picture: pd.DataFrame) -> dict[str, Any]:
     """Returns what the page's script reads: nodes and edges by number, words and sizes."""
-    meta, table = graph.meta, graph.table("nodes")
+    meta, table = graph.meta, cast(Any, graph.table("nodes"))
     kinds = {result.EMBEDDING: "embedding", result.BIAS: "bias", result.TARGET: "target"}
     nodes = [
         {
