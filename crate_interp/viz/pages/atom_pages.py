@@ -244,9 +244,8 @@ def _cards(result: AtomResult, excerpts: Excerpts) -> list[dict[str, Any]]:
         best = rows.sort_values("energy_share", ascending=False, kind="stable").head(CARDS)
         cards = []
         for row in best.to_dict("records"):
-            top = result.top(int(layer), int(row["atom"])).head(_TOKENS)
-            places: Any = top[["sample", "token", "value"]]
-            places = places.to_dict("records")
+            top: Any = result.top(int(layer), int(row["atom"])).head(_TOKENS)
+            places = top[["sample", "token", "value"]].to_dict("records")
             bars = _bars(counts.get((layer, row["atom"]), []))
             tokens = [token_of(**place) for place in places]
             card = {"name": f"L{layer}A{row['atom']}", "row": row, "bars": bars, "tokens": tokens}
@@ -271,6 +270,7 @@ def _cut(row: Atom, token: int) -> str:
     if token:
         width, height = picture.width / row["columns"], picture.height / row["rows"]
         y, x = divmod(token - 1, row["columns"])
-        box: Any = ((x - 1) * width, (y - 1) * height, (x + 2) * width, (y + 2) * height)
-        picture = picture.crop(tuple(map(round, box)))
+        left, right = round((x - 1) * width), round((x + 2) * width)
+        upper, lower = round((y - 1) * height), round((y + 2) * height)
+        picture = picture.crop((left, upper, right, lower))
     return picture_uri(picture.resize((_SIDE, _SIDE), Image.Resampling.NEAREST))

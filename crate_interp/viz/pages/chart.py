@@ -117,7 +117,8 @@ def _short(value: float) -> str:
 
 def _pieces(values: np.ndarray, layers: np.ndarray, x: Place, y: Place) -> Iterator[str]:
     """Yields the points of a line, piece by piece: the line breaks where values are missing."""
-    for known, part in groupby(zip(layers, values, strict=True), lambda at: math.isfinite(at[1])):
+    places = zip(layers.tolist(), values.tolist(), strict=True)
+    for known, part in groupby(places, lambda place: math.isfinite(place[1])):
         if known:
             yield " ".join(f"{x(layer)},{y(value)}" for layer, value in part)
 
