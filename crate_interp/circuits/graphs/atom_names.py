@@ -204,7 +204,7 @@ def _named(chunk: Chunk, samples: Samples, seed: int, progress: bool) -> Tables:
         concepts = of_tokens(torch.cat(inputs), words)
     else:
         pictures = torch.cat(masks) if masks else None
-        concepts = of_patches(chunk.model, *tokens[0].shape[:2], pictures)
+        concepts = of_patches(chunk.model, len(tokens[0]), tokens[0].shape[1], pictures)
     own = None if samples.labels is None else [samples.labels[n - samples.start] for n in numbers]
     classes = of_samples(own, samples.names, len(numbers))
     generator = torch.Generator().manual_seed(seed)
@@ -213,17 +213,8 @@ def _named(chunk: Chunk, samples: Samples, seed: int, progress: bool) -> Tables:
         groups = np.array([samples.groups[n - samples.start] for n in numbers])
     rows = []
     for layer in range(layers):
-        at_position = torch.from_numpy(rankdata(tokens[layer].numpy(), axis=0)).float()
-        sources = [(at_position, concepts.part("position", False))]
-        sources.append((torch.cat(means[layer]), classes))
-        table = _best(sources, _dealt, generator, groups)
-        sources = [(tokens[layer], concepts.part("position", True))]
-        places = _best(sources, _shifted, generator, groups)
-        table = table.where(table["auc"] > table["null"], places)
-        table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
-        table.insert(0, "layer", layer)
-        table.insert(1, "atom", range(len(table)))
-        rows.append(table)
+        own = torch.cat(means[layer]), classes, tokens[layer], concepts
+        rows.append(_of_layer(layer, *own, generator, groups))
     places = pd.concat([_examples(layer, parts) for layer, parts in enumerate(largest)])
     found = excerpts(places, chunk.model, samples, progress)
     for column in ("before", "at", "after"):
@@ -251,6 +242,27 @@ def _examples(layer: int, parts: list[Tensor]) -> pd.DataFrame:
     table = table.assign(sample=sample.long().numpy(), token=token.long().numpy())
     table = table.assign(value=value.numpy())
     return table[table["value"] > 0]
+
+
+def _of_layer(
+    layer: int,
+    means: Float[Tensor, "sample atom"],
+    classes: Concepts,
+    tokens: Float[Tensor, "compared pos atom"],
+    concepts: Concepts,
+    generator: torch.Generator,
+    groups: Int[np.ndarray, "sample"] | None = None,
+) -> pd.DataFrame:
+    """Returns the rows of the table "names" of a layer; groups: those of the samples."""
+    at_position = torch.from_numpy(rankdata(tokens.numpy(), axis=0)).float()
+    sources = [(at_position, concepts.part("position", False)), (means, classes)]
+    told = _best(sources, _dealt, generator, groups)
+    places = _best([(tokens, concepts.part("position", True))], _shifted, generator, groups)
+    table: Any = told.where(told["auc"] > told["null"], places)
+    table.loc[~(table["auc"] > table["null"]), ["name", "kind"]] = ""
+    table.insert(0, "layer", layer)
+    table.insert(1, "atom", range(len(table)))
+    return table
 
 
 def _best(

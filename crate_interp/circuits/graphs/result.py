@@ -308,7 +308,7 @@ class AttributionGraph(Result):
         Codes are written as its "cross layer transcoder" features, since their page knows no other
         name; there are no error nodes, and biases are left out. Edges are summed over heads.
         """
-        from crate_interp.circuits.graphs.graph_tables import circuit_tracer_json
+        from crate_interp.circuits.graphs.circuit_tracer_json import circuit_tracer_json
 
         path = Path(path)
         if path.suffix != ".json":
