@@ -342,6 +342,6 @@ def concentration_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> C
     return Concentration(own | tables, meta)
 
 
-_STAGES = dict.fromkeys(("swaps", "untrained"), Concentration.OF_A_NETWORK)
+_STAGES: dict[str, Any] = dict.fromkeys(("swaps", "untrained"), Concentration.OF_A_NETWORK)
 _STAGES["answers"] = {"answers": by("sample")}
 CONCENTRATION = Kind(Concentration, _STAGES, concentration_result)

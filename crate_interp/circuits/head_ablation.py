@@ -4,7 +4,7 @@ import inspect
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import pandas as pd
@@ -73,7 +73,7 @@ def ablate_heads(
             job.run(Stage("means", model, samples, _sums))
             sums = job.before("means")
             if sums is None:
-                return None
+                return cast(Any, None)
             means = _means(sums["means"]["means"], model)
         of_chunk = partial(_of_chunk, loss=loss, metric=metric, means=means)
         job.run(Stage("heads", model, samples, of_chunk))
@@ -192,7 +192,7 @@ def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Mapping[int, Means] 
                     without = partial(_without, mean=means[layer], head=head)
                     hooks: list[Any] = [(full_name(_Z, layer), without)]
                     # the layers below are those of the unchanged model
-                    start = {"start_at_layer": layer} if shared else {}
+                    start: dict[str, Any] = {"start_at_layer": layer} if shared else {}
                     first = cache[names[layer]] if shared else inputs
                     logits = model.run_with_hooks(first, fwd_hooks=hooks, **start)
                     columns.append(_metric(metric, logits, right))

@@ -7,7 +7,7 @@ and measures the loss.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import pandas as pd
@@ -90,7 +90,7 @@ def evaluate(
         job.run(Stage("means", model, samples, partial(baselines.means, plan=plan)))
         sums = job.before("means")
         if sums is None:
-            return None
+            return cast(Any, None)
         moments = baselines.moments_in(sums["means"]["moments"], model.cfg.device)
         coders = _coders(saes, moments, seed)
         effects = partial(_effects, plan=plan, coders=coders, moments=moments)

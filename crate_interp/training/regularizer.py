@@ -126,9 +126,9 @@ class SRRRegularizer:
         check_gradients("SRRRegularizer", self._model)
         if not self._seen:
             raise RuntimeError(
-                "there was no forward with gradients since the last call: open the regulariser, "
-                "`with ci.SRRRegularizer(model) as penalty:`, and call the model first, not under "
-                "torch.no_grad()."
+                "there was no forward with gradients since the last call: use `with "
+                "ci.SRRRegularizer(model) as penalty:` around the loop, and call the model first, "
+                "not under torch.no_grad()."
             )
         seen, self._seen = self._seen, {}
         chosen = [self._draws.choice(self.layers)] if self.one else self.layers

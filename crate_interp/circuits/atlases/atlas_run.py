@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import pandas as pd
 import torch
@@ -254,7 +254,7 @@ def atlas(
         job.run(Stage("effects", model, samples, partial(effect_sums, loss=loss)))
         found = job.before("atoms", "effects")
         if found is None:
-            return None
+            return cast(Any, None)
         of_few = partial(_of_few, ablate=ablate, loss=loss, progress=options.progress, found=found)
         job.run(Stage("few", model, samples, of_few, whole=True))
         return job.result()

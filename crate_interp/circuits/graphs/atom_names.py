@@ -203,7 +203,7 @@ def _named(chunk: Chunk, samples: Samples, seed: int, progress: bool) -> Tables:
         concepts = of_tokens(torch.cat(inputs), words)
     else:
         pictures = torch.cat(masks) if masks else None
-        concepts = of_patches(chunk.model, *tokens[0].shape[:2], pictures)
+        concepts = of_patches(chunk.model, len(tokens[0]), tokens[0].shape[1], pictures)
     own = None if samples.labels is None else [samples.labels[n - samples.start] for n in numbers]
     classes = of_samples(own, samples.names, len(numbers))
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A graph in the words of circuit-tracer, whose page then shows it."""
+"""A graph as the JSON of circuit-tracer's page (its frontend/graph_models.py)."""
 
 import re
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The tables of a graph, and the JSON of circuit-tracer's page (its frontend/graph_models.py)."""
+"""The tables of a graph: its nodes, edges, layers and answers."""
 
 from typing import Any
 
@@ -11,12 +11,7 @@ from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.circuits.atlases.excerpts import as_webp, rgb
 from crate_interp.circuits.graphs.atom_names import AtomNames
 from crate_interp.circuits.graphs.derivatives import CutPass, Explained
-from crate_interp.circuits.graphs.result import (
-    BIAS,
-    EMBEDDING,
-    TARGET,
-    node_name,
-)
+from crate_interp.circuits.graphs.result import BIAS, EMBEDDING, TARGET, node_name
 from crate_interp.circuits.graphs.selection import SKIP, Graph, edge_table
 from crate_interp.circuits.graphs.trust import baselines, without
 from crate_interp.core.safe_text import visible

@@ -1,7 +1,7 @@
 """The question that a graph answers: one sample, and the answer that is asked about."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -78,7 +78,8 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
     elif not text and isinstance(given, Tensor) and not given.is_floating_point():
         given = net.preprocess(given if given.ndim == 4 else given[None])
     axes, shape = (2 if text else 4), getattr(given, "shape", ())
-    batch = given[None] if len(shape) == axes - 1 else given
+    batch = cast(Any, given)
+    batch = batch[None] if len(shape) == axes - 1 else batch
     if len(shape) not in (axes - 1, axes) or len(batch) != 1:
         got = f"of shape {tuple(shape)}" if shape else checks.shown(inputs)
         raise ValueError(f"inputs is {got}: give one sample, {wanted}.")
