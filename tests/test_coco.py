@@ -131,6 +131,7 @@ REFUSED = {
 @pytest.mark.parametrize("match", REFUSED)
 def test_a_file_that_cannot_be_used_is_refused_before_work(tmp_path, match):
     model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+    (tmp_path / "images").mkdir()
     for content in REFUSED[match]:
         notes, tables = (content, {}) if isinstance(content, list) else ([], content)
         refused(model, match, coco_file(tmp_path, notes, **tables))

@@ -167,9 +167,7 @@ def test_a_label_must_be_a_class_of_the_model(form, label, tmp_path):
     labels = [*LABELS[:WHICH], label, *LABELS[WHICH + 1 :]]
     images = list(BYTES) if form in ARRAYS else pictures()
     data = {**HOLDERS, **TABLES, **ARRAYS}[form]({"image": images, "label": labels}, tmp_path)
-    with pytest.raises(
-        ValueError, match=f"the label {label} of sample {WHICH} is not"
-    ):
+    with pytest.raises(ValueError, match=f"the label {label} of sample {WHICH} is not"):
         ci.ablate_heads(vision(), data, limit=COUNT, **QUIET)
 
 

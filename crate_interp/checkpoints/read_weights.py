@@ -260,7 +260,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def model_args(loaded: Any) -> dict[str, Any]:
+def model_args(loaded: object) -> dict[str, Any]:
     """Returns the plain values under "model_args" in a training dict, as nanoGPT writes them.
 
     loaded: anything that a torch file can hold. The result is empty if it has no such values.
@@ -268,7 +268,7 @@ def model_args(loaded: Any) -> dict[str, Any]:
     return plain_values(loaded.get("model_args") if isinstance(loaded, Mapping) else None)
 
 
-def plain_values(values: Any) -> dict[str, Any]:
+def plain_values(values: object) -> dict[str, Any]:
     """Returns the entries whose key is text and whose value is a number, a bool or text.
 
     The result is empty if `values` is not a mapping.

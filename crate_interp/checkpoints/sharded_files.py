@@ -37,7 +37,7 @@ def read_sharded(index: Path, choice: Choice = PLAIN) -> Contents:
     return Contents(found.tensors, str(index), config, folder=index.parent, notes=found.notes)
 
 
-def files_of(index: Any, where: str, suffix: str) -> list[str]:
+def files_of(index: object, where: str, suffix: str) -> list[str]:
     """Returns the names of the files that an index of weights names.
 
     Raises CheckpointError unless they are plain names with this ending: others lead out of the

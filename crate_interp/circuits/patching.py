@@ -266,15 +266,16 @@ def attribution_patch(
     return total.float()
 
 
-def check_heads(name: str, pairs: Any, layers: int, heads: int) -> list[Head]:
+def check_heads(name: str, pairs: object, layers: int, heads: int) -> list[Head]:
     """Returns (layer, head) pairs of ints.
 
     Raises ValueError, with the argument's `name`, if there are no pairs, or if a pair is not a head
     of a model of `layers` layers with `heads` heads each.
     """
+    heads_of: Any = pairs
     try:
-        chosen = [(int(layer), int(head)) for layer, head in pairs]
-        right = chosen == [tuple(pair) for pair in pairs] and not isinstance(pairs, str)
+        chosen = [(int(layer), int(head)) for layer, head in heads_of]
+        right = chosen == [tuple(pair) for pair in heads_of] and not isinstance(pairs, str)
     except (TypeError, ValueError):
         chosen, right = [], False
     inside = all(0 <= layer < layers and 0 <= head < heads for layer, head in chosen)

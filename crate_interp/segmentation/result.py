@@ -52,7 +52,7 @@ def merged_examples(
     return pd.concat(parts, ignore_index=True)
 
 
-def middle_rows(ranked: Any) -> Any:
+def middle_rows(ranked: pd.DataFrame) -> Any:
     """Returns the MEDIAN rows in the middle of ranked rows."""
     start = max((len(ranked) - MEDIAN) // 2, 0)
     return ranked.iloc[start : start + MEDIAN]
