@@ -82,33 +82,6 @@ def size(name: str, value: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-# limit for one picture; decoding this many pixels takes about 1 GB, with Pillow's copies
-MOST_PIXELS = 50_000_000
-MOST_PATCHES = 65_536  # limit for one picture; one head's attention pattern then takes 17 GB
-
-
-def pixels(what: str, height: int, width: int) -> None:
-    """Raises ValueError, naming `what`, for a picture of more than 50,000,000 pixels.
-
-    The limit holds for pictures in files and for picture sizes in a config.
-    """
-    if height * width > MOST_PIXELS:
-        raise ValueError(
-            f"{what} is {height:,} x {width:,}, which is too large: "
-            f"a picture may have at most {MOST_PIXELS:,} pixels. Make it smaller, or leave it out."
-        )
-
-
-def patches(what: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
-    """Raises ValueError, naming `what`, for a picture of more than 65,536 patches."""
-    count = (size[0] // patch[0]) * (size[1] // patch[1])
-    if count > MOST_PATCHES:
-        raise ValueError(
-            f"{what} is {size[0]:,} x {size[1]:,}, which is {count:,} patches: "
-            f"a model takes at most {MOST_PATCHES:,}. Make it smaller."
-        )
-
-
 def flag(name: str, value: object) -> bool:
     """Returns a value that is True or False.
 
