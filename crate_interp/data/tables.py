@@ -185,7 +185,7 @@ def samples_of_cells(
             with suppress(Undecodable):  # raised when it is read
                 yield pictures(name, number, number + 1)[0].make()
 
-    masks = None
+    masks: Callable[[int, int], Tensor] | None = None
     if mask is not None and preprocess_masks is not None:
 
         @cache
@@ -193,13 +193,15 @@ def samples_of_cells(
             """Looks at all masks, which is slow, and so waits until the first mask is read."""
             return is_binary(readable(mask))
 
-        def masks(start: int, stop: int) -> Tensor:
+        def checked_maps(start: int, stop: int) -> Tensor:
             pairs = zip(files(mask, start, stop), files(image, start, stop), strict=True)
             for index, ((drawn, what), (shown, name)) in enumerate(pairs, start):
                 mode, size = header(BytesIO(drawn), what)
                 image_size = header(BytesIO(shown), name)[1]
                 check_mask(columns.modes[mask] or mode, size, image_size, f"sample {index}")
             return class_maps(preprocess_masks, pictures(mask, start, stop), binary())
+
+        masks = checked_maps
 
     return Samples(
         n=len(numbers),

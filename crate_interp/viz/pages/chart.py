@@ -125,11 +125,11 @@ def _pieces(values: np.ndarray, layers: np.ndarray, x: Place, y: Place) -> Itera
 
 def _band(line: Line, layers: np.ndarray, x: Place, y: Place) -> str:
     """Returns the outline of a band: its upper ends, then its lower ends backwards."""
-    low: Any = np.asarray(line.low)
-    high: Any = np.asarray(line.high)
+    low, high = np.asarray(line.low), np.asarray(line.high)
     there = np.flatnonzero(np.isfinite(low) & np.isfinite(high))
     outline = [*((at, high) for at in there), *((at, low) for at in there[::-1])]
-    return " ".join(f"{x(layers[at])},{y(side[at])}" for at, side in outline)
+    points: Any = ((layers[at], side[at]) for at, side in outline)
+    return " ".join(f"{x(layer)},{y(value)}" for layer, value in points)
 
 
 def _spread(ends: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
