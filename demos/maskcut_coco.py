@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 import crate_interp as ci
 from crate_interp.data.coco import coco_image_ids, coco_results
 from crate_interp.measures import maskcut
-from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.questions.untrained_twins import twin
 
 
 def masks_of(model: ci.HookedCrate, image: Tensor, layer: int, affinity: str) -> Tensor:

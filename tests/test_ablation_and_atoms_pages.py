@@ -8,7 +8,7 @@ import torch
 import crate_interp as ci
 from conftest import HEADS, LAYERS, make, make_lm
 from crate_interp.circuits.atlases.excerpts import excerpts
-from crate_interp.sweeps.runs.batches import samples_of
+from crate_interp.questions.batches import samples_of
 from crate_interp.viz.pages.atom_pages import CARDS
 
 QUIET = {"progress": False}

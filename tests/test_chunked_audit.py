@@ -10,7 +10,7 @@ from PIL import Image as Pillow
 import crate_interp as ci
 from conftest import make
 from crate_interp.data import open_data
-from crate_interp.sweeps.runs import chunked_pass
+from crate_interp.questions import chunked_pass
 from selection import few
 
 N = 7

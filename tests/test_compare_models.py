@@ -8,7 +8,7 @@ import crate_interp as ci
 from comparing import row
 from conftest import LAYERS, make, make_lm
 from crate_interp.comparisons import networks
-from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.questions.untrained_twins import twin
 
 N = 7
 FEW = dict(probes=["sparsity", "attention", "alignment"], progress=False)

@@ -6,7 +6,7 @@ import torch
 import crate_interp as ci
 from command import run
 from conftest import make
-from crate_interp.sweeps.runs import forecast
+from crate_interp.questions import forecast
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import crate_interp as ci
 from crate_interp.bridge.network_bridge import build
 from crate_interp.models.hooked import check_hooked
 from crate_interp.models.weight_cache import model_digest
-from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.questions.untrained_twins import twin
 from foreign import (
     HEADS,
     IMAGES,

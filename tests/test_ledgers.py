@@ -7,9 +7,9 @@ import sys
 import pandas as pd
 import pytest
 
-from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.questions import ledger as ledgers
 from crate_interp.sweeps.ledgers.ledger import Ledger
-from crate_interp.sweeps.ledgers.shards import shard_of
+from crate_interp.questions.shards import shard_of
 
 CHUNKS = 4
 SETTINGS = {

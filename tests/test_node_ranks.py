@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from crate_interp.sweeps.engines.node_ranks import after_rank_0, device_of_rank
+from crate_interp.questions.node_ranks import after_rank_0, device_of_rank
 
 
 @pytest.fixture

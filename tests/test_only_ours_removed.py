@@ -15,7 +15,7 @@ import crate_interp as ci
 from conftest import make
 from crate_interp.core.files import write_text
 from crate_interp.core.folders import LOCK, is_inside
-from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.questions import ledger as ledgers
 from folders import files_of, two_sweeps
 from test_ledgers import CHUNKS, WHOLE, chunk, run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import crate_interp as ci
-from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.questions import ledger as ledgers
 from crate_interp.sweeps.ledgers.ledger import Ledger
-from crate_interp.sweeps.runs.batches import Chunk
+from crate_interp.questions.batches import Chunk
 from working import digest, network, work
 
 N, CHUNK, CHUNKS = 23, 7, 4

@@ -9,7 +9,7 @@ from conftest import PLAIN, make, make_lm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.data import open_data, open_text
 from crate_interp.data.streams import is_stream
-from crate_interp.sweeps.runs.batches import samples_of
+from crate_interp.questions.batches import samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
 from texts import Words
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 import crate_interp as ci
 from conftest import FIXTURES, make_lm
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
-from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.questions.untrained_twins import twin
 
 CHAT = FIXTURES / "nanochat_crate_alpha"
 

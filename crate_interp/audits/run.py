@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -17,26 +17,23 @@ from crate_interp.audits.setting import Cells, Setting, table_of
 from crate_interp.audits.weights import of_heads, of_weights
 from crate_interp.core import checks
 from crate_interp.core.device_waits import fetched
-from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import Kind, Rules, Tables
-from crate_interp.results.result import by, first
-from crate_interp.stats.contrasts import FEWEST
-from crate_interp.sweeps.runs.batches import (
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import (
     Batch,
     Chunk,
     Reading,
-    check_model,
     check_one_length,
     samples_of,
 )
-from crate_interp.sweeps.runs.chunked_pass import Stage, shuffled_of, twins_of, with_facts
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta
-from crate_interp.sweeps.runs.untrained_twins import FEW, SAMPLES, first_samples, stacked
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
+from crate_interp.questions.untrained_twins import FEW, SAMPLES, shuffled, stacked, twin
+from crate_interp.results.result import by, first
+from crate_interp.stats.contrasts import FEWEST
 
 LIMITED = 8  # how many samples, from the first on, have ceilings, operators and constructions
 DRAWS = 8  # how often the update is shuffled
@@ -79,24 +76,54 @@ def audit(
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
-    options = run_options(audit, run)
-    untrained = checks.count("untrained", untrained, least=0)
-    check_model(model)
-    setting = _setting(eps, lasso_tokens, grid, seed, model)
-    samples = samples_of(model, data, options)
-    part, limited = _compared(samples)
-    setting = replace(setting, part=part, limited=limited)
-    if "next sample" in setting.nulls:
-        check_one_length(samples, "audit with grid=True")
-    settings = {"eps": eps, "lasso_tokens": lasso_tokens, "grid": grid, "seed": seed}
-    reasons = [layers.why_not(block) for block in model.blocks]
-    meta = data_meta(model, samples, options.batch_size)
-    meta |= {"settings": settings, "untrained": untrained, "reasons": reasons}
-    stages = _stages(model, samples, setting, untrained)
-    with open_job(AUDIT, meta, options, model, stages=[stage.name for stage in stages]) as job:
-        for stage in stages:
-            job.run(stage)
-        return job.result()
+    question = Audit(eps, lasso_tokens, grid, seed, untrained)
+    return ask(question, model, data, run_options(audit, run))
+
+
+@dataclass(frozen=True)
+class Audit(Question):
+    """The question of `audit`. setting: what a layer's audit needs to know."""
+
+    eps: float
+    lasso_tokens: int
+    grid: bool
+    seed: int
+    untrained: int = field(repr=False)
+    setting: Any = field(default=None, repr=False)
+    result = AuditResult
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["Audit", Samples]:
+        checks.count("untrained", self.untrained, least=0)
+        setting = _setting(self.eps, self.lasso_tokens, self.grid, self.seed, model)
+        samples = samples_of(model, data, options)
+        part, limited = _compared(samples)
+        setting = replace(setting, part=part, limited=limited)
+        if "next sample" in setting.nulls:
+            check_one_length(samples, "audit with grid=True")
+        return replace(self, setting=setting), samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        reasons = [layers.why_not(block) for block in model.blocks]
+        return super().facts(model) | {"untrained": self.untrained, "reasons": reasons}
+
+    def plan(self, run: Experiment) -> Plan:
+        own = Pass("audit", partial(_of_chunk, setting=self.setting), _OF_A_NETWORK)
+        less = replace(self.setting, nulls=(), limited=frozenset())
+        of_copies = replace(own, measure=partial(_of_chunk, setting=less))
+        steps, samples = [own], run.samples
+        steps += copies(of_copies, self.untrained, "untrained", twin, samples)
+        few = FEW if samples.start < FEW else SAMPLES
+        steps += copies(of_copies, self.untrained, "shuffled", shuffled, samples, few)
+        tables, *others = yield steps
+        named = zip((step.name for step in steps[1:]), others, strict=True)
+        # a copy has no numbers if none of its samples could be decoded
+        known = {name: one for name, one in named if "numbers" in one}
+        return tables | {
+            "untrained": _of_copies(known, "numbers", "sample", "layer"),
+            "untrained_weights": _of_copies(known, "weights", "layer"),
+        }
 
 
 def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
@@ -117,32 +144,7 @@ def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(order[:SAMPLES]), frozenset(order[: max(LIMITED, FEWEST)])
 
 
-def _stages(model: HookedModel, samples: Samples, setting: Setting, untrained: int) -> list[Stage]:
-    """Returns the stage of the model and those of its twins."""
-    of_chunk = partial(_of_chunk, setting=setting)
-    own = Stage("audit", model, samples, of_chunk)
-    compared = first_samples(samples)
-    if compared is None:
-        return [own]
-    less = partial(_of_chunk, setting=replace(setting, nulls=(), limited=frozenset()))
-    of_twins = replace(own, samples=compared, of_chunk=less)
-    few = replace(of_twins, samples=first_samples(samples, FEW) or compared)
-    return [own, *twins_of(of_twins, untrained), *shuffled_of(few, untrained)]
-
-
-def audit_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AuditResult:
-    """Returns the result of the stages "audit", "untrained-0", ..., "shuffled-0", ..."""
-    # a twin has no numbers if none of its samples could be decoded
-    known = {name: own for name, own in found.items() if name != "audit" and "numbers" in own}
-    own, meta = with_facts(found["audit"], meta, *known.values())
-    untrained = {
-        "untrained": _of_twins(known, "numbers", "sample", "layer"),
-        "untrained_weights": _of_twins(known, "weights", "layer"),
-    }
-    return AuditResult(own | untrained, meta)
-
-
-def _of_twins(found: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFrame:
+def _of_copies(found: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFrame:
     """Returns a table of all twins; its column `weights` tells how theirs were made."""
     parts = [
         stacked([own[table] for name, own in found.items() if name.startswith(stage)], *keys)
@@ -155,10 +157,7 @@ def _of_twins(found: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFra
 
 # how the weights of untrained networks were made -> the start of the names of their stages
 WEIGHTS = {"drawn": "untrained-", "shuffled": "shuffled-"}
-_OF_A_NETWORK: Rules = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
-AUDIT = Kind(
-    AuditResult, dict.fromkeys(("audit", "untrained", "shuffled"), _OF_A_NETWORK), audit_result
-)
+_OF_A_NETWORK = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
 
 
 def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:

@@ -15,8 +15,8 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_read_out
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result import Result, by
-from crate_interp.sweeps.runs.provenance import model_meta
 
 _PARTS = ("embed", "positions", "head", "atom", "bias", "constant")
 Target = int | str | Tensor | Sequence[int | str]  # classes or tokens

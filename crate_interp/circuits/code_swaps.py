@@ -1,6 +1,7 @@
 """ci.circuits.concentration: how few nodes of the code carry the difference of two answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -17,27 +18,24 @@ from crate_interp.circuits.head_ablation import may_share
 from crate_interp.config.families import SQUARE_STEPS
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, RunOptions, run_options
-from crate_interp.data import Data, Samples, part
+from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision, qr
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import Kind, Tables
-from crate_interp.results.result import by
-from crate_interp.sweeps.atom_statistics import CODE
-from crate_interp.sweeps.runs.batches import (
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import (
     Batch,
     Chunk,
     Reading,
-    check_model,
     check_one_length,
     samples_of,
 )
-from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta
-from crate_interp.sweeps.runs.untrained_twins import SAMPLES, stacked
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
+from crate_interp.questions.untrained_twins import SAMPLES, stacked, twin
+from crate_interp.results.result import by
+from crate_interp.sweeps.atom_statistics import CODE
 
 _STREAM = "hook_resid_post"
 POINTS = {"code": CODE, "stream": _STREAM}
@@ -92,56 +90,64 @@ def concentration(
     rotations, and under torch.inference_mode(), because it needs gradients. Raises ValueError
     before the first swap if the model gives all samples the same answer.
     """
-    options = run_options(concentration, run)
-    if isinstance(k, str) or not isinstance(k, Sequence) or not k:
-        raise ValueError(f"k={checks.shown(k)}: give a list of numbers of nodes, such as [4, 16].")
-    counts = sorted({checks.count("k", one) for one in k})
-    checks.one_of("point", point, tuple(POINTS))
-    rotations = checks.count("rotations", rotations, least=2)
-    untrained = checks.count("untrained", untrained, least=0)
-    samples = _samples(model, data, options, point)
-    settings = {"k": counts, "point": point, "rotations": rotations, "pca_samples": _PCA_SAMPLES}
-    meta = data_meta(model, samples, options.batch_size)
-    meta |= {"settings": settings, "untrained": untrained}
-    stages = ["answers", "swaps", *(f"untrained-{seed}" for seed in range(untrained))]
-    with open_job(CONCENTRATION, meta, options, model, stages=stages) as job:
-        return _measured(job, model, samples)
+    question = Concentrate(k, point, rotations, untrained)
+    return ask(question, model, data, run_options(concentration, run))
 
 
-def _samples(model: HookedModel, data: Data, options: RunOptions, point: str) -> Samples:
-    """Returns the samples of `data`; raises ValueError if they or the model cannot be used."""
-    check_model(model)
-    if point == "code":
-        check_atoms(model.cfg, "point='code'")
-    check_logits(model, "concentration")
-    check_gradients("concentration", model)
-    samples = samples_of(model, data, options)
-    check_one_length(samples, "concentration")
-    if samples.n < 2:
-        raise ValueError("the data has one sample, and it needs a donor: give two samples or more.")
-    return samples
+@dataclass(frozen=True)
+class Concentrate(Question):
+    """The question of `concentration`."""
 
+    k: Any
+    point: str
+    rotations: int
+    untrained: int = field(repr=False)
+    result = Concentration
 
-def _measured(job: Job, model: HookedModel, samples: Samples) -> Any:
-    """Runs the stages; returns the result, or None while chunks of other shards are missing."""
-    job.run(Stage("answers", model, samples, _answers))
-    found = job.before("answers")
-    if found is None:
-        return None
-    with_facts(found["answers"], job.meta)  # raises if no sample can be decoded
-    settings = job.meta["settings"]
-    pairs = with_donors(found["answers"]["answers"])
-    # a code that is the stream is swapped there, so that the runs begin at the next layer
-    point = _STREAM if model.cfg.sparse_step in SQUARE_STEPS else POINTS[settings["point"]]
-    of_chunk = partial(
-        _of_chunk, point=point, k=settings["k"], rotations=settings["rotations"], pairs=pairs
-    )
-    own = Stage("swaps", model, samples, of_chunk)
-    job.run(own)
-    few = part(samples, samples.start, samples.start + min(SAMPLES, samples.n))
-    for stage in twins_of(Stage("swaps", model, few, own.of_chunk), job.meta["untrained"]):
-        job.run(stage)
-    return job.result()
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["Concentrate", Samples]:
+        if isinstance(self.k, str) or not isinstance(self.k, Sequence) or not self.k:
+            raise ValueError(
+                f"k={checks.shown(self.k)}: give a list of numbers of nodes, such as [4, 16]."
+            )
+        counts = sorted({checks.count("k", one) for one in self.k})
+        checks.one_of("point", self.point, tuple(POINTS))
+        checks.count("rotations", self.rotations, least=2)
+        checks.count("untrained", self.untrained, least=0)
+        if self.point == "code":
+            check_atoms(model.cfg, "point='code'")
+        check_logits(model, "concentration")
+        check_gradients("concentration", model)
+        samples = samples_of(model, data, options)
+        check_one_length(samples, "concentration")
+        if samples.n < 2:
+            raise ValueError(
+                "the data has one sample, and it needs a donor: give two samples or more."
+            )
+        return replace(self, k=counts), samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        settings = super().facts(model)["settings"] | {"pca_samples": _PCA_SAMPLES}
+        return {"settings": settings, "untrained": self.untrained}
+
+    def plan(self, run: Experiment) -> Plan:
+        answers = yield Pass("answers", _answers, {"answers": by("sample")})
+        run.facts_of("answers")  # raises if no sample can be decoded
+        pairs = with_donors(answers["answers"])
+        # a code that is the stream is swapped there, so that the runs begin at the next layer
+        square = run.model.cfg.sparse_step in SQUARE_STEPS
+        point = _STREAM if square else POINTS[self.point]
+        measure = partial(_of_chunk, point=point, k=self.k, rotations=self.rotations, pairs=pairs)
+        own = Pass("swaps", measure, Concentration.OF_A_NETWORK)
+        most = run.samples.start + SAMPLES
+        tables, *others = yield [
+            own, *copies(own, self.untrained, "untrained", twin, run.samples, most)
+        ]  # fmt: skip
+        for name in ("pairs", "swaps"):
+            parts = [other[name] for other in others if name in other]
+            tables[f"untrained_{name}"] = stacked(parts, *tables[name])
+        return tables
 
 
 def _answers(chunk: Chunk) -> Tables:
@@ -329,19 +335,3 @@ def _from(
     if may_share(model):
         return model.run_with_hooks(stream, fwd_hooks=hooks, start_at_layer=layer)
     return model.run_with_hooks(inputs, fwd_hooks=hooks)
-
-
-def concentration_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Concentration:
-    """Returns the result of the stages "swaps" and "untrained-0", "untrained-1", ..."""
-    twins = [tables for name, tables in found.items() if name.startswith("untrained-")]
-    own, meta = with_facts(found["swaps"], meta, found["answers"], *twins)
-    tables = {
-        f"untrained_{name}": stacked([twin[name] for twin in twins if name in twin], *own[name])
-        for name in ("pairs", "swaps")
-    }
-    return Concentration(own | tables, meta)
-
-
-_STAGES: dict[str, Any] = dict.fromkeys(("swaps", "untrained"), Concentration.OF_A_NETWORK)
-_STAGES["answers"] = {"answers": by("sample")}
-CONCENTRATION = Kind(Concentration, _STAGES, concentration_result)

@@ -1,6 +1,7 @@
 """Head-to-head composition: how much of one head's output a later head reads."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
 
@@ -21,12 +22,11 @@ from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm
-from crate_interp.results.kinds import Tables
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Batch, Chunk, Reading, check_model
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result import Result, sums
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta, model_meta
 
 _FEWEST = 100  # random subspaces needed for a 99th percentile
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
@@ -178,14 +178,23 @@ def composition(
         bases = _bases(model, settings)
         return Composition(_tables(model, _of_weights(model, through), bases), meta)
     check_gradients("composition with through='data'", model)
-    samples = samples_of(model, data, options)
-    meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
-    with open_job(COMPOSITION, meta, options, model) as job:
-        job.run(Stage("composition", model, samples, partial(_of_chunk, settings=settings)))
-        return job.result()
+    return ask(Compositions(**settings), model, data, options)
 
 
-COMPOSITION = kind_of_one_stage(Composition)
+@dataclass(frozen=True)
+class Compositions(Question):
+    """The question of `composition` with through="data"."""
+
+    through: str
+    role: str
+    draws: int
+    seed: int
+    result = Composition
+
+    def plan(self, run: Experiment) -> Plan:
+        settings = self.facts(run.model)["settings"]
+        measure = partial(_of_chunk, settings=settings)
+        return (yield Pass("composition", measure, Composition.STORED))
 
 
 def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:

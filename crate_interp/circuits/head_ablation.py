@@ -3,8 +3,9 @@
 import inspect
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -17,16 +18,15 @@ from crate_hooks import full_name
 from crate_interp.circuits.atlases.atom_effects import Loss, at_once, check_logits, loss_on, losses
 from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import Kind, Tables
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Batch, Chunk, Reading, samples_of
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 _Z, _STREAM = "attn.hook_z", "hook_resid_pre"
 Means = Float[Tensor, "pos head d_head"]
@@ -52,38 +52,42 @@ def ablate_heads(
     Raises ValueError, before work starts, for a model without logits, for images whose labels are
     missing or not classes of the model, for an unknown how or metric, and as `ci.sweep` does.
     """
-    options = run_options(ablate_heads, run)
-    checks.one_of("how", how, ("mean", "zero"))
-    checks.one_of("metric", metric, ("loss", "accuracy"))
-    check_model(model)
-    check_logits(model, "ablate_heads")
-    samples = samples_of(model, data, options)
-    loss = loss_on(model, samples)
-    if loss.kind == "answers":
-        raise ValueError(
-            f"the loss needs the true class of each image: {_unclassed(model, samples)}"
-        )
-    meta = data_meta(model, samples, options.batch_size)
-    meta |= {"settings": {"how": how, "metric": metric}}
-    stages = ["means", "heads"] if how == "mean" else ["heads"]
-    read = {"labels": digest_of_labels(loss.classes)}
-    with open_job(HEAD_ABLATION, meta, options, model, stages=stages, read=read) as job:
+    return ask(AblateHeads(how, metric), model, data, run_options(ablate_heads, run))
+
+
+@dataclass(frozen=True)
+class AblateHeads(Question):
+    """The question of `ablate_heads`. loss: of the samples."""
+
+    how: str = "mean"
+    metric: str = "loss"
+    loss: Any = field(default=None, repr=False)
+    result = HeadAblation
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["AblateHeads", Samples]:
+        checks.one_of("how", self.how, ("mean", "zero"))
+        checks.one_of("metric", self.metric, ("loss", "accuracy"))
+        check_logits(model, "ablate_heads")
+        samples = samples_of(model, data, options)
+        loss = loss_on(model, samples)
+        if loss.kind == "answers":
+            raise ValueError(
+                f"the loss needs the true class of each image: {_unclassed(model, samples)}"
+            )
+        return replace(self, loss=loss), samples
+
+    def read(self) -> Mapping[str, object]:
+        return {"labels": digest_of_labels(self.loss.classes)}
+
+    def plan(self, run: Experiment) -> Plan:
         means = None
-        if how == "mean":
-            job.run(Stage("means", model, samples, _sums))
-            sums = job.before("means")
-            if sums is None:
-                return cast(Any, None)
-            means = _means(sums["means"]["means"], model)
-        of_chunk = partial(_of_chunk, loss=loss, metric=metric, means=means)
-        job.run(Stage("heads", model, samples, of_chunk))
-        return job.result()
-
-
-def head_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> HeadAblation:
-    """Returns the result of the stage "heads", and of the stage "means" if there was one."""
-    others = [own for name, own in found.items() if name != "heads"]
-    return HeadAblation(*with_facts(found["heads"], meta, *others))
+        if self.how == "mean":
+            sums = yield Pass("means", _sums, {"means": added("sums", "layer", "pos")})
+            means = _means(sums["means"], run.model)
+        measure = partial(_of_chunk, loss=self.loss, metric=self.metric, means=means)
+        return (yield Pass("heads", measure, HeadAblation.STORED))
 
 
 def _unclassed(model: Any, samples: Samples) -> str:
@@ -136,13 +140,6 @@ def _sums(chunk: Chunk) -> Tables:
         chunk.measure(batch, [Reading([_Z], add)])
     rows = [(*key, counts[key[1]], to_bytes(total)) for key, total in sorted(sums.items())]
     return {"means": pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}
-
-
-HEAD_ABLATION = Kind(
-    HeadAblation,
-    {"means": {"means": added("sums", "layer", "pos")}, "heads": HeadAblation.STORED},
-    head_result,
-)
 
 
 def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:

@@ -9,9 +9,9 @@ from crate_interp.circuits.atlases.atom_logits import answer_names
 from crate_interp.core import checks, safe_text
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
+from crate_interp.questions.provenance import model_meta
 from crate_interp.results import sample_ranges
 from crate_interp.results.result import Result, by
-from crate_interp.sweeps.runs.provenance import model_meta
 
 _COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
 

@@ -10,10 +10,10 @@ from crate_interp.circuits.atlases.excerpts import excerpts
 from crate_interp.data import open_data, open_text
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.batches import data_of
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.atom_statistics import AtomResult
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.runs.batches import data_of
 from crate_interp.viz.explorer.explorer_page import check_count, shown_points
 
 if TYPE_CHECKING:

@@ -84,7 +84,7 @@ class Asked:
         If torchrun starts several processes, the first one on a machine fetches the model while the
         other processes wait.
         """
-        from crate_interp.sweeps.engines.node_ranks import after_rank_0, device_of_rank
+        from crate_interp.questions.node_ranks import after_rank_0, device_of_rank
 
         dtype: Any = None
         if self.dtype is not None:
@@ -121,7 +121,7 @@ class Asked:
         self, result: Any, write: Callable[[Any, Path], Any], table: str, more: str = ""
     ) -> None:
         """Writes the page of a result, while no other process does, and prints the result."""
-        from crate_interp.sweeps.ledgers.folder_access import alone  # imports pandas
+        from crate_interp.questions.folder_access import alone  # imports pandas
 
         with alone(self.out):
             page = write(result, self.out)
@@ -209,7 +209,7 @@ def _options_of(of: type) -> dict[str, tuple[Any, ...]]:
 
 def _dry_run(command: Callable[..., None], asked: Asked, own: dict[str, Any]) -> None:
     """Runs a command until it has measured one chunk; nothing is written into its folder."""
-    from crate_interp.sweeps.runs.forecast import dry_run  # imports torch
+    from crate_interp.questions.forecast import dry_run  # imports torch
 
     with TemporaryDirectory() as scratch, dry_run():
         command(replace(asked, out=Path(scratch) / "out"), **own)

@@ -13,13 +13,13 @@ from crate_interp.core.run_options import RunOptions
 from crate_interp.data import Data, Samples
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.probes import Probe
+from crate_interp.questions.batches import check_model, samples_of
+from crate_interp.questions.provenance import data_meta, probes_meta
+from crate_interp.questions.untrained_twins import twin
 from crate_interp.results import sample_ranges
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, check_masks, fitting, sweep
-from crate_interp.sweeps.runs.batches import check_model, samples_of
-from crate_interp.sweeps.runs.provenance import data_meta, probes_meta
-from crate_interp.sweeps.runs.untrained_twins import twin
 
 Network = SweepResult | HookedModel
 Compared = Network | Sequence[Network]

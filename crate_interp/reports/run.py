@@ -21,12 +21,12 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve
 from crate_interp.probes.segmentation_probe import points_of
+from crate_interp.questions.batches import check_model, samples_of
+from crate_interp.questions.untrained_twins import first_samples, shuffled, twin
 from crate_interp.results.result import Result
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
-from crate_interp.sweeps.runs.batches import check_model, samples_of
-from crate_interp.sweeps.runs.untrained_twins import first_samples, shuffled, twin
 from crate_interp.sweeps.sweep_findings import sharpest
 from crate_interp.viz.figures.attention_images import attention_on_image, even_share, map_heading
 from crate_interp.viz.pages.audit_page import audit_page

@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp.measures.checks import all_finite
-from crate_interp.results.kinds import Rules, Tables
+from crate_interp.questions.batches import Batch, Chunk
+from crate_interp.questions.experiment import Rules, Tables
 from crate_interp.saes.coders import Coder, active, encoded, flat, flattens, matched
 from crate_interp.sweeps.array_cells import from_bytes, to_bytes
-from crate_interp.sweeps.runs.batches import Batch, Chunk
 
 
 def shuffled(sae: Coder, seed: int) -> Coder | None:

@@ -6,8 +6,9 @@ and measures the loss.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -17,22 +18,21 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
-from crate_interp.results.kinds import Kind, Tables
-from crate_interp.results.result import by
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Batch, Chunk, samples_of
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.provenance import digest_of_labels
+from crate_interp.results.result import Merge, by
 from crate_interp.saes import baselines
 from crate_interp.saes.coders import Coder, active, check_saes, decoded, encoded, flat, matched
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
 from crate_interp.surgeries.answers import check_answers, classes_of
 from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
-from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 _WHOLE = (SAE, RANDOM)  # coders that read the activation; PCA and constants read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")
@@ -67,64 +67,70 @@ def evaluate(
     Raises ValueError, before work starts, for a model without logits, for wrong labels or masks,
     and as `ci.saes.spliced` and `ci.sweep` do. Raises KeyError for a point that does not exist.
     """
-    options = run_options(evaluate, run)
-    seed = checks.count("seed", seed, least=0)
-    check_model(model)
-    check_answers(model, "an evaluation of autoencoders")
-    check_saes(model, saes)
-    samples = samples_of(model, data, options)
-    found, classes = loss_on(model, samples), None  # raises for windows of a single token
-    if model.unit == "windows" or labels is not None:
-        classes = classes_of(model, samples, labels)
-    elif found.classes is not None:
-        classes = found.classes.to(model.cfg.device)
-    kind = "next token" if model.unit == "windows" else "kl" if classes is None else "labels"
-    mask = _checked_mask(model, samples, attention_mask)
-    plan = baselines.Plan(saes, kind, classes, mask, samples.start)
-    names = {point: type(sae).__name__ for point, sae in saes.items()}
-    meta = data_meta(model, samples, options.batch_size)
-    meta |= {"settings": {"saes": names, "loss": kind, "seed": seed}}
-    read: dict[str, object] = {f"the autoencoder at {point}": sae for point, sae in saes.items()}
-    read |= {"labels": digest_of_labels(classes), "attention_mask": digest_of_labels(mask)}
-    with open_job(SAES, meta, options, model, read=read) as job:
-        job.run(Stage("means", model, samples, partial(baselines.means, plan=plan)))
-        sums = job.before("means")
-        if sums is None:
-            return cast(Any, None)
-        moments = baselines.moments_in(sums["means"]["moments"], model.cfg.device)
-        coders = _coders(saes, moments, seed)
-        effects = partial(_effects, plan=plan, coders=coders, moments=moments)
-        job.run(Stage("autoencoders", model, samples, effects))
-        return job.result()
+    question = EvaluateSaes(saes, seed, labels, attention_mask)
+    return ask(question, model, data, run_options(evaluate, run))
 
 
-def sae_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SaeResult:
-    """Returns the result of the stages "means" and "autoencoders"."""
-    own, meta = with_facts(found["autoencoders"], meta, found["means"])
-    features = []
-    for _, point, coder, counts in own["features"].itertuples(index=False):
-        # features, and those that no token activates; ablation has none
-        tokens = from_bytes(counts, -1) if coder not in (ZERO, MEAN) else np.zeros(0)
-        numbers = {"features": len(tokens), "dead": int((tokens == 0).sum())}
-        features.append({"point": point, "coder": coder} | numbers)
-    samples: Any = own["samples"]
-    columns = ["point", "coder", "sample", "loss", *_SUMS]
-    tables = {"samples": samples[columns], "features": pd.DataFrame(features)}
-    return SaeResult({**own, **tables}, meta)
+@dataclass(frozen=True)
+class EvaluateSaes(Question):
+    """The question of `evaluate`. batches: what each batch is measured with."""
+
+    saes: Mapping[str, Coder]
+    seed: int
+    labels: Any = None
+    attention_mask: Any = None
+    batches: Any = None
+    result = SaeResult
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["EvaluateSaes", Samples]:
+        checks.count("seed", self.seed, least=0)
+        check_answers(model, "an evaluation of autoencoders")
+        check_saes(model, self.saes)
+        samples = samples_of(model, data, options)
+        loss, classes = loss_on(model, samples), None  # raises for windows of a single token
+        if model.unit == "windows" or self.labels is not None:
+            classes = classes_of(model, samples, self.labels)
+        elif loss.classes is not None:
+            classes = loss.classes.to(model.cfg.device)
+        kind = "next token" if model.unit == "windows" else "kl" if classes is None else "labels"
+        mask = _checked_mask(model, samples, self.attention_mask)
+        batches = baselines.Plan(self.saes, kind, classes, mask, samples.start)
+        return replace(self, batches=batches), samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        names = {point: type(sae).__name__ for point, sae in self.saes.items()}
+        return {"settings": {"saes": names, "loss": self.batches.kind, "seed": self.seed}}
+
+    def read(self) -> Mapping[str, object]:
+        named = {f"the autoencoder at {point}": sae for point, sae in self.saes.items()}
+        labels, mask = map(digest_of_labels, (self.batches.classes, self.batches.mask))
+        return {**named, "labels": labels, "attention_mask": mask}
+
+    def plan(self, run: Experiment) -> Plan:
+        measure = partial(baselines.means, plan=self.batches)
+        sums = yield Pass("means", measure, baselines.MEANS)
+        moments = baselines.moments_in(sums["moments"], run.model.cfg.device)
+        coders = _coders(self.saes, moments, self.seed)
+        effects = partial(_effects, plan=self.batches, coders=coders, moments=moments)
+        own = yield Pass("autoencoders", effects, _EFFECTS)
+        features = []
+        for _, point, coder, counts in own["features"].itertuples(index=False):
+            # features, and those that no token activates; ablation has none
+            tokens = from_bytes(counts, -1) if coder not in (ZERO, MEAN) else np.zeros(0)
+            numbers = {"features": len(tokens), "dead": int((tokens == 0).sum())}
+            features.append({"point": point, "coder": coder} | numbers)
+        samples: Any = own["samples"]
+        columns = ["point", "coder", "sample", "loss", *_SUMS]
+        return {**own, "samples": samples[columns], "features": pd.DataFrame(features)}
 
 
-SAES = Kind(
-    SaeResult,
-    {
-        "means": baselines.MEANS,
-        "autoencoders": {  # place: an autoencoder's index, from 0, in the result
-            "clean": by("sample"),
-            "samples": by("place", "sample"),
-            "features": added("active", "place", "point", "coder"),
-        },
-    },
-    sae_result,
-)
+_EFFECTS: dict[str, Merge] = {  # place: an autoencoder's index, from 0, in the result
+    "clean": by("sample"),
+    "samples": by("place", "sample"),
+    "features": added("active", "place", "point", "coder"),
+}
 
 
 def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> Tensor | None:

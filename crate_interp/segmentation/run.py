@@ -1,8 +1,8 @@
 """ci.segment: do attention maps segment? Scores of a model, its untrained twins, and chance."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -13,24 +13,22 @@ from PIL import Image
 
 from crate_hooks import full_name
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
-from crate_interp.probes import segmentation
+from crate_interp.probes import Probe, segmentation
 from crate_interp.probes.segmentation_probe import IGNORED, head_maps, points_of
-from crate_interp.results.kinds import Kind, Rules, Tables
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Chunk, check_model, samples_of
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
+from crate_interp.questions.provenance import probes_meta
+from crate_interp.questions.untrained_twins import stacked, twin
 from crate_interp.results.result import first
 from crate_interp.segmentation.result import SHOWN, SegmentResult, middle_rows
 from crate_interp.segmentation.scores import constants_of
-from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.run import check_masks, sweep_stage
-from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta, probes_meta
-from crate_interp.sweeps.runs.untrained_twins import stacked
+from crate_interp.sweeps.run import check_masks, sweep_pass
 
 LEAST = 4  # fewest images with an object
 _LONGEST = 224  # pixels of the longer side of a stored picture
@@ -81,53 +79,66 @@ def segment(
     object, if the model is not of images, or if a measure refuses a setting. With several shards,
     the number of images with an object is checked by the last shard.
     """
-    options = run_options(segment, run)
-    untrained = checks.count("untrained", untrained, least=0)
-    scaled, cls_key = checks.flag("scaled", scaled), checks.flag("cls_key", cls_key)
-    _check_model(model)
-    model = model if size is None else cast(Any, model).resized(size)
-    attention = model.cfg.facts["attention"]
-    probe = segmentation(mass, fraction, query, scaled, cls_key, attention)
-    samples = samples_of(model, data, options)
-    check_masks([probe], samples, options.skip_bad)
-    meta = data_meta(model, samples, options.batch_size)
-    meta |= {"probes": probes_meta([probe], model)["probes"], "blocks": "blocks", "controls": 0}
-    meta |= {"untrained": untrained} | ({"mask_ratio": 0.0} if model.cfg.kind == "mae" else {})
-    own = sweep_stage("segment", model, samples, [probe], meta)
-    twins = twins_of(own, untrained)
-    names = ["constants", "segment", *(stage.name for stage in twins), "examples"]
-    with open_job(SEGMENTATION, meta, options, model, stages=names) as job:
-        return _measured(job, own, twins, partial(constants_of, mass=mass, fraction=fraction))
-
-
-def _check_model(model: HookedModel) -> None:
+    checks.count("untrained", untrained, least=0)
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
         raise ValueError("the model reads text, which has no patches: give a model of images.")
     _ = model.cfg.known_grid  # raises if it is a guess
+    model = model if size is None else cast(Any, model).resized(size)
+    scaled, cls_key = checks.flag("scaled", scaled), checks.flag("cls_key", cls_key)
+    attention = model.cfg.facts["attention"]
+    probe = segmentation(mass, fraction, query, scaled, cls_key, attention)
+    return ask(Segment(probe, untrained), model, data, run_options(segment, run))
 
 
-def _measured(job: Job, own: Stage, twins: list[Stage], of_masks: Callable[[Chunk], Tables]) -> Any:
-    """Returns the result, or None while chunks of other shards are missing."""
-    constants = replace(own, name="constants", of_chunk=of_masks, once={})
-    job.run(constants)
-    masks = job.tables("constants")
-    if masks is not None:  # None while other shards still measure some of the masks
-        check_objects(masks["constants"])
-    for stage in (own, *twins):
-        job.run(stage)
-    found = job.before("constants", "segment")
-    if found is None:
-        return None
-    images = segment_result(found, job.meta).table("images")
-    settings = job.meta["probes"]["segmentation"]["settings"]
-    shown = partial(_examples, images=images, settings=settings)
-    job.run(replace(own, name="examples", of_chunk=shown, whole=True, once={}))
-    return job.result()
+@dataclass(frozen=True)
+class Segment(Question):
+    """The question of `segment`. probe: of segmentation, with its settings."""
+
+    probe: Probe
+    untrained: int
+    result = SegmentResult
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["Segment", Samples]:
+        samples = samples_of(model, data, options)
+        check_masks([self.probe], samples, options.skip_bad)
+        return self, samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        facts = {"probes": probes_meta([self.probe], model)["probes"], "blocks": "blocks"}
+        facts |= {"controls": 0, "untrained": self.untrained}
+        return facts | ({"mask_ratio": 0.0} if model.cfg.kind == "mae" else {})
+
+    def plan(self, run: Experiment) -> Plan:
+        settings = run.meta["probes"]["segmentation"]["settings"]
+        mass, fraction = settings["mass"], settings["fraction"]
+        constants = Pass(
+            "constants", partial(constants_of, mass=mass, fraction=fraction),
+            {"constants": SegmentResult.STORED["constants"]}, masks=True, check=check_objects,
+        )  # fmt: skip
+        own = sweep_pass("segment", [self.probe])
+        twins = copies(own, self.untrained, "untrained", twin, run.samples)
+        masks, scores, *others = yield [constants, own, *twins]
+        tables = masks
+        for name in ("samples", "head_samples"):
+            tables[name] = scores[name]
+            tables[f"untrained_{name}"] = stacked([other[name] for other in others])
+        blank = {"examples": pd.DataFrame(columns=_COLUMNS, dtype=object)}
+        images = SegmentResult(tables | blank, run.facts_of("segment")).table("images")
+        shown = partial(_examples, images=images, settings=settings)
+        rules = {"examples": first}
+        return tables | (yield Pass("examples", shown, rules, whole=True, masks=True))
+
+    def noted(self, meta: dict[str, Any]) -> dict[str, Any]:
+        # without the seconds, two runs write the same bytes
+        return {name: value for name, value in meta.items() if name not in ("counts", "seconds")}
 
 
-def check_objects(constants: pd.DataFrame) -> None:
+def check_objects(tables: Tables) -> None:
     """Raises ValueError if fewer than 4 images have an object."""
+    constants = tables["constants"]
     kept = int(constants["all_token"].notna().to_numpy().sum())
     if kept < LEAST:
         raise ValueError(
@@ -194,30 +205,3 @@ def _png(image: Image.Image, resample: Image.Resampling) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
-
-
-def segment_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SegmentResult:
-    """Makes the result from the tables of the stages; examples may be missing.
-
-    Raises ValueError if fewer than 4 images have an object.
-    """
-    own, constants = found["segment"], found["constants"]
-    twins = [tables for name, tables in found.items() if name.startswith("untrained-")]
-    check_objects(constants["constants"])
-    meta = with_facts(own, meta)[1]
-    for name in ("counts", "seconds"):  # left out so that two runs write the same bytes
-        meta.pop(name, None)
-    tables = {"constants": constants["constants"]}
-    for name in ("samples", "head_samples"):
-        tables[name] = own[name]
-        tables[f"untrained_{name}"] = stacked([twin[name] for twin in twins])
-    shown = pd.DataFrame(columns=_COLUMNS, dtype=object)
-    if "examples" in found:
-        shown = found["examples"]["examples"]
-    return SegmentResult(tables | {"examples": shown}, meta)
-
-
-_STAGES: dict[str, Rules] = dict.fromkeys(("segment", "untrained"), SweepResult.STORED)
-_STAGES["constants"] = {"constants": SegmentResult.STORED["constants"]}
-_STAGES["examples"] = {"examples": first}
-SEGMENTATION = Kind(SegmentResult, _STAGES, segment_result)

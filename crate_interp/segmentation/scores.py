@@ -12,11 +12,11 @@ from torch import Tensor
 from crate_interp.measures import input_maps, mass_mask, top_mask
 from crate_interp.measures.maps import MAPS
 from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES, Targets
-from crate_interp.results.kinds import Tables
+from crate_interp.questions.batches import Chunk
+from crate_interp.questions.experiment import Tables
 from crate_interp.results.result import Result
 from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import halves, mean_interval, over_splits
-from crate_interp.sweeps.runs.batches import Chunk
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
 WITHOUT_NETWORK = {"all_foreground": "all foreground"} | MAPS

@@ -18,8 +18,8 @@ from crate_interp.core import checks
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.losses import next_token_loss
+from crate_interp.questions.batches import last_point
 from crate_interp.surgeries.steps import Hook, Step
-from crate_interp.sweeps.runs.batches import last_point
 
 _POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # each point's part of the seed
 _TOWERS = ("clipa-visual", "clipa-text")

@@ -18,8 +18,8 @@ And each step also removes a part of the layer's own step; `added`, `<g, step>`,
 nothing is removed.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -29,13 +29,16 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, run_options
-from crate_interp.data import Data
+from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import Tables
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Batch, Chunk, samples_of
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.surgeries import answers
 from crate_interp.surgeries.result import ALL, SurgeryResult
 from crate_interp.surgeries.steps import (
@@ -47,16 +50,12 @@ from crate_interp.surgeries.steps import (
     replacement_hooks,
     visible_tokens,
 )
-from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Settings:
     """The settings for measuring a batch."""
 
     steps: list[Step]
@@ -102,28 +101,48 @@ def surgery(
     `ci.sweep` does; also under torch.inference_mode(), because slopes need gradients. Raises
     ValueError, with layer and samples, if a step or a loss is not finite.
     """
-    options = run_options(surgery, run)
-    eps, seed = checks.positive("eps", eps), checks.count("seed", seed, least=0)
-    check_model(model)
-    answers.check_answers(model)
-    check_gradients("surgery", model)
-    steps = _steps(model, replacements)
-    if not isinstance(mixes, (list, tuple)):
-        raise ValueError(f"mixes={mixes!r}: give a list of numbers in [0, 1], such as [0.1, 1.0].")
-    values = sorted({check_mix(mix) for mix in mixes})
-    directions = checks.count("directions", directions, least=2)
-    samples = samples_of(model, data, options)
-    classes = answers.classes_of(model, samples, labels)
-    settings = {"replacements": [step.name for step in steps], "mixes": values, "eps": eps}
-    settings |= {"directions": directions, "seed": seed}
-    meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
-    plan = _Plan(steps, values, classes, samples.start, directions, eps, seed)
-    with open_job(SURGERY, meta, options, model, read={"labels": digest_of_labels(classes)}) as job:
-        job.run(Stage("surgery", model, samples, partial(_of_chunk, plan=plan)))
-        return job.result()
+    question = Surgery(replacements, mixes, directions, eps, seed, labels)
+    return ask(question, model, data, run_options(surgery, run))
 
 
-SURGERY = kind_of_one_stage(SurgeryResult)
+@dataclass(frozen=True)
+class Surgery(Question):
+    """The question of `surgery`. settings: those for measuring a batch."""
+
+    replacements: Any
+    mixes: Any
+    directions: int
+    eps: float
+    seed: int
+    labels: Any = field(default=None, repr=False)
+    settings: Any = field(default=None, repr=False)
+    result = SurgeryResult
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["Surgery", Samples]:
+        eps, seed = checks.positive("eps", self.eps), checks.count("seed", self.seed, least=0)
+        answers.check_answers(model)
+        check_gradients("surgery", model)
+        steps = _steps(model, self.replacements)
+        if not isinstance(self.mixes, (list, tuple)):
+            raise ValueError(
+                f"mixes={self.mixes!r}: give a list of numbers in [0, 1], such as [0.1, 1.0]."
+            )
+        mixes = sorted({check_mix(mix) for mix in self.mixes})
+        directions = checks.count("directions", self.directions, least=2)
+        samples = samples_of(model, data, options)
+        classes = answers.classes_of(model, samples, self.labels)
+        settings = _Settings(steps, mixes, classes, samples.start, directions, eps, seed)
+        names = [step.name for step in steps]
+        return replace(self, replacements=names, mixes=mixes, settings=settings), samples
+
+    def read(self) -> Mapping[str, object]:
+        return {"labels": digest_of_labels(self.settings.classes)}
+
+    def plan(self, run: Experiment) -> Plan:
+        measure = partial(_of_chunk, plan=self.settings)
+        return (yield Pass("surgery", measure, SurgeryResult.STORED))
 
 
 def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> list[Step]:
@@ -147,7 +166,7 @@ def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> li
     return steps
 
 
-def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
+def _of_chunk(chunk: Chunk, plan: _Settings) -> Tables:
     rows: dict[str, list[pd.DataFrame]] = {"unchanged": [], "samples": [], "answers": []}
     random: dict[tuple[str, int], Tensor] = {}  # sums of slopes over samples, [direction]
     n = 0
@@ -176,7 +195,7 @@ def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
 def _of_batch(
     model: HookedModel,
     batch: Batch,
-    plan: _Plan,
+    plan: _Settings,
     rows: dict[str, list[pd.DataFrame]],
     random: dict[tuple[str, int], Tensor],
 ) -> None:

@@ -1,6 +1,7 @@
 """ci.atoms: what each dictionary atom does over a data set, in one stream."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
 from crate_interp.measures import condition_number, mutual_coherence
@@ -18,14 +19,12 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.layer_reading import dictionary
-from crate_interp.results.kinds import Tables
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Batch, Chunk, Reading, data_of
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, first
 from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, data_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta
 
 CODE = "mlp.hook_post"
 
@@ -181,40 +180,43 @@ def atoms(
 
     Raises ValueError as `ci.sweep` does, and for a layer that does not exist.
     """
-    options = run_options(atoms, run)
-    checks.count("top", top)
-    checks.flag("coactivation", coactivation)
-    if not checks.is_number(dense) or not 0 <= dense <= 1:
-        raise ValueError(f"dense={dense!r}: give a share from 0 to 1.")
-    check_model(model)
-    check_atoms(model.cfg, "atoms")
-    samples = data_of(model, data, options)
-    settings = atom_settings(model, top, coactivation, layers, dense)
-    meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
-    with open_job(ATOMS, meta, options, model) as job:
-        job.run(atom_stage(model, samples, settings))
-        return job.result()
+    question = Atoms(top, coactivation, layers, dense)
+    return ask(question, model, data, run_options(atoms, run))
 
 
-def atom_stage(model: HookedModel, samples: Samples | Stream, settings: Mapping[str, Any]) -> Stage:
-    """Returns the stage "atoms"; settings: the result of `atom_settings`."""
-    return Stage("atoms", model, samples, partial(atom_tables, settings=settings))
+@dataclass(frozen=True)
+class Atoms(Question):
+    """The question of `atoms`."""
 
+    top: int
+    coactivation: bool = False
+    layers: Any = None
+    dense: float = 0.5
+    result, streams = AtomResult, True
 
-ATOMS = kind_of_one_stage(AtomResult)
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["Atoms", Samples | Stream]:
+        checks.count("top", self.top)
+        checks.flag("coactivation", self.coactivation)
+        if not checks.is_number(self.dense) or not 0 <= self.dense <= 1:
+            raise ValueError(f"dense={self.dense!r}: give a share from 0 to 1.")
+        check_atoms(model.cfg, "atoms")
+        samples = data_of(model, data, options)
+        return replace(self, layers=_chosen(self.layers, len(model.blocks))), samples
 
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        chosen = _chosen(self.layers, len(model.blocks))
+        facts = {"top": int(self.top), "coactivation": self.coactivation, "layers": chosen}
+        return {"settings": facts | {"point": CODE, "dense": float(self.dense)}}
 
-def atom_settings(
-    model: HookedModel,
-    top: int,
-    coactivation: bool = False,
-    layers: Sequence[int] | None = None,
-    dense: float = 0.5,
-) -> dict[str, Any]:
-    """Returns the checked settings of `atoms`; raises ValueError if a layer does not exist."""
-    chosen = _chosen(layers, len(model.blocks))
-    facts = {"top": int(top), "coactivation": coactivation, "layers": chosen}
-    return facts | {"point": CODE, "dense": float(dense)}
+    def passes(self, model: HookedModel) -> Pass:
+        """Returns the pass that measures the atoms."""
+        measure = partial(atom_tables, settings=self.facts(model)["settings"])
+        return Pass("atoms", measure, AtomResult.STORED)
+
+    def plan(self, run: Experiment) -> Plan:
+        return (yield self.passes(run.model))
 
 
 def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:

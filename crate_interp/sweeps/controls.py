@@ -25,8 +25,8 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.probes.layer_reading import Block, LayerActs, StandIn, around_attention, subspaces
 from crate_interp.probes.probe import is_ours, on_activations
+from crate_interp.questions.batches import Batch, Chunk, Forward, Reading, measuring
 from crate_interp.sweeps.control_tables import an_eighth
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Forward, Reading, measuring
 from crate_interp.sweeps.sweep_tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.sweep_tables import Key
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from crate_interp.results.kinds import Rules, Tables
+from crate_interp.questions.batches import Batch, Chunk, Reading
+from crate_interp.questions.experiment import Rules, Tables
 from crate_interp.results.result import by
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading
 from crate_interp.sweeps.stores.replay import Replay, digests_of
 
 # "features" has one array per chunk. Small arrays kept from every batch would lie between the

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -18,16 +18,15 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Forward, run_layers
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results import sample_ranges
-from crate_interp.results.kinds import Kind, Tables
 from crate_interp.stats.contrasts import by_group, paired
 from crate_interp.stats.intervals import paired_shares, share_interval
 from crate_interp.sweeps.linear_features import POOLED, by_layer, pooled
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.runs.batches import Forward, check_model
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 from crate_interp.sweeps.stores.replay import Replay, opened
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
@@ -120,30 +119,55 @@ def linear_probe(
     Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
     too few samples to split.
     """
-    options = run_options(linear_probe, run)
-    seed = checks.count("seed", seed, least=0)
-    if not checks.is_number(test) or not 0 < test <= 0.5:
-        raise ValueError(f"test={test}: give a share above 0 and at most 0.5.")
-    check_model(model)
-    wanted = _pool(model, pool)
-    samples, forward = _samples(model, data, options)
-    classes = _classes(samples.labels if labels is None else labels, samples.n, _folds(test))
-    settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
-    meta = data_meta(model, samples, options.batch_size) | {
-        "statistics": {
-            f"{LINEAR}.{name}": list(record.facts)
-            for name, record in LINEAR_STATISTICS.items()
-            if name != "input" or not isinstance(forward, Replay)
-        },
-        "probes": {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}},
-        "blocks": "blocks",
-    }
-    meta |= forward.meta if isinstance(forward, Replay) else {}
-    of_chunk = partial(pooled, pool=wanted, classes=classes, first=samples.start)
-    kind = replace(LINEAR_PROBE, finish=partial(linear_result, progress=options.progress))
-    with open_job(kind, meta, options, model, read={"labels": digest_of_labels(classes)}) as job:
-        job.run(Stage("features", model, samples, of_chunk, forward=forward))
-        return job.result()
+    question = LinearProbe(pool, test, seed, labels)
+    return ask(question, model, data, run_options(linear_probe, run))
+
+
+@dataclass(frozen=True)
+class LinearProbe(Question):
+    """The question of `linear_probe`. classes: of the samples. forward: a store's, or the model's."""
+
+    pool: str | None
+    test: float
+    seed: int
+    labels: Any = field(default=None, repr=False)
+    classes: Any = field(default=None, repr=False)
+    forward: Any = field(default=run_layers, repr=False)
+    result = LinearProbeResult
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["LinearProbe", Samples]:
+        checks.count("seed", self.seed, least=0)
+        if not checks.is_number(self.test) or not 0 < self.test <= 0.5:
+            raise ValueError(f"test={self.test}: give a share above 0 and at most 0.5.")
+        pool = _pool(model, self.pool)
+        samples, forward = _samples(model, data, options)
+        given = samples.labels if self.labels is None else self.labels
+        classes = _classes(given, samples.n, _folds(self.test))
+        return replace(self, pool=pool, classes=classes, forward=forward), samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        of_store = isinstance(self.forward, Replay)
+        settings = super().facts(model)["settings"] | {"C": 1.0}
+        facts = {
+            "statistics": {
+                f"{LINEAR}.{name}": list(record.facts)
+                for name, record in LINEAR_STATISTICS.items()
+                if name != "input" or not of_store
+            },
+            "probes": {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}},
+            "blocks": "blocks",
+        }
+        return facts | (self.forward.meta if of_store else {})
+
+    def read(self) -> Mapping[str, object]:
+        return {"labels": digest_of_labels(self.classes)}
+
+    def plan(self, run: Experiment) -> Plan:
+        measure = partial(pooled, pool=self.pool, classes=self.classes, first=run.samples.start)
+        found = yield Pass("features", measure, POOLED, forward=self.forward)
+        return partial(_fit_all, found, run.facts_of("features"), run.options.progress)
 
 
 def _samples(model: HookedModel, data: Data, options: RunOptions) -> tuple[Samples, Forward]:
@@ -157,13 +181,9 @@ def _samples(model: HookedModel, data: Data, options: RunOptions) -> tuple[Sampl
     return samples, forward
 
 
-def linear_result(
-    found: Mapping[str, Tables], meta: dict[str, Any], progress: bool = False
-) -> LinearProbeResult:
-    """Returns the result of the stage "features": fits a classifier in each layer."""
-    # the features are removed from the table, so that their memory can be freed
-    table = found["features"].pop("features")
-    own, meta = with_facts(found["features"], meta)
+def _fit_all(own: Tables, meta: Mapping[str, Any], progress: bool) -> Tables:
+    """Returns the tables of the result: fits a classifier in each layer."""
+    table = own.pop("features")  # removed, so that its memory can be freed
     samples: Any = own["samples"]
     settings = meta["probes"]["linear"]["settings"]
     classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
@@ -187,10 +207,7 @@ def linear_result(
         columns["input"] = _of_layer(alone, train, [classes]) * len(layers)
     commonest = np.bincount(classes[train]).argmax()
     columns["chance"] = [(classes[~train] == commonest).astype(float)] * len(layers)
-    return LinearProbeResult(_tables(columns, ~train, samples), meta)
-
-
-LINEAR_PROBE = Kind(LinearProbeResult, {"features": POOLED}, linear_result)
+    return _tables(columns, ~train, samples)
 
 
 def _pool(model: HookedModel, pool: str | None) -> str:

@@ -11,10 +11,10 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.probes import Probe
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import on_activations, on_final
+from crate_interp.questions.batches import Batch, last_point
+from crate_interp.questions.provenance import model_meta, probes_meta
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, check_masks, fitting, measure_weights, naming
-from crate_interp.sweeps.runs.batches import Batch, last_point
-from crate_interp.sweeps.runs.provenance import model_meta, probes_meta
 from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 

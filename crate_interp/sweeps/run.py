@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -24,15 +24,14 @@ from crate_interp.probes import BUILT_IN, DEFAULT, Probe, resolve
 from crate_interp.probes.built_in import OF_MEMBERS
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import MASKS, is_ours, on_activations, on_final, on_weights
-from crate_interp.results.kinds import Tables
+from crate_interp.questions import batches
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.provenance import functions_of, probes_meta
+from crate_interp.questions.untrained_twins import twin
 from crate_interp.stats.contrasts import MOST_GROUPS
 from crate_interp.sweeps.controls import Controls, check_controls
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.runs import batches
-from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta, functions_of, probes_meta
-from crate_interp.sweeps.runs.untrained_twins import twin
 from crate_interp.sweeps.stores.replay import Replay, opened, readable
 from crate_interp.sweeps.sweep_tables import Key, Tally, merged_controls, no_controls, tables_of
 
@@ -71,60 +70,68 @@ def sweep(
     NaN or Inf, and if the folder holds something else. Raises ValueError, with layer and samples,
     if a statistic is not finite.
     """
-    options = run_options(sweep, run)
-    meta, stage, read = planned(model, data, probes, options, blocks, forward, controls, precision)
-    with open_job(SWEEP, meta, options, model, read=read) as job:
-        job.run(stage)
-        return job.result()
+    question = Sweep(probes, blocks, forward, controls, precision)
+    return ask(question, model, data, run_options(sweep, run))
 
 
-def planned(
-    model: HookedModel,
-    data: Data,
-    probes: Probes,
-    options: RunOptions,
+@dataclass(frozen=True)
+class Sweep(Question):
+    """The question of `sweep`. replay: the forward of a store, if the data is one."""
+
+    probes: Any = None
+    blocks: str = "blocks"
+    forward: batches.Forward = batches.run_layers
+    controls: int = 0
+    precision: str | None = None
+    replay: Replay | None = None
+    result, streams = SweepResult, True
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["Sweep", Samples | Stream]:
+        controls = check_controls(self.controls)
+        chosen = fitting(self.probes, model, self.blocks)
+        masks = any(item.masks for item in chosen)
+        find = batches.samples_of if masks else batches.data_of
+        samples, forward = opened(model, data, options, self.forward, find)
+        chosen = readable(chosen, forward, model, self.blocks, some=self.probes is None)
+        if masks:
+            check_masks(chosen, samples, options.skip_bad)
+        replay = forward if isinstance(forward, Replay) else None
+        own = {"probes": tuple(chosen), "controls": 0 if replay else controls, "replay": replay}
+        return replace(self, **own, forward=batches.in_precision(self.precision, forward)), samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        facts = probes_meta(list(self.probes), model) | {"blocks": self.blocks}
+        facts |= {"n_layers": len(getattr(model, self.blocks)), "controls": self.controls}
+        facts |= self.replay.meta if self.replay else {}
+        if model.cfg.kind == "mae" and self.forward is batches.run_layers:
+            facts["mask_ratio"] = 0.0
+        return facts | ({"precision": self.precision} if self.precision else {})
+
+    def read(self) -> Mapping[str, object]:
+        return functions_of(list(self.probes), self.forward)
+
+    def passes(self) -> Pass:
+        """Returns the pass that measures the probes."""
+        return sweep_pass("sweep", self.probes, self.blocks, self.forward, self.controls)
+
+    def plan(self, run: Experiment) -> Plan:
+        return (yield self.passes())
+
+
+def sweep_pass(
+    name: str,
+    probes: Sequence[Probe],
     blocks: str = "blocks",
     forward: batches.Forward = batches.run_layers,
     controls: int = 0,
-    precision: str | None = None,
-) -> tuple[dict[str, Any], Stage, dict[str, object]]:
-    """Returns the meta of a sweep, its stage, and the functions that measure, by name."""
-    controls = check_controls(controls)
-    batches.check_model(model, blocks)
-    chosen = fitting(probes, model, blocks)
-    masks = any(item.masks for item in chosen)
-    samples, shown = opened(
-        model, data, options, forward, batches.samples_of if masks else batches.data_of
-    )
-    chosen = readable(chosen, shown, model, blocks, some=probes is None)
-    if masks:
-        check_masks(chosen, samples, options.skip_bad)
-    meta = data_meta(model, samples, options.batch_size) | probes_meta(chosen, model)
-    meta |= {"blocks": blocks, "n_layers": len(getattr(model, blocks)), "controls": controls}
-    meta |= shown.meta | {"controls": 0} if isinstance(shown, Replay) else {}
-    if model.cfg.kind == "mae" and forward is batches.run_layers:
-        meta["mask_ratio"] = 0.0
-    meta |= {"precision": precision} if precision else {}
-    shown = batches.in_precision(precision, shown)
-    stage = sweep_stage("sweep", model, samples, chosen, meta, shown)
-    return meta, replace(stage, options=options), functions_of(chosen, shown)
-
-
-def sweep_stage(
-    name: str,
-    model: HookedModel,
-    samples: Samples | Stream,
-    probes: list[Probe],
-    meta: Mapping[str, Any],
-    forward: batches.Forward = batches.run_layers,
-) -> Stage:
-    """Returns the stage that measures probes; meta: must have "blocks" and "controls"."""
-    of_chunk = partial(_of_chunk, probes=probes, controls=meta["controls"])
+) -> Pass:
+    """Returns a pass that measures probes."""
+    measure = partial(_of_chunk, probes=list(probes), controls=controls)
     masks = any(item.masks for item in probes)
-    return Stage(name, model, samples, of_chunk, meta["blocks"], forward, masks=masks)
-
-
-SWEEP = kind_of_one_stage(SweepResult)
+    rules = SweepResult.STORED
+    return Pass(name, measure, rules, masks=masks, blocks=blocks, forward=forward)
 
 
 def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:

@@ -23,15 +23,15 @@ from crate_interp.data.batch_reading import read_runs
 from crate_interp.data.picture_contents import Notes, Reads, contents, noting, table_of
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.asking import in_folder
+from crate_interp.questions.batches import check_model, ranges_of
+from crate_interp.questions.chunk_facts import with_facts
+from crate_interp.questions.chunks import InFolder
+from crate_interp.questions.experiment import Tables, Task, Work
+from crate_interp.questions.folder_access import writable
+from crate_interp.questions.provenance import code_of, data_meta
 from crate_interp.results import sample_ranges
-from crate_interp.results.kinds import Tables
-from crate_interp.sweeps.ledgers.folder_access import writable
-from crate_interp.sweeps.ledgers.ledger import Ledger, opened
-from crate_interp.sweeps.ledgers.shards import WHOLE
-from crate_interp.sweeps.run import Probes, planned
-from crate_interp.sweeps.runs.batches import ranges_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
-from crate_interp.sweeps.runs.provenance import code_of
+from crate_interp.sweeps.run import Probes, Sweep
 from crate_interp.training.watch_result import STORED, WatchResult
 
 _STAGE = "watch"
@@ -47,18 +47,18 @@ class Watch:
     """
 
     model: HookedModel
-    stage: Stage
+    work: Work
     meta: dict[str, Any]
     every: int
     start: int
     out: Path | None
-    settings: Mapping[str, Any]
+    code: Mapping[str, Any]
     resume: bool
     now: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     not_measured: dict[int, str] = field(default_factory=dict, init=False)
     _steps: dict[int, Tables] = field(default_factory=dict, init=False)
-    _ledger: Ledger | None = field(default=None, init=False)
+    _chunks: InFolder | None = field(default=None, init=False)
     _open: ExitStack | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -75,19 +75,20 @@ class Watch:
             raise RuntimeError("this watch is open already: use one `with` at a time.")
         self._open, self.now = ExitStack(), self.start
         if self.out is not None:
-            WatchResult.check_folder(self.out)
-            ledger = opened(self.out, self.settings, WHOLE, self.resume)
-            self._ledger = self._open.enter_context(ledger)
-            entries = self._ledger.entries(_STAGE)
-            for step in sorted(entries):
-                if step <= self.start and self._ledger.has(_STAGE, step, entries):
-                    self._steps[step] = self._ledger.read(_STAGE, step, entries)
+            fixed = {name: value for name, value in self.meta.items() if name not in _FREE}
+            settings = {**fixed, "every": self.every}
+            folder = in_folder(self.out, WatchResult, settings, self.code, resume=self.resume)
+            self._chunks = self._open.enter_context(folder)
+            self._chunks.open(self.work.step)
+            for step, block in sorted(self._chunks.blocks[self.work.step.name].items()):
+                if step <= self.start:
+                    self._steps[step] = self._chunks.read(self.work.step, block)
         if self.now in self._steps:
             try:
                 self._check_same_training()
             except BaseException:
                 self._open.close()
-                self._open = self._ledger = None
+                self._open = self._chunks = None
                 raise
         if not self._steps:
             self._measure()
@@ -117,7 +118,7 @@ class Watch:
             if self.out is not None and self._steps:
                 with writable(self.out):
                     self.result().save(self.out)
-        self._open = self._ledger = None
+        self._open = self._chunks = None
 
     def step(self, number: int | None = None) -> None:
         """Counts an update, and measures the model if the update's number is a multiple of `every`.
@@ -170,28 +171,26 @@ class Watch:
             warnings.warn(f"step {step} was not measured: {plain(error, 300)}", stacklevel=3)
         else:
             self._steps[step] = tables
-            if self._ledger is not None:
-                samples: Any = self.stage.samples
-                stop = samples.start + samples.n
-                seconds = float(tables["chunk"]["seconds"].iloc[0])
-                self._ledger.write(_STAGE, step, samples.start, stop, tables, seconds)
+            if self._chunks is not None:
+                data: Any = self.work.data
+                task = Task(step, data.start, data.start + data.n)
+                self._chunks.put(self.work.step, task, tables)
         finally:
             self.seconds += time.perf_counter() - started
 
     def _tables(self) -> Tables:
         training = [module for module in self.model.modules() if module.training]
         kind = torch.device(str(self.model.cfg.device)).type
-        samples: Any = self.stage.samples
+        data: Any = self.work.data
         try:
             for module in training:
                 module.training = False
             with torch.random.fork_rng(devices=[]), torch.autocast(kind, enabled=False):
-                task = self.stage.task(0, samples.start, samples.start + samples.n)
-                return self.stage.measured(task, lambda count: None)
+                return self.work.measured(Task(0, data.start, data.start + data.n))
         finally:
             for module in training:
                 module.training = True
-            self.stage.once.clear()  # `once` holds values computed from weights, which change
+            self.work.held.clear()  # it holds values computed from weights, which change
 
 
 def watch(
@@ -244,23 +243,18 @@ def watch(
     made = Watch
     if callback is not None:
         made = CALLBACKS[checks.one_of("callback", callback, tuple(CALLBACKS))](Watch)
-    meta, stage, read = planned(model, data, probes, options)
-    meta = {**meta, "model_digest": ""}  # the model is different at every step
-    samples = stage.samples.kept() if isinstance(stage.samples, Stream) else stage.samples
-    samples, known = _remembered(samples, options.batch_size, stage.masks)
-    stage = replace(stage, samples=samples)
+    check_model(model)
+    question, samples = Sweep(probes).opened(model, data, options)
+    meta = data_meta(model, samples, options.batch_size) | question.facts(model)
+    meta["model_digest"] = ""  # the model is different at every step
+    step = replace(question.passes(), name=_STAGE, apart=True)
+    samples = samples.kept() if isinstance(samples, Stream) else samples
+    samples, known = _remembered(samples, options.batch_size, step.masks)
     known |= sample_ranges.grouped(samples.groups) if samples.groups else {}
     meta["data"] = [entry | known for entry in meta["data"]]
-    code = {} if out is None else code_of(model, read, tag)
-    place, settings = None if out is None else Path(out), _settings(meta, code, every)
-    return made(model, stage, meta, every, start, place, settings, resume)
-
-
-def _settings(meta: dict[str, Any], code: dict[str, Any], every: int) -> dict[str, Any]:
-    """Returns the settings on which the steps in a folder depend."""
-    fixed = {name: value for name, value in meta.items() if name not in _FREE}
-    run = {"format": 1, "kind": "watch", "stages": [], "settings": {**fixed, "every": every}}
-    return {**run, "code": code}
+    place = None if out is None else Path(out)
+    code = {} if out is None else code_of(model, question.read(), tag)
+    return made(model, Work(step, model, samples, options), meta, every, start, place, code, resume)
 
 
 def _remembered(samples: Samples, size: int, masks: bool) -> tuple[Samples, dict[str, str]]:

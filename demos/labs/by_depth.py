@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from twins import CUTOUTS, FASHION, UNTRAINED, composites, loaded
 
 import crate_interp as ci
-from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.questions.untrained_twins import twin
 
 TABLE = Path(__file__).parent / "data" / "by_depth.csv"
 LANGUAGE, IMAGES = "crate-tiny-lm", 128

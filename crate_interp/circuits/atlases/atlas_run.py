@@ -1,8 +1,9 @@
 """ci.atlas: what every dictionary atom fires on, what it changes, and its nearest atoms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
@@ -12,23 +13,22 @@ from crate_interp.circuits.atlases.atom_effects import Loss, check_logits, effec
 from crate_interp.circuits.atlases.atom_logits import directions, logit_effects, named
 from crate_interp.circuits.atlases.excerpts import excerpts
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, run_options
-from crate_interp.data import Data
+from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Chunk, check_one_length, samples_of
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.grouped_samples import counted
-from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import Result, by, first, sums
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import LEVEL, signs
-from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage
-from crate_interp.sweeps.runs.batches import Chunk, check_model, check_one_length, samples_of
-from crate_interp.sweeps.runs.chunked_pass import OF_A_CHUNK, Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
+from crate_interp.sweeps.atom_statistics import AtomResult, Atoms
 
 _KEYS = ["layer", "atom"]
 _LEAST = 8  # samples of which half may be used for exact effects
@@ -236,57 +236,66 @@ def atlas(
     Raises ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
     for windows of one token, and under torch.inference_mode(), because effects need gradients.
     """
-    options = run_options(atlas, run)
-    check_model(model)
-    check_atoms(model.cfg, "an atlas")
-    check_logits(model, "an atlas")
-    check_gradients("atlas", model)
-    ablate = checks.count("ablate", ablate, least=0)
-    checks.count("top", top)
-    samples = samples_of(model, data, options)
-    check_one_length(samples, "atlas")
-    loss = loss_on(model, samples)
-    meta = data_meta(model, samples, options.batch_size) | {"loss": loss.kind}
-    meta["settings"] = atom_settings(model, top=top) | {"ablate": ablate}
-    read = {"labels": digest_of_labels(loss.classes)}
-    with open_job(ATLAS, meta, options, model, read=read) as job:
-        job.run(atom_stage(model, samples, meta["settings"]))
-        job.run(Stage("effects", model, samples, partial(effect_sums, loss=loss)))
-        found = job.before("atoms", "effects")
-        if found is None:
-            return cast(Any, None)
-        of_few = partial(_of_few, ablate=ablate, loss=loss, progress=options.progress, found=found)
-        job.run(Stage("few", model, samples, of_few, whole=True))
-        return job.result()
+    return ask(MakeAtlas(top, ablate), model, data, run_options(atlas, run))
 
 
-def atlas_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Atlas:
-    """Returns the atlas made from the stages "atoms", "effects" and "few"."""
-    others = (found["effects"], found["few"])
-    tables, facts = with_facts(found["atoms"], meta, *others)
-    for own in others:
-        tables |= {name: table for name, table in own.items() if name not in OF_A_CHUNK}
-    return Atlas(tables, facts)
+@dataclass(frozen=True)
+class MakeAtlas(Question):
+    """The question of `atlas`. loss: of the samples."""
 
+    top: int
+    ablate: int
+    loss: Any = field(default=None, repr=False)
+    result = Atlas
 
-ATLAS = Kind(
-    Atlas,
-    {
-        "atoms": AtomResult.STORED,
-        "effects": {"effects": Atlas.STORED["effects"]},
-        "few": {name: Atlas.STORED[name] for name in _FEW},
-    },
-    atlas_result,
-)
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["MakeAtlas", Samples]:
+        check_atoms(model.cfg, "an atlas")
+        check_logits(model, "an atlas")
+        check_gradients("atlas", model)
+        checks.count("ablate", self.ablate, least=0)
+        checks.count("top", self.top)
+        samples = samples_of(model, data, options)
+        check_one_length(samples, "atlas")
+        return replace(self, loss=loss_on(model, samples)), samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        settings = Atoms(self.top).facts(model)["settings"]
+        return {"loss": self.loss.kind, "settings": settings | {"ablate": self.ablate}}
+
+    def read(self) -> Mapping[str, object]:
+        return {"labels": digest_of_labels(self.loss.classes)}
+
+    def plan(self, run: Experiment) -> Plan:
+        effects = partial(effect_sums, loss=self.loss)
+        steps = [
+            Atoms(self.top).passes(run.model),
+            Pass("effects", effects, {"effects": Atlas.STORED["effects"]}),
+        ]
+        atoms, effects = yield steps
+        skipped = run.facts["atoms"].get("skipped")
+        of_few = partial(
+            _of_few, ablate=self.ablate, loss=self.loss, progress=run.options.progress,
+            top=atoms["top"], effects=effects["effects"],
+            skipped=() if skipped is None else tuple(skipped["sample"].tolist()),
+        )  # fmt: skip
+        few = {name: Atlas.STORED[name] for name in _FEW}
+        return atoms | effects | (yield Pass("few", of_few, few, whole=True))
 
 
 def _of_few(
-    chunk: Chunk, ablate: int, loss: Loss, progress: bool, found: Mapping[str, Tables]
+    chunk: Chunk,
+    ablate: int,
+    loss: Loss,
+    progress: bool,
+    top: pd.DataFrame,
+    effects: pd.DataFrame,
+    skipped: Sequence[int],
 ) -> Tables:
     """Returns the last stage's tables: those of `ablate` samples, of weights and of excerpts."""
-    model, samples, atoms = chunk.model, chunk.samples, found["atoms"]
-    skipped = set(atoms["skipped"]["sample"].tolist()) if "skipped" in atoms else set()
-    there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
+    model, samples, left_out = chunk.model, chunk.samples, set(skipped)
+    there = [n for n in range(samples.start, samples.start + samples.n) if n not in left_out]
     # a quarter of the samples costs less than all else together; 8 are needed for an interval
     count = min(ablate, max(len(there) // 4, min(len(there) // 2, _LEAST)))
     numbers = [there[place * len(there) // count] for place in range(count)]
@@ -296,12 +305,11 @@ def _of_few(
         inputs = inputs.to(model.cfg.device)
     with torch.no_grad():
         known = directions(model)
-    effects = found["effects"]["effects"]
     tables = {
         "logits": logit_effects(model, None if model.cfg.residual else inputs, numbers, samples),
         "ablations": atom_ablation.ablations(model, inputs, numbers, loss, effects, progress),
         "directions": known,
-        **excerpts(atoms["top"], model, samples, progress),
+        **excerpts(top, model, samples, progress),
     }
     chunk.advance(samples.n)
     return tables

@@ -17,10 +17,10 @@ from crate_hooks import full_name
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.losses import next_token_loss
-from crate_interp.results.kinds import Tables
+from crate_interp.questions.batches import Chunk
+from crate_interp.questions.experiment import Tables
 from crate_interp.stats.contrasts import MOST_GROUPS, columns_of_sums
 from crate_interp.sweeps.atom_statistics import CODE
-from crate_interp.sweeps.runs.batches import Chunk
 
 LOSSES = {  # kind -> the name of the loss on pages
     "labels": "the cross-entropy with the true class",

@@ -2,6 +2,8 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -23,21 +25,19 @@ from crate_interp.circuits.graphs.concepts import (
 )
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded
-from crate_interp.core.run_options import Run, run_options
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.core.safe_text import visible
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import Tables
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Batch, Chunk, Reading, samples_of
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, first
 from crate_interp.stats.intervals import halves
 from crate_interp.sweeps.atom_statistics import CODE
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
-from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta
 
 EXAMPLES = 4  # the tokens at which an atom is largest
 _TOKENS = 2**13  # tokens that are compared one by one, and the rest of the last sample's
@@ -151,31 +151,39 @@ def atom_names(
     seed: draws the nulls. Raises ValueError as `ci.sweep` does, for a model without
     codes, and for fewer than four samples.
     """
-    options = run_options(atom_names, run)
-    check_model(model)
-    check_atoms(model.cfg, "atom_names")
-    if model.cfg.kind not in ("vision", "text"):
-        raise ValueError("names need one kind of sample: give a model of images or of texts.")
-    samples = samples_of(model, data, options)
-    if samples.n < 4:
-        raise ValueError(f"the data has {samples.n} samples, and names need four: give more.")
-    seed = checks.count("seed", seed, least=0)
-    meta = data_meta(model, samples, options.batch_size)
-    meta["settings"] = {"seed": seed, "special": special_tokens(model) or 0}
-
-    def named(chunk: Chunk) -> Tables:
-        return _named(chunk, samples, seed, options.progress)
-
-    with open_job(ATOM_NAMES, meta, options, model) as job:
-        job.run(Stage("names", model, samples, named, whole=True, masks=bool(samples.masks)))
-        return job.result()
+    return ask(NamesOfAtoms(seed), model, data, run_options(atom_names, run))
 
 
-ATOM_NAMES = kind_of_one_stage(AtomNames, "names")
+@dataclass(frozen=True)
+class NamesOfAtoms(Question):
+    """The question of `atom_names`."""
+
+    seed: int
+    result = AtomNames
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["NamesOfAtoms", Samples]:
+        check_atoms(model.cfg, "atom_names")
+        if model.cfg.kind not in ("vision", "text"):
+            raise ValueError("names need one kind of sample: give a model of images or of texts.")
+        samples = samples_of(model, data, options)
+        if samples.n < 4:
+            raise ValueError(f"the data has {samples.n} samples, and names need four: give more.")
+        return replace(self, seed=checks.count("seed", self.seed, least=0)), samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        return {"settings": {"seed": self.seed, "special": special_tokens(model) or 0}}
+
+    def plan(self, run: Experiment) -> Plan:
+        measure = partial(_named, seed=self.seed, progress=run.options.progress)
+        masks = bool(run.samples.masks)
+        return (yield Pass("names", measure, AtomNames.STORED, whole=True, masks=masks))
 
 
-def _named(chunk: Chunk, samples: Samples, seed: int, progress: bool) -> Tables:
+def _named(chunk: Chunk, seed: int, progress: bool) -> Tables:
     """Returns the tables of all layers."""
+    samples = chunk.samples
     layers = len(chunk.model.blocks)
     means: list[list[Tensor]] = [[] for _ in range(layers)]
     codes: list[list[Tensor]] = [[] for _ in range(layers)]

@@ -12,7 +12,7 @@ from crate_interp.core import checks
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
-from crate_interp.sweeps.runs.batches import check_model as check_hooked_model
+from crate_interp.questions.batches import check_model as check_hooked_model
 
 Target = int | str | tuple[int | str, int | str] | None
 

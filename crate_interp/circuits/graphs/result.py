@@ -20,8 +20,8 @@ from crate_interp.core.safe_text import plain
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.questions.provenance import model_meta
 from crate_interp.results.result import Result, first
-from crate_interp.sweeps.runs.provenance import model_meta
 
 FAITHFUL = 0.5  # a graph is called faithful if it keeps this share of the answer, and predicts
 EMBEDDING, BIAS, TARGET = -1, -2, -3  # in place of the number of an atom

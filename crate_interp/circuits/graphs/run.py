@@ -36,8 +36,8 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
-from crate_interp.sweeps.runs.provenance import model_meta
-from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.questions.provenance import model_meta
+from crate_interp.questions.untrained_twins import twin
 
 _WAIT = 5.0  # a graph that takes longer shows how far it is
 

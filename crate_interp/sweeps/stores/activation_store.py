@@ -10,11 +10,11 @@ import pandas as pd
 from crate_interp.core.files import digest
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import plain
+from crate_interp.questions.batches import is_store
+from crate_interp.questions.experiment import Tables
+from crate_interp.questions.folder_access import CHUNKS, RUN
 from crate_interp.results.grouped_samples import counted
-from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result, by
-from crate_interp.sweeps.ledgers.ledger import Ledger
-from crate_interp.sweeps.ledgers.own_files import CHUNKS, RUN
 from crate_interp.sweeps.stores import arrow_files
 
 if TYPE_CHECKING:
@@ -105,11 +105,10 @@ def facts_of(data: object) -> dict[str, Any] | None:
 
     Raises ValueError for a store whose columns were changed.
     """
-    dataset: Any = data
-    text = getattr(getattr(data, "info", None), "description", None)
-    if not isinstance(text, str) or not text.startswith('{\n "crate_interp": "store"'):
+    if not is_store(data):
         return None
-    facts = json.loads(text)
+    dataset: Any = data
+    facts = json.loads(dataset.info.description)
     try:
         check_columns(dataset, facts)
     except ValueError as error:
@@ -154,9 +153,7 @@ def _check_finished(out: Path) -> None:
     run = read_index(out / RUN)
     if run.get("kind") != ActivationStore.KIND or (out / "meta.json").exists():
         return
-    ledger = Ledger(out)
-    total, missing = ledger.lengths().get(STAGE), ledger.missing(STAGE)
-    done = "some" if total is None or missing is None else f"{total - len(missing)} of {total}"
+    done = len(list((out / CHUNKS).glob(f"{STAGE}-*.parquet")))
     raise ValueError(
         f"the store in {str(out)!r} is not finished: {done} chunks are there. Other shards may "
         "still be running. If none is running, repeat the same ci.store call to continue the run."

@@ -17,8 +17,8 @@ from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import model_digest
 from crate_interp.probes import Probe
+from crate_interp.questions.batches import Forward, run_layers, samples_of, with_groups
 from crate_interp.results.sample_ranges import groups_of
-from crate_interp.sweeps.runs.batches import Forward, run_layers, samples_of, with_groups
 from crate_interp.sweeps.stores import arrow_files
 from crate_interp.sweeps.stores.activation_store import facts_of
 

@@ -1,7 +1,9 @@
 """ci.store: writes activations to the disk."""
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -12,22 +14,20 @@ import torch
 from torch import Tensor
 
 from crate_interp.core import checks, folders
+from crate_interp.core.files import check_regular, digest, flush, write
 from crate_interp.core.progress import note
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.asking import Experiment, Perhaps, ask
+from crate_interp.questions.batches import Batch, Chunk, samples_of
+from crate_interp.questions.experiment import Pass, Plan, Question, Tables
+from crate_interp.questions.folder_access import CHUNKS, writable
+from crate_interp.questions.provenance import model_meta
 from crate_interp.results.grouped_samples import counted
-from crate_interp.results.kinds import Tables
 from crate_interp.results.result_reading import META
-from crate_interp.sweeps.ledgers.folder_access import writable
-from crate_interp.sweeps.ledgers.ledger import Ledger
-from crate_interp.sweeps.ledgers.own_files import CHUNKS
-from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
-from crate_interp.sweeps.runs.provenance import data_meta
 from crate_interp.sweeps.stores import arrow_files
 from crate_interp.sweeps.stores.activation_store import (
     STAGE,
@@ -75,29 +75,46 @@ def store(
     point and samples, for NaN and for numbers that float16 cannot hold.
     """
     options = run_options(store, run)
-    folder = _checked(options)
     kept = str(dtype or torch.float32).removeprefix("torch.")
-    checks.one_of("dtype", kept, tuple(arrow_files.DTYPES))
-    check_model(model)
-    names = model.matching_points(points)
-    samples = samples_of(model, data, options)
-    shapes, forward = _tried(model, samples, names)
-    features = arrow_files.features_of(shapes, kept, samples.labels)
-    meta = data_meta(model, samples, options.batch_size) | {"points": shapes, "stored": kept}
-    meta["versions"] |= {name: version(name) for name in ("pyarrow", "datasets")}
-    given: dict[str, Any] = {"features": features, "ledger": Ledger(folder), "options": forward}
-    rows = partial(_of_chunk, shapes=shapes, kept=kept, **given)
-    with open_job(STORE, meta, options, model) as job:
-        if not options.resume:
-            folders.discard(folder, META)  # removes the index of files that no longer exist
-        _check_space(job, samples, shapes, kept)
-        job.run(Stage(STAGE, model, samples, rows, intact=partial(intact, folder)))
-        index = job.result()
-    stored: Any = None if index is None else open_store(folder)
+    index = ask(Store(points, kept), model, data, replace(options, out=_checked(options)))
+    stored: Any = None if index is None else open_store(options.out or "")
     return stored
 
 
-STORE = kind_of_one_stage(ActivationStore, STAGE)
+@dataclass(frozen=True)
+class Store(Question):
+    """The question of `store`. shapes: of one sample at each point. forward: options of a run."""
+
+    points: Any
+    stored: str
+    shapes: Shapes = field(default_factory=dict)
+    forward: Mapping[str, Any] = field(default_factory=dict)
+    features: Any = None
+    result = ActivationStore
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple["Store", Samples]:
+        checks.one_of("dtype", self.stored, tuple(arrow_files.DTYPES))
+        names = model.matching_points(self.points)
+        samples = samples_of(model, data, options)
+        shapes, forward = _tried(model, samples, names)
+        features = arrow_files.features_of(shapes, self.stored, samples.labels)
+        return replace(self, shapes=shapes, forward=forward, features=features), samples
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        versions = model_meta(model, 0)["versions"]
+        versions |= {name: version(name) for name in ("pyarrow", "datasets")}
+        return {"points": self.shapes, "stored": self.stored, "versions": versions}
+
+    def plan(self, run: Experiment) -> Plan:
+        folder: Any = run.chunks.out
+        if not run.options.resume:
+            folders.discard(folder, META)  # removes the index of files that no longer exist
+        _check_space(run, folder, self)
+        measure = partial(_of_chunk, folder=folder / CHUNKS, store=self)
+        rules = ActivationStore.STORED
+        return (yield Pass(STAGE, measure, rules, intact=partial(intact, folder), apart=True))
 
 
 def _checked(options: RunOptions) -> Path:
@@ -139,57 +156,54 @@ def _cached(
         )[1]
 
 
-def _check_space(job: Job, samples: Samples, shapes: Shapes, kept: str) -> None:
+def _check_space(run: Experiment, out: Path, store: Store) -> None:
     """Prints how much will be written; raises ValueError if the disk has too little room."""
-    assert job.ledger is not None
-    out, width = job.ledger.out, arrow_files.DTYPES[kept].itemsize
-    each = sum(arrow_files.bytes_of(shape, width) for shape in shapes.values())
-    whole = each * samples.n
+    width = arrow_files.DTYPES[store.stored].itemsize
+    each = sum(arrow_files.bytes_of(shape, width) for shape in store.shapes.values())
+    n = run.samples.n or 0
     there = sum(path.stat().st_size for path in (out / CHUNKS).glob(f"{STAGE}-*.arrow"))
-    free, left = shutil.disk_usage(out).free, max(0, whole - there)
-    unit, points = job.meta["unit"], counted(len(shapes), "points")
-    words = f"{points} of {counted(samples.n, unit)}, {size_of(each)} each: {size_of(whole)}"
+    free, left = shutil.disk_usage(out).free, max(0, each * n - there)
+    unit, points = run.meta["unit"], counted(len(store.shapes), "points")
+    words = f"{points} of {counted(n, unit)}, {size_of(each)} each: {size_of(each * n)}"
     if left > free:
         raise ValueError(
-            f"{words} in {kept}. {size_of(left)} must still be written, but the disk of "
+            f"{words} in {store.stored}. {size_of(left)} must still be written, but the disk of "
             f"{str(out)!r} has only {size_of(free)} left. Give fewer points, dtype=torch.float16, "
             "a limit, or another disk."
         )
-    if job.options.progress:
-        note(f"{out}: {words} in {kept}; {size_of(free)} are free.")
+    if run.options.progress:
+        note(f"{out}: {words} in {store.stored}; {size_of(free)} are free.")
 
 
-def _of_chunk(
-    chunk: Chunk,
-    shapes: Shapes,
-    kept: str,
-    features: "datasets.Features",
-    ledger: Ledger,
-    options: Mapping[str, Any],
-) -> Tables:
-    path = ledger.path(STAGE, chunk.number).with_suffix(".arrow")
-    rows = (_rows(chunk, batch, shapes, kept, options) for batch in chunk.batches())
-    with writable(ledger.out):
-        found = ledger.put(STAGE, path, lambda part: arrow_files.write_rows(part, features, rows))
+def _of_chunk(chunk: Chunk, folder: Path, store: Store) -> Tables:
+    path, samples = folder / f"{STAGE}-{chunk.number:06d}.arrow", chunk.samples
+    rows = (_rows(chunk, batch, store) for batch in chunk.batches())
+
+    def writer(part: Path) -> None:
+        arrow_files.write_rows(part, store.features, rows)
+        flush(part)
+
+    check_regular(path)
+    with writable(folder.parent):
+        if path.exists():  # it is damaged, or not ours
+            os.replace(path, path.with_name(f"{path.name}.damaged"))
+        write(path, writer)
     remember(path)
-    samples = chunk.samples
-    row = {"chunk": chunk.number, "file": path.name, "sha256": found}
+    row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
     row |= {"bytes": path.stat().st_size}
     row |= {"start": samples.start, "stop": samples.start + samples.n}
     return {"files": pd.DataFrame([row])}
 
 
-def _rows(
-    chunk: Chunk, batch: Batch, shapes: Shapes, kept: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _rows(chunk: Chunk, batch: Batch, store: Store) -> dict[str, Any]:
     """Returns the rows of a batch, by column."""
     rows: dict[str, Any] = {arrow_files.SAMPLE: torch.arange(batch.start, batch.last + 1)}
     rows[arrow_files.INPUT] = list(arrow_files.input_digests(batch.inputs))
     if chunk.samples.labels is not None:
         first = batch.start - chunk.samples.start
         rows[arrow_files.LABEL] = chunk.samples.labels[first : first + len(batch.inputs)]
-    acts = _cached(chunk.model, batch.inputs, list(shapes), options)
-    for name, shape in shapes.items():
+    acts = _cached(chunk.model, batch.inputs, list(store.shapes), store.forward)
+    for name, shape in store.shapes.items():
         value = acts.pop(name).float()
         if tuple(value.shape[1:]) != tuple(shape):
             raise ValueError(
@@ -197,8 +211,8 @@ def _rows(
                 f"{batch.last}, but the shape {list(shape)} for the first sample. Give samples of "
                 "one size."
             )
-        _check(name, value, batch.start, kept)
-        rows[name] = value.to(arrow_files.DTYPES[kept]).cpu()
+        _check(name, value, batch.start, store.stored)
+        rows[name] = value.to(arrow_files.DTYPES[store.stored]).cpu()
     return rows
 
 

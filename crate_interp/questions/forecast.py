@@ -10,8 +10,7 @@ from contextvars import ContextVar
 import torch
 
 from crate_interp.core.progress import note
-from crate_interp.results.kinds import Tables
-from crate_interp.sweeps.runs.chunked_pass import Stage, Task
+from crate_interp.questions.experiment import Tables, Task, Work
 
 _LONG = 60.0  # seconds from which a run says what is left of it
 # the seconds that each stage would take, in a dry run
@@ -50,7 +49,7 @@ def stop_dry(kind: str, also: str = "") -> None:
 
 
 def timed(
-    found: Iterable[tuple[Task, Tables]], stage: Stage, todo: int | None, keeps: bool
+    found: Iterable[tuple[Task, Tables]], work: Work, todo: int | None, keeps: bool
 ) -> Iterator[tuple[Task, Tables]]:
     """Yields what an engine yields; after the first chunk says what is left, if that is long.
 
@@ -58,9 +57,9 @@ def timed(
     keeps finished chunks. In a dry run, says what the stage takes and stops after this chunk.
     """
     begin, busy = time.perf_counter(), _load()
-    first = stage.options.progress and stage.options.engine == "local"  # Ray's first is one of many
+    first = work.options.progress and work.options.engine == "local"  # Ray's first is one of many
     for task, tables in found:
-        done, took = task.samples.n, time.perf_counter() - begin
+        done, took = task.stop - task.start, time.perf_counter() - begin
         count, whole = math.ceil((todo or done) / done), took * (todo or done) / done
         plan = _dry.get()
         if plan is not None:
@@ -68,11 +67,11 @@ def timed(
             size = f"a stream, chunks of {done}"
             if todo:
                 chunks = f"{count} chunk{'s' * (count > 1)}"
-                size = f"{todo:,} {stage.model.unit} in {chunks} of {done}"
+                size = f"{todo:,} {work.model.unit} in {chunks} of {done}"
             words = f", so all take about {_short(whole)}" if todo else ""
-            note(f"{stage.name}: {size}; the first took {_short(took)}{words}.")
+            note(f"{work.step.name}: {size}; the first took {_short(took)}{words}.")
         elif first and whole - took > _LONG:
-            words = f"{stage.name}: {count - 1} more chunks, about {_short(whole - took)}."
+            words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
             words += " If it stops, the same command goes on." * keeps
             note(f"{words} {crowded(busy)}".rstrip())
         first = False

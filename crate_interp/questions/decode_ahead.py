@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from crate_interp.data.batch_reading import Found, read_runs
 from crate_interp.data.picture_contents import Notes, noting
-from crate_interp.data.streams import Row, Stream
-from crate_interp.sweeps.runs.batches import nobody, ranges_of
-from crate_interp.sweeps.runs.chunked_pass import Ahead, Stage, Task
+from crate_interp.data.streams import Row
+from crate_interp.questions.batches import nobody, ranges_of
+from crate_interp.questions.experiment import Ahead, Task, Work
 
 
 class _Wanted(NamedTuple):
@@ -33,22 +33,22 @@ class _Wanted(NamedTuple):
 
 @contextmanager
 def read_ahead(
-    stage: Stage, tasks: Iterable[Task]
+    work: Work, tasks: Iterable[Task]
 ) -> Iterator[tuple[Iterable[Task], Callable[[Task], Ahead]]]:
     """Yields the tasks, and a function that returns the `ahead` of a task (see `Chunk`).
 
     The workers end with the context. Raises ValueError if a worker is killed.
     """
-    if not stage.options.workers:
+    if not work.options.workers:
         yield tasks, lambda task: nobody
         return
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ValueError(
-            f"workers={stage.options.workers} needs processes that fork, which this system lacks. "
+            f"workers={work.options.workers} needs processes that fork, which this system lacks. "
             "Give workers=0."
         )
     mine, theirs = tee(tasks)
-    queue = _Queue(stage, theirs)
+    queue = _Queue(work, theirs)
     try:
         yield mine, lambda task: lambda start, stop: queue.take(task.number, start, stop)
     except Exception as error:
@@ -80,8 +80,8 @@ def _ended(error: BaseException | None) -> str | None:
 class _Queue:
     """The samples that the workers have read, in the order of the chunks."""
 
-    def __init__(self, stage: Stage, tasks: Iterable[Task]) -> None:
-        self.stage, self.tasks = stage, tasks
+    def __init__(self, work: Work, tasks: Iterable[Task]) -> None:
+        self.work, self.tasks = work, tasks
         self.found: Any = None  # the loader's iterator; its workers end with it
         self.head: tuple[_Wanted, Found | Exception] | None = None
 
@@ -91,7 +91,7 @@ class _Queue:
         Raises the error that a worker met when it read the samples.
         """
         if self.found is None:  # forks processes only when something is measured
-            self.found = _started(self.stage, self.tasks)
+            self.found = _started(self.work, self.tasks)
         while self.head is None or self.head[0][:2] < (chunk, start):
             self.head = next(self.found, None)
             if self.head is None:
@@ -112,33 +112,31 @@ class _Queue:
 class _Reader(Dataset):
     """Reads samples in a worker."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, work: Work) -> None:
+        self.work = work
 
     def __getitem__(self, wanted: _Wanted) -> tuple[_Wanted, Found | Exception]:
-        samples = self.stage.samples
-        if isinstance(samples, Stream):
-            samples = samples.held(wanted.rows or (), wanted.start)
         place, notes = wanted._replace(rows=None), Notes()
         try:
-            samples = noting(samples, notes)
-            found = read_runs(samples, wanted.start, wanted.stop, self.stage.masks)
+            task = Task(wanted.chunk, wanted.start, wanted.stop, wanted.rows)
+            samples = noting(self.work.samples(task), notes)
+            found = read_runs(samples, wanted.start, wanted.stop, self.work.step.masks)
             return place, replace(found, notes=notes)
         except Exception as error:  # raised again in the measuring process
             return place, _sendable(error)
 
 
-def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Found | Exception]]:
+def _started(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Found | Exception]]:
     wanted: Any = (
         _Wanted(task.number, start, stop, _rows(task, start, stop))
         for task in tasks
-        for start, stop in ranges_of(task.samples, stage.options.batch_size)
+        for start, stop in ranges_of(work.samples(task), work.options.batch_size)
     )
     # torch warns if workers outnumber processors, and if a process with threads is forked
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = DataLoader(
-            _Reader(stage), batch_size=None, sampler=wanted, num_workers=stage.options.workers,
+            _Reader(work), batch_size=None, sampler=wanted, num_workers=work.options.workers,
             collate_fn=lambda found: found, prefetch_factor=2, multiprocessing_context="fork",
             generator=torch.Generator(),
         )  # fmt: skip
@@ -146,7 +144,7 @@ def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Fou
 
 
 def _rows(task: Task, start: int, stop: int) -> Sequence[Row] | None:
-    first = task.samples.start
+    first = task.start
     return None if task.rows is None else task.rows[start - first : stop - first]
 
 

@@ -24,8 +24,7 @@ from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.models.preprocess import preprocess
-from crate_interp.sweeps.ledgers.own_files import LISTING
-from crate_interp.sweeps.stores.activation_store import facts_of
+from crate_interp.questions.folder_access import LISTING
 
 Forward = Callable[[Any, Tensor], Any]
 _SKIP = "skip_bad=True (--skip-bad) leaves such samples out, and the result lists them"
@@ -194,7 +193,7 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     If `data` is a datasets.IterableDataset, its first `limit` samples are kept in memory. Samples
     are on the CPU, whatever the model's device.
     """
-    if facts_of(data) is not None:
+    if is_store(data):
         raise ValueError(
             "the data is a store of activations, which only ci.sweep and ci.linear_probe take. "
             "Give the data from which the store was written."
@@ -218,6 +217,12 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     except Undecodable as error:
         raise ValueError(advised(error)) from None
     return with_groups(samples, data, options)
+
+
+def is_store(data: object) -> bool:
+    """Tells whether data is a dataset from `ci.open_store`."""
+    text = getattr(getattr(data, "info", None), "description", None)
+    return isinstance(text, str) and text.startswith('{\n "crate_interp": "store"')
 
 
 def with_groups(samples: Samples, data: Data, options: RunOptions) -> Samples:

@@ -10,10 +10,12 @@ from filelock import FileLock, Timeout
 
 from crate_interp.core.files import check_regular, odd_kind, remove_unfinished
 from crate_interp.core.folders import tidy
+from crate_interp.questions.shards import Shard
 from crate_interp.results.result_reading import META
-from crate_interp.sweeps.ledgers.own_files import CHUNKS
-from crate_interp.sweeps.ledgers.shards import Shard
 
+# LISTING: the file with the names and sizes of the data's files, if they were listed
+RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
+LEDGERS = "ledger-*.jsonl"  # of earlier versions
 _LOCKS, _FOLD = ".crate-interp-shard-*.lock", ".crate-interp-fold.lock"
 _SHARD = re.compile(r"\.crate-interp-shard-[0-9]+-of-[0-9]+\.lock")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

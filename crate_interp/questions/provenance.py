@@ -19,8 +19,8 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import model_digest, values_of_weights
 from crate_interp.probes import Probe
 from crate_interp.probes.built_in import labels_of
+from crate_interp.questions.code_digest import Unknown, hooks_of, parts_of
 from crate_interp.results import sample_ranges
-from crate_interp.sweeps.ledgers.code_digest import Unknown, hooks_of, parts_of
 
 _PACKAGES = ("torch", "transformer-lens", "numpy")
 

@@ -1,0 +1,337 @@
+"""The chunks of a run, in memory or in a folder that goes on where it stopped.
+
+Two finished blocks of equally many chunks, of which the first begins at an even multiple of their
+length, merge at once: ((0 1) (2 3)) 4. So the order of merging depends only on the number of
+chunks, whoever measured them and when, rows are copied log2 n times, and a run of n chunks keeps
+log2 n blocks. A block is in one file, which is complete or absent.
+"""
+
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from filelock import FileLock
+
+from crate_interp.core.files import (
+    check_regular,
+    digest_of_bytes,
+    flush,
+    foreign,
+    is_own_name,
+    odd_kind,
+    write,
+)
+from crate_interp.core.folders import read_index
+from crate_interp.core.progress import note
+from crate_interp.data.folder_listing import is_listing
+from crate_interp.questions.experiment import Pass, Tables, Task
+from crate_interp.questions.folder_access import CHUNKS, LEDGERS, LISTING, RUN, writable
+from crate_interp.questions.shards import WHOLE, Shard
+from crate_interp.results.result_reading import table_from
+
+LOCK = ".lock"
+_ABOUT = b"crate_interp"  # the entry of a file's metadata that says what it holds
+_BLOCK = r"-(\d{6,})(?:\+(\d+))?\.parquet"  # the first chunk; how many, if there are several
+_FILE = re.compile(r"[a-z]+(-\d+)?" + _BLOCK)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Merged neighbouring chunks: `count` of them from chunk `first` on, and their samples."""
+
+    first: int
+    count: int
+    start: int
+    stop: int
+
+    def sibling(self) -> int:
+        """Returns the first chunk of the block that this one merges with."""
+        return self.first ^ self.count
+
+    def joined(self, other: "Block") -> "Block":
+        """Returns the block of both."""
+        one, two = sorted((self, other), key=lambda block: block.first)
+        return Block(one.first, one.count + two.count, one.start, two.stop)
+
+
+@dataclass
+class InMemory:
+    """Chunks of a run without a folder."""
+
+    meta: Mapping[str, Any]
+    shard: Shard = WHOLE
+    out: Path | None = None
+    fresh: bool = True  # whether the run started over
+    blocks: dict[str, dict[int, Block]] = field(default_factory=dict)
+    tables: dict[tuple[str, Block], Tables] = field(default_factory=dict)
+
+    def open(self, step: Pass) -> None:
+        """Looks up the finished blocks of a pass."""
+        self.blocks[step.name] = {}
+
+    def finished(self, step: Pass, number: int) -> Block | None:
+        """Returns the block that holds a chunk, or None if the chunk has to be measured."""
+        blocks = self.blocks[step.name].values()
+        return next((one for one in blocks if 0 <= number - one.first < one.count), None)
+
+    def put(self, step: Pass, task: Task, tables: Tables) -> None:
+        """Keeps the tables of a chunk, and merges blocks as far as they are there."""
+        self._put(step, Block(task.number, 1, task.start, task.stop), tables)
+
+    def _put(self, step: Pass, block: Block, tables: Tables) -> None:
+        self._keep(step, block, tables)
+        other = None if step.apart else self._found(step, block)
+        if other is not None:
+            self._merge(step, other, block)
+
+    def _merge(self, step: Pass, *pair: Block) -> None:
+        one, two = sorted(pair, key=lambda block: block.first)
+        tables = step.merged(self.read(step, one), self.read(step, two), self.meta)
+        self._put(step, one.joined(two), tables)
+        self._drop(step, one, two)
+
+    def merged(self, step: Pass, total: int) -> Tables | None:
+        """Returns the merged tables of a pass of `total` chunks, or None if chunks are missing."""
+        blocks = sorted(self.blocks[step.name].values(), key=lambda block: block.first)
+        if sum(block.count for block in blocks) != total:
+            return None
+        last = blocks.pop()
+        tables = self.read(step, last)
+        for block in reversed(blocks):
+            tables = step.merged(self.read(step, block), tables, self.meta)
+        if blocks and not step.apart:
+            whole = blocks[0].joined(last)
+            self._keep(step, Block(0, total, whole.start, whole.stop), tables)
+            self._drop(step, *blocks, last)
+        return tables
+
+    def ended(self, step: Pass, total: int) -> None:
+        """Notes how many chunks a pass has."""
+
+    def read(self, step: Pass, block: Block) -> Tables:
+        """Returns the tables of a block."""
+        return self.tables[step.name, block]
+
+    def _found(self, step: Pass, block: Block) -> Block | None:
+        """Returns the finished block that this one merges with."""
+        other = self.blocks[step.name].get(block.sibling())
+        return other if other and other.count == block.count else None
+
+    def _keep(self, step: Pass, block: Block, tables: Tables) -> None:
+        self.tables[step.name, block] = tables
+        self.blocks[step.name][block.first] = block
+
+    def _drop(self, step: Pass, *blocks: Block) -> None:
+        for block in blocks:
+            del self.tables[step.name, block]
+            if self.blocks[step.name].get(block.first) == block:
+                del self.blocks[step.name][block.first]
+
+
+@dataclass
+class InFolder(InMemory):
+    """Chunks of a run in OUT/chunks. Several shards may write there.
+
+    run: the digest of run.json, which each file of a chunk holds too.
+    """
+
+    out: Path = Path()
+    run: str = ""
+
+    def alone(self) -> FileLock:
+        """Returns the lock of whoever writes or merges blocks."""
+        return FileLock(self.out / CHUNKS / LOCK)
+
+    def path(self, step: Pass, block: Block) -> Path:
+        """Returns the file of a block."""
+        count = f"+{block.count}" if block.count > 1 else ""
+        return self.out / CHUNKS / f"{step.name}-{block.first:06d}{count}.parquet"
+
+    def open(self, step: Pass) -> None:
+        """Reads which blocks are finished; a damaged file is put aside, and measured again."""
+        self.blocks[step.name] = {}
+        with writable(self.out), self.alone():
+            found: list[Block] = []
+            for path in (self.out / CHUNKS).glob(f"{step.name}-*.parquet"):
+                if re.fullmatch(re.escape(step.name) + _BLOCK, path.name):
+                    check_regular(path)
+                    block = self._whole(step, path)
+                    if block is None:
+                        aside = path.with_name(f"{path.name}.damaged")
+                        os.replace(path, aside)
+                        note(f"{path}: damaged, and measured again. It is kept as {aside.name}.")
+                    else:
+                        found.append(block)
+            kept = self.blocks[step.name]
+            for block in sorted(found, key=lambda one: (-one.count, one.first)):
+                if self.finished(step, block.first):  # its writer died before it removed the parts
+                    self.path(step, block).unlink()
+                else:
+                    kept[block.first] = block
+            for first in sorted(kept):  # of a writer that died before it merged
+                block = kept.get(first)
+                other = None if step.apart or not block else self._found(step, block)
+                if block and other:
+                    self._merge(step, block, other)
+
+    def _whole(self, step: Pass, path: Path) -> Block | None:
+        """Returns what a file holds, if it is a whole block of this run."""
+        try:
+            about, tables = _opened(path)
+            block = Block(*about["block"])
+            right = about["run"] == self.run and self.path(step, block) == path
+            if right and (step.intact is None or step.intact(tables)):
+                return block
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+            pass
+        return None
+
+    def put(self, step: Pass, task: Task, tables: Tables) -> None:
+        """Writes the tables of a chunk; they are on the disk when this returns."""
+        with writable(self.out), self.alone():
+            super().put(step, task, tables)
+
+    def merged(self, step: Pass, total: int) -> Tables | None:
+        """Returns the merged tables of a pass, or None if other shards still miss chunks."""
+        self.open(step)
+        with writable(self.out), self.alone():
+            return super().merged(step, total)
+
+    def ended(self, step: Pass, total: int) -> None:
+        """Raises ValueError if the pass had another number of chunks before."""
+        path = self.out / CHUNKS / f"{step.name}.json"
+        check_regular(path)
+        known = read_index(path).get("chunks", total)
+        more = max(
+            (block.first + block.count for block in self.blocks[step.name].values()), default=0
+        )
+        if known != total or more > total:
+            raise ValueError(
+                f"the run in {str(self.out)!r} has {max(known, more):,} chunks of {step.name!r}, "
+                f"but this data has {total:,}. Give the data with which the run began, or start "
+                "over with resume=False (--restart)."
+            )
+        with writable(self.out):
+            write(path, lambda part: part.write_text(json.dumps({"chunks": total})))
+
+    def read(self, step: Pass, block: Block) -> Tables:
+        """Returns the tables of a block."""
+        path = self.path(step, block)
+        try:
+            return _opened(path)[1]
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise ValueError(
+                f"{str(path)!r} is damaged or missing ({error}). Run the same command again: it "
+                "measures the chunk again."
+            ) from None
+
+    def _found(self, step: Pass, block: Block) -> Block | None:
+        path = self.path(step, Block(block.sibling(), block.count, 0, 0))
+        if not path.exists():  # another shard may have written it, or merged it with another
+            return None
+        try:
+            about = json.loads((parquet.read_schema(path).metadata or {})[_ABOUT])
+            return Block(*about["block"]) if about["run"] == self.run else None
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+            return None  # damaged: found when the pass is opened again
+
+    def _keep(self, step: Pass, block: Block, tables: Tables) -> None:
+        contents = [_bytes(table) for table in tables.values()]
+        about = {
+            "run": self.run,
+            "block": [block.first, block.count, block.start, block.stop],
+            "sha256": _digest(list(tables), contents),
+        }
+        file = pa.table({"table": list(tables), "content": pa.array(contents, pa.large_binary())})
+        file = file.replace_schema_metadata({_ABOUT: json.dumps(about)})
+        path = self.path(step, block)
+
+        def writer(part: Path) -> None:
+            parquet.write_table(file, part)
+            flush(part)
+
+        write(path, writer)
+        flush(path.parent)
+        self.blocks[step.name][block.first] = block
+
+    def _drop(self, step: Pass, *blocks: Block) -> None:
+        for block in blocks:
+            self.path(step, block).unlink(missing_ok=True)
+            if self.blocks[step.name].get(block.first) == block:
+                del self.blocks[step.name][block.first]
+
+
+def _bytes(table: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], Tables]:
+    """Returns what a chunk file says of itself, and its tables; raises ValueError if it changed."""
+    file = parquet.read_table(path)
+    about = json.loads(file.schema.metadata[_ABOUT])
+    names, contents = (file[name].to_pylist() for name in ("table", "content"))
+    if about["sha256"] != _digest(names, contents):
+        raise ValueError("its content is not what was written")
+    return about, {name: table_from(part) for name, part in zip(names, contents, strict=True)}
+
+
+def _digest(names: list[str], contents: list[bytes]) -> str:
+    return digest_of_bytes(b"".join([json.dumps(names).encode(), *contents]))
+
+
+def check_places(out: Path) -> None:
+    """Raises ValueError if a run would write through a link."""
+    for path in (out / RUN, out / LISTING):
+        if path.is_symlink():
+            check_regular(path)
+    if (out / CHUNKS).is_symlink():
+        raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
+
+
+def discard(out: Path, is_run: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Removes the settings and chunks of a run; its result stays.
+
+    Raises ValueError, before anything is removed, if something there is not ours.
+    """
+    chunks = sorted((out / CHUNKS).iterdir()) if (out / CHUNKS).is_dir() else []
+    odd = [f"{CHUNKS}/{path.name}" for path in chunks if not _is_ours(path)]
+    ledgers = list(out.glob(LEDGERS))  # of earlier versions
+    odd += [path.name for path in ledgers if not is_own_name(path.name) or odd_kind(path)]
+    run, listing = out / RUN, out / LISTING
+    odd += [RUN] if os.path.lexists(run) and not is_run(read_index(run)) else []
+    odd += [LISTING] if os.path.lexists(listing) and not is_listing(listing) else []
+    if odd:
+        raise foreign(out, odd)
+    for path in (*chunks, *ledgers, listing, run):
+        path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """Tells whether a file in chunks/ is one that a run wrote and nobody changed."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    if path.name == LOCK:
+        return not path.stat().st_size
+    if path.suffix == ".json":
+        return set(read_index(path)) == {"chunks"}
+    try:
+        if path.suffix == ".arrow":
+            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as rows:
+                return {"sample", "input"} <= set(rows.schema.names)
+        if not _FILE.fullmatch(path.name):
+            return False
+        if _ABOUT not in (parquet.read_schema(path).metadata or {}):  # of an earlier version
+            return parquet.read_schema(path).names == ["table", "content"]
+        return bool(_opened(path))
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return False

@@ -1,0 +1,171 @@
+"""Engines, which measure the chunks of a pass: this process, or tasks on a Ray cluster.
+
+An engine takes the work, its tasks, and a function that it calls with the number of newly finished
+samples. It yields each task with its tables, in any order; a chunk has the same bits from each.
+"""
+
+import logging
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+import torch
+
+from crate_interp import __version__
+from crate_interp.core.progress import note
+from crate_interp.questions.decode_ahead import read_ahead
+from crate_interp.questions.experiment import Tables, Task, Work
+from crate_interp.questions.provenance import torch_settings
+
+Engine = Callable[[Work, Iterable[Task], Callable[[int], Any]], Iterator[tuple[Task, Tables]]]
+_PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
+_RETRIES = 8  # how often Ray measures a chunk again whose process died
+_LONG = 60.0  # seconds without a finished chunk after which a cluster's room is looked at
+
+
+@contextmanager
+def local() -> Iterator[Engine]:
+    """Yields the engine that measures in this process; with workers, others decode ahead."""
+    yield _in_this_process
+
+
+def _in_this_process(
+    work: Work, tasks: Iterable[Task], advance: Callable[[int], Any]
+) -> Iterator[tuple[Task, Tables]]:
+    with read_ahead(work, tasks) as (coming, ahead_of):
+        for task in coming:
+            yield task, work.measured(task, advance, ahead_of(task))
+
+
+@contextmanager
+def on_ray() -> Iterator[Engine]:
+    """Yields the engine on the Ray cluster of RAY_ADDRESS, or on a new cluster on this machine.
+
+    If Ray is initialised already, its cluster is used. Raises ValueError if Ray is not installed,
+    or if the cluster cannot be joined.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("engine='ray' needs Ray: pip install 'crate_interp[ray]'.") from None
+    ours, address = not ray.is_initialized(), os.environ.get("RAY_ADDRESS") or "local"
+    if ours:
+        more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        try:
+            ray.init(address=address, logging_level=logging.ERROR, **more)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"cannot join the Ray cluster {address!r} of RAY_ADDRESS: {error}. Start one with "
+                "'ray start --head', or unset RAY_ADDRESS to use this machine only."
+            ) from None
+    try:
+        yield partial(_on_cluster, ray)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _on_cluster(
+    ray: Any, work: Work, tasks: Iterable[Task], advance: Callable[[int], Any]
+) -> Iterator[tuple[Task, Tables]]:
+    """Sends the work into Ray's store once, and a Ray task for each chunk."""
+    threads, gpu = torch.get_num_threads(), torch.device(work.model.cfg.device).type == "cuda"
+    names = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    remote = ray.remote(_measured).options(
+        num_cpus=threads, num_gpus=int(gpu), max_retries=_RETRIES, runtime_env={"env_vars": names}
+    )
+    left, running, packed, said = iter(tasks), {}, None, False
+    while True:
+        cpus = int(ray.cluster_resources().get("CPU", 1))
+        most = 2 * max(1, cpus // threads)  # a stream is not read to its end at once
+        for task in islice(left, max(0, most - len(running))):
+            packed = packed or ray.put(_packed(ray, work))
+            # in a list, Ray passes the reference and not the bytes
+            running[remote.remote([packed], task, gpu, surroundings())] = task
+        if not running:
+            return
+        done, _ = ray.wait(list(running), timeout=_LONG)
+        if not done and not said and cpus < threads:
+            said = True
+            note(
+                f"Ray has no room for {threads} CPUs, one for each thread of this process. "
+                "Waiting. 'ray status' shows the nodes; OMP_NUM_THREADS sets the threads."
+            )
+        for one in done:
+            task = running.pop(one)
+            try:
+                tables = ray.get(one)
+            except ray.exceptions.RayError as error:
+                for other in running:  # or Ray prints their tracebacks
+                    ray.cancel(other, force=True)
+                if isinstance(error, ray.exceptions.RayTaskError):
+                    raise error.cause from None
+                raise ValueError(
+                    f"the process of samples {task.start} to {task.stop - 1} died {_RETRIES + 1} "
+                    f"times. Check the memory of the nodes: a smaller batch_size needs less. {error}"
+                ) from None
+            advance(task.stop - task.start)
+            yield task, tables
+
+
+def _packed(ray: Any, work: Work) -> bytes:
+    """Returns the work as bytes; its model is on the CPU and keeps its hooks."""
+    if torch.device(work.model.cfg.device).type != "cpu":
+        work = replace(work, model=deepcopy(work.model).to("cpu"))
+    try:
+        return ray.cloudpickle.dumps(work)
+    except Exception as error:  # an unknown object may raise anything
+        raise ValueError(
+            f"engine='ray' cannot send {work.step.name!r} to other processes: {error}. Remove "
+            "locks, open files and generators from probes, hooks and data, or use engine='local'."
+        ) from error
+
+
+_opened: dict[Any, Work] = {}  # of this worker: one work at a time in memory
+
+
+def _measured(packed: list[Any], task: Task, gpu: bool, wanted: dict[str, Any]) -> Tables:
+    """Measures a chunk in a worker, which opens the work once."""
+    import ray
+
+    here = surroundings()
+    odd = [name for name, value in wanted.items() if here.get(name) != value]
+    if odd:
+        words = ", ".join(f"{name} {here.get(name)} (driver: {wanted[name]})" for name in odd)
+        raise ValueError(
+            f"a worker on {socket.gethostname()} has {words}, so its numbers would differ. Install "
+            "the same versions on every node, start the driver with OMP_NUM_THREADS set to at most "
+            "the number of cores of a node, and leave torch's settings as they are "
+            "(precision='bfloat16' takes the place of torch.autocast)."
+        )
+    if packed[0] not in _opened:
+        _opened.clear()
+        try:
+            work = ray.cloudpickle.loads(ray.get(packed[0]))
+        except ImportError as error:
+            raise ValueError(
+                f"a worker on {socket.gethostname()} cannot load what it should measure: {error}. "
+                "Install the packages that probes and data need on every node."
+            ) from None
+        _opened[packed[0]] = replace(work, model=work.model.to("cuda")) if gpu else work
+    return _opened[packed[0]].measured(task)
+
+
+def surroundings() -> dict[str, str | int]:
+    """Returns everything outside the work that may change the bits of a chunk."""
+    versions = {name: version(name) for name in _PACKAGES}
+    versions |= {"crate_interp": __version__, "Python": platform.python_version()}
+    settings = torch_settings()
+    names = dict.fromkeys(("default dtype", "matmul precision", *settings), "torch's first")
+    return {**versions, "torch threads": torch.get_num_threads(), **names, **settings}
+
+
+ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {"local": local, "ray": on_ray}

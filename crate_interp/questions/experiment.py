@@ -1,0 +1,231 @@
+"""One experiment under every question: a plan of passes over samples, measured chunk by chunk.
+
+A question is a frozen dataclass whose fields are its settings. Its `plan` yields passes, is sent
+their merged tables, and returns the tables of the result. `ask` (asking.py) runs it.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import pandas as pd
+
+from crate_interp.core.run_options import DEFAULTS, RunOptions
+from crate_interp.core.safe_text import plain
+from crate_interp.data import Data, Samples, part
+from crate_interp.data.batch_reading import Found
+from crate_interp.data.picture_contents import Notes, add, noting, table_of
+from crate_interp.data.streams import Row, Stream
+from crate_interp.models.hooked import HookedModel
+from crate_interp.questions.batches import Chunk, Forward, data_of, nobody, run_layers, samples_of
+from crate_interp.questions.chunk_facts import OF_A_CHUNK
+from crate_interp.questions.untrained_twins import SAMPLES
+from crate_interp.results.result import Merge, Result
+
+Tables = dict[str, pd.DataFrame]
+Rules = Mapping[str, Merge]  # name of a table -> how it merges
+Ahead = Callable[[int, int], Found | None]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a network over samples.
+
+    name: once in a plan. measure(chunk): returns the tables of a chunk, even if the chunk has no
+    batches. merge: how each table of two neighbouring chunks merges. made(model): makes the network
+    to measure, such as an untrained copy; None measures the model itself. most: only the samples
+    with a lower number. whole: whether all samples are one chunk, which any shard measures. masks:
+    whether batches have masks. check(tables): refuses what the merged tables of the pass show,
+    before the passes after it begin. intact(tables): tells whether files that a chunk's tables
+    refer to exist. apart: whether the files of chunks stay apart until the end.
+
+    The functions travel to other processes: give functions of modules and partials of them.
+    """
+
+    name: str
+    measure: Callable[[Chunk], Tables]
+    merge: Rules
+    made: Callable[[HookedModel], HookedModel] | None = None
+    most: int | None = None
+    whole: bool = False
+    masks: bool = False
+    blocks: str = "blocks"
+    forward: Forward = run_layers
+    check: Callable[[Tables], object] | None = None
+    intact: Callable[[Tables], bool] | None = None
+    apart: bool = False
+
+    def merged(self, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
+        """Returns the merged tables of two neighbouring chunks; either may lack some tables."""
+        rules = {**self.merge, **OF_A_CHUNK}
+        both = {
+            name: rules[name](mine[name], theirs[name], meta) for name in mine if name in theirs
+        }
+        return {**theirs, **mine, **both}
+
+
+def copies(
+    step: Pass,
+    count: int,
+    name: str,
+    make: Callable[..., HookedModel],
+    samples: Samples | Stream,
+    most: int = SAMPLES,
+) -> list[Pass]:
+    """Returns passes NAME-0, NAME-1, ...: the same measurement of copies of the model.
+
+    make(model, seed): makes a copy. most: copies are measured on the samples with a lower number;
+    there are no passes if the samples begin later.
+    """
+    if samples.start >= most:
+        return []
+    return [
+        replace(step, name=f"{name}-{seed}", made=partial(make, seed=seed), most=most)
+        for seed in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A chunk to measure: the samples from `start` to `stop` - 1. rows: theirs, of a stream."""
+
+    number: int
+    start: int
+    stop: int
+    rows: Sequence[Row] | None = None
+
+
+@dataclass
+class Work:
+    """A pass with everything that a process needs to measure its chunks.
+
+    held: what all chunks of this process share, such as an untrained copy; it is never sent.
+    """
+
+    step: Pass
+    model: HookedModel
+    data: Samples | Stream
+    options: RunOptions = DEFAULTS
+    held: dict[str, Any] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a task brings its rows: the iterator of a stream stays where it is
+        data: Any = replace(self.data, rows=None) if isinstance(self.data, Stream) else self.data
+        return {**vars(self), "held": {}, "data": data}
+
+    def tasks(self) -> Iterator[Task]:
+        """Yields the chunks in order; of a stream, as its rows arrive."""
+        data, size = self.data, self.options.chunk_size
+        if isinstance(data, Stream):
+            for number, (start, rows) in enumerate(data.chunks(size)):
+                yield Task(number, start, start + len(rows), rows)
+            return
+        stop = data.start + data.n
+        stop = stop if self.step.most is None else min(stop, self.step.most)
+        size = max(1, stop - data.start) if self.step.whole else size
+        for number, start in enumerate(range(data.start, stop, size)):
+            yield Task(number, start, min(start + size, stop))
+
+    def samples(self, task: Task) -> Samples:
+        """Returns the samples of a chunk."""
+        if isinstance(self.data, Stream):
+            return self.data.held(task.rows or (), task.start)
+        return part(self.data, task.start, task.stop)
+
+    def network(self) -> HookedModel:
+        """Returns the network to measure; a copy is made when it is first needed."""
+        if "network" not in self.held:
+            self.held["network"] = self.step.made(self.model) if self.step.made else self.model
+        return self.held["network"]
+
+    def measured(
+        self, task: Task, advance: Callable[[int], Any] = lambda n: None, ahead: Ahead = nobody
+    ) -> Tables:
+        """Returns the tables of a chunk: the same bits in whatever process it is measured.
+
+        Samples that were left out have no row in a table. If a chunk has no batch, its empty tables
+        are removed, since they lack columns. ahead: as in `Chunk`.
+        """
+        began, notes, step = time.perf_counter(), Notes(), self.step
+        samples = noting(self.samples(task), notes)
+
+        def taken(start: int, stop: int) -> Found | None:
+            found = ahead(start, stop)
+            add(notes, found.notes if found else {})
+            return found
+
+        chunk = Chunk(
+            self.network(), samples, self.options.batch_size, step.blocks, step.forward,
+            task.number, self.held, advance, step.masks, self.options.skip_bad, ahead=taken,
+        )  # fmt: skip
+        tables = step.measure(chunk)
+        if chunk.bad:
+            tables = _without(tables, samples, chunk.bad)
+        row = {"start": task.start, "stop": task.stop, "seconds": time.perf_counter() - began}
+        more = {"pictures": table_of(notes)} if samples.files else {}
+        if isinstance(self.data, Stream) and samples.groups is not None:
+            numbers = range(task.start, task.stop)
+            more["groups"] = pd.DataFrame({"sample": numbers, "group": samples.groups})
+        return {**tables, "chunk": pd.DataFrame([row]), **more}
+
+
+def _without(tables: Tables, samples: Samples, bad: Mapping[int, str]) -> Tables:
+    """Returns tables without the bad samples, and a table "skipped" that lists these samples."""
+    kept: Tables = {}
+    for name, table in tables.items():
+        rows: Any = table[~table["sample"].isin(list(bad))] if "sample" in table else table
+        if len(rows) or len(bad) < samples.n:
+            kept[name] = rows.reset_index(drop=True) if "sample" in table else table
+    name_of = samples.name_of or (lambda number: "")
+    skipped = [(number, name_of(number), plain(why, 1000)) for number, why in sorted(bad.items())]
+    return kept | {"skipped": pd.DataFrame(skipped, columns=["sample", "name", "why"])}
+
+
+Answer = Tables | Callable[[], Tables]
+Plan = Generator[Pass | Sequence[Pass], Any, Answer]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a model; its fields are the settings that a folder compares.
+
+    result: the class of its result. streams: whether data may have no length, which only a plan of
+    one pass can read. masks, blocks: as in `Pass`.
+    """
+
+    result: ClassVar[type[Result]]
+    streams: ClassVar[bool] = False
+
+    def opened(
+        self, model: HookedModel, data: Data, options: RunOptions
+    ) -> tuple[Self, Samples | Stream]:
+        """Returns the question with what only model and data decide, and the samples.
+
+        Raises ValueError, in one sentence, for what cannot be asked of this model and data.
+        """
+        return self, (data_of if self.streams else samples_of)(model, data, options)
+
+    def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and the result's meta record of the question, as JSON values.
+
+        Fields with repr=False are no settings: `opened` fills them in.
+        """
+        return {"settings": {one.name: getattr(self, one.name) for one in fields(self) if one.repr}}
+
+    def read(self) -> Mapping[str, object]:
+        """Returns what else the numbers depend on, such as functions of the user's, by name."""
+        return {}
+
+    def plan(self, run: Any) -> Plan:
+        """Yields a pass, or passes that do not wait for each other; is sent their merged tables.
+
+        Of a list of passes, a list of merged tables is sent. Returns the tables of the result, or a
+        function that makes them, which is called unless the folder has the result already.
+        """
+        raise NotImplementedError
+
+    def noted(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Returns the meta that the result keeps."""
+        return meta

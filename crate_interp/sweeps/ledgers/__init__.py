@@ -1,1 +1,0 @@
-"""Long measurements on the disk: chunks, their ledger, shards, and the order of merging."""

@@ -1,1 +1,0 @@
-"""The code that all streamed verbs share: a pass over data in chunks, in memory or in a folder."""
