@@ -24,6 +24,7 @@ LEVELS = [
     {"models"},
     {"checkpoints", "data"},
     {"probes"},
+    {"questions"},
     {"sweeps"},
     {"audits", "segmentation", "circuits", "surgeries"},
     {"comparisons", "saes", "training"},

@@ -147,15 +147,15 @@ def _compared(samples: Samples) -> tuple[frozenset[int], frozenset[int]]:
 def _of_copies(found: Mapping[str, Tables], table: str, *keys: str) -> pd.DataFrame:
     """Returns a table of all twins; its column `weights` tells how theirs were made."""
     parts = [
-        stacked([own[table] for name, own in found.items() if name.startswith(stage)], *keys)
-        for stage in WEIGHTS.values()
+        stacked([own[table] for name, own in found.items() if name.startswith(start)], *keys)
+        for start in WEIGHTS.values()
     ]
     made = zip(parts, WEIGHTS, strict=True)
     whole = [part.assign(weights=weights) for part, weights in made if len(part)]
     return pd.concat(whole, ignore_index=True) if whole else parts[0].assign(weights=[])
 
 
-# how the weights of untrained networks were made -> the start of the names of their stages
+# how the weights of untrained networks were made -> the start of the names of their passes
 WEIGHTS = {"drawn": "untrained-", "shuffled": "shuffled-"}
 _OF_A_NETWORK = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
 

@@ -33,7 +33,7 @@ def place() -> Path | None:
 def saved_at(out: Path) -> int | None:
     """Returns when a result, or a chunk of one, was last saved in a folder, or None."""
     try:
-        found = [*out.glob("ledger-*.jsonl"), *out.glob("meta.json")]
+        found = [*out.glob("chunks/*.parquet"), *out.glob("meta.json")]
         return max((path.stat().st_mtime_ns for path in found), default=None)
     except (OSError, ValueError):
         return None

@@ -125,7 +125,7 @@ def _rows(table: pd.DataFrame) -> Iterator[tuple[str, bytes, Stamp]]:
 def check_agree(tables: Iterable[pd.DataFrame]) -> None:
     """Raises ValueError if a file that was read twice in a run held two contents.
 
-    tables: the notes of each stage.
+    tables: the notes of each pass.
     """
     known: dict[str, bytes] = {}
     changed: dict[str, None] = {}

@@ -128,8 +128,8 @@ def _result(question: Question, tables: Answer, run: "Experiment") -> Result:
 class Experiment:
     """One call: the model, the samples, the options, and what the passes so far have found.
 
-    facts: the tables that every chunk has (`OF_A_CHUNK`), merged, of each pass. passed: how many
-    chunks the passes so far have, by which chunks are dealt to shards.
+    facts: the tables that every chunk has (`OF_A_CHUNK`), merged, of each pass. dealt: how many
+    blocks of chunks were dealt to shards in the passes so far. length: of the blocks of this pass.
     """
 
     model: HookedModel
@@ -139,7 +139,8 @@ class Experiment:
     chunks: InMemory
     engine: Engine
     facts: dict[str, Tables] = field(default_factory=dict)
-    passed: int = 0
+    dealt: int = 0
+    length: int = 1
 
     def measured(self, wanted: Pass | Sequence[Pass]) -> Any:
         """Returns the merged tables of a pass, or of each of several.
@@ -209,6 +210,9 @@ class Experiment:
                 elif self._is_mine(step, task.number):
                     yield task
 
+        if not streamed:  # a shard has blocks of neighbours, which merge without the other shards
+            chunks = sum(1 for _ in work.tasks())
+            self.length = max(1, 1 << (chunks // (4 * self.chunks.shard.total)).bit_length() >> 1)
         todo = None if streamed else sum(task.stop - task.start for task in left())
         bar = tqdm(
             total=todo, desc=label, unit=self.model.unit.removesuffix("s"),
@@ -226,13 +230,13 @@ class Experiment:
         if is_dry():
             return sum(block.count for block in self.chunks.blocks[step.name].values())
         self.chunks.ended(step, total)
-        self.passed += total
+        self.dealt += -(-total // self.length)
         return total
 
     def _is_mine(self, step: Pass, number: int) -> bool:
         # the process in charge of the one chunk of a `whole` pass may have ended
         place, total = self.chunks.shard
-        return step.whole or (self.passed + number) % total == place
+        return step.whole or (self.dealt + number // self.length) % total == place
 
     def _check_stream(self, task: Task, block: Block) -> None:
         """Raises ValueError if a stream does not hold the samples that were measured before."""

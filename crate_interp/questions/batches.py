@@ -35,7 +35,7 @@ _DTYPES = {"bfloat16": torch.bfloat16}
 class Batch:
     """Contiguous samples on the model's device; `start` is the number of the first sample.
 
-    masks: the samples' masks, on the CPU, if the stage reads masks.
+    masks: the samples' masks, on the CPU, if the pass reads masks.
     """
 
     inputs: Tensor
@@ -91,7 +91,7 @@ class Chunk:
     """Samples that are measured as one unit, in batches that depend only on these samples.
 
     number: the chunk's number, from 0, in the order of the data. once: values computed once for all
-    chunks of a stage, by name. advance(n) reports that n more samples are done. masks: whether
+    chunks of a pass, by name. advance(n) reports that n more samples are done. masks: whether
     batches have masks. skip_bad: whether samples that cannot be decoded are left out. bad: sample
     number -> why the sample cannot be decoded, for each sample that `batches` left out.
     ahead(start, stop): returns the samples from `start` to `stop` - 1, with their masks, if a

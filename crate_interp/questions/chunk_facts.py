@@ -18,7 +18,7 @@ def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) ->
     return pd.DataFrame([row | {"seconds": both["seconds"].sum()}])
 
 
-# The tables that every stage has. chunk: the samples of a chunk, and the seconds that it took.
+# The tables that every chunk has. chunk: the samples of a chunk, and the seconds that it took.
 # counts: sums for the meta. skipped: samples that could not be decoded. pictures: what the files of
 # samples held when they were read. groups: the groups of the samples of a stream.
 OF_A_CHUNK: dict[str, Merge] = {
@@ -32,7 +32,7 @@ def with_facts(
 ) -> tuple[Tables, dict[str, Any]]:
     """Returns the tables that a result stores, and the meta with samples, counts and seconds added.
 
-    others: the tables of other stages of the same job; the seconds of these stages are included.
+    others: the tables of the other passes; their seconds are included.
     Raises ValueError if no sample could be decoded.
     """
     own = {name: table for name, table in tables.items() if name not in OF_A_CHUNK}

@@ -13,17 +13,17 @@ from crate_interp.core.progress import note
 from crate_interp.questions.experiment import Tables, Task, Work
 
 _LONG = 60.0  # seconds from which a run says what is left of it
-# the seconds that each stage would take, in a dry run
+# the seconds that each pass would take, in a dry run
 _dry: ContextVar[list[float] | None] = ContextVar("dry run", default=None)
 
 
 class Forecasted(Exception):
-    """Raised in a dry run when one chunk of each stage has been measured."""
+    """Raised in a dry run when one chunk of each pass has been measured."""
 
 
 @contextmanager
 def dry_run() -> Iterator[None]:
-    """Makes a measurement stop after the first chunk of each stage, while it is open."""
+    """Makes a measurement stop after the first chunk of each pass, while it is open."""
     token = _dry.set([])
     try:
         yield
@@ -39,9 +39,9 @@ def is_dry() -> bool:
 
 
 def stop_dry(kind: str, also: str = "") -> None:
-    """Says what all stages of a dry run take together, and raises Forecasted.
+    """Says what all passes of a dry run take together, and raises Forecasted.
 
-    also: the name of a stage that was not measured, if there is one.
+    also: the name of a pass that was not measured, if there is one.
     """
     words = f"{kind.replace('_', ' ')}: about {_short(sum(_dry.get() or ()))} in all"
     note(f"{words}{f', and the time of {also!r}' if also else ''}. Nothing was written.")
@@ -53,8 +53,8 @@ def timed(
 ) -> Iterator[tuple[Task, Tables]]:
     """Yields what an engine yields; after the first chunk says what is left, if that is long.
 
-    todo: how many samples are left of the stage, or None for a stream. keeps: whether a folder
-    keeps finished chunks. In a dry run, says what the stage takes and stops after this chunk.
+    todo: how many samples are left of the pass, or None for a stream. keeps: whether a folder
+    keeps finished chunks. In a dry run, says what the pass takes and stops after this chunk.
     """
     begin, busy = time.perf_counter(), _load()
     first = work.options.progress and work.options.engine == "local"  # Ray's first is one of many

@@ -206,7 +206,7 @@ def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
     patch_size = chunk.model.cfg.patch_size
     parts: dict[str, list[Tensor]] = {}
     for batch in chunk.batches():
-        assert batch.masks is not None  # the stage has masks
+        assert batch.masks is not None  # the pass has masks
         parts.setdefault("sample", []).append(torch.arange(batch.start, batch.last + 1))
         targets = Targets(batch.masks, patch_size)
         maps = input_maps(batch.inputs.cpu().double(), patch_size)

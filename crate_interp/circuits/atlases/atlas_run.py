@@ -32,7 +32,7 @@ from crate_interp.sweeps.atom_statistics import AtomResult, Atoms
 
 _KEYS = ["layer", "atom"]
 _LEAST = 8  # samples of which half may be used for exact effects
-_FEW = ("logits", "ablations", "directions", "images", "contexts")  # tables of the last stage
+_FEW = ("logits", "ablations", "directions", "images", "contexts")  # tables of the last pass
 _SHOWN = ["layer", "atom", "firing_rate", "first_order", "ablation", "raises", "lowers", "nearest"]
 
 
@@ -293,7 +293,7 @@ def _of_few(
     effects: pd.DataFrame,
     skipped: Sequence[int],
 ) -> Tables:
-    """Returns the last stage's tables: those of `ablate` samples, of weights and of excerpts."""
+    """Returns the last pass's tables: those of `ablate` samples, of weights and of excerpts."""
     model, samples, left_out = chunk.model, chunk.samples, set(skipped)
     there = [n for n in range(samples.start, samples.start + samples.n) if n not in left_out]
     # a quarter of the samples costs less than all else together; 8 are needed for an interval
