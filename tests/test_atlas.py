@@ -49,14 +49,8 @@ def test_statistics_and_neighbours_against_a_slow_form(name):
 
 
 @pytest.mark.slow
-def test_in_batches_and_merged(tmp_path):
+def test_effects_of_halves_merge(tmp_path):
     model, data = ready("crate")
-    found = ci.atlas(model, data, ablate=2, progress=False)
-    again = ci.atlas(model, data, ablate=2, batch_size=2, progress=False)
-    np.testing.assert_allclose(found.table()["max"], again.table()["max"], rtol=1e-6)
-    np.testing.assert_allclose(
-        found.table()["first_order"], again.table()["first_order"], rtol=1e-4, atol=1e-7
-    )
     data = torch.cat([data, data.flip(-1)])
     samples = open_data(data, model.preprocess)
     halves = [

@@ -286,19 +286,6 @@ def test_nothing_is_recovered_where_ablation_costs_nothing():
     assert recovered(clean + 1 + 0.1 * noise, clean, clean)[0] == 1
 
 
-def test_it_is_saved_loaded_and_does_not_merge(vision, tmp_path):
-    model, data = vision
-    result = ci.saes.evaluate(model, data, {POINT: random_sae()}, **QUIET)
-    again = ci.saes.SaeResult.load(result.save(tmp_path / "run"))
-    for name, table in result.tables.items():
-        assert table.equals(again.table(name)), name
-    words = result.headline()
-    assert words.startswith("On 6 images, with the divergence from the model's own answers: the a")
-    assert "of 20 features active per token (" in words and "may be too narrow" in repr(result)
-    with pytest.raises(ValueError, match="does not merge: evaluate on all data at once"):
-        result.merge(result)
-
-
 def test_wrong_arguments(vision, text, unchecked):
     model, data = vision
     lm, tokens = text

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import re
 
 import numpy as np
@@ -17,26 +16,6 @@ from crate_interp.measures import mass_mask
 from crate_interp.segmentation.result import merged_examples
 from crate_interp.viz.pages.page import outline
 from segments import GRID, dataset, model
-
-
-@pytest.mark.slow
-def test_batches_do_not_matter_and_a_second_run_is_the_same(tmp_path):
-    net, data = model(), dataset(6, binary=False)
-    folders = []
-    for name, batch_size in (("one", 2), ("two", 2), ("three", 5)):
-        result = ci.segment(net, data, batch_size=batch_size, progress=False)
-        ci.viz.segment_page(result, tmp_path / name)
-        folders.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert folders[0] == folders[1]
-    tables = {f"{table}.parquet" for table in result.tables}
-    assert set(folders[0]) == {"segment.html", "meta.json", *tables}
-    meta = json.loads(folders[0]["meta.json"])
-    assert meta["probes"]["segmentation"]["settings"]["mass"] == 0.6
-    columns = result.cells()[0][1:]
-    assert {"best head for each image", "fixed head"} < set(columns)
-    assert all(f"{name}: " in result.legend() for name in columns[:2])
-    table = ci.segment(net, data, batch_size=2, progress=False).table()
-    np.testing.assert_allclose(table["value"], result.table()["value"], rtol=1e-6)
 
 
 def test_scores_of_every_head_are_kept_and_saved(tmp_path):

@@ -1,7 +1,6 @@
 """Surgery: slopes against differences, tables by hand, controls, and what is refused."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -164,17 +163,11 @@ def test_a_step_towards_the_answers_is_found():
         assert (result.table("mixes").query("layer == -1").iloc[0]["loss_high"] < 0) == found
 
 
-def test_batches_do_not_matter_and_seeds_do(images):
-    model, options = make().double(), dict(labels=[3, 7], mixes=(), replacements=["plus", 2])
-    one, two = (
-        ci.surgery(model, images.double(), batch_size=size, progress=False, **options)
-        for size in (1, 2)
-    )
-    for name, table in one.tables.items():
-        pd.testing.assert_frame_equal(table, two.table(name), rtol=1e-9, atol=1e-12)
-    other = ci.surgery(model, images.double(), seed=1, **options, **QUIET)
-    assert other.table("samples").equals(two.table("samples"))
-    assert not other.table("random").equals(two.table("random"))
+def test_another_seed_turns_the_random_steps_alone(images):
+    options = dict(labels=[3, 7], mixes=(), replacements=["plus", 2], **QUIET)
+    one, other = (ci.surgery(make(), images, seed=seed, **options) for seed in (0, 1))
+    assert other.table("samples").equals(one.table("samples"))
+    assert not other.table("random").equals(one.table("random"))
     assert len(one.table("mixes")) == 0 and "1 " not in one.headline()[:3]
 
 
