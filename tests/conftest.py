@@ -98,6 +98,19 @@ def make_lm(name: str = "crate-lm", seed: int = 0, **over) -> "ci.HookedCrateLM"
     return lm.eval()
 
 
+def refuses(words, call, error=ValueError) -> str:
+    """Asserts that a call raises an error of one line with these words, and returns it."""
+    with pytest.raises(error, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def fails(words, *args, **kwargs) -> str:
+    """Asserts that `ci.load` refuses what it is given, in one line, and returns the line."""
+    return refuses(words, lambda: ci.load(*args, **kwargs), ci.CheckpointError)
+
+
 def without_digests(folder: Path) -> Path:
     """Takes the digests out of a saved model's config, so that its files may be damaged."""
     config = json.loads((folder / "config.json").read_text())

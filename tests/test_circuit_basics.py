@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import FIXTURES, HEADS, LAYERS, make, make_lm
+from conftest import FIXTURES, HEADS, LAYERS, make, make_lm, refuses
 
 TOKENS = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(3))
 
@@ -21,11 +21,6 @@ def clip():
 @pytest.fixture
 def pictures():
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(4))
-
-
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match):
-        call()
 
 
 @pytest.mark.parametrize("name", ["crate-lm", "gpt-baseline"])

@@ -12,7 +12,7 @@ import torch
 
 import crate_interp as ci
 from answering import TEXT, VISION, ready
-from conftest import D_MODEL, HEADS, LAYERS, make
+from conftest import D_MODEL, HEADS, LAYERS, make, refuses
 from crate_interp.circuits import (
     Circuit,
     Edge,
@@ -307,8 +307,7 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
         json.dumps({"format": "crate_interp circuit 1", "edges": [[1, 2]]}),
     ):
         (tmp_path / "bad.json").write_text(bad)
-        with pytest.raises(ValueError, match="holds no circuit"):
-            Circuit.load(tmp_path / "bad.json")
+        refuses("holds no circuit", lambda: Circuit.load(tmp_path / "bad.json"))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -368,5 +367,4 @@ def test_what_does_not_fit_is_said():
         "batch, channels": lambda: patch(model, tokens, cache, metric),
         "the clean run has 13 tokens": lambda: patch(lm, tokens, cache, metric),
     }.items():
-        with pytest.raises(ValueError, match=words):
-            call()
+        refuses(words, call)

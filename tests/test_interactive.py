@@ -13,7 +13,7 @@ import crate_interp as ci
 from browser import driven, looked_over  # noqa: F401
 from browser import opened as shown_in
 from chromium import opened, require
-from conftest import BATCH, HEADS, LAYERS, make, make_lm
+from conftest import BATCH, HEADS, LAYERS, make, make_lm, refuses
 from crate_interp.viz.pages.cache_views import tokens_of
 
 TEXT = "In the beginning was the Word"
@@ -236,8 +236,7 @@ def test_what_does_not_fit_is_said(cache, model, images):
     view, lens = ci.viz, ci.circuits.logit_lens
     single = model.run_with_cache(images[:1], remove_batch_dim=True)[1]
     nothing = model.run_with_cache(images * torch.nan)[1]
-    with pytest.raises(KeyError, match="the cache lacks"):
-        view.attention(few, 0)
+    refuses("the cache lacks", lambda: view.attention(few, 0), KeyError)
     for words, call in (
         ("layer=9: the model has layers", lambda: view.attention(cache, 9)),
         (f"sample=7: .* 0 to {BATCH - 1}", lambda: view.attention(cache, 0, sample=7)),
@@ -255,8 +254,7 @@ def test_what_does_not_fit_is_said(cache, model, images):
         ("no batch axis", lambda: lens(single)),
         ("sample=-1", lambda: lens(cache, sample=-1)),
     ):
-        with pytest.raises(ValueError, match=words):
-            call()
+        refuses(words, call)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from conftest import D_MODEL, FIXTURES, HEADS, LAYERS, make_lm
+from conftest import D_MODEL, FIXTURES, HEADS, LAYERS, make_lm, refuses
 from crate_interp.models.layers.context import causal_mask, rotary_table, rotate, window_sizes
 
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
@@ -28,12 +28,6 @@ def ids(batch=2, pos=11, seed=3):
 @pytest.fixture(scope="module")
 def chat():
     return ci.load(FIXTURES / "nanochat_crate_alpha")
-
-
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match) as caught:
-        call()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_token_sees_only_those_before(lm):

@@ -8,17 +8,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import crate_interp as ci
-from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, make
+from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, fails, make
 from reference import _ista, _mssa, forward, published_layout
 
 GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
-
-
-def fails(match, *args, **kwargs):
-    with pytest.raises(ci.CheckpointError, match=match) as caught:
-        ci.load(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def given(model):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import BATCH, FIXTURES, LAYERS, leftover_hooks, make
+from conftest import BATCH, FIXTURES, LAYERS, leftover_hooks, make, refuses
 
 
 @pytest.fixture
@@ -20,11 +20,6 @@ def one_number(measure, points=("hook_resid_mid",), **over):
         | over
     )
     return ci.Probe(**fields)
-
-
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match):
-        call()
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -142,6 +137,5 @@ def test_check_finds_nan_and_inf_and_the_default_does_not_look(model, images):
         (lambda: model.run_with_cache(bad, check=True), 1),
         (lambda: model(stream, start_at_layer=2, check=True), 0),
     ):
-        with pytest.raises(ValueError, match=f"in 1 of {BATCH} samples, first in sample {first}"):
-            run()
+        refuses(f"in 1 of {BATCH} samples, first in sample {first}", run)
     assert model.to("meta")(images.to("meta"), check=True).shape == wanted.shape  # holds no values

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import fails, make, make_lm
 from neighbours import ids, make_clip, make_mae, pictures
 from selection import few
 
@@ -48,12 +48,6 @@ def same(got, model):
     assert set(got.state_dict()) == set(model.state_dict()) and got.cfg == model.cfg
     for name, value in model.state_dict().items():
         assert torch.equal(got.state_dict()[name], value), name
-
-
-def fails(match, *args, **given):
-    with pytest.raises(ci.CheckpointError, match=match) as caught:
-        ci.load(*args, **given)
-    assert "\n" not in str(caught.value)
 
 
 # --- forward ---

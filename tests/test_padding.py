@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import FIXTURES, make_lm
+from conftest import FIXTURES, make_lm, refuses
 from crate_interp.models.text.padding import padded
 
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
@@ -24,12 +24,6 @@ def lm(request):
 def texts(seed=3):
     draw = torch.Generator().manual_seed(seed)
     return [torch.randint(VOCAB, (length,), generator=draw).tolist() for length in LENGTHS]
-
-
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match) as caught:
-        call()
-    assert "\n" not in str(caught.value)
 
 
 def real_of(row, real, value):

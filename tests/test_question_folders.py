@@ -15,7 +15,7 @@ from datasets import Dataset, Features, Image
 from PIL import Image as Pillow
 
 import crate_interp as ci
-from conftest import make
+from conftest import make, refuses
 from crate_interp.circuits import composition, concentration
 from crate_interp.data import open_data
 from crate_interp.models.sae import SAEConfig
@@ -106,8 +106,7 @@ def test_what_is_measured_when_the_work_dies_is_not_measured_again(vision, kind,
     assert chunks == len(set(counted.done)) >= 4
     counted.done.clear()
     counted.stop = chunks // 2 + 1  # in a second stage, if there is one
-    with pytest.raises(OSError, match="the machine is gone"):
-        measure(out=tmp_path, **options)
+    refuses("the machine is gone", lambda: measure(out=tmp_path, **options), OSError)
     counted.stop = None
     with pytest.raises(ValueError, match="holds a run with other settings") as error:
         measure(out=tmp_path, **options | changed)
@@ -149,8 +148,6 @@ def test_twins_are_made_only_where_they_are_measured(vision, kind, tmp_path, mon
 
 
 def test_composition_of_weights_takes_no_folder(tmp_path):
-    with pytest.raises(ValueError, match="out is for through=.data."):
-        composition(make(), out=tmp_path)
-    with pytest.raises(ValueError, match="needs a folder that all shards share"):
-        composition(make(), shard="0/2")
+    refuses("out is for through=.data.", lambda: composition(make(), out=tmp_path))
+    refuses("needs a folder that all shards share", lambda: composition(make(), shard="0/2"))
     assert not list(tmp_path.iterdir())

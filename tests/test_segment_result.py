@@ -12,6 +12,7 @@ from PIL import Image as Pillow
 
 import crate_interp as ci
 from browser import driven, looked_over, opened  # noqa: F401
+from conftest import refuses
 from crate_interp.measures import mass_mask
 from crate_interp.segmentation.result import merged_examples
 from crate_interp.viz.pages.page import outline
@@ -80,14 +81,12 @@ def test_what_cannot_be_judged_is_refused_before_work_starts():
             net, dataset(5, empty=range(5)), **QUIET
         ),
     }.items():
-        with pytest.raises(ValueError, match=words):
-            call()
+        refuses(words, call)
 
 
 def test_a_query_that_is_not_there_and_a_cache_without_masks_are_refused():
     net, data = model(), dataset()
-    with pytest.raises(ValueError, match="query=7: there are 7 tokens"):
-        ci.segment(net, data, query=7, progress=False)
+    refuses("query=7: there are 7 tokens", lambda: ci.segment(net, data, query=7, progress=False))
     with pytest.raises(ValueError, match="has none. Use ci.sweep on data with masks"):
         ci.probe(net.run_with_cache(net.preprocess(data["image"]))[1], "segmentation")
 

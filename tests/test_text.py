@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import crate_interp as ci
-from conftest import FIXTURES, make_lm
+from conftest import FIXTURES, make_lm, refuses
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 from crate_interp.sweeps.runs.untrained_twins import twin
 
@@ -20,12 +20,6 @@ CHAT = FIXTURES / "nanochat_crate_alpha"
 @pytest.fixture(scope="module")
 def chat():
     return ci.load(CHAT)
-
-
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match) as caught:
-        call()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_is_there_from_the_start():

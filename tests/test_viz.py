@@ -16,7 +16,7 @@ from scipy import stats
 
 import crate_interp as ci
 from command import python
-from conftest import BATCH, HEADS, LAYERS, make
+from conftest import BATCH, HEADS, LAYERS, make, refuses
 from crate_interp.results.result import as_text
 from crate_interp.sweeps.layer_curves import summary
 from crate_interp.viz.figures.canvas import ink_on
@@ -289,8 +289,7 @@ def test_what_cannot_be_drawn_is_refused(result):
             result, "sparsity.l1", ax=Figure()
         ),
     }.items():
-        with pytest.raises(ValueError, match=words):
-            call()
+        refuses(words, call)
 
 
 def test_unknown_statistics(result):
@@ -327,8 +326,7 @@ def test_attention_on_image(model, images):
     assert f"max {expected.max():.2g}\nCLS {itself:.2g}" == panel.get_xlabel()
     with pytest.raises(ValueError, match="layer=3: the model has layers 0 to 2"):
         ci.viz.attention_on_image(cache, 3, images)
-    with pytest.raises(ValueError, match="does not belong to images"):
-        ci.viz.attention_on_image(cache, 0, images[:1])
+    refuses("does not belong to images", lambda: ci.viz.attention_on_image(cache, 0, images[:1]))
     _, cache = model.run_with_cache(images, names_filter="hook_embed")
     with pytest.raises(KeyError, match="the cache lacks 'blocks.0.attn.hook_pattern'"):
         ci.viz.attention_on_image(cache, 0, images)
@@ -372,8 +370,7 @@ def test_drawing_loads_when_something_is_drawn_and_pyplot_never():
 def test_the_text_of_a_page_is_escaped_before_it_is_raised():
     page = render("base.html", title="<b>x</b> & Z^{l+1/2}, R^c")
     assert "<h1>&lt;b&gt;x&lt;/b&gt; &amp; Z<sup>l+1/2</sup>, R<sup>c</sup></h1>" in page
-    with pytest.raises(UndefinedError, match="'title' is undefined"):
-        render("base.html")
+    refuses("'title' is undefined", lambda: render("base.html"), UndefinedError)
 
 
 def test_letters_below_are_set_in_formulas_and_stay_in_names():
