@@ -299,8 +299,7 @@ def test_what_is_no_class_is_refused(wrong):
     model, images = ready("crate-alpha")
     cache = model.run_with_cache(images)[1]
     stack = cache.decompose_resid(pos_slice=0)
-    with pytest.raises(ValueError, match="tokens=.*: give a number from 0 to"):
-        cache.logit_attrs(stack, wrong, pos_slice=0)
+    refuses("tokens=.*: give a number from 0", lambda: cache.logit_attrs(stack, wrong, pos_slice=0))
     refuses("target=.*: give a number from 0 to", lambda: logit_attribution(cache, wrong))
     with pytest.raises(ValueError, match=r"shape \[2\], but incorrect_tokens have shape \[\]"):
         cache.logit_attrs(stack, [3, 4], 1, pos_slice=0)

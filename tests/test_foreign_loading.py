@@ -201,8 +201,7 @@ def test_a_class_of_its_own_is_refused_and_no_head_is_dropped(tmp_path):
             ci.bridge.load(folder)
     for named in (["ViTModel"], [], None):  # the class without a head
         rewritten(folder, named)
-        with pytest.raises(ci.CheckpointError, match=r"ViTModel does not read these keys .*'class"):
-            ci.bridge.load(folder)
+        refuses(r"ViTModel does not read these", lambda: ci.bridge.load(folder), ci.CheckpointError)
 
 
 def test_a_distilled_classifier_is_refused(tmp_path):
@@ -286,8 +285,7 @@ def test_a_setting_that_is_known_gives_the_numbers_of_transformers(case, tmp_pat
 def test_a_setting_that_the_adapter_ignores_is_refused(tmp_path):
     net = with_setting("gpt2", scale_attn_weights=False)
     net.save_pretrained(tmp_path)
-    with pytest.raises(ci.CheckpointError, match="another function.*: layer 0 is the first"):
-        ci.bridge.load(tmp_path)
+    refuses("another function.*: layer 0 is", lambda: ci.bridge.load(tmp_path), ci.CheckpointError)
     refuses("another function.*: layer 0 is the first", lambda: ci.from_bridge(build(net)))
 
 

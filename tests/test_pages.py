@@ -21,6 +21,7 @@ def report(driven, tmp_path_factory):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def pages(report):
+    assert 'href="audit/audit.html"' in report.read_text()
     return report, report.parent / "audit" / "audit.html"
 
 

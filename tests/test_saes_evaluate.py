@@ -309,9 +309,7 @@ def test_wrong_arguments(vision, text, unchecked):
     refused("give no labels", lm, tokens, sae, labels=[1] * N)
     refused("windows have one token", lm, tokens[:, :1], sae)
     ones = torch.ones(N, 11)
-    refused(
-        "attention_mask has .*: give a tensor of 1 and 0", model, data, sae, attention_mask=ones
-    )
+    refused("attention_mask has .*: give a tensor of 1 and", model, data, sae, attention_mask=ones)
     refused(r"has .*\[3, 11\].*\[6, 11\]", lm, tokens, sae, attention_mask=ones[:3])
     refused("padding only after them", lm, tokens, sae, attention_mask=ones.cumsum(1) > 3)
     short = torch.ones(N, 11).tril(0)

@@ -150,18 +150,13 @@ def test_what_is_refused(net, stored, tmp_path):
     with pytest.raises(ValueError, match="dtype"):
         ci.store(net, DATA, points=LAST, out=tmp_path / "x", dtype=torch.bfloat16, **QUIET)
     assert not (tmp_path / "x").exists()
-    with pytest.raises(
-        ValueError, match="does not hold a saved ActivationStore: there is no such folder"
-    ):
-        ci.open_store(tmp_path / "x")
+    refuses("does not hold a saved ActivationStore: there", lambda: ci.open_store(tmp_path / "x"))
     ci.sweep(net, DATA, probes="sparsity", controls=0, progress=False).save(tmp_path / "r")
     refuses("holds a result of kind 'sweep'", lambda: ci.open_store(tmp_path / "r"))
-    with pytest.raises(ValueError, match="the store is of .* Give the model with which the store"):
-        ci.sweep(make(seed=1), stored, **QUIET)
+    refuses("the store is of .* Give the model", lambda: ci.sweep(make(seed=1), stored, **QUIET))
     refuses("a part of a store", lambda: ci.sweep(net, stored.select(range(4)), **QUIET))
     refuses("a part of a store", lambda: ci.sweep(net, stored.shuffle(seed=0), **QUIET))
-    with pytest.raises(ValueError, match="a store of activations, which only ci.sweep"):
-        ci.audit(net, stored, progress=False)
+    refuses("a store of activations, which only", lambda: ci.audit(net, stored, progress=False))
     with pytest.raises(ValueError, match="Leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)
     assert facts_of(datasets.Dataset.from_dict({"a": [1]})) is None and facts_of(DATA) is None
@@ -171,9 +166,7 @@ def test_points_that_a_probe_lacks(net, tmp_path):
     few = ci.store(net, DATA[:3], points=[f"blocks.{layer}.mlp.hook_post" for layer in range(3)],
                    out=tmp_path, **QUIET)  # fmt: skip
     assert list(ci.sweep(net, few, **QUIET).meta["probes"]) == ["sparsity"]  # what it can measure
-    with pytest.raises(
-        KeyError, match="lacks 7 hook points that are needed: blocks.0.hook_resid_pre"
-    ):
+    with pytest.raises(KeyError, match="lacks 7 hook points that are needed"):
         ci.sweep(net, few, probes="compression", **QUIET)
 
 

@@ -137,9 +137,7 @@ def test_to_tokens(chat):
         cut = chat.to_tokens("the" * 60)
     whole = chat.to_tokens("the" * 60, truncate=False)
     assert cut.shape == (1, n_ctx) and torch.equal(whole[:, :n_ctx], cut) and whole.shape[1] == 61
-    refuses(
-        "padding_side='middle': give 'left' or 'right'", lambda: chat.to_tokens("a", None, "middle")
-    )
+    refuses("padding_side='middle': give 'left' or", lambda: chat.to_tokens("a", None, "middle"))
     assert chat.tokenizer_prepends_bos is False
 
 

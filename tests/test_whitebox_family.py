@@ -25,7 +25,7 @@ MEMBERS = {
 
 
 def member(name, **over):
-    model = make(name.split()[0], **{**MEMBERS[name], **over})
+    model = make(name.split()[0], **{**MEMBERS.get(name, {}), **over})
     size = model.cfg.image_size
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(3))
     return model, images
@@ -34,17 +34,6 @@ def member(name, **over):
 @pytest.fixture(params=MEMBERS)
 def one(request):
     return member(request.param)
-
-
-def test_caching_everything_changes_no_bit(one):
-    model, images = one
-    with torch.no_grad():
-        out = model(images)
-        cached, cache = model.run_with_cache(images)
-        assert torch.equal(out, cached)
-        stop = model(images, stop_at_layer=1)
-        assert torch.equal(model(stop, start_at_layer=1), out)
-    assert set(cache) == set(model.matching_points(None))
 
 
 def test_hooked_contributions_add_up_to_the_stream(one):
