@@ -161,13 +161,3 @@ def test_the_command_compares_models_steps_and_saved_sweeps(tmp_path):
     fails("names no network", "compare", " , ", "x", "--out", tmp_path / "four")
     fails("models are compared on data", "compare", *names, "--out", tmp_path / "five")
     fails("which would be lost", "compare", *names, "--out", saved[0])
-
-
-@pytest.mark.slow
-def test_the_page_of_a_comparison_fits_both_widths_and_schemes(driven, single, groups, tmp_path):  # noqa: F811
-    for name, result in (("single", single), ("groups", groups)):
-        page = ci.viz.compare_page(result, tmp_path / name)
-        assert looked_over(driven, page) == []
-        with opened(driven, page, 390, "dark") as shown:
-            shown.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-            assert overflow(shown.page) == [] and low_contrast(shown.page) == []

@@ -265,11 +265,7 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
         ((model, pictures), {}, "needs the true class of each image: labels are missing"),
         ((model, dataclasses.replace(images, labels=[99] * N)), {}, "the label 99 of sample 0 is"),
         ((model, dataclasses.replace(images, labels=[None] * N)), {}, "labels are missing"),
-        (
-            (make(labels=None), folders),
-            {},
-            r"load the model with labels=.*, 11 class names in the order",
-        ),
+        ((make(labels=None), folders), {}, r"load the model with labels=.*, 11 class names in the"),
         ((model, images), {"how": "median"}, "how='median' is none of mean, zero"),
         ((model, images), {"metric": "los"}, "Did you mean loss"),
         ((model, images), {"limit": 0}, "limit=0"),

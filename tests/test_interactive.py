@@ -281,7 +281,7 @@ def test_a_browser_draws_the_views_and_asks_for_nothing(tmp_path):
 
 @pytest.fixture(scope="module")
 def views():
-    """A page of each kind, of a small image model and of a text."""
+    """The page of attention of an image and of a text, and the pattern that it shows."""
     model, lm = make(), ci.load("crate-tiny-lm")
     images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(0))
     _, cache = model.run_with_cache(images)
@@ -289,16 +289,7 @@ def views():
     return {
         "image": (ci.viz.attention(cache, 1), cache["pattern", 1][0]),
         "text": (ci.viz.attention(texts, 2), texts["pattern", 2][0]),
-        "heads": (ci.viz.head_grid(cache, images), None),
-        "top": (ci.viz.top_tokens(texts, range(5)), None),
     }
-
-
-@pytest.mark.slow
-def test_the_views_fit_both_widths_and_schemes(driven, views, tmp_path):  # noqa: F811
-    for name, (page, _) in views.items():
-        wrong = looked_over(driven, page.save(tmp_path / f"{name}.html"))
-        assert not [words for words in wrong if "GPU stall" not in words], name  # WebGL's
 
 
 @pytest.mark.slow

@@ -9,16 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from conftest import D_MODEL, FIXTURES, HEADS, LAYERS, make_lm, refuses
+from conftest import D_MODEL, FIXTURES, HEADS, LAYERS, LMS, make_lm, refuses
 from crate_interp.models.layers.context import causal_mask, rotary_table, rotate, window_sizes
 
-FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 VOCAB, N_CTX = 47, 13
-
-
-@pytest.fixture(params=FAMILIES)
-def lm(request):
-    return make_lm(request.param)
 
 
 def ids(batch=2, pos=11, seed=3):
@@ -91,7 +85,7 @@ def test_stop_and_start(lm):
 
 @pytest.mark.slow
 @given(
-    st.sampled_from(FAMILIES),
+    st.sampled_from(LMS),
     st.lists(st.integers(1, 4), min_size=2, max_size=4),
     st.integers(0, 99),
 )
@@ -241,7 +235,7 @@ def test_rotations():
 
 
 def test_initialisation_and_configs():
-    for name in FAMILIES:
+    for name in LMS:
         lm = make_lm(name)
         assert ci.CrateConfig.from_dict(lm.cfg.to_dict()) == lm.cfg
         assert (

@@ -109,6 +109,9 @@ def test_points_are_chosen_by_names_functions_and_regular_expressions(model, ima
     assert torch.equal(found, by_hand) and not torch.equal(found, model(images))
     with pytest.raises(KeyError, match="matches none of"):
         model.run_with_cache(images, names_filter=re.compile("hook_y"))
+    for names, words in ([], "names_filter is empty"), ("hook_embeds", "Did you mean hook_embed"):
+        with pytest.raises(KeyError, match=words):
+            model.run_with_cache(images, names_filter=names)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -5,7 +5,18 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm, refuses
+from conftest import (
+    BATCH,
+    D_HEAD,
+    D_MODEL,
+    HEADS,
+    LAYERS,
+    LMS,
+    leftover_hooks,
+    make,
+    make_lm,
+    refuses,
+)
 from reference import forward, published_layout
 from test_whitebox_family import MEMBERS, member
 
@@ -118,12 +129,9 @@ def test_official_initialisation():
     assert model.pos_embed.std().item() == pytest.approx(1, rel=0.1)
 
 
-EVERY = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
-
-
-@pytest.mark.parametrize("name", [*EVERY, *MEMBERS])
+@pytest.mark.parametrize("name", ["crate", "crate-alpha", *LMS, *MEMBERS])
 def test_hooks_that_only_look_change_no_bit(name):
-    if name in EVERY[2:]:
+    if name in LMS:
         model = make_lm(name)
         inputs = torch.randint(47, (2, 7), generator=torch.Generator().manual_seed(3))
     else:

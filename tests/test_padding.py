@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import FIXTURES, make_lm, refuses
+from conftest import FIXTURES, LMS, make_lm, refuses
 from crate_interp.models.text.padding import padded
 
-FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:3]]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LMS[1:3]]
 VOCAB, N_CTX = 47, 13
 LENGTHS = (6, 2, 4)
 # a row alone and in a batch go through other shapes of the same products
@@ -31,7 +30,7 @@ def real_of(row, real, value):
     return value[row][real[row]]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", LMS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_row_is_the_text_alone(name, side):
     lm, rows = make_lm(name).double(), texts()

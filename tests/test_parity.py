@@ -8,19 +8,13 @@ import torch
 from transformer_lens import SVDInterpreter
 from transformer_lens.model_bridge.get_params_util import get_bridge_params
 
-from conftest import BATCH, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm, refuses
+from conftest import BATCH, D_MODEL, HEADS, LAYERS, LMS, leftover_hooks, make, make_lm, refuses
 from crate_interp.models.compat.hook_aliases import IN_BLOCK, IN_MODEL, aliases_of
 from crate_interp.models.compat.unsupported_methods import ASSIGNED, REFUSALS, RefusedError
 from crate_interp.models.hook_points import GATED
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
 TOKENS = torch.randint(47, (BATCH, 7), generator=torch.Generator().manual_seed(3))
-FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
-
-
-@pytest.fixture(params=FAMILIES)
-def lm(request):
-    return make_lm(request.param)
 
 
 def table(heading):
@@ -173,7 +167,7 @@ def patched(model, data, hooks):
         return model.run_with_hooks(data, fwd_hooks=hooks)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "crate", "crate-alpha"])
+@pytest.mark.parametrize("family", [*LMS, "crate", "crate-alpha"])
 def test_every_alias_is_its_point(family, images):
     vision = family in ("crate", "crate-alpha")
     model, data = (make(family), images) if vision else (make_lm(family), TOKENS)
@@ -212,7 +206,7 @@ def test_a_function_sees_our_names_first(lm):
     refuses("blocks.9.hook_in", lambda: lm.hook_dict["blocks.9.hook_in"], KeyError)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "crate", "crate-alpha"])
+@pytest.mark.parametrize("family", [*LMS, "crate", "crate-alpha"])
 @pytest.mark.parametrize("switch", ["use_attn_in", "use_hook_mlp_in"])
 def test_a_switch_changes_nothing_and_its_point_can_be_patched(family, switch, images):
     vision = family in ("crate", "crate-alpha")

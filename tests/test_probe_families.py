@@ -9,13 +9,11 @@ import torch
 
 import crate_interp as ci
 import reference
-from conftest import FIXTURES, make, make_lm, refuses
+from conftest import FIXTURES, LMS, make, make_lm, refuses
 from crate_interp.data import open_text
 from crate_interp.measures.checks import qr
 from probing import sweep, values
 from selection import few
-
-LMS = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 
 
 @pytest.fixture(scope="module")
@@ -283,18 +281,12 @@ def test_bad_text():
     lm = make_lm()
     lm.tokenizer = Words()
     for match, data in (
-        (
-            "the texts have 3 tokens, but a window has 13",
-            datasets.Dataset.from_dict({"text": ["1 2 3"]}),
-        ),
+        ("the texts have 3 tokens, but a window", datasets.Dataset.from_dict({"text": ["1 2 3"]})),
         ("the data is empty: there is no text", []),
         ("entry 1 of the data is of type int: give only strings", ["1", 2]),
         ("whole numbers \\[n, pos\\]", torch.zeros(3, 13)),
         ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
-        (
-            "has no text column; its columns are picture",
-            datasets.Dataset.from_dict({"picture": [1]}),
-        ),
+        ("has no text column; its columns are", datasets.Dataset.from_dict({"picture": [1]})),
         ("cannot take data from 'nothing'", "nothing"),
         ("no embedded data is called 'x'", "embedded:x"),
         ("write hf:owner/name:split", "hf:name"),

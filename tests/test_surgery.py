@@ -199,10 +199,7 @@ def test_names_of_classes_are_labels(images):
         (dict(limit=0), "limit=0"),
         (dict(labels=None), "the loss needs labels: give labels"),
         (dict(labels=[3]), "there are 1 labels for 2 samples"),
-        (
-            dict(labels=[3, 11]),
-            "the label 11 of sample .* is not a class of this model: give numbers from 0 to 10",
-        ),
+        (dict(labels=[3, 11]), "the label 11 of sample .* is not a class of this model: give"),
         (dict(labels=[3, -1]), "the label -1"),
         (dict(labels=[3, None]), "the label None"),
         (dict(labels=[3, True]), "the label True"),

@@ -106,19 +106,6 @@ def test_pos_slice_cuts_the_declared_axis(model, images):
     assert cut["u", 0, "attn"].shape == (BATCH, 3, HEADS, 7)
 
 
-def test_names_filter(model, images):
-    names = ["blocks.0.hook_resid_pre", "blocks.1.attn.hook_u"]
-    for chosen in (names, tuple(names), lambda name: name in names):
-        _, cache = model.run_with_cache(images, names_filter=chosen)
-        assert set(cache.cache_dict) == set(names)
-    with pytest.raises(KeyError, match=r"no hook point 'blocks.0.hook_resid_prex'. Did you mean"):
-        model.run_with_cache(images, names_filter="blocks.0.hook_resid_prex")
-    with pytest.raises(KeyError, match="matches none of the"):
-        model.run_with_cache(images, names_filter=lambda name: "hook_mid" in name)
-    with pytest.raises(KeyError, match="names_filter is empty"):
-        model.run_with_cache(images, names_filter=[])
-
-
 def test_cached_gradients(model, images):
     name = "blocks.1.hook_resid_mid"
 

@@ -8,17 +8,11 @@ from transformer_lens.tools.analysis.attribution_patching import attribution_pat
 from transformer_lens.tools.analysis.direct_logit_attribution import direct_logit_attribution
 from transformer_lens.tools.analysis.logit_lens import logit_lens
 
-from conftest import HEADS, LAYERS, make_lm
+from conftest import HEADS, LAYERS, LMS, make_lm
 from crate_interp.models.compat.unsupported_methods import RefusedError
 from selection import few
 
 POS, RIGHT, WRONG = 7, 3, 9
-FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
-
-
-@pytest.fixture(params=FAMILIES)
-def lm(request):
-    return make_lm(request.param)
 
 
 @pytest.fixture
@@ -70,7 +64,7 @@ SWEEPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", few(FAMILIES))
+@pytest.mark.parametrize("family", few(LMS))
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_patching_sweeps(sweep, family):
     """On a small model: a sweep runs it once for each layer, position and head."""
