@@ -36,6 +36,7 @@ BATCH, LAYERS, HEADS, D_HEAD, D_MODEL, CLASSES = 2, 3, 5, 7, 31, 11
 # pos is 13: 3 x 4 patches and CLS
 SIZES = dict(n_layers=LAYERS, n_heads=HEADS, d_head=D_HEAD, d_model=D_MODEL, n_classes=CLASSES)
 PLAIN = dict(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))  # pictures as [0, 1]
+LMS = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 IMAGE = dict(image_size=(6, 20), patch_size=(2, 5), channels=3)
 
 
@@ -98,6 +99,19 @@ def make_lm(name: str = "crate-lm", seed: int = 0, **over) -> "ci.HookedCrateLM"
     return lm.eval()
 
 
+def refuses(words, call, error=ValueError) -> str:
+    """Asserts that a call raises an error of one line with these words, and returns it."""
+    with pytest.raises(error, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def fails(words, *args, **kwargs) -> str:
+    """Asserts that `ci.load` refuses what it is given, in one line, and returns the line."""
+    return refuses(words, lambda: ci.load(*args, **kwargs), ci.CheckpointError)
+
+
 def without_digests(folder: Path) -> Path:
     """Takes the digests out of a saved model's config, so that its files may be damaged."""
     config = json.loads((folder / "config.json").read_text())
@@ -147,6 +161,11 @@ def hub(monkeypatch):
 @pytest.fixture(params=["crate", "crate-alpha"])
 def model(request):
     return make(request.param)
+
+
+@pytest.fixture(params=LMS)
+def lm(request):
+    return make_lm(request.param)
 
 
 @pytest.fixture

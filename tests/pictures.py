@@ -61,10 +61,10 @@ def views(out: Path) -> Pages:
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 
 
-def results(out: Path) -> Pages:
-    """Returns the pages of results."""
+def results(out: Path, limit: int = 64) -> Pages:
+    """Returns the pages of results of so many samples."""
     model, data = ci.load("crate-tiny-pictures"), "embedded:pictures"
-    few: dict[str, Any] = {"limit": 64, "progress": False}
+    few: dict[str, Any] = {"limit": limit, "progress": False}
     repeats = ci.ablate_heads(ci.load("crate-tiny-induction"), "embedded:repeats", progress=False)
     ablation = ci.viz.ablation_page(repeats, out / "ablation")
     found = ci.atlas(model, data, ablate=8, **few)

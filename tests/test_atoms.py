@@ -81,32 +81,6 @@ def test_dead_and_dense(model, images, result):
     assert layers.loc[2, "n_tokens"] == N * 13 and layers.loc[2, "atoms"] == d.shape[1]
 
 
-def test_parts_merge_into_the_whole(model, images, result):
-    data = open_data(images, model.preprocess)
-    parts = [
-        ci.atoms(model, part(data, a, b), top=5, coactivation=True, progress=False)
-        for a, b in ((0, 2), (2, 3), (3, 7))
-    ]
-    for merged in (
-        parts[0].merge(parts[1]).merge(parts[2]),
-        parts[2].merge(parts[0].merge(parts[1])),
-    ):
-        whole, other = result.table(), merged.table()
-        numbers = [name for name in whole if name != "state"]
-        # batches of other sizes round otherwise
-        np.testing.assert_allclose(whole[numbers], other[numbers], rtol=2e-6)
-        assert list(whole["state"]) == list(other["state"])
-        for layer, atom in ((0, 0), (2, 11), (1, 30)):
-            np.testing.assert_allclose(result.top(layer, atom), merged.top(layer, atom), rtol=1e-6)
-        np.testing.assert_allclose(result.coactivation(1), merged.coactivation(1))
-        assert merged.meta["n_samples"] == N and merged.meta["data"] == result.meta["data"]
-    with pytest.raises(ValueError, match="samples 2 to 2 are in both results"):
-        parts[1].merge(parts[0].merge(parts[1]))
-    other = ci.atoms(model, part(data, 2, 3), top=4, progress=False)
-    with pytest.raises(ValueError, match="the results differ in settings"):
-        parts[0].merge(other)
-
-
 def test_equal_values_keep_the_earlier_token():
     model = make()
     images = torch.randn(1, 3, 6, 20, generator=torch.Generator().manual_seed(1)).repeat(4, 1, 1, 1)

@@ -6,7 +6,7 @@ from transformer_lens import patching as lens
 
 import crate_interp as ci
 from answering import VISION, ready
-from conftest import BATCH, CLASSES, HEADS, LAYERS, leftover_hooks
+from conftest import BATCH, CLASSES, HEADS, LAYERS, leftover_hooks, refuses
 from crate_interp.circuits import attribution_patch, logit_attribution, patching, path_patch
 
 
@@ -244,8 +244,7 @@ def test_what_has_no_gradient_is_refused():
             model, images, images, lambda out: 1.0, progress=False
         ),
     }.items():
-        with pytest.raises(ValueError, match=words):
-            call()
+        refuses(words, call)
 
 
 def test_inference_mode_is_named_before_work_starts():
@@ -262,8 +261,7 @@ def test_inference_mode_is_named_before_work_starts():
     }
     with torch.inference_mode():
         for name, call in calls.items():
-            with pytest.raises(ValueError, match=f"{name} needs gradients, but inference mode is"):
-                call()
+            refuses(f"{name} needs gradients, but inference mode is", call)
         with torch.inference_mode(False):
             within = attribution_patch(model, images, images + 1, torch.sum, progress=False)
         made, _ = ready("crate")
@@ -301,9 +299,7 @@ def test_what_is_no_class_is_refused(wrong):
     model, images = ready("crate-alpha")
     cache = model.run_with_cache(images)[1]
     stack = cache.decompose_resid(pos_slice=0)
-    with pytest.raises(ValueError, match="tokens=.*: give a number from 0 to"):
-        cache.logit_attrs(stack, wrong, pos_slice=0)
-    with pytest.raises(ValueError, match="target=.*: give a number from 0 to"):
-        logit_attribution(cache, wrong)
+    refuses("tokens=.*: give a number from 0", lambda: cache.logit_attrs(stack, wrong, pos_slice=0))
+    refuses("target=.*: give a number from 0 to", lambda: logit_attribution(cache, wrong))
     with pytest.raises(ValueError, match=r"shape \[2\], but incorrect_tokens have shape \[\]"):
         cache.logit_attrs(stack, [3, 4], 1, pos_slice=0)

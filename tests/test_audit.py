@@ -235,28 +235,6 @@ def test_without_the_grid():
 
 
 @pytest.mark.slow
-def test_parts_merge_into_the_whole():
-    model = make("crate", n_layers=1)
-    images = torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(2))
-    samples = ci.data.open_data(images, model.preprocess)
-    options = dict(untrained=1, progress=False, batch_size=2)
-    whole = ci.audit(model, samples, **options)
-    # the same batches: others would round otherwise
-    parts = [ci.audit(model, ci.data.part(samples, *ends), **options) for ends in ((0, 4), (4, 5))]
-    merged = parts[0].merge(parts[1])
-    for name in ("numbers", "untrained"):
-        mine, theirs = merged.table(name), whole.table(name)
-        keys = [
-            key
-            for key in ("seed", "sample", "layer", "of", "frame", "eps", "basis", "tokens")
-            if key in mine
-        ]
-        mine, theirs = (one.sort_values(keys, ignore_index=True) for one in (mine, theirs))
-        pd.testing.assert_frame_equal(mine, theirs, rtol=1e-12, atol=0)
-    assert merged.claims()["verdict"].tolist() == whole.claims()["verdict"].tolist()
-
-
-@pytest.mark.slow
 def test_the_untrained_stand_beside():
     images = torch.randn(9, 3, 6, 20, generator=torch.Generator().manual_seed(1))
     result = ci.audit(make("crate", n_layers=1), images, untrained=3, progress=False)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import crate_interp as ci
-from command import fails, run
 from conftest import make
 from crate_interp.audits.claim_summary import change
 from crate_interp.audits.claims import CLAIMS, NUMBERS
@@ -119,37 +118,6 @@ def test_an_interval_is_drawn_where_its_axis_says():
     assert right == pytest.approx(x(0.5), abs=0.2) and left < right
     alone = intervals([Interval("a", 2.0, 2.0, 2.0)], 1.0, None, "one value")
     assert alone["inside"][0] < alone["rows"][0]["at"] < alone["inside"][1]
-
-
-@pytest.mark.slow
-def test_the_text_and_the_page_have_the_same_names(images):
-    result = ci.audit(make(n_layers=2), images, untrained=0, progress=False)
-    lines = result.text().splitlines()
-    assert len(lines) == 1 + len(CLAIMS)
-    for line, claim in zip(lines[1:], CLAIMS.values(), strict=True):
-        assert line.strip().startswith(claim.short)
-
-
-@pytest.mark.slow
-def test_the_report_links_to_it(images, tmp_path):
-    path = ci.report(
-        make(), images, tmp_path, untrained=0, probes="sparsity", audit=True, progress=False
-    )
-    assert (
-        'href="audit/audit.html"' in path.read_text()
-        and (tmp_path / "audit" / "audit.html").exists()
-    )
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path):
-    command = ("audit", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", tmp_path)
-    done = run(*command, "--limit", 8, "--untrained", 1)
-    assert done.returncode == 0, done.stderr
-    for claim in CLAIMS.values():
-        assert claim.short in done.stdout
-    assert str(tmp_path / "audit.html") in done.stdout
-    fails("--eps -1.0: give a finite number above 0", *command, "--eps", -1)
 
 
 # ---- figures of several results

@@ -26,7 +26,7 @@ from bridged import (
     pair,
 )
 from command import python
-from conftest import LAYERS, make
+from conftest import LAYERS, make, refuses
 from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
 
 # what fires only behind a switch
@@ -171,14 +171,12 @@ def test_stop_and_start_at_a_layer(name):
         assert torch.equal(bridge.run_with_cache(x, stop_at_layer=layer)[0], wanted)
     stream = torch.randn(2, 5, model.cfg.d_model)
     if name in VISION:
-        with pytest.raises(NotImplementedError, match="vision"):
-            bridge(stream, start_at_layer=1)
+        refuses("vision", lambda: bridge(stream, start_at_layer=1), NotImplementedError)
         return
     wanted = model(stream, start_at_layer=LAYERS - 1)
     assert torch.equal(bridge(stream, start_at_layer=LAYERS - 1), wanted)
     if name == "nanochat-crate":  # later layers add the embedding
-        with pytest.raises(ValueError, match="x0_lambdas"):
-            bridge(stream, start_at_layer=0)
+        refuses("x0_lambdas", lambda: bridge(stream, start_at_layer=0))
     else:
         assert torch.equal(bridge(stream, start_at_layer=1), model(stream, start_at_layer=1))
 
@@ -288,8 +286,7 @@ class Wrapped(torch.nn.Module):
     ],
 )
 def test_what_is_no_hooked_model_with_logits_is_refused(what, says):
-    with pytest.raises(ValueError, match=says):
-        ci.to_bridge(what())
+    refuses(says, lambda: ci.to_bridge(what()))
 
 
 def test_transformerlens_builds_it_by_the_adapters_name():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import FIXTURES, HEADS, LAYERS, make, make_lm
+from conftest import FIXTURES, HEADS, LAYERS, make, make_lm, refuses
 
 TOKENS = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(3))
 
@@ -21,11 +21,6 @@ def clip():
 @pytest.fixture
 def pictures():
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(4))
-
-
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match):
-        call()
 
 
 @pytest.mark.parametrize("name", ["crate-lm", "gpt-baseline"])
@@ -223,20 +218,10 @@ def test_models_can_be_pickled():
 
 def test_configs_of_another_kind():
     vision, text = make("crate").cfg, make_lm().cfg
-    refuses(
-        "HookedCrateLM takes a CrateConfig of family 'crate-lm' or .*, got family 'crate'",
-        lambda: ci.HookedCrateLM(vision),
-    )
-    refuses(
-        "HookedCrate takes a CrateConfig of family 'crate' or .*, got family 'crate-lm'",
-        lambda: ci.HookedCrate(text),
-    )
-    refuses(
-        "HookedCrateMAE takes .* 'crate-mae', got family 'crate'", lambda: ci.HookedCrateMAE(vision)
-    )
-    refuses(
-        "HookedCrateCLIP takes .* 'clipa', got family 'crate'", lambda: ci.HookedCrateCLIP(vision)
-    )
+    refuses("HookedCrateLM takes a CrateConfig of family", lambda: ci.HookedCrateLM(vision))
+    refuses("HookedCrate takes a CrateConfig of family 'crate' or", lambda: ci.HookedCrate(text))
+    refuses("HookedCrateMAE takes .* 'crate-mae', got family", lambda: ci.HookedCrateMAE(vision))
+    refuses("HookedCrateCLIP takes .* 'clipa', got family", lambda: ci.HookedCrateCLIP(vision))
     chat = ci.CrateConfig(
         family="nanochat-crate", d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7
     )

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
 
 import crate_interp as ci
+from conftest import refuses
 from crate_interp.circuits import Circuit, Edge
 from crate_interp.circuits.circuit import BOX, bend, layout
 
@@ -97,10 +98,8 @@ def test_edges_without_weight_are_not_said_to_have_one():
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match="ax is a Figure: give one matplotlib Axes"):
         ci.viz.circuit(Circuit(EDGES), ax=Figure())
-    with pytest.raises(ValueError, match="a circuit without edges to draw"):
-        ci.viz.circuit(Circuit(()))
-    with pytest.raises(ValueError, match="got list to draw"):
-        ci.viz.circuit(list(EDGES))
+    refuses("a circuit without edges to draw", lambda: ci.viz.circuit(Circuit(())))
+    refuses("got list to draw", lambda: ci.viz.circuit(list(EDGES)))
 
 
 def test_arcs_stay_inside_the_drawing():

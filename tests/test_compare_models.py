@@ -6,7 +6,7 @@ import torch
 
 import crate_interp as ci
 from comparing import row
-from conftest import LAYERS, make, make_lm
+from conftest import LAYERS, make, make_lm, refuses
 from crate_interp.comparisons import networks
 from crate_interp.questions.untrained_twins import twin
 
@@ -160,24 +160,17 @@ def test_misuse_of_models_is_told_before_work_starts(data, monkeypatch, unchecke
     model, lm = make(), make_lm()
     swept = ci.sweep(model, data, probes="sparsity", controls=0, progress=False)
     monkeypatch.setattr(networks, "sweep", lambda *_, **__: pytest.fail("work has started"))
-    with pytest.raises(ValueError, match="data has 5 samples of tensor:.* a result is of other"):
-        ci.compare(model, swept, data[:5])
-    with pytest.raises(ValueError, match="models are compared on data"):
-        ci.compare(model, model)
+    refuses("data has 5 samples of tensor:.* a result", lambda: ci.compare(model, swept, data[:5]))
+    refuses("models are compared on data", lambda: ci.compare(model, model))
     with pytest.raises(ValueError, match="holds NaN or Inf in 1 of 7 images"):
         ci.compare(model, model, torch.cat([data[:6], data[6:] * torch.nan]))
-    with pytest.raises(ValueError, match="cannot measure Linear"):
-        ci.compare(model, torch.nn.Linear(2, 2), data)
+    refuses("cannot measure Linear", lambda: ci.compare(model, torch.nn.Linear(2, 2), data))
     with pytest.raises(ValueError, match="a is a list of networks of different architectures"):
         ci.compare([model, make("crate-alpha")], model, data)
-    with pytest.raises(ValueError, match="there is no probe 'sparse'"):
-        ci.compare(model, model, data, probes="sparse")
-    with pytest.raises(ValueError, match="untrained=-1"):
-        ci.compare(model, model, data, untrained=-1)
+    refuses("there is no probe 'sparse'", lambda: ci.compare(model, model, data, probes="sparse"))
+    refuses("untrained=-1", lambda: ci.compare(model, model, data, untrained=-1))
     other, tokens = make_lm(n_ctx=6), torch.arange(12).view(2, 6)
     lm.window_rows = lambda texts: iter(tokens.tolist())
     other.window_rows = lambda texts: iter(tokens[:, :5].tolist())
-    with pytest.raises(ValueError, match="read the data as different samples"):
-        ci.compare(lm, other, ["a text"])
-    with pytest.raises(ValueError, match="a CLIP is two models|token"):
-        ci.compare(model, lm, data)
+    refuses("read the data as different samples", lambda: ci.compare(lm, other, ["a text"]))
+    refuses("a CLIP is two models|token", lambda: ci.compare(model, lm, data))

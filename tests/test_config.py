@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import crate_interp as ci
+from conftest import refuses
 from crate_interp.config import FAMILIES, TextConfig, VisionConfig
 from crate_interp.config.families import FIELD_ORDER
 
@@ -85,22 +86,16 @@ def test_fields_of_another_kind():
         "text_d_model=8: models of family 'crate' have no text_d_model; "
         "models of kind clip have it: clipa. Did you mean d_model?"
     )
-    with pytest.raises(ValueError, match="softcap=None: models of family 'crate' have no softcap"):
-        ci.CrateConfig(**BASE, softcap=None)
-    with pytest.raises(ValueError, match="no field 'n_head'. Did you mean n_heads"):
-        VisionConfig(**BASE, n_head=8)
-    with pytest.raises(ValueError, match="'crate' is of kind 'vision', not 'text': use CrateConf"):
-        TextConfig(**BASE)
+    refuses("softcap=None: models of family 'crate'", lambda: ci.CrateConfig(**BASE, softcap=None))
+    refuses("no field 'n_head'. Did you mean n_heads", lambda: VisionConfig(**BASE, n_head=8))
+    refuses("'crate' is of kind 'vision', not 'text': use CrateConf", lambda: TextConfig(**BASE))
     assert not hasattr(smallest("crate-lm"), "image_size")
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        (
-            dict(family="crat"),
-            "family='crat' is none of crate, crate-alpha, .* Did you mean crate, ",
-        ),
+        (dict(family="crat"), "family='crat' is none of crate, crate-alpha, .* Did you mean crate"),
         (dict(variant="x"), "variant='x' is none of crate, c, n, t, fix, identity"),
         (dict(pool="max"), "pool='max' is none of cls, mean"),
         (dict(n_heads=3), "n_heads=3 must divide d_model=32: change n_heads, or give d_head"),
@@ -124,8 +119,7 @@ def test_fields_of_another_kind():
 )
 @pytest.mark.usefixtures("unchecked")
 def test_values_that_cannot_be_used(change, message):
-    with pytest.raises(ValueError, match=message):
-        ci.CrateConfig(**BASE | change)
+    refuses(message, lambda: ci.CrateConfig(**BASE | change))
 
 
 def test_settings_are_read_as_people_write_them():

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parent.parent / "demos"))
 import train_tiny_cutouts as demo
 
 from segments import rectangles_and_noise
+from trainings import goes_on
 
 
 @pytest.fixture
@@ -48,24 +49,9 @@ def test_composites_have_exact_masks_and_do_not_depend_on_their_neighbours(data)
 def test_training_goes_on_from_any_step(data, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)
     monkeypatch.setattr(demo, "HELD_OUT", 6)
-    whole, _ = demo.train(settings(tmp_path / "whole"), data, data)
-    step = demo.one_step
-
-    def stopped(model, optimizer, data, number, lr):
-        if number == 3:
-            raise KeyboardInterrupt
-        return step(model, optimizer, data, number, lr)
-
-    monkeypatch.setattr(demo, "one_step", stopped)
-    with pytest.raises(SystemExit, match="stopped after 3 steps"):
-        demo.train(settings(tmp_path / "parts"), data, data)
-    monkeypatch.setattr(demo, "one_step", step)
-    parts, facts = demo.train(settings(tmp_path / "parts"), data, data)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(parts.state_dict()[name], value), name
+    train = lambda name, **more: demo.train(settings(tmp_path / name, **more), data, data)  # noqa: E731
+    _, _, facts = goes_on(monkeypatch, demo, train, lambda name: train(name, steps=6), 3)
     assert facts["minutes"] > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
-    with pytest.raises(SystemExit, match="other settings"):
-        demo.train(settings(tmp_path / "parts", steps=6), data, data)
 
 
 def test_the_plain_vit_is_a_vit_with_the_same_points_and_about_as_large():

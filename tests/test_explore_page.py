@@ -315,11 +315,10 @@ def test_a_text(driven, read):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_the_page_fits_and_can_be_read(driven, seen, read, tmp_path):  # noqa: F811
+def test_twelve_heads_fit_into_their_tiles(driven, tmp_path):  # noqa: F811
     model, images = make("crate", n_heads=12), torch.randn(1, 3, 6, 20)
     twelve = ci.viz.explore(model.run_with_cache(images)[1], images).save(tmp_path / "twelve.html")
-    for path in (seen[1], read[1], twelve):
-        assert looked_over(driven, path) == []
+    assert looked_over(driven, twelve) == []
     with opened(driven, twelve) as shown:
         drawn(shown.page)
         out = "e => e.scrollWidth > e.clientWidth + 1"

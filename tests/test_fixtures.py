@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 import crate_interp as ci
 from conftest import FIXTURES
 from reference import forward
+from test_families import check_blocks, same
 
 CASES = {
     "crate": {},
@@ -18,27 +19,6 @@ CASES = {
     "crate_variant_t": {"variant": "t"},
     "crate_variant_identity": {"variant": "identity"},
 }
-# name in the recording -> our hook point, in a block
-BLOCK = {
-    "in": "hook_resid_pre",
-    "ln1": "ln1.hook_normalized",
-    "w": "attn.hook_u",
-    "scores": "attn.hook_attn_scores",
-    "attn": "attn.hook_pattern",
-    "head_out": "attn.hook_z",
-    "attn_out": "hook_attn_out",
-    "mid": "hook_resid_mid",
-    "ln2": "ln2.hook_normalized",
-    "ista_pre": "mlp.hook_pre",
-    "ista": "mlp.hook_post",
-    "z1_pre": "mlp.hook_pre_init",
-    "z1": "mlp.hook_post_init",
-    "z2_pre": "mlp.hook_pre",
-    "z2": "mlp.hook_post",
-    "odl_out": "hook_mlp_out",
-    "out": "hook_resid_post",
-}
-NOT_ACTIVATIONS = {"images", "logits"}
 
 
 def load_case(case, **over):
@@ -47,19 +27,6 @@ def load_case(case, **over):
     (file,) = [name for name in meta["files"] if name != "io.safetensors"]
     model = ci.load(folder / file, n_heads=meta["config"]["heads"], **CASES.get(case, {}), **over)
     return model, load_file(folder / "io.safetensors"), meta, folder / file
-
-
-def same(ours, recorded, name):
-    torch.testing.assert_close(
-        ours, recorded, atol=2e-5, rtol=1e-4, msg=lambda text: f"{name}: {text}"
-    )
-
-
-def in_block(cache, layer, kind):
-    ours = cache[f"blocks.{layer}.{BLOCK[kind]}"]
-    if kind == "w":
-        return ours.transpose(1, 2)  # recorded [batch, head, pos, d_head]
-    return ours.flatten(2) if kind == "head_out" else ours
 
 
 @pytest.mark.parametrize("case", [*CASES, "crate_demo21k"])
@@ -72,12 +39,8 @@ def test_every_recorded_tensor(case):
     if demo:
         same(cache["hook_features"], recorded["mlp_head_out"], "mlp_head_out")
         same(cache["u", -1, "attn"].flatten(2), recorded["key_last"], "key_last")
-    seen = set(NOT_ACTIVATIONS)
-    for name, value in recorded.items():
-        if name.startswith("blocks."):
-            _, layer, kind = name.split(".")
-            same(in_block(cache, layer, kind), value, name)
-            seen.add(name)
+    seen = {"images", "logits"}
+    check_blocks(cache, recorded, "blocks.", "blocks.", seen)
     pooled = cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"][:, 0]
     same(pooled, recorded["pooled"], "pooled")
     same(cache["hook_embed"][:, 1:], recorded["patch_embed"], "patch_embed")

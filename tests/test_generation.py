@@ -5,7 +5,7 @@ import torch
 from transformer_lens.utilities import sample_logits
 
 import crate_interp as ci
-from conftest import D_MODEL, FIXTURES, LAYERS, make_lm
+from conftest import D_MODEL, FIXTURES, LAYERS, make_lm, refuses
 from crate_interp.models.text.generation import Options
 from crate_interp.models.text.padding import padded
 
@@ -32,12 +32,6 @@ def ids(batch=2, pos=5, seed=3):
 
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
-
-
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match) as caught:
-        call()
-    assert "\n" not in str(caught.value)
 
 
 def test_greedy_generation(lm):

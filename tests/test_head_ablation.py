@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from command import fails, run
-from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm
+from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm, refuses
 from crate_hooks import edit
 from crate_interp.circuits import head_ablation
 from crate_interp.data import open_data, open_text, part
@@ -160,8 +159,7 @@ def test_zeros_merge_and_means_do_not(images, tmp_path):
     again = ci.HeadAblation.load(tmp_path)
     assert again.meta == whole.meta and again.heads().equals(whole.heads())
     mean = ci.ablate_heads(model, images, **QUIET)
-    with pytest.raises(ValueError, match="mean ablation takes the mean over all samples"):
-        mean.merge(mean)
+    refuses("mean ablation takes the mean over all samples", lambda: mean.merge(mean))
 
 
 def test_answers_worse_than_by_chance_are_said_so(images):
@@ -200,8 +198,7 @@ def test_an_edited_model_is_said_to_be_one(images, tmp_path):
         pytest.raises(ValueError, match="settings.edits is .*lambd=0.3'. there and .'b"),
     ):
         ci.ablate_heads(model, images, **out)
-    with pytest.raises(ValueError, match="settings.edits is .* there and absent here"):
-        ci.ablate_heads(model, images, **out)
+    refuses("settings.edits is .* there and absent", lambda: ci.ablate_heads(model, images, **out))
     assert "edits" not in ci.ablate_heads(model, images, **QUIET).meta
 
 
@@ -268,11 +265,7 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
         ((model, pictures), {}, "needs the true class of each image: labels are missing"),
         ((model, dataclasses.replace(images, labels=[99] * N)), {}, "the label 99 of sample 0 is"),
         ((model, dataclasses.replace(images, labels=[None] * N)), {}, "labels are missing"),
-        (
-            (make(labels=None), folders),
-            {},
-            r"load the model with labels=.*, 11 class names in the order",
-        ),
+        ((make(labels=None), folders), {}, r"load the model with labels=.*, 11 class names in the"),
         ((model, images), {"how": "median"}, "how='median' is none of mean, zero"),
         ((model, images), {"metric": "los"}, "Did you mean loss"),
         ((model, images), {"limit": 0}, "limit=0"),
@@ -291,20 +284,6 @@ def _mae():
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_heat_map(tmp_path):
-    command = ("ablate", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
-    done = run(*command, "--how", "zero", "--out", tmp_path)
-    assert done.returncode == 0 and "by chance" in done.stdout, done.stderr
-    assert (tmp_path / "heads.png").stat().st_size > 10_000
-    page = (tmp_path / "ablation.html").read_text()
-    links = set(re.findall(r'href="explore.html#layer=(\d)&amp;head=(\d)"', page))
-    assert links == {(str(layer), str(head)) for layer in range(6) for head in range(4)}
-    assert "parse" in (tmp_path / "explore.html").read_text()
-    assert ci.HeadAblation.load(tmp_path).meta["settings"] == {"how": "zero", "metric": "loss"}
-    fails("--how 'mode' is none of mean, zero", *command, "--how", "mode", "--out", tmp_path)
-
-
-@pytest.mark.slow
 def test_the_command_prints_the_heads_that_it_names_and_those_asked_for(tmp_path):
     """Of sixteen images no head is shown: the ten with the largest effects, and those asked for."""
     command = ("ablate", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 16)
@@ -313,14 +292,7 @@ def test_the_command_prints_the_heads_that_it_names_and_those_asked_for(tmp_path
     printed = [line.split()[0] for line in table[1:-2]]
     assert "L0H0" in printed and printed.count("L4H1") == 1 and len(printed) == 11
     assert table[-2].startswith("11 of 24 heads; ") and table[-1].startswith("--verbose")
-    fails(
-        "--head L6H0: the heads of this model are L0H0 to L5H3",
-        *command,
-        "--out",
-        tmp_path,
-        "--head",
-        "L6H0",
-    )
+    fails("--head L6H0: the heads of this model are", *command, "--out", tmp_path, "--head", "L6H0")
 
 
 @pytest.mark.slow

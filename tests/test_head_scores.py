@@ -6,6 +6,7 @@ import torch
 
 import crate_interp as ci
 from answering import ready
+from conftest import refuses
 from crate_interp.circuits import Circuit, Edge, evaluate, head_scores, repeat_targets
 
 
@@ -102,8 +103,7 @@ def test_what_does_not_fit_is_said():
         "not a bool tensor of": lambda: head_scores(cache, {"x": good[:, :-1]}),
         "no query sees a target 'x'": lambda: head_scores(cache, {"x": good.mT}),
     }.items():
-        with pytest.raises(ValueError, match=words):
-            call()
+        refuses(words, call)
     with pytest.raises(KeyError, match="hook_pattern"):
         head_scores(model.run_with_cache(tokens, names_filter=["hook_embed"])[1], {"x": good})
 
@@ -179,8 +179,7 @@ def test_the_interval_is_the_bootstrap_t_of_resampled_inputs():
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_metric_of_another_length_is_refused():
-    with pytest.raises(ValueError, match=r"a tensor \[2\]: .* or 8 of them"):
-        scored(lambda logits: logits[:2, 2])
+    refuses(r"a tensor \[2\]: .* or 8 of them", lambda: scored(lambda logits: logits[:2, 2]))
 
 
 @pytest.mark.usefixtures("unchecked")

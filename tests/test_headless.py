@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import D_MODEL, IMAGE, make
+from conftest import D_MODEL, IMAGE, make, refuses
 from crate_interp.circuits import logit_attribution, logit_lens
 from reference import published_layout
 from test_load import given
@@ -72,8 +72,7 @@ def test_what_contradicts_head():
     _, weights, _, told = written("crate")
     with pytest.raises(ci.CheckpointError, match="head=False with n_classes=3: give head=False"):
         ci.load(weights, head=False, n_classes=3, **told)
-    with pytest.raises(ci.CheckpointError, match="have no n_classes"):
-        ci.load("crate-tiny-lm", head=False)
+    refuses("have no n_classes", lambda: ci.load("crate-tiny-lm", head=False), ci.CheckpointError)
 
 
 def test_the_readers_of_logits_refuse(headless, images):
@@ -91,8 +90,7 @@ def test_the_readers_of_logits_refuse(headless, images):
         (lambda: ci.ablate_heads(headless, images), "has no logits, "),
         (lambda: ci.to_bridge(headless), "returns no logits"),
     ):
-        with pytest.raises(ValueError, match=match):
-            read()
+        refuses(match, read)
     assert "unembed.W_U" not in headless.tl_parameters()
     assert ci.viz.explore(cache, images).title
     assert ci.maps.attention(cache, 1).shape == (2, 5, *headless.cfg.grid)

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import constants
 
 import crate_interp as ci
-from conftest import FIXTURES, make
+from conftest import FIXTURES, fails, make
 from crate_interp.checkpoints import hub as loader
 from crate_interp.core import hub_names
 from selection import few
@@ -71,13 +71,6 @@ def table(hub, monkeypatch):
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between attempts
-
-
-def fails(match, *args, **kwargs):
-    with pytest.raises(ci.CheckpointError, match=match) as caught:
-        ci.load(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", few((row["name"] for row in ON_THE_HUB), 5))

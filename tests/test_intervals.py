@@ -201,20 +201,3 @@ def test_holm_by_hand():
     np.testing.assert_allclose(holm(p), [[0.04, np.nan], [0.09, 0.09], [0.025, 0.9]])
     assert holm(np.array([0.6, 0.7])).tolist() == [1, 1]
     assert holm(np.array([])).shape == (0,) and np.isnan(holm(np.array([np.nan]))).all()
-
-
-@pytest.mark.slow
-def test_intervals_cover():
-    """1,000 experiments each; `test_coverage.py` has more of them.
-
-    Of eight lognormal samples percentile intervals cover .78, of sixteen Bernoulli(.1) .79.
-    """
-    random, noise = np.random.default_rng(8), 3 * (0.07 / 1000) ** 0.5
-    low, high = mean_interval(random.lognormal(size=(8, 1000)))
-    assert ((low <= np.exp(0.5)) & (np.exp(0.5) <= high)).mean() >= 0.9 - noise
-    low, high = mean_interval(random.random((16, 1000)) < 0.1)
-    assert ((low <= 0.1) & (0.1 <= high)).mean() >= 0.93 - noise
-    networks, error = random.normal(size=(4, 1000)), np.full(1000, 0.1)
-    own = networks[0] + error * random.normal(size=1000)
-    low, high = against_networks(own, error, networks[1:]).ends
-    assert 0.95 - noise <= ((low <= 0) & (0 <= high)).mean() <= 0.95 + noise

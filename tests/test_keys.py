@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file, save_model
 
 import crate_interp as ci
-from conftest import FIXTURES
+from conftest import FIXTURES, fails
 from published import GIVEN, SIZES, published
 
 REAL = {  # what tensors cannot tell, as the table of models has it
@@ -143,12 +143,6 @@ ALWAYS = {
 }
 
 
-def fails(match, weights, **given):
-    with pytest.raises(ci.CheckpointError, match=match) as caught:
-        ci.load(weights, **given)
-    assert "\n" not in str(caught.value)
-
-
 def test_traps_are_refused():
     lm = published("crate-lm")
     fails(
@@ -196,11 +190,7 @@ def test_the_file_of_the_config_wins_over_defaults_and_contradictions_are_named(
     config = {"n_head": 5, "sequence_len": 13, "vocab_size": 47, "n_layer": 2, "n_embd": 31}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert ci.load(tmp_path).cfg.n_heads == 5  # a snapshot of the repo
-    fails(
-        "n_heads=6 contradicts the config in .*model.safetensors, which says 5",
-        tmp_path / "model.safetensors",
-        n_heads=6,
-    )
+    fails("n_heads=6 contradicts the config in", tmp_path / "model.safetensors", n_heads=6)
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
     fails("n_layers=3 contradicts the tensors, which make it 2", tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config | {"sparse_block_type": "ista"}))

@@ -3,17 +3,6 @@
 import pytest
 
 import kill_runs
-from killing import died_at
-from working import CHUNK, digest, work
-
-
-@pytest.mark.slow
-def test_a_killed_sweep_goes_on_to_the_same_result(tmp_path):
-    wanted = digest(work("sweep", 103))
-    assert died_at(20, lambda: work("sweep", 103, out=tmp_path / "out"))
-    there = list((tmp_path / "out" / "chunks").glob("*.parquet"))
-    assert len(there) == 1 < 103 / CHUNK
-    assert digest(work("sweep", 103, out=tmp_path / "out")) == wanted
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import sys
 import pandas as pd
 import pytest
 
-from crate_interp.questions import ledger as ledgers
+from conftest import refuses
+from crate_interp.sweeps.ledgers import ledger as ledgers
 from crate_interp.sweeps.ledgers.ledger import Ledger
-from crate_interp.questions.shards import shard_of
+from crate_interp.sweeps.ledgers.shards import shard_of
 
 CHUNKS = 4
 SETTINGS = {
@@ -87,11 +88,9 @@ def held(tmp_path):
 
 
 def test_two_jobs_on_one_shard(tmp_path, held):
-    with pytest.raises(ValueError, match="another process works on shard 0/2.*Wait until it ends"):
-        run(tmp_path, shard="0/2")
+    refuses("another process works on shard 0/2.*Wait until it", lambda: run(tmp_path, shard="0/2"))
     assert run(tmp_path, shard="1/2")[0] is None  # another shard may
-    with pytest.raises(ValueError, match="resume=False would remove its chunks"):
-        run(tmp_path, resume=False)
+    refuses("resume=False would remove its chunks", lambda: run(tmp_path, resume=False))
     held.kill()
     held.wait()
     assert run(tmp_path, shard="0/2") == (WHOLE, CHUNKS // 2)  # the lock died with it
@@ -112,8 +111,7 @@ def test_settings_that_are_torn_or_hostile(tmp_path, name):
     with pytest.raises(ValueError, match="Move it to another place.*restart") as caught:
         run(tmp_path)
     assert len(str(caught.value)) < 2000 and str(caught.value).isprintable()
-    with pytest.raises(ValueError, match="did not write.*'run.json'. Nothing was removed"):
-        run(tmp_path, resume=False)
+    refuses("did not write.*'run.json'. Nothing was removed", lambda: run(tmp_path, resume=False))
     (tmp_path / "run.json").rename(tmp_path / "mine.json")
     assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
 
@@ -123,6 +121,5 @@ def test_another_number_of_chunks_is_refused(tmp_path, count):
     """A smaller one would make a result of some of the data."""
     run(tmp_path, until=2)
     (tmp_path / "ledger-zz-1.jsonl").write_text(json.dumps({"stage": "sweep", "chunks": count}))
-    with pytest.raises(ValueError, match=f"record {count:,} chunks .* data has 4 chunks.*restart"):
-        run(tmp_path)
+    refuses(f"record {count:,} chunks .* data has 4 chunks.*restart", lambda: run(tmp_path))
     assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
-from conftest import BATCH, HEADS, LAYERS
+from conftest import BATCH, HEADS, LAYERS, refuses
 
 GRID = (3, 4)
 
@@ -105,10 +105,8 @@ def test_what_does_not_fit_is_said(model, images, cache):
         ("layers=.*give numbers", lambda: grid_of_heads(cache, images, layers=[])),
         ("layers=.*give numbers", lambda: grid_of_heads(cache, images, layers=[-9])),
     ):
-        with pytest.raises(ValueError, match=words):
-            call()
-    with pytest.raises(KeyError, match=r"the cache lacks 'blocks.1.attn.hook_pattern'"):
-        attention(few, 1)
+        refuses(words, call)
+    refuses(r"the cache lacks 'blocks.1.attn.hook_pattern'", lambda: attention(few, 1), KeyError)
 
 
 def test_numbers_of_any_kind_and_a_layer_named_twice(cache, images):

@@ -5,8 +5,20 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
+from conftest import (
+    BATCH,
+    D_HEAD,
+    D_MODEL,
+    HEADS,
+    LAYERS,
+    LMS,
+    leftover_hooks,
+    make,
+    make_lm,
+    refuses,
+)
 from reference import forward, published_layout
+from test_whitebox_family import MEMBERS, member
 
 POS = 13
 
@@ -117,27 +129,29 @@ def test_official_initialisation():
     assert model.pos_embed.std().item() == pytest.approx(1, rel=0.1)
 
 
-def test_caching_everything_changes_no_bit(model, images):
-    out, cache = model.run_with_cache(images)
-    assert torch.equal(out, model(images))
-    gated = {f"hook_{name}" for name in ("result", "q_input", "k_input", "v_input")}
-    gated |= {"hook_attn_in", "hook_mlp_in"}
-    assert set(cache.cache_dict) == {
-        n for n in model.hook_dict if n.rsplit(".", 1)[-1] not in gated
-    }
-    assert leftover_hooks(model) == []
-
-
-def test_a_hook_that_does_nothing_changes_no_bit(model, images):
+@pytest.mark.parametrize("name", ["crate", "crate-alpha", *LMS, *MEMBERS])
+def test_hooks_that_only_look_change_no_bit(name):
+    if name in LMS:
+        model = make_lm(name)
+        inputs = torch.randint(47, (2, 7), generator=torch.Generator().manual_seed(3))
+    else:
+        model, inputs = member(name)
+        half = model(inputs, stop_at_layer=1)
+        assert torch.equal(model(half, start_at_layer=1), model(inputs))
+    out = model(inputs)
+    cached, cache = model.run_with_cache(inputs)
+    assert torch.equal(cached, out) and set(cache.cache_dict) == set(model.matching_points(None))
+    gated = [f"hook_{name}" for name in ("result", "q_input", "k_input", "v_input", "attn_in")]
+    assert not any(name.endswith((*gated, "hook_mlp_in")) for name in cache.cache_dict)
     for idle in (
         lambda tensor, hook: None,
         lambda tensor, hook: tensor,
         lambda tensor, hook: tensor.clone(),
     ):
         every = [(name, idle) for name in model.matching_points(None)]
-        assert torch.equal(model.run_with_hooks(images, fwd_hooks=every), model(images))
+        assert torch.equal(model.run_with_hooks(inputs, fwd_hooks=every), out)
         every = [(lambda name: True, idle)]
-        assert torch.equal(model.run_with_hooks(images, fwd_hooks=every), model(images))
+        assert torch.equal(model.run_with_hooks(inputs, fwd_hooks=every), out)
     assert leftover_hooks(model) == []
 
 
@@ -258,10 +272,8 @@ def test_layers_can_be_run_apart(model, images):
     assert torch.equal(model(images, stop_at_layer=-1), half)
     _, cache = model.run_with_cache(images, stop_at_layer=1)
     assert not any(name.startswith("blocks.1") for name in cache.cache_dict)
-    with pytest.raises(ValueError, match="stop_at_layer=4: the model has layers 0 to 2"):
-        model(images, stop_at_layer=4)
-    with pytest.raises(ValueError, match=r"takes the stream \[batch, pos, 31\]"):
-        model(images, start_at_layer=1)
+    refuses("stop_at_layer=4: the model has layers 0 to 2", lambda: model(images, stop_at_layer=4))
+    refuses(r"takes the stream \[batch, pos, 31\]", lambda: model(images, start_at_layer=1))
 
 
 def test_gated_points(model, images):
@@ -292,30 +304,17 @@ def test_names_the_papers_use(model):
     assert block.mssa is block.attn and block.ista is block.mlp
     assert len(list(model.modules())) == len({id(module) for module in model.modules()})
     if model.cfg.family == "crate":
-        with pytest.raises(
-            AttributeError, match="has no W_out: in CRATE the sparse code is the next stream"
-        ):
-            _ = block.mlp.W_out
+        refuses("has no W_out: in CRATE the sparse code", lambda: block.mlp.W_out, AttributeError)
     else:
         assert torch.equal(block.mlp.W_out, block.mlp.D1.T)
 
 
 def test_bad_images(model, images):
-    with pytest.raises(
-        ValueError,
-        match=r"images are torch.uint8, but the model takes floats: use model.preprocess",
-    ):
-        model(images.to(torch.uint8))
+    refuses(r"images are torch.uint8, but the model takes", lambda: model(images.to(torch.uint8)))
     with pytest.raises(
         ValueError, match=r"shape \(2, 1, 6, 20\), but the model takes \[batch, 3, height, width\]"
     ):
         model(images[:, :1])
-    with pytest.raises(ValueError, match=r"shape \(3, 6, 20\)"):
-        model(images[0])
-    with pytest.raises(ValueError, match="and at least one image"):
-        model(images[:0])
-    with pytest.raises(
-        ValueError,
-        match=r"images are 4 x 20, but the model was built for 6 x 20.*interpolate_pos=True",
-    ):
-        model(images[:, :, :4])
+    refuses(r"shape \(3, 6, 20\)", lambda: model(images[0]))
+    refuses("and at least one image", lambda: model(images[:0]))
+    refuses(r"images are 4 x 20, but the model was built for 6 x", lambda: model(images[:, :, :4]))

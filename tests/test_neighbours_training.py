@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import fails, make, make_lm
 from neighbours import ids, make_clip, make_mae, pictures
 from selection import few
 
@@ -50,12 +50,6 @@ def same(got, model):
         assert torch.equal(got.state_dict()[name], value), name
 
 
-def fails(match, *args, **given):
-    with pytest.raises(ci.CheckpointError, match=match) as caught:
-        ci.load(*args, **given)
-    assert "\n" not in str(caught.value)
-
-
 # --- forward ---
 
 
@@ -77,10 +71,7 @@ def test_labels_and_pixel_values_give_a_loss():
 def test_what_cannot_be_a_label_is_refused():
     model, images = make(), pictures(3)
     for labels, match in (
-        (
-            torch.tensor([0, 1, 11]),
-            "labels range from 0 to 11, but the model's classes range from 0 to 10",
-        ),
+        (torch.tensor([0, 1, 11]), "labels range from 0 to 11, but the model's classes range from"),
         (torch.tensor([-1, 1, 1]), "labels range from -1 to 1"),
         (torch.tensor([0.0, 1.0, 1.0]), "give a tensor of whole numbers"),
         (torch.tensor([0, 1]), r"labels are torch.int64 of shape \[2\]"),

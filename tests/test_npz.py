@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import crate_interp as ci
 from conftest import D_HEAD, D_MODEL, FIXTURES, HEADS, IMAGE, make
-from test_fixtures import in_block, same
+from test_families import check_blocks, same
 
 FIXTURE = FIXTURES / "crate_alpha_jax"
 GIVEN = dict(image_size=IMAGE["image_size"])
@@ -80,11 +80,7 @@ def test_every_recorded_tensor():
     same(cache["resid_pre", 0], recorded["embed"], "embed")
     same(cache["hook_embed"][:, 1:], recorded["patch_embed"], "patch_embed")
     same(cache["hook_pooled"], recorded["head_ln"], "head_ln")
-    for name, value in recorded.items():
-        if name.startswith("blocks."):
-            _, layer, kind = name.split(".")
-            same(in_block(cache, layer, kind), value, name)
-            seen.add(name)
+    check_blocks(cache, recorded, "blocks.", "blocks.", seen)
     assert set(recorded) == seen
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from conftest import make
+from conftest import make, refuses
 from crate_interp.core.files import write_text
 from crate_interp.core.folders import LOCK, is_inside
 from crate_interp.questions import ledger as ledgers
@@ -55,8 +55,7 @@ def test_starting_over_removes_no_file_of_another(tmp_path, name, content):
 def test_a_chunk_that_was_changed_is_kept_and_measured_again(tmp_path):
     run(tmp_path)
     chunk(tmp_path, 1).write_text("precious")
-    with pytest.raises(ValueError, match="'chunks/sweep-000001.parquet'. Nothing was removed"):
-        run(tmp_path, resume=False)
+    refuses("'chunks/sweep-000001.parquet'. Nothing was", lambda: run(tmp_path, resume=False))
     assert run(tmp_path) == (WHOLE, 1)
     (kept,) = (tmp_path / "chunks").glob("sweep-000001.parquet.*.damaged")
     assert kept.read_text() == "precious"
@@ -73,8 +72,7 @@ def test_a_report_replaces_no_file_of_another(tmp_path, name):
 @pytest.mark.parametrize("name", ["model.safetensors"])
 def test_a_model_replaces_no_file_of_another(tmp_path, name):
     (tmp_path / name).write_text("precious")
-    with pytest.raises(ValueError, match=f"did not write.*{name!r}"):
-        make().save_pretrained(tmp_path)
+    refuses(f"did not write.*{name!r}", lambda: make().save_pretrained(tmp_path))
     assert files_of(tmp_path) == {name: b"precious"}
 
 
@@ -98,8 +96,7 @@ def test_nothing_is_written_through_a_link(tmp_path, name, resume):
         path.unlink(missing_ok=True)
     path.symlink_to(victim)
     before = files_of(victim) if name == "chunks" else victim.read_text()
-    with pytest.raises(ValueError, match=f"{name}' is a link.*remove it, or give another"):
-        run(out, resume=resume)
+    refuses(f"{name}' is a link.*remove it, or give another", lambda: run(out, resume=resume))
     assert before == (files_of(victim) if name == "chunks" else victim.read_text())
     assert path.is_symlink()
 
@@ -114,8 +111,7 @@ def test_a_saved_result_goes_through_no_link(tmp_path, sweeps, name):
         victim.write_text("precious")
     (out / name).symlink_to(victim)
     before = victim.read_bytes()
-    with pytest.raises(ValueError, match=f"{name}' is a link where a file is to be written"):
-        sweeps[1].save(out)
+    refuses(f"{name}' is a link where a file is to be written", lambda: sweeps[1].save(out))
     assert victim.read_bytes() == before and (out / name).is_symlink()
 
 
@@ -237,17 +233,14 @@ def test_nothing_outside_is_removed_by_names_in_an_old_folder(sweeps, tmp_path):
 
 def test_what_somebody_else_wrote_is_not_lost(sweeps, tmp_path):
     (tmp_path / "meta.json").write_text('{"mine": 1}')
-    with pytest.raises(ValueError, match="holds another meta.json, which would be lost: give"):
-        sweeps[0].save(tmp_path)
+    refuses("holds another meta.json, which would be lost: give", lambda: sweeps[0].save(tmp_path))
     (tmp_path / "meta.json").write_text('{"result": "audit", "format": 1}')
-    with pytest.raises(ValueError, match="holds a result of kind 'audit', which would be lost"):
-        sweeps[0].save(tmp_path)
+    refuses("holds a result of kind 'audit', which would be lost", lambda: sweeps[0].save(tmp_path))
     other = tmp_path / "model"
     other.mkdir()
     (other / "config.json").write_text('{"model_type": "vit"}')
     (other / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds a config.json of another library"):
-        make().save_pretrained(other)
+    refuses("holds a config.json of another library", lambda: make().save_pretrained(other))
     assert set(files_of(other)) == {"config.json", "tokenizer.json"}
     (tmp_path / "meta.json").unlink()
     with sweeps[0].saved_with_pages(tmp_path) as stage:

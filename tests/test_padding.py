@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import FIXTURES, make_lm
+from conftest import FIXTURES, LMS, make_lm, refuses
 from crate_interp.models.text.padding import padded
 
-FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:3]]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LMS[1:3]]
 VOCAB, N_CTX = 47, 13
 LENGTHS = (6, 2, 4)
 # a row alone and in a batch go through other shapes of the same products
@@ -26,18 +25,12 @@ def texts(seed=3):
     return [torch.randint(VOCAB, (length,), generator=draw).tolist() for length in LENGTHS]
 
 
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-
-
 def real_of(row, real, value):
     """The part of a batch's value, whose axis 1 is tokens, that is the row's real tokens."""
     return value[row][real[row]]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", LMS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_row_is_the_text_alone(name, side):
     lm, rows = make_lm(name).double(), texts()
@@ -205,9 +198,7 @@ def test_what_hugging_face_gives_and_takes(lm):
         assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
     refuses("give the model one input: tokens or text as the first argument", lambda: lm())
     refuses("give the model one input", lambda: lm(tokens, input_ids=tokens))
-    refuses(
-        "labels are torch.int64 of shape .3, 5.", lambda: lm(tokens, "loss", labels=labels[:, 1:])
-    )
+    refuses("labels are torch.int64 of shape .3", lambda: lm(tokens, "loss", labels=labels[:, 1:]))
     refuses(
         "labels range from 0 to 99", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real)
     )

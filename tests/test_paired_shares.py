@@ -90,11 +90,6 @@ def test_few_flips_leave_out_0_no_more_often_than_asked():
     assert ((low > 0) | (high < 0)).mean() <= 0.05 and (p <= 0.05).mean() <= 0.05
     ends = studentised(flips[:, :100]).interval()
     assert ((ends[0] > 0) | (ends[1] < 0)).mean() > 0.1
-    for shares in ([0.1, 0.1, 0.8], [0.3, 0.1, 0.6]):
-        flips = random.choice([1.0, -1.0, 0.0], p=shares, size=(64, 4000))
-        low, high = paired_shares(flips).ends
-        true = shares[0] - shares[1]
-        assert 0.94 <= ((low <= true) & (true <= high)).mean() <= 0.97
 
 
 @pytest.mark.slow

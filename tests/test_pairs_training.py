@@ -15,6 +15,7 @@ import train_pairs as demo
 
 from segments import rectangles_and_noise
 from selection import few
+from trainings import goes_on
 
 
 @pytest.fixture
@@ -56,26 +57,13 @@ def test_a_batch_depends_on_step_and_seed_alone_and_an_epoch_shows_each_once(dat
 def test_training_goes_on_from_any_step(kind, data, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "BATCH", 4)
     shown = data.tensors(12, "")
-    whole, facts = demo.train(kind, 3, shown, 2, 1e-3, tmp_path / "whole.pt")
-    step, made = demo.one_step, []
 
-    def stopped(*args):
-        if made:
-            raise KeyboardInterrupt
-        made.append(1)
-        return step(*args)
+    def train(name, epochs=2):
+        return demo.train(kind, 3, shown, epochs, 1e-3, tmp_path / f"{name}.pt")
 
-    monkeypatch.setattr(demo, "one_step", stopped)
-    with pytest.raises(SystemExit, match="stopped after 1 steps"):
-        demo.train(kind, 3, shown, 2, 1e-3, tmp_path / "parts.pt")
-    monkeypatch.setattr(demo, "one_step", step)
-    parts, again = demo.train(kind, 3, shown, 2, 1e-3, tmp_path / "parts.pt")
-    for name, value in whole.state_dict().items():
-        assert torch.equal(parts.state_dict()[name], value), name
+    whole, facts, again = goes_on(monkeypatch, demo, train, lambda name: train(name, 3), 1)
     start = pairs.make_model(kind, 3)
     assert facts["start"] == again["start"] == pairs.digest(start) != pairs.digest(whole)
-    with pytest.raises(SystemExit, match="other settings"):
-        demo.train(kind, 3, shown, 3, 1e-3, tmp_path / "parts.pt")
 
 
 def test_both_kinds_have_one_budget():

@@ -9,13 +9,11 @@ import torch
 
 import crate_interp as ci
 import reference
-from conftest import FIXTURES, make, make_lm
+from conftest import FIXTURES, LMS, make, make_lm, refuses
 from crate_interp.data import open_text
 from crate_interp.measures.checks import qr
 from probing import sweep, values
 from selection import few
-
-LMS = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 
 
 @pytest.fixture(scope="module")
@@ -216,14 +214,9 @@ def test_encoder_and_decoder_of_a_masked_autoencoder(mae):
         ).min()
         > 1
     )
-    with pytest.raises(
-        KeyError, match="the layers of decoder_blocks have no hook point 'mlp.hook_post'"
-    ):
+    with pytest.raises(KeyError, match="the layers of decoder_blocks have no hook point"):
         sweep(mae, images, "sparsity", blocks="decoder_blocks")
-    with pytest.raises(
-        ValueError, match="blocks='decoder': this HookedCrateMAE has blocks and decoder_blocks"
-    ):
-        sweep(mae, images, blocks="decoder")
+    refuses("blocks='decoder': this HookedCrateMAE", lambda: sweep(mae, images, blocks="decoder"))
 
 
 def test_towers_of_a_clip():
@@ -237,8 +230,7 @@ def test_towers_of_a_clip():
     assert "alignment" not in measured  # a plain transformer has no U
     uniform = math.log(clip.text.cfg.n_ctx)
     assert values(result, "attention.entropy_uniform", 0) == pytest.approx(uniform)  # no mask
-    with pytest.raises(ValueError, match="attn.hook_u"):
-        sweep(clip.text, texts, "alignment")
+    refuses("attn.hook_u", lambda: sweep(clip.text, texts, "alignment"))
 
 
 def test_zero_codes_are_counted(images):
@@ -280,8 +272,7 @@ def test_text_is_cut_into_windows():
         chat.windows(texts), torch.tensor([[46, *joined[:12]], [46, *joined[12:24]]])
     )
     Words.bos = None
-    with pytest.raises(ValueError, match="no separator to join texts"):
-        lm.windows(texts)
+    refuses("no separator to join texts", lambda: lm.windows(texts))
     Words.bos = 46
 
 
@@ -290,18 +281,12 @@ def test_bad_text():
     lm = make_lm()
     lm.tokenizer = Words()
     for match, data in (
-        (
-            "the texts have 3 tokens, but a window has 13",
-            datasets.Dataset.from_dict({"text": ["1 2 3"]}),
-        ),
+        ("the texts have 3 tokens, but a window", datasets.Dataset.from_dict({"text": ["1 2 3"]})),
         ("the data is empty: there is no text", []),
         ("entry 1 of the data is of type int: give only strings", ["1", 2]),
         ("whole numbers \\[n, pos\\]", torch.zeros(3, 13)),
         ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
-        (
-            "has no text column; its columns are picture",
-            datasets.Dataset.from_dict({"picture": [1]}),
-        ),
+        ("has no text column; its columns are", datasets.Dataset.from_dict({"picture": [1]})),
         ("cannot take data from 'nothing'", "nothing"),
         ("no embedded data is called 'x'", "embedded:x"),
         ("write hf:owner/name:split", "hf:name"),

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make, make_lm, refuses
 from crate_interp.measures import l1_norm, layer_objectives
 
 
@@ -131,15 +131,12 @@ def test_a_random_layer_leaves_torchs_generator_alone(images):
 def test_hooks_come_off_and_a_caller_is_told(images):
     model = make()
     penalty = ci.SRRRegularizer(model)
-    with pytest.raises(RuntimeError, match="use `with"):
-        penalty()
+    refuses("use `with", penalty, RuntimeError)
     with pytest.raises(KeyError), penalty:
-        with pytest.raises(RuntimeError, match="no forward with gradients"):
-            penalty()
+        refuses("no forward with gradients", penalty, RuntimeError)
         with torch.no_grad():
             model(images)
-        with pytest.raises(RuntimeError, match="no forward with gradients"):
-            penalty()
+        refuses("no forward with gradients", penalty, RuntimeError)
         with pytest.raises(RuntimeError, match="open already"), penalty:
             pass
         raise KeyError
@@ -170,13 +167,11 @@ def test_a_language_model_is_regularised_too():
 )
 @pytest.mark.usefixtures("unchecked")
 def test_what_makes_no_sense_is_refused(given, words):
-    with pytest.raises(ValueError, match=words):
-        ci.SRRRegularizer(make(), **given)
+    refuses(words, lambda: ci.SRRRegularizer(make(), **given))
 
 
 def test_inference_mode_is_named(images):
     model = make()
     with ci.SRRRegularizer(model) as penalty, torch.inference_mode():
         model(images)
-        with pytest.raises(ValueError, match="SRRRegularizer needs gradients, but inference mode"):
-            penalty()
+        refuses("SRRRegularizer needs gradients, but inference mode", penalty)

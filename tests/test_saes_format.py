@@ -91,10 +91,7 @@ def refused(folder, match, **given):
 @pytest.mark.parametrize(
     "changes, match",
     [
-        (
-            dict(architecture="transcoder"),
-            "architecture='transcoder' is not supported; expected",
-        ),
+        (dict(architecture="transcoder"), "architecture='transcoder' is not supported; expected"),
         (dict(architecture=["topk"]), r"architecture=\['topk'\] is not supported"),
         (dict(architecture="a\x1b[31m\nb" * 99), r"architecture='a\\x1b\[31m"),
         (dict(activation_fn="tanh-relu"), "activation_fn='tanh-relu' is not supported"),

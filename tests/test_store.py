@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import crate_interp as ci
-from conftest import make
+from conftest import make, refuses
 from crate_interp.sweeps.stores.activation_store import ActivationStore, facts_of
 
 N, CHUNK, BATCH = 17, 5, 3
@@ -100,8 +100,7 @@ def test_float16_rounds_and_says_so(net, stored, tmp_path):
         pd.testing.assert_frame_equal(one, two, rtol=2e-3, atol=2e-5)
         differ += not one.equals(two)
     assert differ
-    with pytest.raises(ValueError, match="the results differ in"):
-        full.merge(rounded)
+    refuses("the results differ in", lambda: full.merge(rounded))
 
 
 def test_labels_limits_and_parts(net, tmp_path):
@@ -129,8 +128,7 @@ def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path
         bad = bytearray(good[:-8] if damage == "short" else good)
         bad[len(bad) // 2] ^= 1
         path.write_bytes(bad)
-    with pytest.raises(ValueError, match="is damaged: .*Repeat the same ci.store call"):
-        ci.open_store(out)
+    refuses("is damaged: .*Repeat the same ci.store call", lambda: ci.open_store(out))
     found = ci.store(net, DATA, points=POINTS, out=out, **QUIET)
     assert "measured again: activations-000002" in capsys.readouterr().err
     assert path.read_bytes() == good and len(found) == N
@@ -140,8 +138,7 @@ def test_other_settings_are_refused_and_start_over(net, stored, tmp_path):
     out = shutil.copytree(folder_of(stored), tmp_path / "s")
     with pytest.raises(ValueError, match="stored is 'float32' there and 'float16' here"):
         ci.store(net, DATA, points=POINTS, out=out, dtype="float16", **QUIET)
-    with pytest.raises(ValueError, match="points.blocks"):
-        ci.store(net, DATA, points=LAST, out=out, **QUIET)
+    refuses("points.blocks", lambda: ci.store(net, DATA, points=LAST, out=out, **QUIET))
     assert len(ci.open_store(out)) == N
     found = ci.store(net, DATA[:3], points=LAST, out=out, resume=False, **QUIET)
     assert len(found) == 3 and len(list((out / "chunks").glob("*.arrow"))) == 1
@@ -153,21 +150,13 @@ def test_what_is_refused(net, stored, tmp_path):
     with pytest.raises(ValueError, match="dtype"):
         ci.store(net, DATA, points=LAST, out=tmp_path / "x", dtype=torch.bfloat16, **QUIET)
     assert not (tmp_path / "x").exists()
-    with pytest.raises(
-        ValueError, match="does not hold a saved ActivationStore: there is no such folder"
-    ):
-        ci.open_store(tmp_path / "x")
+    refuses("does not hold a saved ActivationStore: there", lambda: ci.open_store(tmp_path / "x"))
     ci.sweep(net, DATA, probes="sparsity", controls=0, progress=False).save(tmp_path / "r")
-    with pytest.raises(ValueError, match="holds a result of kind 'sweep'"):
-        ci.open_store(tmp_path / "r")
-    with pytest.raises(ValueError, match="the store is of .* Give the model with which the store"):
-        ci.sweep(make(seed=1), stored, **QUIET)
-    with pytest.raises(ValueError, match="a part of a store"):
-        ci.sweep(net, stored.select(range(4)), **QUIET)
-    with pytest.raises(ValueError, match="a part of a store"):
-        ci.sweep(net, stored.shuffle(seed=0), **QUIET)
-    with pytest.raises(ValueError, match="a store of activations, which only ci.sweep"):
-        ci.audit(net, stored, progress=False)
+    refuses("holds a result of kind 'sweep'", lambda: ci.open_store(tmp_path / "r"))
+    refuses("the store is of .* Give the model", lambda: ci.sweep(make(seed=1), stored, **QUIET))
+    refuses("a part of a store", lambda: ci.sweep(net, stored.select(range(4)), **QUIET))
+    refuses("a part of a store", lambda: ci.sweep(net, stored.shuffle(seed=0), **QUIET))
+    refuses("a store of activations, which only", lambda: ci.audit(net, stored, progress=False))
     with pytest.raises(ValueError, match="Leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)
     assert facts_of(datasets.Dataset.from_dict({"a": [1]})) is None and facts_of(DATA) is None
@@ -177,9 +166,7 @@ def test_points_that_a_probe_lacks(net, tmp_path):
     few = ci.store(net, DATA[:3], points=[f"blocks.{layer}.mlp.hook_post" for layer in range(3)],
                    out=tmp_path, **QUIET)  # fmt: skip
     assert list(ci.sweep(net, few, **QUIET).meta["probes"]) == ["sparsity"]  # what it can measure
-    with pytest.raises(
-        KeyError, match="lacks 7 hook points that are needed: blocks.0.hook_resid_pre"
-    ):
+    with pytest.raises(KeyError, match="lacks 7 hook points that are needed"):
         ci.sweep(net, few, probes="compression", **QUIET)
 
 

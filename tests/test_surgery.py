@@ -1,13 +1,12 @@
 """Surgery: slopes against differences, tables by hand, controls, and what is refused."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from scipy import stats
 
 import crate_interp as ci
-from conftest import BATCH, make, make_lm
+from conftest import BATCH, make, make_lm, refuses
 from crate_interp.stats.intervals import mean_interval, paired_shares
 from crate_interp.surgeries.answers import random_slopes, random_turns
 from crate_interp.surgeries.steps import any_step, replacement_hooks
@@ -164,17 +163,11 @@ def test_a_step_towards_the_answers_is_found():
         assert (result.table("mixes").query("layer == -1").iloc[0]["loss_high"] < 0) == found
 
 
-def test_batches_do_not_matter_and_seeds_do(images):
-    model, options = make().double(), dict(labels=[3, 7], mixes=(), replacements=["plus", 2])
-    one, two = (
-        ci.surgery(model, images.double(), batch_size=size, progress=False, **options)
-        for size in (1, 2)
-    )
-    for name, table in one.tables.items():
-        pd.testing.assert_frame_equal(table, two.table(name), rtol=1e-9, atol=1e-12)
-    other = ci.surgery(model, images.double(), seed=1, **options, **QUIET)
-    assert other.table("samples").equals(two.table("samples"))
-    assert not other.table("random").equals(two.table("random"))
+def test_another_seed_turns_the_random_steps_alone(images):
+    options = dict(labels=[3, 7], mixes=(), replacements=["plus", 2], **QUIET)
+    one, other = (ci.surgery(make(), images, seed=seed, **options) for seed in (0, 1))
+    assert other.table("samples").equals(one.table("samples"))
+    assert not other.table("random").equals(one.table("random"))
     assert len(one.table("mixes")) == 0 and "1 " not in one.headline()[:3]
 
 
@@ -206,10 +199,7 @@ def test_names_of_classes_are_labels(images):
         (dict(limit=0), "limit=0"),
         (dict(labels=None), "the loss needs labels: give labels"),
         (dict(labels=[3]), "there are 1 labels for 2 samples"),
-        (
-            dict(labels=[3, 11]),
-            "the label 11 of sample .* is not a class of this model: give numbers from 0 to 10",
-        ),
+        (dict(labels=[3, 11]), "the label 11 of sample .* is not a class of this model: give"),
         (dict(labels=[3, -1]), "the label -1"),
         (dict(labels=[3, None]), "the label None"),
         (dict(labels=[3, True]), "the label True"),
@@ -224,8 +214,7 @@ def test_what_surgery_refuses(images, given, match):
 def test_models_that_have_no_such_step(images):
     plain, lm = make_lm("gpt-baseline"), make_lm("nanochat-crate")
     tokens = inputs_of(plain, BATCH)
-    with pytest.raises(ValueError, match="layer 0 cannot take 'gradient': queries, keys and val"):
-        ci.surgery(plain, tokens, progress=False)
+    refuses("layer 0 cannot take 'gradient'", lambda: ci.surgery(plain, tokens, progress=False))
     with pytest.raises(ValueError, match="layer 0 cannot take '2 steps': some learned thresholds"):
         with ci.surgeries.replaced(lm, sparse=2):
             raise AssertionError
@@ -245,8 +234,7 @@ def test_models_without_answers(images):
             ci.surgery(model, images, labels=[1, 2], progress=False)
         with torch.no_grad(), ci.surgeries.replaced(model, attention="gradient", sparse=2):
             model.full_forward(images)
-    with pytest.raises(ValueError, match="a CLIP is two models"):
-        ci.surgery(clip, images, progress=False)
+    refuses("a CLIP is two models", lambda: ci.surgery(clip, images, progress=False))
 
 
 def test_a_step_that_is_not_finite_is_named(images):

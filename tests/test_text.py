@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import crate_interp as ci
-from conftest import FIXTURES, make_lm
+from conftest import FIXTURES, make_lm, refuses
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 from crate_interp.questions.untrained_twins import twin
 
@@ -20,12 +20,6 @@ CHAT = FIXTURES / "nanochat_crate_alpha"
 @pytest.fixture(scope="module")
 def chat():
     return ci.load(CHAT)
-
-
-def refuses(match, call, error=ValueError):
-    with pytest.raises(error, match=match) as caught:
-        call()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_is_there_from_the_start():
@@ -143,9 +137,7 @@ def test_to_tokens(chat):
         cut = chat.to_tokens("the" * 60)
     whole = chat.to_tokens("the" * 60, truncate=False)
     assert cut.shape == (1, n_ctx) and torch.equal(whole[:, :n_ctx], cut) and whole.shape[1] == 61
-    refuses(
-        "padding_side='middle': give 'left' or 'right'", lambda: chat.to_tokens("a", None, "middle")
-    )
+    refuses("padding_side='middle': give 'left' or", lambda: chat.to_tokens("a", None, "middle"))
     assert chat.tokenizer_prepends_bos is False
 
 

@@ -13,6 +13,8 @@ sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 import train_tiny_pictures as demo
 
+from trainings import goes_on
+
 
 def block(width, height, colour):
     return Image.new("RGBA", (width, height), (*colour, 255))
@@ -95,21 +97,6 @@ def test_training_goes_on_from_any_step(cutouts, grounds, tmp_path, monkeypatch)
     monkeypatch.setattr(demo, "PHASES", phases)
     monkeypatch.setattr(demo, "STEPS", 5)
     data = demo.Training(cutouts, grounds)
-    whole, _ = demo.train(settings(tmp_path / "whole"), data)
-    step = demo.one_step
-
-    def stopped(model, optimizers, data, number):
-        if number == 3:
-            raise KeyboardInterrupt
-        return step(model, optimizers, data, number)
-
-    monkeypatch.setattr(demo, "one_step", stopped)
-    with pytest.raises(SystemExit, match="stopped after 3 steps"):
-        demo.train(settings(tmp_path / "parts"), data)
-    monkeypatch.setattr(demo, "one_step", step)
-    parts, seconds = demo.train(settings(tmp_path / "parts"), data)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(parts.state_dict()[name], value), name
+    train = lambda name, *more: demo.train(settings(tmp_path / name, *more), data)  # noqa: E731
+    _, _, seconds = goes_on(monkeypatch, demo, train, lambda name: train(name, "clip"), 3)
     assert seconds > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
-    with pytest.raises(SystemExit, match="other settings"):
-        demo.train(settings(tmp_path / "parts", "clip"), data)

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 
 import crate_interp as ci
-from command import run
 from conftest import HEADS, make, make_lm
 from crate_interp.checkpoints.state_dicts import LeftOutWarning
 from published import published
@@ -170,21 +169,6 @@ def test_two_sets_of_equal_standing_are_refused(tmp_path):
     loads(both, tmp_path, "other tensors are left out: teacher.", rename=r"s/^student\.//")
     loads(both, tmp_path, "left out: student.", OTHER, rename=r"s/^teacher\.//")
     same(ci.load({"a": WEIGHTS, "b": WEIGHTS}, **GIVEN))  # one dict by two names
-
-
-# ------------------------------------------------------------------ rename, and the command line
-
-
-def test_options_of_the_command_line(tmp_path):
-    def fork(weights):
-        return {f"net.{key.replace('to_patch', 'patch')}": weights[key] for key in weights}
-
-    torch.save({"model": fork(WEIGHTS), "model_ema": fork(AVERAGED)}, tmp_path / "w.pth")
-    options = [f"--config={name}={list(GIVEN[name])}" for name in ("image_size", "patch_size")]
-    options += [f"--config=n_heads={HEADS}", "--weights=ema", "--rename=s/(?=patch_emb)/to_/"]
-    done = run("convert", tmp_path / "w.pth", "--out", tmp_path / "m", *options)
-    assert not done.returncode, done.stderr
-    assert torch.equal(ci.load(tmp_path / "m").W_U, OTHER.W_U)
 
 
 # ------------------------------------------------------------------ weights in several files

@@ -8,17 +8,11 @@ from transformer_lens.tools.analysis.attribution_patching import attribution_pat
 from transformer_lens.tools.analysis.direct_logit_attribution import direct_logit_attribution
 from transformer_lens.tools.analysis.logit_lens import logit_lens
 
-from conftest import HEADS, LAYERS, make_lm
+from conftest import HEADS, LAYERS, LMS, make_lm
 from crate_interp.models.compat.unsupported_methods import RefusedError
 from selection import few
 
 POS, RIGHT, WRONG = 7, 3, 9
-FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
-
-
-@pytest.fixture(params=FAMILIES)
-def lm(request):
-    return make_lm(request.param)
 
 
 @pytest.fixture
@@ -70,7 +64,7 @@ SWEEPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", few(FAMILIES))
+@pytest.mark.parametrize("family", few(LMS))
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_patching_sweeps(sweep, family):
     """On a small model: a sweep runs it once for each layer, position and head."""
@@ -220,21 +214,3 @@ def test_attribution_patching(lm, clean, corrupt):
         }
         ours = torch.tensor([float(scores[pos]) for pos in range(POS)])
         torch.testing.assert_close(ours, direct, atol=1e-4, rtol=1e-3)
-
-
-def test_no_op_hooks_change_no_bit(lm, clean):
-    with torch.no_grad():
-        plain = lm(clean)
-        hooked = lm.run_with_hooks(
-            clean, fwd_hooks=[(name, lambda value, hook: None) for name in lm.matching_points(None)]
-        )
-        cached, cache = lm.run_with_cache(clean)
-        same = lm.run_with_hooks(
-            clean,
-            fwd_hooks=[
-                (name, lambda value, hook: value.clone()) for name in lm.matching_points(None)
-            ],
-        )
-    assert torch.equal(plain, hooked) and torch.equal(plain, cached)
-    torch.testing.assert_close(same, plain, atol=1e-6, rtol=1e-5)
-    assert set(cache) == set(lm.matching_points(None))

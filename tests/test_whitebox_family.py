@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import make, make_lm, refuses
 from crate_interp.probes.segmentation_probe import head_maps
 
 SQUARE = dict(image_size=(6, 15))  # 3 x 3 patches of (2, 5)
@@ -25,7 +25,7 @@ MEMBERS = {
 
 
 def member(name, **over):
-    model = make(name.split()[0], **{**MEMBERS[name], **over})
+    model = make(name.split()[0], **{**MEMBERS.get(name, {}), **over})
     size = model.cfg.image_size
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(3))
     return model, images
@@ -34,17 +34,6 @@ def member(name, **over):
 @pytest.fixture(params=MEMBERS)
 def one(request):
     return member(request.param)
-
-
-def test_caching_everything_changes_no_bit(one):
-    model, images = one
-    with torch.no_grad():
-        out = model(images)
-        cached, cache = model.run_with_cache(images)
-        assert torch.equal(out, cached)
-        stop = model(images, stop_at_layer=1)
-        assert torch.equal(model(stop, start_at_layer=1), out)
-    assert set(cache) == set(model.matching_points(None))
 
 
 def test_hooked_contributions_add_up_to_the_stream(one):
@@ -157,8 +146,7 @@ def test_images_of_another_size():
     model, _ = member("cbt", interpolate_pos=True)
     with torch.no_grad():
         assert model(torch.randn(1, 3, 8, 20)).shape == (1, 11)  # 4 x 4
-        with pytest.raises(ValueError, match="as high as they are wide"):
-            model(torch.randn(1, 3, 8, 15))
+        refuses("as high as they are wide", lambda: model(torch.randn(1, 3, 8, 15)))
 
 
 def test_batch_norm_stays_frozen_in_train_mode():
@@ -222,8 +210,7 @@ def test_a_resized_copy_is_the_model_with_interpolated_positions(one):
         torch.testing.assert_close(finer(wide), other(wide))
         assert torch.equal(model.resized(model.cfg.image_size)(images), model(images))
     assert finer.cfg.grid == (2 * model.cfg.grid[0], 2 * model.cfg.grid[1])
-    with pytest.raises(ValueError, match="multiple of"):
-        model.resized((height + 1, width))
+    refuses("multiple of", lambda: model.resized((height + 1, width)))
 
 
 @pytest.mark.parametrize("family", ["tost", "cbt"])
@@ -240,7 +227,6 @@ def test_maps_of_heads_without_a_pattern(family):
     else:
         whole = ci.maps.contracted(cache, 1)[:, :, 0]
         torch.testing.assert_close(maps, (whole / whole.sum(-1, keepdim=True))[..., 1:])
-        with pytest.raises(ValueError, match="query=99"):
-            head_maps(acts, 1, 99, True, True)
+        refuses("query=99", lambda: head_maps(acts, 1, 99, True, True))
     with pytest.raises(ValueError, match="has none"):
         ci.probes.segmentation(kind=model.cfg.facts["attention"], scaled=False)

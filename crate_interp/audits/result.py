@@ -96,7 +96,7 @@ class AuditResult(Result):
         "numbers": by("sample", "layer"),
         "weights": first,
         "heads": first,
-        "untrained": by("seed", "sample", "layer"),
+        "untrained": by("weights", "seed", "sample", "layer"),
         "untrained_weights": first,
     }
     DERIVED = {

@@ -360,10 +360,7 @@ HURT[1, 2, 4, 0] = torch.nan
             (FEATURES, (2, 4)),
             r"grid=\(2, 4\) does not fit 6 tokens .*rows \* columns = 6, .* without CLS",
         ),
-        (
-            (FEATURES[:, :, :1], (1, 1)),
-            "does not fit 1 tokens .* at least 2",
-        ),
+        ((FEATURES[:, :, :1], (1, 1)), "does not fit 1 tokens .* at least 2"),
         ((FEATURES, (2, 3), 0), "n_masks=0: give a whole number of at least 1"),
         ((FEATURES, (2, 3), 1, float("nan")), "tau=nan: give a finite number"),
         ((FEATURES, (2, 3), 1, -float("inf")), "tau=-inf: give a finite number"),

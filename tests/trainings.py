@@ -1,0 +1,31 @@
+"""A training goes on: stopped after some steps and called again, it ends with the same bits."""
+
+import pytest
+import torch
+
+
+def goes_on(monkeypatch, demo, train, other, after):
+    """Trains at once, and in two parts; returns the model, its facts, and those of the parts.
+
+    train(name): a training that is kept under this name. other(name): one of other settings, which
+    is refused there.
+    """
+    whole, facts = train("whole")
+    step, done = demo.one_step, []
+
+    def stopped(*args):
+        if len(done) == after:
+            raise KeyboardInterrupt
+        done.append(1)
+        return step(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "one_step", stopped)
+        with pytest.raises(SystemExit, match=f"stopped after {after} steps"):
+            train("parts")
+    parts, again = train("parts")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(parts.state_dict()[name], value), name
+    with pytest.raises(SystemExit, match="other settings"):
+        other("parts")
+    return whole, facts, again
