@@ -17,10 +17,10 @@ from torch import Tensor
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.pictures import Later, header, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.class_maps import IGNORE, mask_reader
-from crate_interp.data.folder_listing import inside, names_and_sizes, path_and_option
-from crate_interp.data.picture_contents import Files
-from crate_interp.data.samples import Preprocess, Samples, picture_samples
+from crate_interp.data.folder_listing import file_samples, names_and_sizes, path_and_option
+from crate_interp.data.items import IGNORE, Item, items_between
+from crate_interp.data.picture_contents import inside
+from crate_interp.data.samples import ImageReading, Samples
 
 _NEEDED = {  # table -> fields that its rows must have
     "images": ("id", "file_name", "width", "height"),
@@ -29,9 +29,7 @@ _NEEDED = {  # table -> fields that its rows must have
 }
 
 
-def coco_samples(
-    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
-) -> Samples:
+def coco_samples(where: str, how: ImageReading) -> Samples:
     """Returns the images of "ANNOTATIONS.json:IMAGEDIR", in the order of the annotations.
 
     For "ANNOTATIONS.json" alone, the images are in the folder of this file. Classes are the
@@ -63,20 +61,14 @@ def coco_samples(
                 f"{row['width']}, but the image is {height} x {width}: masks would not fit it."
             )
     regions = _by_image(path, tables, classes)
-    files = Files(folder, lambda start, stop: enumerate(names[start:stop], start))
-
-    def masks_of(start: int, stop: int) -> list[Later]:
-        return [
-            Later(
-                partial(_class_map, (row["height"], row["width"]), regions[row["id"]], classes),
-                f"the mask of image {row['id']}",
-            )
-            for row in images[start:stop]
-        ]
-
-    read_masks = mask_reader(preprocess_masks, masks_of)
+    items = []
+    for row, file in zip(images, paths, strict=True):
+        size, what = (row["height"], row["width"]), f"the mask of image {row['id']}"
+        draw = partial(_class_map, size, regions[row["id"]], classes)
+        items.append(Item(file, mask=Later(draw, what, partial(tuple, size[::-1]))))
     fingerprint = f"coco:{names_and_sizes(paths, names)}:annotations:{annotated}"
-    return picture_samples(paths, fingerprint, preprocess, read_masks, files)
+    read = partial(items_between, items, 0)
+    return file_samples(read, folder, names, how, fingerprint, binary=False)
 
 
 def coco_image_ids(where: str) -> list[int]:

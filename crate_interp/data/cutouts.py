@@ -1,6 +1,7 @@
 """Objects with alpha pasted on backgrounds: a data set of images with exact masks."""
 
 from collections.abc import Iterator
+from functools import partial
 from os.path import isdir
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from PIL import Image
 from crate_interp.core.pictures import check_depth, header, loaded, opened, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data import folder_listing
-from crate_interp.data.class_maps import mask_reader
+from crate_interp.data.items import Item, item_samples
 from crate_interp.data.picture_contents import Files
-from crate_interp.data.samples import Preprocess, Samples
+from crate_interp.data.samples import ImageReading, Samples
 
 SIDE = 224  # pixels of a composite's side, before the model's own resize
 COVER = (0.03, 0.97)  # the allowed share of the canvas that an object covers
@@ -21,9 +22,7 @@ BACKGROUNDS = "backgrounds"
 SHARE = (0.45, 0.8)  # the longer side of an object, as a share of the picture's side
 
 
-def cutout_samples(
-    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
-) -> Samples:
+def cutout_samples(where: str, how: ImageReading) -> Samples:
     """Returns one composite for each object in "DIR" or "DIR:SEED" (SEED is 0 by default).
 
     Composites are 224 x 224 before the model's resize. Objects are PNG and WebP files anywhere
@@ -50,30 +49,37 @@ def cutout_samples(
         objects + backgrounds, names + [path.name for path in backgrounds]
     )
 
-    def files_of(start: int, stop: int) -> Iterator[tuple[int, str]]:
-        for index in range(start, stop):
-            yield index, names[index]
-            chosen = _background_of(len(behind), np.random.default_rng((seed, index)))
-            if chosen is not None:
-                yield index, behind[chosen]
-
-    def composites(start: int, stop: int) -> list[tuple[Image.Image, Image.Image]]:
-        return [
-            _composite(objects[index], backgrounds, (seed, index))
-            for index in range(start, min(stop, len(names)))
-        ]
-
-    def masks_of(start: int, stop: int) -> list[Image.Image]:
-        return [mask for _, mask in composites(start, stop)]
-
-    return Samples(
-        n=len(names),
+    files = partial(_files_of, names, behind, seed)
+    return item_samples(
+        partial(_composites, objects, backgrounds, seed),
+        range(len(names)),
+        f"cutouts:seed={seed}:{listing}",
+        how,
+        masked=True,
+        binary=True,
         labels=folder_listing.first_folders(names),
-        fingerprint=f"cutouts:seed={seed}:{listing}",
-        read=lambda start, stop: preprocess([picture for picture, _ in composites(start, stop)]),
-        masks=mask_reader(preprocess_masks, masks_of, binary=True),
-        files=Files(folder, files_of, files_of),
+        files=Files(folder, files, files),
     )
+
+
+def _files_of(
+    names: list[str], behind: list[str], seed: int, start: int, stop: int
+) -> Iterator[tuple[int, str]]:
+    for index in range(start, stop):
+        yield index, names[index]
+        chosen = _background_of(len(behind), np.random.default_rng((seed, index)))
+        if chosen is not None:
+            yield index, behind[chosen]
+
+
+def _composites(
+    objects: list[Path], backgrounds: list[Path], seed: int, start: int, stop: int
+) -> list[Item]:
+    pairs = [
+        _composite(objects[index], backgrounds, (seed, index))
+        for index in range(start, min(stop, len(objects)))
+    ]
+    return [Item(picture, mask=mask) for picture, mask in pairs]
 
 
 def _objects(folder: Path) -> list[Path]:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from crate_interp.data.batch_reading import Found, read_runs
 from crate_interp.data.picture_contents import Notes, noting
+from crate_interp.data.samples import Found, read_runs
 from crate_interp.data.streams import Row, Stream
 from crate_interp.sweeps.runs.batches import nobody, ranges_of
 from crate_interp.sweeps.runs.chunked_pass import Ahead, Stage, Task
