@@ -52,12 +52,10 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
     A name is the path below the folder, written with /; names are in order part by part. Files and
     folders whose names begin with a dot are left out, and so are the files of a result that was
     saved under the folder. Links are followed wherever they lead, because the user unpacked the
-    folder, except links that lead back to a folder that contains them.
-
-    Raises ValueError if a folder is reached twice, because its pictures would count twice.
+    folder; a folder that links reach again is read once.
     """
     results: set[str] = set()
-    places: dict[tuple[int, int], str] = {}  # the folders so far, by inode
+    places: set[tuple[int, int]] = set()  # the folders so far, by inode
 
     def walk(below: str) -> Iterator[str]:
         try:
@@ -66,63 +64,46 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
                 entries = sorted(scanned, key=lambda entry: entry.name)
         except OSError:  # the folder may not be entered, or its path is too long
             return
-        first = places.setdefault((place.st_dev, place.st_ino), below)
-        if first != below and below.startswith(first):  # a link to a folder that contains it
+        if (place.st_dev, place.st_ino) in places:  # pictures would count twice
             return
-        if first != below:
-            raise ValueError(
-                f"{quoted(folder / first)} and {quoted(folder / below)} are the same folder: "
-                "pictures would count twice. Remove the link."
-            )
+        places.add((place.st_dev, place.st_ino))
         if any(entry.name == META for entry in entries):
             results.update(below + name for name in listed(folder / below / META))
         for entry in entries:
+            name = below + entry.name
             if entry.name.startswith("."):
                 continue
             if os.path.isdir(entry.path):
-                yield from walk(f"{below}{entry.name}/")
-            elif os.path.splitext(entry.name)[1].lower() in suffixes:
-                if below + entry.name not in results:
-                    yield below + entry.name
+                yield from walk(f"{name}/")
+            elif os.path.splitext(name)[1].lower() in suffixes and name not in results:
+                yield name
 
     yield from walk("")
 
 
-def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
+def names_and_sizes(paths: Iterable[Path], names: Iterable[str]) -> str:
     """Returns a fingerprint of files, made of their names and sizes; no content is read."""
-    return fingerprint_of(names, [path.stat().st_size for path in paths])
+    return fingerprint_of(names, (path.stat().st_size for path in paths))
 
 
 def fingerprint_of(names: Iterable[str], sizes: Iterable[int]) -> str:
     """Returns the fingerprint made of the names and sizes of files."""
-    digest = hashlib.sha256()
-    for number, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        line = bytes_of(name).replace(b"\n", b"\0")  # names never hold a zero byte
-        digest.update(b"\n" * (number > 0) + line + f" {size}".encode())
-    return f"names-and-sizes:sha256:{digest.hexdigest()}"
+    lines = (
+        bytes_of(name).replace(b"\n", b"\0") + f" {size}".encode()  # names never hold a zero byte
+        for name, size in zip(names, sizes, strict=True)
+    )
+    digest = hashlib.sha256(b"\n".join(lines)).hexdigest()
+    return f"names-and-sizes:sha256:{digest}"
 
 
 def first_folders(names: Iterable[str]) -> list[str] | None:
     """Returns the first folder of every name as labels, or None if a file is in no folder.
 
     Labels are written into tables and files, so characters that would harm them become escapes.
-    Raises ValueError if two folders would get the same label.
     """
-    labels: list[str] = []
-    folders: dict[str, str] = {}  # label -> folder
-    known: dict[str, str] = {}
-    for name in names:
-        folder, slash, _ = name.partition("/")
-        if not slash:
-            return None
-        if folder not in known:
-            known[folder] = plain(folder, 1000)
-            if folders.setdefault(known[folder], folder) != folder:
-                raise ValueError(
-                    f"two folders {quoted(folder)} differ in invisible characters: rename one."
-                )
-        labels.append(known[folder])
-    return labels
+    pairs = [name.partition("/")[:2] for name in names]
+    known = {folder: plain(folder, 1000) for folder in {folder for folder, _ in pairs}}
+    return [known[folder] for folder, _ in pairs] if all(slash for _, slash in pairs) else None
 
 
 @dataclass(frozen=True)
@@ -141,9 +122,13 @@ class Listing:
     @classmethod
     def of(cls, folder: Path) -> "Listing":
         """Lists the pictures that a folder holds now."""
-        every = list(names_under(folder, SUFFIXES + UNREAD_SUFFIXES))
-        names = [name for name in every if os.path.splitext(name)[1].lower() in SUFFIXES]
-        unread = Counter(os.path.splitext(name)[1].lower() for name in set(every) - set(names))
+        names, unread = [], Counter()
+        for name in names_under(folder, SUFFIXES + UNREAD_SUFFIXES):
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in SUFFIXES:
+                names.append(name)
+            else:
+                unread[suffix] += 1
         return cls(folder, names, [_size(folder / name) for name in names], unread)
 
     @classmethod
@@ -186,9 +171,8 @@ class Listing:
             if before != now:
                 what = "is gone" if now < 0 else f"has {now:,} bytes"
                 raise ValueError(
-                    f"{quoted(path)} {what}, but had {before:,} bytes when the folder was listed: "
-                    "the data has changed. Put the file back; or, to start over, give another "
-                    "folder for the result, or resume=False (--restart)."
+                    f"{quoted(path)} {what}, but had {before:,} bytes when the folder was listed. "
+                    "Put it back, or start over in another folder or with resume=False (--restart)."
                 )
             paths.append(path)
         return paths
@@ -217,8 +201,8 @@ def _size(path: Path) -> int:
 def _schema(folder: Path) -> "pyarrow.Schema":
     import pyarrow as pa
 
-    columns = [("name", pa.large_binary()), ("size", pa.int64())]
-    return pa.schema(columns, metadata={"folder": bytes_of(os.path.abspath(folder))})
+    metadata = {"folder": bytes_of(os.path.abspath(folder))}
+    return pa.schema([("name", pa.large_binary()), ("size", pa.int64())], metadata=metadata)
 
 
 def folder_samples(where: str, how: ImageReading) -> Samples:
@@ -249,10 +233,8 @@ def folder_samples(where: str, how: ImageReading) -> Samples:
     unread = ", ".join(f"{count:,} {suffix}" for suffix, count in listing.unread.most_common())
     advice = f"Formats that are not read: {unread}. Save these files as PNG or JPEG."
     if not listing.names:
-        raise ValueError(
-            f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
-            + (f" {advice}" if unread else "")
-        )
+        words = f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
+        raise ValueError(f"{words} {advice}" if unread else words)
     labels = first_folders(listing.names)
     _check_no_splits(folder, labels)
     if unread:
@@ -305,15 +287,13 @@ def _shown_name(names: list[str], number: int) -> str:
 
 def _check_no_splits(folder: Path, labels: Sequence[str] | None) -> None:
     """Raises ValueError, which says what to type, if all labels are names of splits."""
-    found = sorted(set(labels or ()))
-    if not found or any(name.lower() not in SPLITS for name in found):
-        return
-    first = min(found, key=lambda name: SPLITS.index(name.lower()))
-    holds = "a split" if len(found) == 1 else "splits"
-    raise ValueError(
-        f"{quoted(folder)} holds {holds} ({', '.join(found)}), not folders of labels. Give one "
-        f'split: "imagefolder:{plain(folder / first, 1000)}".'
-    )
+    splits = sorted(set(labels or ()))
+    if splits and all(name.lower() in SPLITS for name in splits):
+        best = min(splits, key=lambda name: SPLITS.index(name.lower()))
+        raise ValueError(
+            f"{quoted(folder)} holds splits ({', '.join(splits)}), not folders of labels. "
+            f'Give one split: "imagefolder:{plain(folder / best, 1000)}".'
+        )
 
 
 def spread(labels: Sequence[str]) -> Int[np.ndarray, "sample"]:

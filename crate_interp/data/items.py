@@ -250,6 +250,7 @@ class MaskReader:
         self.items, self.preprocess, self.numbers, self.binary = items, preprocess, numbers, binary
 
     def __call__(self, start: int, stop: int) -> UInt8[Tensor, "batch height width"]:
+        """Returns the class maps of the samples from `start` to `stop` - 1."""
         if self.binary is None:  # slow, so only when the first mask is read
             self.binary = all(map(self._may_be_binary, self.numbers))
         maps = []
