@@ -8,7 +8,7 @@ from PIL import Image
 
 from conftest import PLAIN, make
 from crate_interp.data import embedded, open_data, open_text, part
-from crate_interp.data.images import spread
+from crate_interp.data.folder_listing import spread
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
 

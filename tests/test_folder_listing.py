@@ -7,8 +7,8 @@ import pytest
 
 import crate_interp as ci
 from conftest import PLAIN, make
-from crate_interp.data.folder_listing import Listing, names_under, pictures_under
-from crate_interp.data.images import folder_samples
+from crate_interp.data.folder_listing import Listing, folder_samples, names_under, pictures_under
+from crate_interp.data.samples import ImageReading
 from gathered import CHUNKS, folder
 
 ODD = [
@@ -65,7 +65,7 @@ def test_a_name_does_not_lead_out_of_the_folder(odd):
 
 def test_a_folder_without_pictures_and_a_bad_first(tmp_path):
     with pytest.raises(ValueError, match="has no images: no file ends in"):
-        folder_samples(str(tmp_path), lambda given: given)  # pyright: ignore
+        folder_samples(str(tmp_path), ImageReading(lambda given: given))  # pyright: ignore
     for name in ("a.heic", "b.HEIC", "c/d.svg", ".e.avif", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -73,7 +73,7 @@ def test_a_folder_without_pictures_and_a_bad_first(tmp_path):
         r".webp, .*Formats that are not read: 2 .heic, 1 .svg. Save these files as PNG or JPEG.$"
     )
     with pytest.raises(ValueError, match=match):
-        folder_samples(str(tmp_path), lambda given: given)  # pyright: ignore
+        folder_samples(str(tmp_path), ImageReading(lambda given: given))  # pyright: ignore
     for name in ("a.heic", "b.HEIC", "c/d.svg"):
         (tmp_path / name).unlink()
     (tmp_path / "a.png").write_bytes(b"no picture")
@@ -83,12 +83,12 @@ def test_a_folder_without_pictures_and_a_bad_first(tmp_path):
 
 def test_files_of_other_formats_are_counted_in_a_warning(tmp_path):
     root = folder(tmp_path / "in")
-    before = folder_samples(str(root), lambda given: given)  # pyright: ignore
+    before = folder_samples(str(root), ImageReading(lambda given: given))  # pyright: ignore
     for name in ("a/late.avif", "b/late.AVIF", "b/late.cr2", "a/notes.md"):
         (root / name).write_bytes(b"x")
     match = r"files in '.*in' are left out. Formats that are not read: 2 .avif, 1 .cr2. Save these"
     with pytest.warns(UserWarning, match=match) as told:
-        samples = folder_samples(str(root), lambda given: given)  # pyright: ignore
+        samples = folder_samples(str(root), ImageReading(lambda given: given))  # pyright: ignore
     assert len(told) == 1 and samples.fingerprint == before.fingerprint
 
 
@@ -108,10 +108,10 @@ def test_splits_are_no_labels(tmp_path, names, first):
         (tmp_path / name / "cat" / "a.png").write_bytes(b"x")
     holds = rf"splits? \({', '.join(sorted(names))}\), not folders of labels. Give one split: "
     with pytest.raises(ValueError, match=rf'{holds}"imagefolder:{tmp_path}/{first}"\.$'):
-        folder_samples(str(tmp_path), lambda given: given)  # pyright: ignore
-    inner = folder_samples(str(tmp_path / first), lambda given: given)  # pyright: ignore
+        folder_samples(str(tmp_path), ImageReading(lambda given: given))  # pyright: ignore
+    inner = folder_samples(str(tmp_path / first), ImageReading(lambda given: given))  # pyright: ignore
     assert inner.labels == ["cat"]
     (tmp_path / "bus").mkdir()
     (tmp_path / "bus" / "a.png").write_bytes(b"x")  # "train" may be a class beside "bus"
-    labels = folder_samples(str(tmp_path), lambda given: given).labels  # pyright: ignore
+    labels = folder_samples(str(tmp_path), ImageReading(lambda given: given)).labels  # pyright: ignore
     assert set(labels or ()) == {"bus", *names}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from crate_interp.data.groups import windows_of_texts
+from crate_interp.data.texts import windows_of_texts
 from crate_interp.results import sample_ranges
 from crate_interp.stats.contrasts import by_group, columns_of_sums, paired
 from crate_interp.stats.intervals import interval_of_sums, mean_interval

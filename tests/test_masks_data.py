@@ -211,7 +211,7 @@ BAD_LISTS = {
 
 def test_bad_voc(model, voc, tmp_path):
     refused(model, "missing' is not a folder: give voc:DIR or voc:DIR:", f"voc:{tmp_path}/missing")
-    refused(model, "has no folder JPEGImages: give voc:DIR with", f"voc:{tmp_path}")
+    refused(model, "JPEGImages' is not a folder: give voc:DIR", f"voc:{tmp_path}")
     refused(model, "no split of .* is called 'test': give one of train, val", f"voc:{voc}:test")
     for match, names in BAD_LISTS.items():
         (voc / "ImageSets" / "Segmentation" / "val.txt").write_text(names)

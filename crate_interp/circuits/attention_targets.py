@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from crate_interp.core import checks
-from crate_interp.data.groups import group_numbers
+from crate_interp.data.samples import group_numbers
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern

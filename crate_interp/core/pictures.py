@@ -56,11 +56,12 @@ class Undecodable(ValueError):
 class Later:
     """A picture that `make` decodes only when it is needed, to save memory.
 
-    what: the picture's name in errors.
+    what: the picture's name in errors. size: returns its upright (width, height) without decoding.
     """
 
     make: Callable[[], Image.Image]
     what: str
+    size: Callable[[], tuple[int, int]]
 
 
 Picture = Image.Image | str | Path | Later

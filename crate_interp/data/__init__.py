@@ -13,10 +13,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from crate_interp.data.named_data import embedded
 from crate_interp.data.samples import Samples, part
 from crate_interp.data.sources import forms, open_data, open_text
-from crate_interp.data.tables import Table
+from crate_interp.data.tables import Table, embedded
 
 # what may be given as data; see `open_data` and `open_text`
 Data = (

@@ -17,10 +17,10 @@ from torch import Tensor
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.pictures import Later, header, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.class_maps import IGNORE, mask_reader
-from crate_interp.data.folder_listing import inside, names_and_sizes, path_and_option
-from crate_interp.data.picture_contents import Files
-from crate_interp.data.samples import Preprocess, Samples, picture_samples
+from crate_interp.data.folder_listing import file_samples, names_and_sizes, path_and_option
+from crate_interp.data.items import IGNORE, Item, items_between
+from crate_interp.data.picture_contents import inside
+from crate_interp.data.samples import ImageReading, Samples
 
 _NEEDED = {  # table -> fields that its rows must have
     "images": ("id", "file_name", "width", "height"),
@@ -29,9 +29,7 @@ _NEEDED = {  # table -> fields that its rows must have
 }
 
 
-def coco_samples(
-    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
-) -> Samples:
+def coco_samples(where: str, how: ImageReading) -> Samples:
     """Returns the images of "ANNOTATIONS.json:IMAGEDIR", in the order of the annotations.
 
     For "ANNOTATIONS.json" alone, the images are in the folder of this file. Classes are the
@@ -52,31 +50,37 @@ def coco_samples(
     ids = sorted(row["id"] for row in tables["categories"])
     if len(ids) >= IGNORE:
         raise ValueError(f"{quoted(path)} has {len(ids)} categories: give at most 254.")
-    images, classes = tables["images"], {one: number for number, one in enumerate(ids, 1)}
-    names = [row["file_name"] for row in images]
+    classes = {one: number for number, one in enumerate(ids, 1)}
+    names = [row["file_name"] for row in tables["images"]]
     paths = [inside(folder, name, path) for name in names]
-    for row, file in zip(images, paths, strict=True):
-        width, height = header(file, f"the image {quoted(file)}")[1]
-        if (row["width"], row["height"]) != (width, height):
+    items: dict[Any, Item] = {}
+    regions: dict[Any, list[Any]] = {row["id"]: [] for row in tables["images"]}
+    for row, file in zip(tables["images"], paths, strict=True):
+        size = (row["width"], row["height"])
+        found = header(file, f"the image {quoted(file)}")[1]
+        if size != found:
             raise ValueError(
-                f"{quoted(path)} gives {quoted(row['file_name'])} as {row['height']} x "
-                f"{row['width']}, but the image is {height} x {width}: masks would not fit it."
+                f"{quoted(path)} gives {quoted(row['file_name'])} as {size[1]} x {size[0]}, but "
+                f"the image is {found[1]} x {found[0]}: masks would not fit it."
             )
-    regions = _by_image(path, tables, classes)
-    files = Files(folder, lambda start, stop: enumerate(names[start:stop], start))
-
-    def masks_of(start: int, stop: int) -> list[Later]:
-        return [
-            Later(
-                partial(_class_map, (row["height"], row["width"]), regions[row["id"]], classes),
-                f"the mask of image {row['id']}",
+        draw = partial(_class_map, size[::-1], regions[row["id"]], classes)
+        what = f"the mask of image {row['id']}"
+        items[row["id"]] = Item(file, mask=Later(draw, what, partial(tuple, size)))
+    for row in tables["annotations"]:
+        what = f"annotation {row['id']} in {quoted(path)}"
+        for field, known in (("image_id", items), ("category_id", classes)):
+            if row[field] not in known:
+                raise ValueError(f"{what} has the {field} {row[field]}, which is not in the file.")
+        size = items[row["image_id"]].mask.size()[::-1]
+        if not _is_drawable(row["segmentation"], size):
+            raise ValueError(
+                f"the segmentation of {what} cannot be drawn: give polygons x, y, x, y, ..., or "
+                f"run lengths of a {size[0]} x {size[1]} image."
             )
-            for row in images[start:stop]
-        ]
-
-    read_masks = mask_reader(preprocess_masks, masks_of)
+        regions[row["image_id"]].append(row)
     fingerprint = f"coco:{names_and_sizes(paths, names)}:annotations:{annotated}"
-    return picture_samples(paths, fingerprint, preprocess, read_masks, files)
+    read = partial(items_between, list(items.values()), 0)
+    return file_samples(read, folder, names, how, fingerprint, binary=False)
 
 
 def coco_image_ids(where: str) -> list[int]:
@@ -112,13 +116,9 @@ def coco_results(
     for mask, score in zip(masks, values, strict=True):
         if mask.any():
             rle = encode(np.asfortranarray(mask.astype(np.uint8)))
-            rle = {
-                "size": [int(side) for side in rle["size"]],
-                "counts": rle["counts"].decode("ascii"),
-            }
-            results.append(
-                {"image_id": index(image_id), "category_id": 1, "segmentation": rle, "score": score}
-            )
+            size, counts = [int(side) for side in rle["size"]], rle["counts"].decode("ascii")
+            drawn = {"segmentation": {"size": size, "counts": counts}, "score": score}
+            results.append({"image_id": index(image_id), "category_id": 1} | drawn)
     return results
 
 
@@ -137,43 +137,13 @@ def _read(path: Path) -> tuple[dict[str, list[dict[str, Any]]], str]:
         if not isinstance(rows, list):
             raise ValueError(f"{quoted(path)} holds no COCO annotations: it has no list {table}.")
         for number, row in enumerate(rows):
-            missing = [field for field in fields if field not in row]
-            if missing:
-                raise ValueError(
-                    f"{quoted(path)}: number {number} of its {table} has no {missing[0]}."
-                )
+            for field in fields:
+                if field not in row:
+                    what = f"number {number} of its {table} has no {field}"
+                    raise ValueError(f"{quoted(path)}: {what}.")
         if len({row["id"] for row in rows}) != len(rows):
             raise ValueError(f"{quoted(path)} gives an id twice in its {table}.")
     return content, digest_of_bytes(data)
-
-
-def _by_image(
-    path: Path, tables: dict[str, Any], classes: dict[int, int]
-) -> dict[int, list[dict[str, Any]]]:
-    """Returns image id -> its annotations; raises ValueError if an annotation cannot be drawn."""
-    images = {row["id"]: row for row in tables["images"]}
-    found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
-    for row in tables["annotations"]:
-        what, region = f"annotation {row['id']} in {quoted(path)}", row["segmentation"]
-        for field, known in (("image_id", images), ("category_id", classes)):
-            if row[field] not in known:
-                raise ValueError(f"{what} has the {field} {row[field]}, which is not in the file.")
-        image = images[row["image_id"]]
-        size = [image["height"], image["width"]]
-        wanted = f"polygons x, y, x, y, ..., or run lengths of a {size[0]} x {size[1]} image"
-        try:
-            if isinstance(region, dict):
-                counts = region["counts"]
-                whole = isinstance(counts, str) or sum(counts) == size[0] * size[1]
-                right = whole and list(region["size"]) == size
-            else:
-                right = all(len(one) % 2 == 0 and np.isfinite(one).all() for one in region)
-        except (TypeError, KeyError):
-            right = False
-        if not right:
-            raise ValueError(f"the segmentation of {what} cannot be drawn: give {wanted}.")
-        found[image["id"]].append(row)
-    return found
 
 
 def _class_map(
@@ -181,31 +151,43 @@ def _class_map(
 ) -> Image.Image:
     """Draws the class map of an image of (height, width)."""
     drawn = np.zeros(size, np.uint8)
-    crowds = [(row, IGNORE) for row in rows if row.get("iscrowd")]
-    objects = [(row, classes[row["category_id"]]) for row in rows if not row.get("iscrowd")]
-    masks = [(_mask(row["segmentation"], size), number) for row, number in objects]
-    masks.sort(key=lambda pair: -pair[0].sum(dtype=np.int64))  # the smallest, last, is on top
-    for mask, number in [(_mask(row["segmentation"], size), IGNORE) for row, _ in crowds] + masks:
+    crowds, objects = [], []
+    for row in rows:
+        mask = _mask(row["segmentation"], size)
+        if row.get("iscrowd"):
+            crowds.append((mask, IGNORE))
+        else:
+            objects.append((mask, classes[row["category_id"]]))
+    objects.sort(key=lambda pair: -pair[0].sum(dtype=np.int64))  # the smallest, last, is on top
+    for mask, number in crowds + objects:
         drawn[mask > 0] = number
     return Image.fromarray(drawn)
 
 
-def _mask(
-    segmentation: list[list[int | float]] | dict[str, Any], size: tuple[int, int]
-) -> UInt8[np.ndarray, "height width"]:
+def _is_drawable(segmentation: Any, size: tuple[int, int]) -> bool:
+    try:
+        if isinstance(segmentation, list):
+            return all(len(one) % 2 == 0 and np.isfinite(one).all() for one in segmentation)
+        counts = segmentation["counts"]
+        whole = isinstance(counts, str) or sum(counts) == size[0] * size[1]
+        return whole and tuple(segmentation["size"]) == size
+    except (TypeError, KeyError):
+        return False
+
+
+def _mask(segmentation: Any, size: tuple[int, int]) -> UInt8[np.ndarray, "height width"]:
     """Returns the pixels of polygons, or of (compressed) run lengths.
 
     Polygons of fewer than three points have no area.
     """
-    coco = _pycocotools()
-    runs: Any = segmentation
-    if isinstance(segmentation, list):
-        polygons = [polygon for polygon in segmentation if len(polygon) >= 6]
+    coco, runs = _pycocotools(), segmentation
+    if isinstance(runs, list):
+        polygons = [polygon for polygon in runs if len(polygon) >= 6]
         if not polygons:
             return np.zeros(size, np.uint8)
         runs = coco.merge(coco.frPyObjects(polygons, *size))
-    elif isinstance(segmentation["counts"], list):
-        runs = coco.frPyObjects(segmentation, *size)
+    elif isinstance(runs["counts"], list):
+        runs = coco.frPyObjects(runs, *size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, about pycocotools
         return coco.decode(runs)

@@ -1,6 +1,7 @@
 """Objects with alpha pasted on backgrounds: a data set of images with exact masks."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from os.path import isdir
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from PIL import Image
 from crate_interp.core.pictures import check_depth, header, loaded, opened, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data import folder_listing
-from crate_interp.data.class_maps import mask_reader
+from crate_interp.data.items import Item, item_samples
 from crate_interp.data.picture_contents import Files
-from crate_interp.data.samples import Preprocess, Samples
+from crate_interp.data.samples import ImageReading, Samples
 
 SIDE = 224  # pixels of a composite's side, before the model's own resize
 COVER = (0.03, 0.97)  # the allowed share of the canvas that an object covers
@@ -21,9 +22,7 @@ BACKGROUNDS = "backgrounds"
 SHARE = (0.45, 0.8)  # the longer side of an object, as a share of the picture's side
 
 
-def cutout_samples(
-    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
-) -> Samples:
+def cutout_samples(where: str, how: ImageReading) -> Samples:
     """Returns one composite for each object in "DIR" or "DIR:SEED" (SEED is 0 by default).
 
     Composites are 224 x 224 before the model's resize. Objects are PNG and WebP files anywhere
@@ -42,56 +41,72 @@ def cutout_samples(
             f"cutouts:{plain(where, 1000)}: the seed {quoted(option)} is not a whole number: "
             "give a seed such as 3, as in cutouts:DIR:3."
         )
-    seed = int(option or 0)
-    backgrounds, objects = _backgrounds(folder / BACKGROUNDS), _objects(folder)
-    names = [path.relative_to(folder).as_posix() for path in objects]
-    behind = [path.relative_to(folder).as_posix() for path in backgrounds]
-    listing = folder_listing.names_and_sizes(
-        objects + backgrounds, names + [path.name for path in backgrounds]
-    )
-
-    def files_of(start: int, stop: int) -> Iterator[tuple[int, str]]:
-        for index in range(start, stop):
-            yield index, names[index]
-            chosen = _background_of(len(behind), np.random.default_rng((seed, index)))
-            if chosen is not None:
-                yield index, behind[chosen]
-
-    def composites(start: int, stop: int) -> list[tuple[Image.Image, Image.Image]]:
-        return [
-            _composite(objects[index], backgrounds, (seed, index))
-            for index in range(start, min(stop, len(names)))
-        ]
-
-    def masks_of(start: int, stop: int) -> list[Image.Image]:
-        return [mask for _, mask in composites(start, stop)]
-
-    return Samples(
-        n=len(names),
-        labels=folder_listing.first_folders(names),
-        fingerprint=f"cutouts:seed={seed}:{listing}",
-        read=lambda start, stop: preprocess([picture for picture, _ in composites(start, stop)]),
-        masks=mask_reader(preprocess_masks, masks_of, binary=True),
-        files=Files(folder, files_of, files_of),
-    )
-
-
-def _objects(folder: Path) -> list[Path]:
-    paths = [
-        path
-        for path in folder_listing.pictures_under(folder, (".png", ".webp"))
-        if path.relative_to(folder).parts[0] != BACKGROUNDS
+    seed, backgrounds = int(option or 0), folder / BACKGROUNDS
+    behind = list(folder_listing.names_under(backgrounds))
+    if isdir(backgrounds) and not behind:
+        raise ValueError(f"{quoted(backgrounds)} has no images: put some there, or remove it.")
+    for name in behind:
+        what = f"the image {quoted(backgrounds / name)}"
+        check_depth(header(backgrounds / name, what)[0], what)
+    files = [
+        name
+        for name in folder_listing.names_under(folder, (".png", ".webp"))
+        if not name.startswith(f"{BACKGROUNDS}/")
     ]
-    objects = [path for path in paths if _is_object(path)]
-    if not objects:
-        looked = "there is no PNG or WebP file with"
-        if paths:
-            looked = f"{len(paths)} PNG and WebP files were skipped: none has"
+    names = [name for name in files if _is_object(folder / name)]
+    if not names:
         raise ValueError(
-            f"the folder {quoted(folder)} has no objects: {looked} an alpha band that covers "
-            f"{COVER[0]:.0%} to {COVER[1]:.0%} of its canvas."
+            f"the folder {quoted(folder)} has no objects: none of its {len(files)} PNG and WebP "
+            f"files has an alpha band that covers {COVER[0]:.0%} to {COVER[1]:.0%} of its canvas."
         )
-    return objects
+    composites = Composites(folder, names, behind, seed)
+    paths = [folder / name for name in names] + [backgrounds / name for name in behind]
+    listing = folder_listing.names_and_sizes(
+        paths, names + [path.name for path in paths[len(names) :]]
+    )
+    return item_samples(
+        composites.items, range(len(names)), f"cutouts:seed={seed}:{listing}", how, masked=True,
+        binary=True, labels=folder_listing.first_folders(names),
+        files=Files(folder, composites.files, composites.files),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Composites:
+    """Objects, each on a background of those in the folder BACKGROUNDS, or on noise."""
+
+    folder: Path
+    names: list[str]
+    behind: list[str]
+    seed: int
+
+    def background(self, index: int) -> tuple[str | None, np.random.Generator]:
+        """Returns the name of a composite's background, and the generator that drew it."""
+        rng = np.random.default_rng((self.seed, index))
+        count = len(self.behind)
+        return f"{BACKGROUNDS}/{self.behind[rng.integers(count)]}" if count else None, rng
+
+    def files(self, start: int, stop: int) -> Iterator[tuple[int, str]]:
+        """Yields the number of each composite with the names of its files."""
+        for index in range(start, stop):
+            yield index, self.names[index]
+            name, _ = self.background(index)
+            if name is not None:
+                yield index, name
+
+    def items(self, start: int, stop: int) -> list[Item]:
+        """Returns composites with their masks."""
+        items = []
+        for index in range(start, min(stop, len(self.names))):
+            name, rng = self.background(index)
+            if name is None:
+                square = _smooth_noise(rng)
+            else:
+                square = random_square(loaded(self.folder / name)[0].convert("RGB"), SIDE, rng)
+            cutout = loaded(self.folder / self.names[index])[0].convert("RGBA")
+            picture, mask = paste(cutout, square, rng)
+            items.append(Item(picture, mask=mask))
+        return items
 
 
 def _is_object(path: Path) -> bool:
@@ -104,36 +119,6 @@ def _is_object(path: Path) -> bool:
         # each decoder of Pillow raises its own errors; one bad file among many is skipped
         return False
     return bool(COVER[0] <= share <= COVER[1])
-
-
-def _backgrounds(folder: Path) -> list[Path]:
-    if not isdir(folder):
-        return []
-    paths = folder_listing.pictures_under(folder)
-    if not paths:
-        raise ValueError(f"{quoted(folder)} has no images: put some there, or remove the folder.")
-    for path in paths:
-        what = f"the image {quoted(path)}"
-        check_depth(header(path, what)[0], what)
-    return paths
-
-
-def _composite(
-    cutout: Path, backgrounds: list[Path], seed: tuple[int, int]
-) -> tuple[Image.Image, Image.Image]:
-    rng = np.random.default_rng(seed)
-    chosen = _background_of(len(backgrounds), rng)
-    if chosen is None:
-        background = _smooth_noise(rng)
-    else:
-        picture = loaded(backgrounds[chosen])[0].convert("RGB")
-        background = random_square(picture, SIDE, rng)
-    return paste(loaded(cutout)[0].convert("RGBA"), background, rng)
-
-
-def _background_of(count: int, rng: np.random.Generator) -> int | None:
-    """Draws which of `count` backgrounds a composite has; None without backgrounds."""
-    return int(rng.integers(count)) if count else None
 
 
 def _smooth_noise(rng: np.random.Generator) -> Image.Image:

@@ -1,23 +1,34 @@
-"""The picture files under a folder: their order, sizes, labels and fingerprint."""
+"""Folders of pictures as samples: their order, sizes, labels and fingerprint."""
 
 import hashlib
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from os.path import expanduser
-from pathlib import Path, PureWindowsPath
+from functools import cached_property, partial
+from os.path import expanduser, isdir
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Int
+
+from crate_interp.core.checks import did_you_mean
 from crate_interp.core.files import write
 from crate_interp.core.folders import listed
 from crate_interp.core.pictures import SUFFIXES, UNREAD_SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
+from crate_interp.data.items import Item, Items, item_samples
+from crate_interp.data.picture_contents import Files, bytes_of, inside
+from crate_interp.data.samples import ImageReading, Samples
 from crate_interp.results.result_reading import META
 
 if TYPE_CHECKING:
     import pyarrow
+
+# usual names of folders that are parts of a data set, best for measuring first
+SPLITS = ("val", "valid", "validation", "test", "dev", "train")
 
 
 def path_and_option(text: str) -> tuple[Path, str | None]:
@@ -41,12 +52,10 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
     A name is the path below the folder, written with /; names are in order part by part. Files and
     folders whose names begin with a dot are left out, and so are the files of a result that was
     saved under the folder. Links are followed wherever they lead, because the user unpacked the
-    folder, except links that lead back to a folder that contains them.
-
-    Raises ValueError if a folder is reached twice, because its pictures would count twice.
+    folder; a folder that links reach again is read once.
     """
     results: set[str] = set()
-    places: dict[tuple[int, int], str] = {}  # the folders so far, by inode
+    places: set[tuple[int, int]] = set()  # the folders so far, by inode
 
     def walk(below: str) -> Iterator[str]:
         try:
@@ -55,89 +64,46 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
                 entries = sorted(scanned, key=lambda entry: entry.name)
         except OSError:  # the folder may not be entered, or its path is too long
             return
-        first = places.setdefault((place.st_dev, place.st_ino), below)
-        if first != below and below.startswith(first):  # a link to a folder that contains it
+        if (place.st_dev, place.st_ino) in places:  # pictures would count twice
             return
-        if first != below:
-            raise ValueError(
-                f"{quoted(folder / first)} and {quoted(folder / below)} are the same folder: "
-                "pictures would count twice. Remove the link."
-            )
+        places.add((place.st_dev, place.st_ino))
         if any(entry.name == META for entry in entries):
             results.update(below + name for name in listed(folder / below / META))
         for entry in entries:
+            name = below + entry.name
             if entry.name.startswith("."):
                 continue
             if os.path.isdir(entry.path):
-                yield from walk(f"{below}{entry.name}/")
-            elif os.path.splitext(entry.name)[1].lower() in suffixes:
-                if below + entry.name not in results:
-                    yield below + entry.name
+                yield from walk(f"{name}/")
+            elif os.path.splitext(name)[1].lower() in suffixes and name not in results:
+                yield name
 
     yield from walk("")
 
 
-def inside(folder: Path, name: str, where: Path) -> Path:
-    """Returns the path of the file `name` in a folder.
-
-    Links in the folder are the user's own and are followed. where: the path of the list that
-    contains the name, for the error. Raises ValueError if the name leads out of the folder, or if
-    no file can have this name.
-    """
-    parts = PureWindowsPath(name)  # takes both / and \ as separators
-    try:
-        os.fsencode(name)
-        right = name and not parts.anchor and ".." not in parts.parts and "\0" not in name
-    except UnicodeEncodeError:  # a lone surrogate that does not stand for a byte
-        right = False
-    if not right:
-        raise ValueError(
-            f"{quoted(where)} names the file {quoted(name)}, which is not inside "
-            f"{quoted(folder)}: it is not read."
-        )
-    return folder / name
-
-
-def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
+def names_and_sizes(paths: Iterable[Path], names: Iterable[str]) -> str:
     """Returns a fingerprint of files, made of their names and sizes; no content is read."""
-    return fingerprint_of(names, [path.stat().st_size for path in paths])
+    return fingerprint_of(names, (path.stat().st_size for path in paths))
 
 
 def fingerprint_of(names: Iterable[str], sizes: Iterable[int]) -> str:
     """Returns the fingerprint made of the names and sizes of files."""
-    digest = hashlib.sha256()
-    for number, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        line = bytes_of(name).replace(b"\n", b"\0")  # names never hold a zero byte
-        digest.update(b"\n" * (number > 0) + line + f" {size}".encode())
-    return f"names-and-sizes:sha256:{digest.hexdigest()}"
-
-
-def bytes_of(name: str) -> bytes:
-    """Returns the bytes of a file name, also if they are not valid UTF-8."""
-    return name.encode("utf-8", "surrogateescape")
+    lines = (
+        bytes_of(name).replace(b"\n", b"\0") + f" {size}".encode()  # names never hold a zero byte
+        for name, size in zip(names, sizes, strict=True)
+    )
+    digest = hashlib.sha256(b"\n".join(lines)).hexdigest()
+    return f"names-and-sizes:sha256:{digest}"
 
 
 def first_folders(names: Iterable[str]) -> list[str] | None:
     """Returns the first folder of every name as labels, or None if a file is in no folder.
 
     Labels are written into tables and files, so characters that would harm them become escapes.
-    Raises ValueError if two folders would get the same label.
     """
-    labels: list[str] = []
-    folders: dict[str, str] = {}  # label -> folder
-    known: dict[str, str] = {}
-    for name in names:
-        folder, slash, _ = name.partition("/")
-        if not slash:
-            return None
-        if folder not in known:
-            known[folder] = plain(folder, 1000)
-            if folders.setdefault(known[folder], folder) != folder:
-                raise ValueError(
-                    f"two folders {quoted(folder)} differ in invisible characters: rename one."
-                )
-        labels.append(known[folder])
-    return labels
+    pairs = [name.partition("/")[:2] for name in names]
+    known = {folder: plain(folder, 1000) for folder in {folder for folder, _ in pairs}}
+    return [known[folder] for folder, _ in pairs] if all(slash for _, slash in pairs) else None
 
 
 @dataclass(frozen=True)
@@ -156,9 +122,13 @@ class Listing:
     @classmethod
     def of(cls, folder: Path) -> "Listing":
         """Lists the pictures that a folder holds now."""
-        every = list(names_under(folder, SUFFIXES + UNREAD_SUFFIXES))
-        names = [name for name in every if os.path.splitext(name)[1].lower() in SUFFIXES]
-        unread = Counter(os.path.splitext(name)[1].lower() for name in set(every) - set(names))
+        names, unread = [], Counter()
+        for name in names_under(folder, SUFFIXES + UNREAD_SUFFIXES):
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in SUFFIXES:
+                names.append(name)
+            else:
+                unread[suffix] += 1
         return cls(folder, names, [_size(folder / name) for name in names], unread)
 
     @classmethod
@@ -201,9 +171,8 @@ class Listing:
             if before != now:
                 what = "is gone" if now < 0 else f"has {now:,} bytes"
                 raise ValueError(
-                    f"{quoted(path)} {what}, but had {before:,} bytes when the folder was listed: "
-                    "the data has changed. Put the file back; or, to start over, give another "
-                    "folder for the result, or resume=False (--restart)."
+                    f"{quoted(path)} {what}, but had {before:,} bytes when the folder was listed. "
+                    "Put it back, or start over in another folder or with resume=False (--restart)."
                 )
             paths.append(path)
         return paths
@@ -232,5 +201,112 @@ def _size(path: Path) -> int:
 def _schema(folder: Path) -> "pyarrow.Schema":
     import pyarrow as pa
 
-    columns = [("name", pa.large_binary()), ("size", pa.int64())]
-    return pa.schema(columns, metadata={"folder": bytes_of(os.path.abspath(folder))})
+    metadata = {"folder": bytes_of(os.path.abspath(folder))}
+    return pa.schema([("name", pa.large_binary()), ("size", pa.int64())], metadata=metadata)
+
+
+def folder_samples(where: str, how: ImageReading) -> Samples:
+    """Returns the pictures under a folder. There are no masks.
+
+    If every picture is in a sub-folder, the sub-folders are the labels, and the pictures of each
+    label are spread evenly over the samples (`spread`), so that the first samples represent all.
+    Otherwise there are no labels, and pictures are ordered by name.
+
+    Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
+    crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped. A
+    warning counts the skipped files of other picture formats, such as .heic. Pictures are turned
+    upright by their EXIF orientation. If the file `how.listing`, written by `Listing.keep`, lists
+    this folder, the folder is not listed again.
+
+    Raises ValueError if there is no such folder, if it has no pictures, or if its sub-folders are
+    splits, such as train and val, instead of labels. A picture is opened when its sample is read.
+    This raises ValueError if the picture cannot be decoded, or if its file has vanished or changed
+    its size since the folder was listed.
+    """
+    folder = Path(expanduser(where))
+    if not isdir(folder):
+        beside = [path.name for path in folder.parent.glob("*/")] if isdir(folder.parent) else []
+        near = did_you_mean(plain(folder.name, 100), [plain(name, 100) for name in beside])
+        words = f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder. {near}"
+        raise ValueError(words.rstrip())
+    listing = (Listing.kept(how.listing, folder) if how.listing else None) or Listing.of(folder)
+    unread = ", ".join(f"{count:,} {suffix}" for suffix, count in listing.unread.most_common())
+    advice = f"Formats that are not read: {unread}. Save these files as PNG or JPEG."
+    if not listing.names:
+        words = f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
+        raise ValueError(f"{words} {advice}" if unread else words)
+    labels = first_folders(listing.names)
+    _check_no_splits(folder, labels)
+    if unread:
+        warnings.warn(f"files in {quoted(folder)} are left out. {advice}", stacklevel=2)
+    order = np.arange(len(listing.names)) if labels is None else spread(labels)
+
+    print_ = f"imagefolder:{'' if labels is None else 'spread:'}{listing.fingerprint}"
+    labels = None if labels is None else [labels[place] for place in order]
+    names = [listing.names[place] for place in order]
+    items = partial(_listed_items, listing, order)
+    return file_samples(items, folder, names, how, print_, labels=labels, listing=listing)
+
+
+def _listed_items(
+    listing: Listing, order: Int[np.ndarray, "sample"], start: int, stop: int
+) -> list[Item]:
+    return [Item(path) for path in listing.paths(order[start:stop].tolist())]
+
+
+def file_samples(
+    items: Items,
+    folder: Path,
+    names: list[str],
+    how: ImageReading,
+    fingerprint: str,
+    mask_names: list[str] | None = None,
+    **more: Any,
+) -> Samples:
+    """Returns picture files as samples. Each file is read when its sample is read.
+
+    names, mask_names: those of the files of images and masks below the folder. more: see
+    `item_samples`.
+    """
+    files = Files(folder, partial(_numbered, names), mask_names and partial(_numbered, mask_names))
+    more = {
+        "masked": "binary" in more,
+        "files": files,
+        "name_of": partial(_shown_name, names),
+    } | more
+    return item_samples(items, range(len(names)), fingerprint, how, **more)
+
+
+def _numbered(names: list[str], start: int, stop: int) -> Iterator[tuple[int, str]]:
+    return enumerate(names[start:stop], start)
+
+
+def _shown_name(names: list[str], number: int) -> str:
+    return plain(names[number], 1000)
+
+
+def _check_no_splits(folder: Path, labels: Sequence[str] | None) -> None:
+    """Raises ValueError, which says what to type, if all labels are names of splits."""
+    splits = sorted(set(labels or ()))
+    if splits and all(name.lower() in SPLITS for name in splits):
+        best = min(splits, key=lambda name: SPLITS.index(name.lower()))
+        raise ValueError(
+            f"{quoted(folder)} holds splits ({', '.join(splits)}), not folders of labels. "
+            f'Give one split: "imagefolder:{plain(folder / best, 1000)}".'
+        )
+
+
+def spread(labels: Sequence[str]) -> Int[np.ndarray, "sample"]:
+    """Returns an order in which the samples of each label are spread evenly.
+
+    Sample i (from 0) of the n samples of a label is placed at (i + 1/2) / n. If samples of two
+    labels have the same place, the label that occurs first in the data goes first. So every part of
+    the order has about the same shares of labels as the whole.
+    """
+    known: dict[str, int] = {}
+    codes = np.array([known.setdefault(label, len(known)) for label in labels])
+    counts = np.bincount(codes)
+    by_label = np.argsort(codes, kind="stable")
+    rank = np.empty(len(codes), dtype=np.int64)
+    rank[by_label] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.lexsort((codes, (rank + 0.5) / counts[codes]))

@@ -1,38 +1,50 @@
-"""Items: one sample as people hold it, such as (picture, label); batches are made of these."""
+"""Items: one sample as people hold it, such as (picture, label), and what is read of it."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from os.path import exists
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.core.pictures import SUFFIXES, Undecodable, header, quoted, upright_size
+from crate_interp.core.pictures import (
+    SUFFIXES,
+    Later,
+    Undecodable,
+    header,
+    loaded,
+    quoted,
+    upright_size,
+)
 from crate_interp.core.safe_text import plain
-from crate_interp.data.samples import Preprocess
-from crate_interp.data.tables import MASK_COLUMNS
+from crate_interp.data.samples import ImageReading, Preprocess, Samples
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "img")
 TOKEN_KEYS = ("input_ids", "tokens")
 TEXT_KEYS = ("text", "texts")
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
+MASK_KEYS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
+MASK_MODES = ("1", "L", "P")
+IGNORE = 255
 _PARTS = {"an image": IMAGE_KEYS, "tokens": TOKEN_KEYS, "a text": TEXT_KEYS}
-# the image of one sample
-Value = Tensor | np.ndarray | Image.Image | Path | str
+_PICTURES = (Image.Image, Path, str, Later)
 
 
 @dataclass(frozen=True)
 class Item:
     """A sample, or a batch of samples: the value, and its label and mask if there are any.
 
-    value: a picture (PIL image or path), an array of an image, tokens or a text; in a batch, a
-    sequence of these or an array with one axis more. group: the number of the text that a window of
-    tokens is of.
+    value: a picture (PIL image, path or `Later`), an array of an image, tokens or a text; in a
+    batch, a sequence of these or an array with one axis more. group: the number of the text that a
+    window of tokens is of.
     """
 
     value: Any
@@ -41,14 +53,12 @@ class Item:
     group: int | None = None
 
 
+Items = Callable[[int, int], Sequence[Item]]  # start, stop -> the items of these samples
+
+
 def is_array(value: object) -> TypeGuard[Tensor | np.ndarray]:
     """Tells whether a value is a torch tensor or a numpy array."""
     return isinstance(value, (Tensor, np.ndarray))
-
-
-def is_picture(value: object) -> bool:
-    """Tells whether a value is a PIL image or a path, also one that is a string."""
-    return isinstance(value, (Image.Image, Path, str))
 
 
 def item_of(thing: object, where: str) -> Item:
@@ -69,15 +79,14 @@ def item_of(thing: object, where: str) -> Item:
             )
         value = thing[names[0]]
         label = next((thing[key] for key in LABEL_KEYS if thing.get(key) is not None), None)
-        mask = next((thing[key] for key in MASK_COLUMNS if thing.get(key) is not None), None)
+        mask = next((thing[key] for key in MASK_KEYS if thing.get(key) is not None), None)
         as_mask = mask is None and _is_mask(label, value)
         return Item(value, None, label) if as_mask else Item(value, label, mask)
     if not isinstance(thing, (tuple, list)) or is_tokens(thing):
         return Item(thing)
     if len(thing) == 1:
         return Item(thing[0])
-    pictures = (Tensor, np.ndarray, Image.Image, Path, str, list, tuple)
-    if len(thing) != 2 or not isinstance(thing[0], pictures):
+    if len(thing) != 2 or not isinstance(thing[0], (Tensor, np.ndarray, list, tuple, *_PICTURES)):
         kinds = ", ".join(type(part).__name__ for part in thing[:4])
         raise ValueError(
             f"{where} is a {type(thing).__name__} of {len(thing)} ({kinds}). Give (image, label), "
@@ -94,11 +103,10 @@ def is_tokens(thing: object) -> bool:
 
 def _is_mask(second: Any, value: Any) -> bool:
     """Tells whether the second of a pair is a mask: a picture, or an array of height and width."""
-    if isinstance(second, Image.Image):
-        return True
     if isinstance(second, (list, tuple)):
         return bool(second) and isinstance(second[0], Image.Image)
-    return is_array(second) and second.ndim >= 2 and not (is_array(value) and value.ndim <= 2)
+    flat = is_array(value) and value.ndim <= 2
+    return isinstance(second, Image.Image) or (is_array(second) and second.ndim >= 2 and not flat)
 
 
 def separated_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:
@@ -111,15 +119,14 @@ def separated_batch(batch: Item, tokens: bool, number: int) -> Iterator[Item]:
     if not several or (tokens and is_tokens(value)):
         yield batch
         return
-    empty = [None] * len(value)
-    labels, masks = (empty if part is None else part for part in (batch.label, batch.mask))
-    for name, part in (("labels", labels), ("masks", masks)):
-        if len(part) != len(value):
+    parts = {"labels": batch.label, "masks": batch.mask}
+    for name, part in parts.items():
+        if part is not None and len(part) != len(value):
             raise ValueError(
                 f"a batch after {number} samples has {len(value)} samples and {len(part)} {name}."
             )
-    for one, label, mask in zip(value, labels, masks, strict=True):
-        yield Item(one, label, mask)
+    for place, one in enumerate(value):
+        yield Item(one, *(None if part is None else part[place] for part in parts.values()))
 
 
 def label_of(label: object, where: str) -> Any:
@@ -146,42 +153,29 @@ def known_labels(labels: list[Any]) -> list[Any] | None:
     return None if all(label is None for label in labels) else labels
 
 
-def upright_array(array: Tensor | np.ndarray, where: str) -> Tensor:
-    """Returns an image, or a batch of them, with channels before height and width.
+def item_samples(
+    items: Items, numbers: range, fingerprint: str, how: ImageReading, masked: bool, **more: Any
+) -> Samples:
+    """Returns items as samples of images, numbered by `numbers`.
 
-    Only uint8 arrays can have channels last, 1 or 3 of them; one without channels is grey.
+    masked: whether items have masks. more: `binary` of `MaskReader`, and fields of `Samples`.
     """
-    image = torch.as_tensor(array)
-    if image.dtype == torch.uint8 and image.ndim == 2:
-        return image[None]
-    last_is_channels = image.ndim in (3, 4) and image.shape[-1] in (1, 3)
-    if image.dtype == torch.uint8 and last_is_channels and image.shape[-3] not in (1, 3):
-        return image.movedim(-1, -3)
-    if image.ndim not in (3, 4):
-        raise ValueError(
-            f"{where} has shape {list(image.shape)}. Give images [channels, height, width], or "
-            "uint8 arrays [height, width, channels]."
-        )
-    return image
+    binary = more.pop("binary", None)
+    masks = MaskReader(items, how.masks, numbers, binary) if masked and how.masks else None
+    return Samples(
+        n=len(numbers), labels=more.pop("labels", None), fingerprint=fingerprint, masks=masks,
+        read=partial(_read_images, items, how.pictures), start=numbers.start, of=numbers.stop,
+        **more,
+    )  # fmt: skip
 
 
-def images_of(items: Sequence[Item], start: int, preprocess: Preprocess) -> Tensor:
-    """Returns the preprocessed images of items; the first item has the number start."""
-    values: list[Any] = [
-        upright_array(item.value, f"sample {number}") if is_array(item.value) else item.value
-        for number, item in enumerate(items, start)
-    ]
-    for number, value in enumerate(values, start):
-        if not is_array(value) and not is_picture(value):
-            raise ValueError(
-                f"sample {number} is of type {type(value).__name__}. Give a PIL image, a path or "
-                "an array."
-            )
-        if isinstance(value, str) and not (value.lower().endswith(SUFFIXES) or exists(value)):
-            raise ValueError(
-                f"sample {number} is the text {plain(value, 50)!r}, but this model reads images. "
-                "Give PIL images, or paths of picture files."
-            )
+def items_between(rows: Any, first: int, start: int, stop: int) -> Any:
+    """Returns the rows of samples from `start` to `stop` - 1; the first row is number `first`."""
+    return rows[start - first : stop - first]
+
+
+def _read_images(items: Items, preprocess: Preprocess, start: int, stop: int) -> Tensor:
+    values = [_image(item.value, number) for number, item in enumerate(items(start, stop), start)]
     if not any(is_array(value) for value in values):
         return preprocess(values)
     images = [image_of(value, number, preprocess) for number, value in enumerate(values, start)]
@@ -194,39 +188,114 @@ def images_of(items: Sequence[Item], start: int, preprocess: Preprocess) -> Tens
     return torch.cat(images)
 
 
-def image_of(value: Value, number: int, preprocess: Preprocess) -> Tensor:
+def _image(value: Any, number: int) -> Any:
+    """Returns an image with channels first, or a picture; raises ValueError for anything else."""
+    if is_array(value):
+        return upright_array(value, f"sample {number}")
+    if not isinstance(value, _PICTURES):
+        raise ValueError(
+            f"sample {number} is of type {type(value).__name__}. Give a PIL image, a path or an "
+            "array."
+        )
+    if isinstance(value, str) and not (value.lower().endswith(SUFFIXES) or exists(value)):
+        raise ValueError(
+            f"sample {number} is the text {plain(value, 50)!r}, but this model reads images. "
+            "Give PIL images, or paths of picture files."
+        )
+    return value
+
+
+def upright_array(array: Tensor | np.ndarray, where: str) -> Tensor:
+    """Returns an image, or a batch of them, with channels before height and width.
+
+    Only uint8 arrays can have channels last, 1 or 3 of them; one without channels is grey.
+    """
+    image = torch.as_tensor(array)
+    if image.dtype == torch.uint8 and image.ndim == 2:
+        return image[None]
+    if image.ndim not in (3, 4):
+        raise ValueError(
+            f"{where} has shape {list(image.shape)}. Give images [channels, height, width], or "
+            "uint8 arrays [height, width, channels]."
+        )
+    last_is_channels = image.shape[-1] in (1, 3) and image.shape[-3] not in (1, 3)
+    return image.movedim(-1, -3) if image.dtype == torch.uint8 and last_is_channels else image
+
+
+def image_of(value: Any, number: int, preprocess: Preprocess) -> Tensor:
     """Returns the preprocessed image of a sample `[1, channels, height, width]`.
 
     Raises ValueError, naming the sample, for what `preprocess` refuses.
     """
-    alone: Any = value[None] if is_array(value) else [value]
     try:
-        return preprocess(alone)
+        return preprocess(value[None] if is_array(value) else [value])
     except Undecodable:
         raise
     except ValueError as error:
         raise ValueError(f"sample {number}: {error}") from error
 
 
-def size_of(value: Value, number: int) -> tuple[int, int]:
-    """Returns the (width, height) of a sample's image when it is upright."""
-    what = f"the image of sample {number}"
-    if isinstance(value, (Tensor, np.ndarray)):
-        height, width = upright_array(value, what).shape[-2:]
-        return width, height
-    if isinstance(value, (str, Path)):
-        return header(Path(value), what)[1]
-    return upright_size(value, what)
+class MaskReader:
+    """Reads the class maps of samples; Ray and worker processes can be sent it.
+
+    The masks of all samples, `numbers`, decide whether 255 is class 1, because they hold only 0 and
+    255, or is ignored: one image may have only background and ignored pixels. binary: whether it is
+    class 1, if that is known. A mask must have the size of its upright image; the mask of a
+    preprocessed image is not resized either.
+    """
+
+    def __init__(
+        self, items: Items, preprocess: Preprocess, numbers: range, binary: bool | None = None
+    ) -> None:
+        self.items, self.preprocess, self.numbers, self.binary = items, preprocess, numbers, binary
+
+    def __call__(self, start: int, stop: int) -> UInt8[Tensor, "batch height width"]:
+        """Returns the class maps of the samples from `start` to `stop` - 1."""
+        if self.binary is None:  # slow, so only when the first mask is read
+            self.binary = all(map(self._may_be_binary, self.numbers))
+        maps = []
+        for number, item in enumerate(self.items(start, stop), start):
+            mask = _mask_picture(item, number)
+            check_mask(mask.mode, mask.size, _size_of(item.value, number), f"sample {number}")
+            if is_array(item.value) and torch.as_tensor(item.value).is_floating_point():
+                maps.append(torch.from_numpy(np.array(mask).astype(np.uint8))[None])
+            else:
+                maps.append(self.preprocess([mask]))
+        classes = torch.cat(maps)
+        return classes.where(classes != IGNORE, 1) if self.binary else classes
+
+    def _may_be_binary(self, number: int) -> bool:
+        with suppress(Undecodable):  # raised when it is read
+            mask = _mask_picture(self.items(number, number + 1)[0], number)
+            values = np.asarray(mask) if mask.mode in ("L", "P") else np.zeros(1)
+            return not ((values != 0) & (values != IGNORE)).any()
+        return True
 
 
-def mask_picture(item: Item, number: int) -> Image.Image | Path | str:
+def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], what: str) -> None:
+    """Raises ValueError if a mask has colours, or another size than its image.
+
+    Sizes are (width, height). what: the image's name in errors.
+    """
+    if mode not in MASK_MODES:
+        raise ValueError(
+            f"the mask of {what} has mode {mode!r}: give one number per pixel, as 8-bit grey "
+            "(Pillow's mode L), a palette (mode P), or black and white (mode 1)."
+        )
+    if size != image_size:
+        raise ValueError(
+            f"the mask of {what} is {size[1]} x {size[0]}, "
+            f"but its image is {image_size[1]} x {image_size[0]}: give both the same size."
+        )
+
+
+def _mask_picture(item: Item, number: int) -> Image.Image:
     """Returns the mask of an item as a picture; raises ValueError unless it is [height, width]."""
-    mask = item.mask
-    if mask is None:
+    if item.mask is None:
         raise Undecodable(f"sample {number} has no mask, but other samples do.")
-    if is_picture(mask):
-        return mask
-    array = torch.as_tensor(mask)
+    if isinstance(item.mask, _PICTURES):
+        return loaded(item.mask, "mask")[0]
+    array = torch.as_tensor(item.mask)
     array = array[0] if array.ndim == 3 and len(array) == 1 else array
     whole = not array.is_floating_point() and not array.is_complex()
     if array.ndim != 2 or not whole or array.min() < 0 or array.max() > 255:
@@ -237,27 +306,16 @@ def mask_picture(item: Item, number: int) -> Image.Image | Path | str:
     return Image.fromarray(array.to(torch.uint8).cpu().numpy())
 
 
-def holds_ids(tokens: Tensor) -> bool:
-    """Tells whether a tensor has the dtype of token ids: whole numbers, not bools."""
-    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
-    return not odd
-
-
-def tokens_of(value: object, where: str) -> Tensor:
-    """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
-    try:
-        tokens = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{where} is of type {type(value).__name__}, but this model reads text. Give token ids "
-            "or a text."
-        ) from error
-    if tokens.ndim != 1 or not holds_ids(tokens):
-        raise ValueError(
-            f"{where} is {tokens.dtype} of shape {list(tokens.shape)}. Give token ids, whole "
-            "numbers [pos]."
-        )
-    return tokens.long()
+def _size_of(value: Any, number: int) -> tuple[int, int]:
+    """Returns the (width, height) of a sample's image when it is upright."""
+    what = f"the image of sample {number}"
+    if is_array(value):
+        height, width = upright_array(value, what).shape[-2:]
+        return width, height
+    if isinstance(value, Later):
+        return value.size()
+    image = isinstance(value, Image.Image)
+    return upright_size(value, what) if image else header(Path(value), what)[1]
 
 
 def digest_of(item: Item) -> bytes:

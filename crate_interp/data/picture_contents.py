@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -18,7 +18,6 @@ from torch import Tensor
 from crate_interp.core.file_reading import Content, Stamp, noted, read, stamp_of
 from crate_interp.core.files import digest
 from crate_interp.core.pictures import quoted
-from crate_interp.data.folder_listing import bytes_of, inside
 from crate_interp.results.sample_ranges import CONTENTS, total
 
 if TYPE_CHECKING:
@@ -29,6 +28,32 @@ Notes = dict[Key, Content]
 Reads = Callable[[int, int], Tensor]
 Names = Callable[[int, int], Iterable[tuple[int, str]]]
 COLUMNS = ["sample", "mask", "file", "sha256", *Stamp._fields]
+
+
+def inside(folder: Path, name: str, where: Path) -> Path:
+    """Returns the path of the file `name` in a folder.
+
+    Links in the folder are the user's own and are followed. where: the path of the list that
+    contains the name, for the error. Raises ValueError if the name leads out of the folder, or if
+    no file can have this name.
+    """
+    parts = PureWindowsPath(name)  # takes both / and \ as separators
+    try:
+        os.fsencode(name)
+        right = name and not parts.anchor and ".." not in parts.parts and "\0" not in name
+    except UnicodeEncodeError:  # a lone surrogate that does not stand for a byte
+        right = False
+    if not right:
+        raise ValueError(
+            f"{quoted(where)} names the file {quoted(name)}, which is not inside "
+            f"{quoted(folder)}: it is not read."
+        )
+    return folder / name
+
+
+def bytes_of(name: str) -> bytes:
+    """Returns the bytes of a file name, also if they are not valid UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)

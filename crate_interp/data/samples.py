@@ -1,25 +1,42 @@
-"""Samples: the form that every kind of data takes."""
+"""Samples: the form that every kind of data takes, how they are read, and their groups."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from crate_interp.core import checks
-from crate_interp.core.pictures import Picture
+from crate_interp.core.pictures import Picture, Undecodable
 from crate_interp.core.safe_text import plain
-from crate_interp.data.folder_listing import Listing
-from crate_interp.data.picture_contents import Files
+from crate_interp.data.picture_contents import Files, Notes
+
+if TYPE_CHECKING:
+    from crate_interp.data.folder_listing import Listing
 
 Pictures = Sequence[Picture] | Tensor | np.ndarray
 # a function that turns pictures, or an array of uint8 images, into a batch, such as
 # `model.preprocess` and `model.preprocess_masks`
 Preprocess = Callable[[Pictures], Tensor]
+
+
+@dataclass(frozen=True)
+class ImageReading:
+    """How images are read: the functions that turn pictures, and masks, into tensors.
+
+    masks: None leaves masks out. limit: how many samples are wanted, or None for all. listing: a
+    file with the listing of a folder, which is used instead of listing the folder again.
+    """
+
+    pictures: Preprocess
+    masks: Preprocess | None = None
+    limit: int | None = None
+    listing: Path | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +70,7 @@ class Samples:
     start: int = 0
     of: int = 0
     name_of: Callable[[int], str] | None = None
-    listing: Listing | None = None
+    listing: "Listing | None" = None
     files: Files | None = None
     lengths: tuple[int, ...] | None = None
     groups: tuple[int, ...] | None = None
@@ -117,14 +134,120 @@ def first(samples: Samples, limit: int | None) -> Samples:
     return dataclasses.replace(few, of=few.n) if samples.n == samples.of else few
 
 
-def picture_samples(
-    pictures: Sequence[Path],
-    fingerprint: str,
-    preprocess: Preprocess,
-    masks: Callable[[int, int], Tensor] | None,
-    files: Files,
-) -> Samples:
-    """Returns picture files as samples. Each file is read when its sample is read."""
-    read = lambda start, stop: preprocess(pictures[start:stop])  # noqa: E731
-    name_of = lambda number: plain(pictures[number].name, 1000)  # noqa: E731
-    return Samples(len(pictures), None, fingerprint, read, masks, name_of=name_of, files=files)
+@dataclass(frozen=True)
+class Run:
+    """Contiguous samples from number `start` on, with their masks if masks are read."""
+
+    start: int
+    inputs: Tensor
+    masks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs of samples that were decoded, and the samples that cannot be decoded.
+
+    bad: the number of each sample that cannot be decoded -> the reason. notes: what the files held,
+    if a worker has read them.
+    """
+
+    runs: list[Run]
+    bad: dict[int, str]
+    notes: Notes = field(default_factory=dict)
+
+
+def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> Found:
+    """Reads the samples from `start` up to, not including, `stop`.
+
+    Samples that cannot be decoded divide the others into contiguous runs, and so do changes of the
+    number of tokens. masks: whether to read masks; a sample whose mask cannot be decoded is bad
+    too. Raises ValueError if a sample can be decoded but not used.
+    """
+    lengths, bad = samples.lengths, {}
+    ends = [start, stop]
+    if lengths:
+        changes = (n for n in range(start + 1, stop) if lengths[n] != lengths[n - 1])
+        ends = [start, *changes, stop]
+    try:
+        return Found([_run(samples, *pair, masks) for pair in pairwise(ends)], {})
+    except Undecodable:
+        bad = bad_ones(samples, start, stop, masks)
+    ends = [start - 1, *sorted(bad), stop]
+    runs = [(one + 1, other) for one, other in pairwise(ends) if one + 1 < other]
+    return Found([_run(samples, *pair, masks) for pair in runs], bad)
+
+
+def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, str]:
+    """Returns the numbers of samples that cannot be decoded, each with the reason."""
+    bad: dict[int, str] = {}
+    for number in range(start, stop):
+        try:
+            _run(samples, number, number + 1, masks)
+        except Undecodable as error:
+            bad[number] = str(error)
+    return bad
+
+
+def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: bool) -> Tensor:
+    """Reads the sample that follows sample `number`; the first sample follows the last.
+
+    read: takes start and stop, and reads the samples from start up to, not including, stop. of: the
+    number of samples. skip_bad: whether to skip samples that cannot be decoded. Raises Undecodable
+    if the following sample cannot be decoded or, with skip_bad, if no sample can be decoded.
+    """
+    for step in range(1, of + 1):
+        following = (number + step) % of
+        try:
+            return read(following, following + 1)
+        except Undecodable:
+            if not skip_bad or step == of:
+                raise
+    raise ValueError(f"there is no sample after number {number}: the data has {of} samples.")
+
+
+def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:
+    inputs = samples.read(start, stop)
+    return Run(start, inputs, samples.masks(start, stop) if masks and samples.masks else None)
+
+
+def grouped(samples: Samples, groups: object, table: Any = None) -> Samples:
+    """Returns samples with the groups that a user gives.
+
+    groups: a list with the group of each sample, a number or a text; or the name of a column of
+    the datasets.Dataset `table`, whose windows have the group of the text that they are of.
+
+    Raises ValueError for a column that is not there, for too few groups, and for other values.
+    """
+    if isinstance(groups, str):
+        columns = [] if table is None else (table.column_names or [])
+        if groups not in columns:
+            hint = checks.did_you_mean(groups, columns) if columns else ""
+            raise ValueError(
+                f"groups={plain(groups, 50)!r} is no column of the data: give one of its columns "
+                f"({plain(', '.join(columns), 300) or 'it has none'}), or a list with the group of "
+                f"each sample. {hint}".rstrip()
+            )
+        rows = list(table.with_format(None)[groups])
+        texts = samples.groups or range(samples.start, samples.start + samples.n)
+        groups = [rows[number] for number in texts]
+    return dataclasses.replace(samples, groups=group_numbers(groups, samples.n))
+
+
+def group_numbers(groups: object, n: int) -> tuple[int, ...]:
+    """Returns a number for the group of each of n samples, from 0 in order of appearance.
+
+    Raises ValueError for fewer than n groups, and for any that is neither a number nor a text.
+    """
+    groups = getattr(groups, "tolist", lambda: groups)()
+    if not isinstance(groups, Sequence) or len(groups) < n:
+        raise ValueError(
+            f"groups={checks.shown(groups)}: give one entry for each of the {n} samples."
+        )
+    numbers: dict[Any, int] = {}
+    for place, name in enumerate(groups[:n]):
+        if not isinstance(name, (str, int)):
+            raise ValueError(
+                f"groups[{place}] is of type {type(name).__name__}: give a number or a text."
+            )
+        numbers.setdefault(name, len(numbers))
+    return tuple(numbers[name] for name in groups[:n])

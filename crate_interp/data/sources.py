@@ -1,40 +1,34 @@
-"""Opens `data`: sources named by a string, open_data for images, open_text for text."""
+"""Opens `data`: the table of its forms, open_data for images, open_text for text."""
 
-import hashlib
 import os
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
-from crate_interp.core.errors import ShortTextError
 from crate_interp.core.safe_text import plain
-from crate_interp.data import coco, cutouts, images, loaders, named_data, streams, voc
-from crate_interp.data.groups import Numbered
-from crate_interp.data.item_samples import (
-    is_item_data,
+from crate_interp.data import coco, cutouts, folder_listing, streams, tables, voc
+from crate_interp.data.items import is_array
+from crate_interp.data.samples import ImageReading, Preprocess, Samples, first
+from crate_interp.data.sequences import (
     is_pair,
-    item_samples,
-    labelled,
+    is_sequence,
     pair_samples,
-    read_item,
-    taken_apart,
-    token_items,
+    sequence_samples,
+    tensor_samples,
 )
-from crate_interp.data.items import holds_ids, is_array
-from crate_interp.data.samples import Preprocess, Samples, first
-from crate_interp.data.tables import (
-    Table,
-    check_not_several,
-    checked,
-    table_samples,
-    text_column,
+from crate_interp.data.tables import Table, table_samples
+from crate_interp.data.texts import (
+    TextReading,
+    file_of_text,
+    pair_of_text,
+    table_of_text,
+    text_sequence,
+    token_samples,
 )
 
 
@@ -42,34 +36,28 @@ from crate_interp.data.tables import (
 class Source:
     """A source of data that "SCHEME:WHERE" names.
 
-    form: the text to type. images: returns the samples of WHERE; takes WHERE and two functions,
-    which turn pictures and masks into tensors (if the second is None, masks are left out). masks:
-    whether the data can have masks. table: opens WHERE as a datasets.Dataset, for sources that can
-    hold text.
+    form: the text to type. images: returns the images of WHERE as samples. table: opens WHERE as a
+    datasets.Dataset, for sources that can hold text. masks: whether the data can have masks.
     """
 
     form: str
-    images: Callable[..., Samples]
-    masks: bool = True
+    images: Callable[[str, ImageReading], Samples]
     table: Callable[[str], Table] | None = None
+    masks: bool = True
 
 
-SOURCES = (
-    Source("embedded:NAME", named_data.embedded_samples, table=named_data.embedded),
-    Source("imagefolder:DIR", images.folder_samples, masks=False),
-    Source("cutouts:DIR", cutouts.cutout_samples),
-    Source("voc:DIR", voc.voc_samples),
-    Source("coco:ANNOTATIONS.json", coco.coco_samples),
-    Source("hf:owner/name:split", named_data.hub_samples, table=named_data.from_hub),
-)
-
-
-def table_named(data: object) -> Table | None:
-    """Returns the table that data is, or that a string such as "embedded:NAME" names, or None."""
-    if isinstance(data, str) and not os.path.exists(data):
-        source, where = source_of(data, IMAGES)
-        return None if source.table is None else source.table(where)
-    return data if isinstance(data, Table) else None
+SOURCES = {
+    "embedded": Source("embedded:NAME", tables.embedded_samples, tables.embedded),
+    "imagefolder": Source("imagefolder:DIR", folder_listing.folder_samples, masks=False),
+    "cutouts": Source("cutouts:DIR", cutouts.cutout_samples),
+    "voc": Source("voc:DIR", voc.voc_samples),
+    "coco": Source("coco:ANNOTATIONS.json", coco.coco_samples),
+    "hf": Source(
+        "hf:owner/name:split",
+        lambda name, how: table_samples(tables.from_hub(name), how),
+        tables.from_hub,
+    ),
+}
 
 
 def forms(*, masks: bool = False, text: bool = False) -> str:
@@ -79,48 +67,136 @@ def forms(*, masks: bool = False, text: bool = False) -> str:
     """
     shown = [
         f'"{source.form}"'
-        for source in SOURCES
+        for source in SOURCES.values()
         if (source.masks or not masks) and (source.table or not text)
     ]
     return f"{', '.join(shown[:-1])} or {shown[-1]}"
 
 
-IMAGES = (
-    "images [n, channels, height, width] as uint8 or preprocessed floats, (images, labels), "
-    '{"image": ..., "label": ...}, a torch Dataset or DataLoader, a list of PIL images or paths, a '
-    f"datasets.Dataset, a folder, {forms()}"
-)
-_IDS = "input_ids"
-TEXTS = (
-    "token ids [n, pos], (tokens, labels), a list of texts, a torch Dataset of either, a "
-    f"datasets.Dataset with a text column, a text file, {forms(text=True)}"
-)
+@dataclass(frozen=True)
+class Form:
+    """A form of data.
+
+    fits: tells whether data has this form. images, text: make samples of it. as_images, as_text:
+    what to give, for errors; empty if the form is no image, or no text.
+    """
+
+    fits: Callable[[Any], bool]
+    images: Callable[[Any, ImageReading], Samples] | None = None
+    text: Callable[[Any, TextReading], Samples] | None = None
+    as_images: str = ""
+    as_text: str = ""
 
 
-def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
+def _named_images(data: str, how: ImageReading) -> Samples:
+    source, where = _source_of(data, _words("images"))
+    return source.images(where, how)
+
+
+def _named_text(data: str, how: TextReading) -> Samples:
+    source, where = _source_of(data, _words("text"), text=True)
+    assert source.table is not None
+    samples = table_of_text(source.table(where), how)
+    return replace(samples, fingerprint=f"{plain(data, 200)}:{samples.fingerprint}")
+
+
+def _table_images(data: Any, how: ImageReading) -> Samples:
+    return table_samples(data, how) if hasattr(data, "__len__") else _stream_images(data, how)
+
+
+def _stream_images(data: Any, how: ImageReading) -> Samples:
+    return streams.image_stream(data, how.pictures, how.limit, how.masks).kept()
+
+
+def _one_picture(data: Any, how: ImageReading) -> Samples:
+    return sequence_samples([data], how)
+
+
+FORMS = (  # data has the first form that fits
+    Form(
+        is_array, tensor_samples, token_samples,
+        "images [n, channels, height, width] as uint8 or preprocessed floats", "token ids [n, pos]",
+    ),
+    Form(
+        lambda data: isinstance(data, (str, Path)) and os.path.isfile(data),
+        _one_picture, file_of_text, "a picture file", "a text file",
+    ),
+    Form(
+        lambda data: isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data)),
+        lambda data, how: folder_listing.folder_samples(str(data), how), as_images="a folder",
+    ),
+    Form(lambda data: isinstance(data, str), _named_images, _named_text),
+    Form(lambda data: isinstance(data, Image.Image), _one_picture),
+    Form(
+        lambda data: isinstance(data, Table), _table_images, table_of_text,
+        "a datasets.Dataset", "a datasets.Dataset with a text column",
+    ),
+    Form(streams.is_stream, _stream_images),
+    Form(
+        is_pair, pair_samples, pair_of_text,
+        '(images, labels), {"image": ..., "label": ...}', "(tokens, labels)",
+    ),
+    Form(
+        is_sequence, sequence_samples, text_sequence,
+        "a torch Dataset or DataLoader, a list of PIL images or paths",
+        "a list of texts, a torch Dataset of either",
+    ),
+)  # fmt: skip
+
+
+def _words(kind: str) -> str:
+    """Returns what may be given as "images" or "text", for errors."""
+    words = [getattr(form, f"as_{kind}") for form in FORMS]
+    return f"{', '.join(filter(None, words))}, {forms(text=kind == 'text')}"
+
+
+def _samples_of(data: Any, kind: str, how: ImageReading | TextReading) -> Samples:
+    """Returns the first samples of data, by the first form that fits."""
+    checks.limit(how.limit)
+    if streams.is_loader(data):
+        data = streams.samples_of_loader(data, tokens=kind == "text")
+    tables.check_not_several(data)
+    if isinstance(data, Samples):
+        return first(data, how.limit)
+    form = next((form for form in FORMS if form.fits(data)), Form(bool))
+    opens = getattr(form, kind)
+    if opens is None and isinstance(data, (str, Path)):
+        _source_of(str(data), _words(kind), text=kind == "text")
+    if opens is None:
+        raise ValueError(f"cannot take {kind} from {type(data).__name__}: give {_words(kind)}.")
+    return first(opens(data, how), how.limit)
+
+
+def table_named(data: object) -> Table | None:
+    """Returns the table that data is, or that a string such as "embedded:NAME" names, or None."""
+    if isinstance(data, str) and not os.path.exists(data):
+        source, where = _source_of(data, _words("images"))
+        return None if source.table is None else source.table(where)
+    return data if isinstance(data, Table) else None
+
+
+def _source_of(data: str, words: str, text: bool = False) -> tuple[Source, str]:
     """Returns the source that a string names, and the text after its scheme.
 
-    Raises ValueError, which suggests `kinds`, if no source has this scheme, or if no text follows
+    words: what may be given. Raises ValueError if no source has this scheme, or if no text follows
     it.
     """
     scheme, _, where = data.partition(":")
-    for source in SOURCES:
-        if source.form.partition(":")[0] == scheme and where and (source.table or not text):
-            return source, where
-        if source.form.partition(":")[0] == scheme and text:
-            raise ValueError(
-                f"{source.form} holds images, but this model reads text: give {kinds}."
-            )
+    source = SOURCES.get(scheme)
+    if source and text and not source.table:
+        raise ValueError(f"{source.form} holds images, but this model reads text: give {words}.")
+    if source and where:
+        return source, where
     if os.sep in scheme:
         name = pictures.quoted(data)
         what = f"{name} is a folder, but this model reads text"  # images take a folder before
         what = what if os.path.isdir(data) else f"there is no file or folder {name}"
-        raise ValueError(f"{what}: give {kinds}.")
-    near = checks.did_you_mean(scheme, [source.form.partition(":")[0] for source in SOURCES])
+        raise ValueError(f"{what}: give {words}.")
+    near = checks.did_you_mean(scheme, SOURCES)
     hint = f" {near}" if where and near else ""
-    hint = f" Did you mean 'embedded:{data}'?" if data in named_data.EMBEDDED else hint
+    hint = f" Did you mean 'embedded:{data}'?" if data in tables.EMBEDDED else hint
     hint = " To give the text itself, write a list: data=[text]." if text and not hint else hint
-    raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
+    raise ValueError(f"cannot take data from {data!r}: give {words}.{hint}")
 
 
 def open_data(
@@ -161,13 +237,9 @@ def open_data(
     first image that cannot be read (unless skip_bad leaves it out later), for NaN or Inf in a float
     tensor, and for a stream without a limit.
     """
-    checks.limit(limit)
-    if loaders.is_loader(data):
-        data = loaders.samples_of_loader(data)
-    check_not_several(data)
+    samples = _samples_of(data, "images", ImageReading(preprocess, preprocess_masks, limit, kept))
     if isinstance(data, Samples):
-        return first(data, limit)
-    samples = _images(data, preprocess, preprocess_masks, limit, kept)
+        return samples
     if samples.n == 0:
         raise ValueError("the data is empty: there is no image in it.")
     try:
@@ -176,39 +248,7 @@ def open_data(
     except pictures.Undecodable:
         if not skip_bad:
             raise
-    return first(samples, limit)
-
-
-def _images(
-    data: Any,
-    preprocess: Preprocess,
-    preprocess_masks: Preprocess | None,
-    limit: int | None,
-    kept: Path | None,
-) -> Samples:
-    """Returns the samples of data for `open_data`, whose arguments these are."""
-    functions = preprocess, preprocess_masks
-    if isinstance(data, (str, Path)) and os.path.isfile(data):
-        data = [data]
-    elif isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data)):
-        data = f"imagefolder:{data}"
-    if isinstance(data, str):
-        source, where = source_of(data, IMAGES)
-        more = (kept,) if source.images is images.folder_samples else ()
-        return source.images(where, *functions, *more)
-    if is_array(data):
-        return images.tensor_samples(data, preprocess, limit)
-    if isinstance(data, Image.Image):
-        data = [data]
-    if streams.is_stream(data):
-        return streams.image_stream(data, preprocess, limit, preprocess_masks).kept()
-    if isinstance(data, Table):
-        return table_samples(data, *functions)
-    if is_pair(data):
-        return pair_samples(data, *functions, limit)
-    if is_item_data(data):
-        return item_samples(data, *functions, limit)
-    raise ValueError(f"cannot take images from {type(data).__name__}: give {IMAGES}.")
+    return samples
 
 
 def open_text(
@@ -234,117 +274,4 @@ def open_text(
     Raises ValueError for anything else, for data without tokens, and for texts shorter than one
     window.
     """
-    checks.limit(limit)
-    if loaders.is_loader(data):
-        data = loaders.samples_of_loader(data, tokens=True)
-    check_not_several(data)
-    if isinstance(data, Samples):
-        return first(data, limit)
-    if isinstance(data, Path) or (isinstance(data, str) and os.path.isfile(data)):
-        data = [_text_of(Path(data))]
-    labels, given = None, cast(Any, data)
-    if isinstance(given, Table):
-        return first(_table_samples(given, windows), limit)
-    if isinstance(given, str):
-        source, where = source_of(given, TEXTS, text=True)
-        assert source.table is not None
-        samples = open_text(source.table(where), windows, limit)
-        return replace(samples, fingerprint=f"{plain(given, 200)}:{samples.fingerprint}")
-    if is_pair(given):
-        whole = taken_apart(given)
-        given, labels = whole.value, whole.label
-    if is_item_data(given) and len(given) and not isinstance(read_item(given, 0).value, str):
-        given, found = token_items(given, limit)
-        labels = labels if found is None else found
-    if is_array(given):
-        return labelled(first(_token_samples(torch.as_tensor(given)), limit), labels)
-    if not is_item_data(given):
-        raise ValueError(f"cannot take text from {type(given).__name__}: give {TEXTS}.")
-    items = (read_item(given, number).value for number in range(len(given)))
-    texts = list(checked(items))  # before work starts
-    if not texts:
-        raise ValueError("the data is empty: there is no text in it.")
-    try:
-        return first(_window_samples(windows, texts), limit)
-    except ShortTextError:
-        if encode is None:
-            raise
-    return first(_text_samples([encode(text)[0].cpu() for text in texts]), limit)
-
-
-def _table_samples(table: Any, windows: Callable[[Iterable[str]], Any]) -> Samples:
-    """Returns the token ids of a table, or the windows of its first text column.
-
-    Raises ValueError for a table without a length, and for ids in rows of several lengths.
-    """
-    if streams.is_stream(table):
-        raise ValueError(
-            "the dataset is a stream, whose windows of tokens are made while it is read: give it "
-            "to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
-        )
-    if _IDS not in (table.column_names or ()):
-        return _window_samples(windows, checked(table[text_column(table)]))
-    rows = [list(row) for row in table[_IDS]]
-    lengths = sorted({len(row) for row in rows})
-    if len(lengths) > 1:
-        raise ValueError(
-            f"the column {_IDS} has rows of {lengths[0]} to {lengths[-1]} tokens: give rows of one "
-            "length, since there is no padding."
-        )
-    return _token_samples(torch.tensor(rows))
-
-
-def _text_of(path: Path) -> str:
-    """Returns the text of a file; raises ValueError for a file that is not one in UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{pictures.quoted(path)} is not a text file in UTF-8: {plain(error)}."
-        ) from None
-
-
-def _window_samples(windows: Callable[[Iterable[str]], Any], texts: Iterable[str]) -> Samples:
-    """Returns the windows of texts as samples, grouped by text if they come row by row."""
-    numbered = Numbered(texts)
-    rows = windows(numbered)
-    if isinstance(rows, Tensor):
-        return _token_samples(rows)
-    joined, groups = array("q"), []
-    for row in rows:
-        joined.extend(row)
-        groups.append(numbered.number)
-    tokens = torch.frombuffer(joined, dtype=torch.int64).view(len(groups), -1)
-    several = len(set(groups)) < len(groups)  # of some text
-    return replace(_token_samples(tokens), groups=tuple(groups) if several else None)
-
-
-def _text_samples(rows: list[Tensor]) -> Samples:
-    """Returns rows of token ids, which may differ in length, as samples."""
-    lengths = tuple(map(len, rows))
-    if len(set(lengths)) == 1:
-        return _token_samples(torch.stack(rows))
-    whole = _token_samples(torch.cat(rows)[None])
-    digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
-
-    def read(start: int, stop: int) -> Tensor:
-        if len(set(lengths[start:stop])) > 1:
-            raise ValueError(f"samples {start} to {stop - 1} have different numbers of tokens.")
-        return torch.stack(rows[start:stop])
-
-    return Samples(len(rows), None, f"texts:sha256:{digest}", read, lengths=lengths)
-
-
-def _token_samples(tokens: Tensor) -> Samples:
-    if tokens.ndim != 2 or not holds_ids(tokens):
-        raise ValueError(
-            f"data is {tokens.dtype} of shape {list(tokens.shape)}, but this model reads text: "
-            "give token ids, whole numbers [n, pos], or a list of texts."
-        )
-    if 0 in tokens.shape:
-        raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
-    tokens = tokens.long()
-    digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
-    digest.update(tokens.cpu().contiguous().numpy().data)
-    read = lambda start, stop: tokens[start:stop]  # noqa: E731
-    return Samples(len(tokens), None, f"tokens:sha256:{digest.hexdigest()}", read)
+    return _samples_of(data, "text", TextReading(windows, limit, encode))

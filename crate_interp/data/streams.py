@@ -1,41 +1,51 @@
 """Samples that arrive one after another: a datasets.IterableDataset, a loader, a generator.
 
-A stream is read once, from the start; how many samples it has is known at its end.
+A stream is read once, from the start; how many samples it has is known at its end. A DataLoader of
+a map-style dataset has a length, and so is not a stream: each sample of its dataset is read once.
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    default_collate,
+    default_convert,
+)
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
-from crate_interp.data.groups import windows_of_texts
-from crate_interp.data.item_samples import DRAWS, is_item_data, is_pair, masks_of, names_of
 from crate_interp.data.items import (
     Item,
     digest_of,
-    images_of,
     is_array,
+    is_tokens,
     item_of,
+    item_samples,
+    items_between,
     known_labels,
     label_of,
     separated_batch,
-    tokens_of,
 )
-from crate_interp.data.loaders import drops_last, is_loader
-from crate_interp.data.samples import Preprocess, Samples
-from crate_interp.data.tables import Table, checked, columns_of, samples_of_cells, text_column
+from crate_interp.data.samples import ImageReading, Preprocess, Samples
+from crate_interp.data.sequences import DRAWS, is_pair, is_sequence, names_of
+from crate_interp.data.tables import Columns, Table, columns_of, text_column
+from crate_interp.data.texts import WindowRows, checked_texts, tokens_of, windows_of_texts
 
-# a row of a table as {column: value}, the tokens of a window, or an item of a batch
-Row = dict[str, Any] | Item
-WindowRows = Callable[[Iterable[str]], Iterator[list[int]]]
+Row = Item
 
 
 @dataclass(frozen=True)
@@ -87,18 +97,15 @@ def is_stream(data: object) -> bool:
         return True
     if isinstance(data, (str, bytes, Mapping, Samples)) or is_array(data) or is_pair(data):
         return False
-    if is_item_data(data):
-        return isinstance(data, list) and bool(data) and _is_batch(data[0])
-    return isinstance(data, Iterable)
-
-
-def _is_batch(thing: Any) -> bool:
-    """Tells whether the first of a list is a batch of images: an array with a batch axis."""
+    if not is_sequence(data):
+        return isinstance(data, Iterable)
+    if not isinstance(data, list) or not data:
+        return False
     try:
-        item = item_of(thing, "data[0]")
+        first = item_of(data[0], "data[0]").value
     except ValueError:
         return False
-    return is_array(item.value) and item.value.ndim == 4
+    return is_array(first) and first.ndim == 4  # a list of batches
 
 
 def image_stream(
@@ -121,32 +128,34 @@ def image_stream(
     checks.limit(limit)
     if isinstance(data, Table):
         dataset = _resolved(data)
-        columns, print_ = columns_of(dataset), _fingerprint(dataset, limit)
-        undecoded = columns.undecoded(dataset)
-        rows = lambda: islice((row for row, _ in _each(undecoded, "rows")), limit)  # noqa: E731
-
-        def held(rows: Sequence[Any], start: int) -> Samples:
-            def cells(name: str, first: int, stop: int) -> list[Any]:
-                return [row[name] for row in rows[first - start : stop - start]]
-
-            label, numbers = columns.label, range(start, start + len(rows))
-            labels = columns.labels_of(row[label] for row in rows) if label else None
-            functions = preprocess, preprocess_masks
-            return samples_of_cells(cells, numbers, labels, columns, print_, *functions)
-
+        columns = columns_of(dataset, masks=preprocess_masks is not None)
+        print_, names = _fingerprint(dataset, limit), columns.names
+        rows = partial(_table_rows, columns.undecoded(dataset), columns, limit)
     else:
         rows, print_ = _rows_of(data, _separated, limit)
         names = names_of(data) or names_of(getattr(data, "dataset", None))
-
-        def held(rows: Sequence[Any], start: int) -> Samples:
-            items = lambda first, stop: rows[first - start : stop - start]  # noqa: E731
-            read = lambda first, stop: images_of(items(first, stop), first, preprocess)  # noqa: E731
-            masks = None
-            if any(item.mask is not None for item in rows):
-                masks = masks_of(items, range(start, start + len(rows)), preprocess_masks)
-            return _held(rows, start, read, print_, names=names, masks=masks)
-
+    how = ImageReading(preprocess, preprocess_masks)
+    held = partial(_held_images, how=how, fingerprint=print_, names=names)
     return _not_empty(Stream(rows, held, print_, limit), "image")
+
+
+def _table_rows(table: Any, columns: Columns, limit: int | None) -> Iterator[Item]:
+    rows = (columns.item(row, number) for row, number in _each(table, "rows"))
+    return islice(rows, limit)
+
+
+def _held_images(
+    rows: Sequence[Item],
+    start: int,
+    how: ImageReading,
+    fingerprint: str,
+    names: tuple[str, ...] | None,
+) -> Samples:
+    items = partial(items_between, rows, start)
+    numbers = range(start, start + len(rows))
+    masked = any(item.mask is not None for item in rows)
+    more = {"labels": known_labels([item.label for item in rows]), "names": names}
+    return item_samples(items, numbers, fingerprint, how, masked, **more)
 
 
 def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream:
@@ -158,7 +167,7 @@ def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream
     checks.limit(limit)
 
     def windows(texts: Iterable[object]) -> Iterator[Item]:
-        pairs = windows_of_texts(window_rows, checked(texts))
+        pairs = windows_of_texts(window_rows, checked_texts(texts))
         return (Item(torch.tensor(row), group=text) for row, text in pairs)
 
     def items_of(data: Any) -> Iterator[Item]:
@@ -176,29 +185,21 @@ def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream
         rows = lambda: islice(windows(row[name] for row, _ in _each(alone, "rows")), limit)  # noqa: E731
     else:
         rows, print_ = _rows_of(data, items_of, limit)
-
-    def held(rows: Sequence[Any], start: int) -> Samples:
-        found = [
-            tokens_of(item.value, f"sample {number}") for number, item in enumerate(rows, start)
-        ]
-        tokens = torch.stack(found)
-        return _held(rows, start, lambda first, stop: tokens[first - start : stop - start], print_)
-
+    held = partial(_held_tokens, fingerprint=print_)
     return _not_empty(Stream(rows, held, print_, limit), "text")
 
 
-def _held(
-    items: Sequence[Any],
-    start: int,
-    read: Callable[[int, int], Tensor],
-    fingerprint: str,
-    **more: Any,
-) -> Samples:
-    """Returns items of a stream as samples; the first item has the number start."""
-    labels = known_labels([item.label for item in items])
-    groups = None if items[0].group is None else tuple(item.group for item in items)
-    of = start + len(items)
-    return Samples(len(items), labels, fingerprint, read, start=start, of=of, groups=groups, **more)
+def _held_tokens(rows: Sequence[Item], start: int, fingerprint: str) -> Samples:
+    tokens = [tokens_of(item.value, f"sample {number}") for number, item in enumerate(rows, start)]
+    return Samples(
+        len(rows),
+        known_labels([item.label for item in rows]),
+        fingerprint,
+        partial(items_between, torch.stack(tokens), start),
+        start=start,
+        of=start + len(rows),
+        groups=None if rows[0].group is None else tuple(item.group or 0 for item in rows),
+    )
 
 
 def _not_empty(stream: Stream, what: str) -> Stream:
@@ -210,23 +211,16 @@ def _not_empty(stream: Stream, what: str) -> Stream:
 
 def _each(data: Iterable[Any], what: str) -> Iterator[tuple[Any, int]]:
     """Yields what data gives, with its number; raises ValueError if it cannot be read."""
-    things, number = iter(data), 0
-    while True:
-        try:
-            thing = next(things)
-        except StopIteration:
-            return
-        except Exception as error:  # the code of a dataset is its user's, or of many libraries
-            raise ValueError(
-                f"the stream failed after {number} {what} ({type(error).__name__}: "
-                f"{plain(error, 300)}). Finished work is kept: the same call with out=DIR "
-                "continues from there."
-            ) from error
-        yield thing, number
-        number += 1
-
-
-# a stream of rows
+    number = -1
+    try:
+        for number, thing in enumerate(data):  # noqa: B007
+            yield thing, number
+    except Exception as error:  # the code of a dataset is its user's, or of many libraries
+        raise ValueError(
+            f"the stream failed after {number + 1} {what} ({type(error).__name__}: "
+            f"{plain(error, 300)}). Finished work is kept: the same call with out=DIR "
+            "continues from there."
+        ) from error
 
 
 def _resolved(data: Table) -> Any:
@@ -258,9 +252,6 @@ def _fingerprint(dataset: Any, limit: int | None) -> str:
     features = hashlib.sha256(repr(sorted(dataset.features.items())).encode()).hexdigest()[:16]
     many = "all rows" if limit is None else f"the first {limit}"
     return f"stream:{names}:features {features}:{many}:content not hashed"
-
-
-# a stream of batches
 
 
 def _rows_of(
@@ -330,3 +321,73 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def is_loader(data: object) -> TypeGuard[DataLoader]:
+    """Tells whether data is a DataLoader of a map-style dataset, which gives samples by number."""
+    if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
+        return False
+    if data.batch_size is not None or data.batch_sampler is not None:
+        return True
+    dataset: Any = data.dataset  # whose items may be batches themselves
+    value = item_of(dataset[0], "data[0]").value if len(dataset) else None
+    if not is_array(value):
+        return not isinstance(value, (list, tuple)) or is_tokens(value)
+    tokens = value.ndim == 2 and str(value.dtype).endswith(("int32", "int64"))
+    return value.ndim != 4 and not tokens
+
+
+def drops_last(loader: DataLoader) -> bool:
+    """Tells whether a loader leaves out a last batch that is short."""
+    return loader.drop_last or getattr(loader.batch_sampler, "drop_last", False)
+
+
+@dataclass(frozen=True)
+class Collated:
+    """The samples of a DataLoader's dataset, each as the loader's collate_fn gives it alone."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], object]
+    classes: tuple[str, ...] | None
+    tokens: bool
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> Item:
+        """Returns a sample; raises ValueError unless the batch of one sample is one sample."""
+        batch = item_of(self.collate([self.dataset[number]]), f"sample {number} alone")
+        items = list(separated_batch(batch, self.tokens, number))
+        if len(items) != 1:
+            raise ValueError(
+                f"the loader's collate_fn makes {len(items)} samples of sample {number} alone: "
+                "give loader.dataset, or a collate_fn that gives one."
+            )
+        return items[0]
+
+
+def samples_of_loader(loader: DataLoader, tokens: bool = False) -> Any:
+    """Returns what a DataLoader of a map-style dataset draws from: each sample once, in order.
+
+    That is its dataset; of a SubsetRandomSampler only the samples of its indices, in ascending
+    order. A collate_fn of its own is applied to each sample alone. tokens: whether samples are
+    tokens or texts. Warns if the loader itself would shuffle, repeat or leave out samples.
+    """
+    dataset: Any = loader.dataset
+    sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    chosen = sampler.indices if isinstance(sampler, SubsetRandomSampler) else sampler
+    if isinstance(sampler, (SubsetRandomSampler, list, tuple, range)):
+        numbers = sorted({int(number) for number in chosen})
+        select: Any = getattr(dataset, "select", None)  # of a datasets.Dataset
+        dataset = select(numbers) if isinstance(dataset, Table) else Subset(dataset, numbers)
+    kinds = [type(one) for one in (sampler, loader.batch_sampler) if one is not None]
+    if not {SequentialSampler, BatchSampler}.issuperset(kinds) or drops_last(loader):
+        warnings.warn(
+            f"the DataLoader's order ({', '.join(kind.__name__ for kind in kinds)}) is left aside: "
+            f"{len(dataset):,} samples of its dataset are read, each once, in ascending order. To "
+            "measure some of them, give torch.utils.data.Subset(dataset, numbers).",
+            stacklevel=2,
+        )
+    if loader.collate_fn in (default_collate, default_convert):
+        return dataset
+    return Collated(dataset, loader.collate_fn, names_of(loader.dataset), tokens)

@@ -1,50 +1,45 @@
-"""A datasets.Dataset as samples: its image column, its label column, its mask column.
+"""A datasets.Dataset as samples, also those that are embedded in the package or on the Hub.
 
 Pictures are decoded here, not by datasets, which would open any file that a row names and every
 format that Pillow knows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from io import BytesIO
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from PIL import Image
-from torch import Tensor
 
+from crate_interp.core import checks, hub_names
 from crate_interp.core.pictures import SIXTEEN_BITS, Later, Undecodable, decoded, header, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.class_maps import check_mask, class_maps, is_binary
-from crate_interp.data.samples import Preprocess, Samples
+from crate_interp.data.items import MASK_KEYS, Item, item_samples
+from crate_interp.data.samples import ImageReading, Samples
 
-MASK_COLUMNS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
+if TYPE_CHECKING:  # the import takes a second, so it waits until a data set is opened
+    import datasets
+
 # An error shows this code to users who trust a table: the code copies the files that the table
 # names into the table.
 EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
 )
-Cells = Callable[[str, int, int], Sequence[Any]]  # column, start, stop -> undecoded pictures
-
-
-def check_not_several(data: object) -> None:
-    """Raises ValueError, which names the splits, for a datasets.DatasetDict of several tables."""
-    if isinstance(data, Mapping) and data and hasattr(data, "column_names"):
-        splits = " or ".join(f'data["{plain(name, 200)}"]' for name in data)
-        raise ValueError(f"the data is a {type(data).__name__}: give one split, {splits}.")
-
-
-class _ByAttributes(type(Protocol)):
-    """Finds a wrapped table too: since Python 3.12 Protocols pass over a wrapper's __getattr__."""
-
-    def __instancecheck__(cls, data: object) -> bool:
-        return hasattr(data, "features") and hasattr(data, "column_names")
+EMBEDDED = {  # name -> file in assets/
+    "fashion": "fashion.parquet",
+    "pictures": "pictures.parquet",
+    "held-out-text": "held-out-text.parquet",
+    "repeats": "repeats.parquet",
+}
+_ASSETS = Path(__file__).parent.parent / "assets"
 
 
 @runtime_checkable
-class Table(Protocol, metaclass=_ByAttributes):
+class Table(Protocol):
     """A datasets.Dataset, recognised without importing datasets, which takes a second."""
 
     @property
@@ -58,12 +53,61 @@ class Table(Protocol, metaclass=_ByAttributes):
         ...
 
 
-def table_samples(
-    table: Table,
-    preprocess: Preprocess,
-    preprocess_masks: Preprocess | None = None,
-    fingerprint: str | None = None,
-) -> Samples:
+def embedded(name: str) -> "datasets.Dataset":
+    """Returns the embedded data set `name`: images with labels (and masks), texts, or tokens.
+
+    Raises ValueError, which suggests the nearest names, if there is no data set of that name.
+    """
+    import datasets
+    import pyarrow.parquet
+
+    # read from the table, since Dataset.from_parquet would write a copy into the user's cache
+    return datasets.Dataset(pyarrow.parquet.read_table(_embedded_file(name)))
+
+
+def embedded_samples(name: str, how: ImageReading) -> Samples:
+    """Returns the images of an embedded data set; its fingerprint is the digest of its file."""
+    digest = hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()
+    return table_samples(embedded(name), how, f"embedded:{name}:sha256:{digest}")
+
+
+def _embedded_file(name: str) -> Path:
+    if name not in EMBEDDED:
+        hint = checks.did_you_mean(name, EMBEDDED)
+        raise ValueError(
+            f"no embedded data is called {name!r}: give {', '.join(EMBEDDED)}. {hint}".rstrip()
+        )
+    return _ASSETS / EMBEDDED[name]
+
+
+def from_hub(name: str) -> Table:
+    """Returns the data set "owner/name:split", fetched from the Hub by datasets.
+
+    The split may be a sum of slices, such as "train[:10%]+test". Raises ValueError if the name has
+    another form, before anything is asked, and if the data set cannot be loaded.
+    """
+    parts = hub_names.data_set(name)
+    if parts is None:
+        raise ValueError(
+            f"'hf:{plain(name, 200)}': write hf:owner/name:split, such as "
+            "hf:ylecun/mnist:test, of letters, digits, '-', '_' and '.'."
+        )
+    import datasets
+
+    try:
+        return datasets.load_dataset(parts[0], split=parts[1])
+    except Exception as error:  # errors of many libraries: network, missing repository, wrong split
+        raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
+
+
+def check_not_several(data: object) -> None:
+    """Raises ValueError, which names the splits, for a datasets.DatasetDict of several tables."""
+    if isinstance(data, Mapping) and data and hasattr(data, "column_names"):
+        splits = " or ".join(f'data["{plain(name, 200)}"]' for name in data)
+        raise ValueError(f"the data is a {type(data).__name__}: give one split, {splits}.")
+
+
+def table_samples(table: Table, how: ImageReading, fingerprint: str | None = None) -> Samples:
     """Returns the images of a table as samples, with labels and masks if there are any.
 
     Images are the first image column that does not hold masks. Labels are the ClassLabel column. If
@@ -79,25 +123,35 @@ def table_samples(
     raises ValueError if its row names a file instead of holding the bytes of the file.
     """
     dataset: Any = table
-    columns = columns_of(dataset)
+    columns = columns_of(dataset, masks=how.masks is not None)
     if dataset.format["type"] == "custom":
         raise ValueError(
             "the dataset has a transform, for which datasets would decode any file that a row "
             "names: give data.with_format(None), or a dataset of the pictures that the "
             "transform makes."
         )
-    rows, label = columns.undecoded(dataset), columns.label
-    alone = cache(lambda name: rows.select_columns([name]))
-    labels = columns.labels_of(alone(label)[label]) if label else None
-    return samples_of_cells(
-        lambda name, start, stop: alone(name)[start:stop][name],
+    rows, labels = columns.undecoded(dataset), None
+    if columns.label:
+        cells = rows.select_columns([columns.label])[columns.label]
+        labels = [columns.label_of(cell) for cell in cells]
+        if columns.names is not None and all(label is None for label in labels):
+            labels = None
+    pictures = rows.select_columns([name for name in (columns.image, columns.mask) if name])
+    return item_samples(
+        partial(_table_items, pictures, columns),
         range(len(dataset)),
-        labels,
-        columns,
         fingerprint or f"datasets:{dataset._fingerprint}",
-        preprocess,
-        preprocess_masks,
+        how,
+        masked=columns.mask is not None,
+        labels=labels,
+        names=columns.names,
     )
+
+
+def _table_items(pictures: Any, columns: "Columns", start: int, stop: int) -> list[Item]:
+    cells = pictures[start:stop]
+    rows = (dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True))
+    return [columns.item(row, number) for number, row in enumerate(rows, start)]
 
 
 @dataclass(frozen=True)
@@ -110,11 +164,9 @@ class Columns:
     modes: dict[str, str | None]
     names: tuple[str, ...] | None
 
-    def labels_of(self, cells: Iterable[Any]) -> list[Any] | None:
-        """Returns labels. -1 of a ClassLabel means that a row has none, as datasets says."""
-        missing = None if self.names is None else -1
-        labels = [None if cell == missing else cell for cell in cells]
-        return None if self.names is not None and all(one is None for one in labels) else labels
+    def label_of(self, cell: Any) -> Any:
+        """Returns a label. -1 of a ClassLabel means that a row has none, as datasets says."""
+        return None if self.names is not None and cell == -1 else cell
 
     def undecoded(self, table: Table) -> Any:
         """Returns the table with only these columns, and with pictures that are not decoded."""
@@ -127,8 +179,22 @@ class Columns:
             rows = rows.cast_column(name, datasets.Image(decode=False))
         return rows
 
+    def item(self, row: Mapping[str, Any], number: int) -> Item:
+        """Returns a row as an item, whose picture and mask are decoded when they are read."""
+        image, mask = (
+            None if name is None else self._later(row[name], name, number)
+            for name in (self.image, self.mask)
+        )
+        label = self.label_of(row[self.label]) if self.label in row else None
+        return Item(image, label, mask)
 
-def columns_of(table: Table) -> Columns:
+    def _later(self, cell: Any, name: str, number: int) -> Later:
+        what = f"the {plain(name)} of sample {number}"
+        make = partial(_decoded, cell, what, self.modes[name])
+        return Later(make, what, partial(_size, cell, what))
+
+
+def columns_of(table: Table, masks: bool = True) -> Columns:
     """Returns the columns of a data set. Raises ValueError if it has no image column."""
     import datasets
 
@@ -142,8 +208,9 @@ def columns_of(table: Table) -> Columns:
     label = next((n for n, f in features.items() if isinstance(f, datasets.ClassLabel)), None)
     label = label or next((n for n in ("label", "labels") if _is_plain(features.get(n))), None)
     names = getattr(features[label], "names", None) if label else None
-    image = next((name for name in pictures if name not in MASK_COLUMNS), pictures[0])
-    mask = next((name for name in MASK_COLUMNS if name in pictures and name != image), None)
+    image = next((name for name in pictures if name not in MASK_KEYS), pictures[0])
+    mask = next((name for name in MASK_KEYS if name in pictures and name != image), None)
+    mask = mask if masks else None
     modes = {name: features[name].mode for name in (image, mask) if name is not None}
     return Columns(image, mask, label, modes, None if names is None else tuple(names))
 
@@ -156,83 +223,26 @@ def _is_plain(feature: Any) -> bool:
     return isinstance(feature, datasets.Value) if inner is None else _is_plain(inner)
 
 
-def samples_of_cells(
-    cells: Cells,
-    numbers: range,
-    labels: list[Any] | None,
-    columns: Columns,
-    fingerprint: str,
-    preprocess: Preprocess,
-    preprocess_masks: Preprocess | None,
-) -> Samples:
-    """Returns rows as samples numbered by `numbers`; their masks decide whether 255 is a class."""
-    image, mask = columns.image, columns.mask
-
-    def files(name: str, start: int, stop: int) -> list[tuple[bytes, str]]:
-        """Returns the bytes of each picture, and its name in errors."""
-        pairs = enumerate(cells(name, start, stop), start)
-        return [(_bytes(cell, name, number), _what(name, number)) for number, cell in pairs]
-
-    def pictures(name: str, start: int, stop: int) -> list[Later]:
-        mode = columns.modes[name]
-        return [
-            Later(partial(_decoded, data, what, mode), what)
-            for data, what in files(name, start, stop)
-        ]
-
-    def readable(name: str) -> Iterator[Image.Image]:
-        for number in numbers:
-            with suppress(Undecodable):  # raised when it is read
-                yield pictures(name, number, number + 1)[0].make()
-
-    masks: Callable[[int, int], Tensor] | None = None
-    if mask is not None and preprocess_masks is not None:
-
-        @cache
-        def binary() -> bool:
-            """Looks at all masks, which is slow, and so waits until the first mask is read."""
-            return is_binary(readable(mask))
-
-        def checked_maps(start: int, stop: int) -> Tensor:
-            pairs = zip(files(mask, start, stop), files(image, start, stop), strict=True)
-            for index, ((drawn, what), (shown, name)) in enumerate(pairs, start):
-                mode, size = header(BytesIO(drawn), what)
-                image_size = header(BytesIO(shown), name)[1]
-                check_mask(columns.modes[mask] or mode, size, image_size, f"sample {index}")
-            return class_maps(preprocess_masks, pictures(mask, start, stop), binary())
-
-        masks = checked_maps
-
-    return Samples(
-        n=len(numbers),
-        labels=labels,
-        fingerprint=fingerprint,
-        read=lambda start, stop: preprocess(pictures(image, start, stop)),
-        masks=masks,
-        names=columns.names,
-        start=numbers.start,
-        of=numbers.stop,
-    )
-
-
-def _what(name: str, number: int) -> str:
-    return f"the {plain(name)} of sample {number}"
-
-
-def _bytes(cell: Mapping[str, Any] | None, name: str, number: int) -> bytes:
+def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
+    """Returns the bytes of a picture; raises ValueError if a cell only names a file."""
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
-        raise Undecodable(f"sample {number} has no {plain(name)}: the column holds None.")
+        column, _, sample = what.removeprefix("the ").rpartition(" of ")
+        raise Undecodable(f"{sample} has no {column}: the column holds None.")
     if cell["bytes"] is None:
         raise ValueError(
-            f"{_what(name, number)} is the name of a file, {quoted(cell['path'])}, without its "
+            f"{what} is the name of a file, {quoted(cell['path'])}, without its "
             'bytes: no file that a table names is opened. Give "imagefolder:DIR" with the folder '
             f"of the files. If you trust the table, first put the files into it: {EMBED}"
         )
     return cell["bytes"]
 
 
-def _decoded(data: bytes, what: str, mode: str | None) -> Image.Image:
-    image = decoded(data, what)
+def _size(cell: Mapping[str, Any] | None, what: str) -> tuple[int, int]:
+    return header(BytesIO(_bytes(cell, what)), what)[1]
+
+
+def _decoded(cell: Mapping[str, Any] | None, what: str, mode: str | None) -> Image.Image:
+    image = decoded(_bytes(cell, what), what)
     # Pillow would cut 16 bits down to 8; the model's preprocess says what happens to them
     if mode in (None, image.mode) or image.mode in SIXTEEN_BITS:
         return image
@@ -253,22 +263,6 @@ def text_column(table: Table) -> str:
         f"the dataset has no text column; its columns are {_names(table)}, but this model "
         "reads text: give data with text, or a model of images."
     )
-
-
-def checked(texts: Iterable[object]) -> Iterator[str]:
-    """Yields texts; raises ValueError if one is not a string, or if UTF-8 cannot encode it."""
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            kind = type(text).__name__
-            raise ValueError(f"entry {place} of the data is of type {kind}: give only strings.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"text {place} holds half of a surrogate pair, at character {error.start}: give "
-                "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace') instead."
-            ) from None
-        yield text
 
 
 def _names(dataset: Table) -> str:

@@ -4,25 +4,26 @@ Images are in JPEGImages/, masks in SegmentationClass/, lists of names in
 ImageSets/Segmentation/.
 """
 
+from functools import partial
 from os.path import isdir
 from pathlib import Path
 
 from crate_interp.core.pictures import header, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.class_maps import check_mask, mask_reader
 from crate_interp.data.folder_listing import (
-    inside,
+    file_samples,
     names_and_sizes,
     path_and_option,
     pictures_under,
 )
-from crate_interp.data.picture_contents import Files
-from crate_interp.data.samples import Preprocess, Samples, picture_samples
+from crate_interp.data.items import Item, check_mask, items_between
+from crate_interp.data.picture_contents import inside
+from crate_interp.data.samples import ImageReading, Samples
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 
 
-def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:
+def voc_samples(where: str, how: ImageReading) -> Samples:
     """Returns the images in the list of "DIR:SPLIT", or all images of "DIR" that have a mask.
 
     The images of a split have the order of its list; without a split they are ordered by name.
@@ -34,39 +35,32 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
     masks whose size is not that of their image.
     """
     folder, split = path_and_option(where)
-    if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is not a folder: give voc:DIR or voc:DIR:SPLIT.")
-    for name in (IMAGES, MASKS):
-        if not isdir(folder / name):
+    for place in (folder, folder / IMAGES, folder / MASKS):
+        if not isdir(place):
             raise ValueError(
-                f"{quoted(folder)} has no folder {name}: give voc:DIR with {IMAGES}/ and {MASKS}/."
+                f"{quoted(place)} is not a folder: give voc:DIR or voc:DIR:SPLIT, with {IMAGES}/ "
+                f"and {MASKS}/ in DIR."
             )
-    images, masks = _by_name(folder / IMAGES), _by_name(folder / MASKS)
+    parts = {kind: _by_name(folder / kind) for kind in (IMAGES, MASKS)}
+    images, masks = parts.values()
     names = [name for name in images if name in masks] if split is None else _split(folder, split)
     if not names:
         raise ValueError(f"the data is empty: no image in {quoted(folder / IMAGES)} has a mask.")
     for name in names:
-        for kind, found in ((IMAGES, images), (MASKS, masks)):
-            if name not in found:
-                raise ValueError(
-                    f"{quoted(name)} of split {quoted(str(split))} has no file in "
-                    f"{quoted(folder / kind)}."
-                )
+        for kind, paths in parts.items():
+            if name not in paths:
+                place = quoted(folder / kind)
+                raise ValueError(f"{quoted(name)} of split {split!r} has no file in {place}.")
         mode, size = header(masks[name], f"the image {quoted(masks[name])}")
         image_size = header(images[name], f"the image {quoted(images[name])}")[1]
         check_mask(mode, size, image_size, quoted(name))
-    pictures, drawn = [images[name] for name in names], [masks[name] for name in names]
-    paths = [*pictures, *drawn]
+    items = [Item(images[name], mask=masks[name]) for name in names]
+    paths = [item.value for item in items] + [item.mask for item in items]
     below = [path.relative_to(folder).as_posix() for path in paths]
-    listing, drawn_below = names_and_sizes(paths, below), below[len(names) :]
-    files = Files(
-        folder,
-        lambda start, stop: enumerate(below[start:stop], start),
-        lambda start, stop: enumerate(drawn_below[start:stop], start),
-    )
-
-    read_masks = mask_reader(preprocess_masks, lambda start, stop: drawn[start:stop])
-    return picture_samples(pictures, f"voc:{listing}", preprocess, read_masks, files)
+    return file_samples(
+        partial(items_between, items, 0), folder, below[: len(names)], how,
+        f"voc:{names_and_sizes(paths, below)}", mask_names=below[len(names) :], binary=False,
+    )  # fmt: skip
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
@@ -77,16 +71,13 @@ def _by_name(folder: Path) -> dict[str, Path]:
 
 def _split(folder: Path, split: str) -> list[str]:
     """Returns the names in the list of a split: the first word of every line."""
-    known = sorted(path.stem for path in (folder / SPLITS).glob("*.txt"))
-    if split not in known:
-        there = f"there are no lists in {SPLITS}/"
-        if known:
-            there = f"give one of {plain(', '.join(known), 1000)}"
-        raise ValueError(
-            f"no split of {quoted(folder)} is called {quoted(split)}: {there}. "
-            "voc:DIR takes all images that have a mask."
-        )
     path = folder / SPLITS / f"{split}.txt"
+    known = sorted(one.stem for one in path.parent.glob("*.txt"))
+    if split not in known:
+        raise ValueError(
+            f"no split of {quoted(folder)} is called {quoted(split)}: give one of "
+            f"{plain(', '.join(known), 1000) or 'none'}, or voc:DIR for all images with a mask."
+        )
     text = path.read_text("utf-8", errors="surrogateescape")  # file names may be any bytes
     names = [line.split()[0] for line in text.splitlines() if line.strip()]
     if not names:

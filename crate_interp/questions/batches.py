@@ -15,9 +15,7 @@ from crate_interp.core.device_waits import sent
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
-from crate_interp.data.batch_reading import Found, bad_ones, next_of, read_runs
-from crate_interp.data.groups import grouped
-from crate_interp.data.samples import Preprocess
+from crate_interp.data.samples import Found, Preprocess, bad_ones, grouped, next_of, read_runs
 from crate_interp.data.sources import table_named
 from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
 from crate_interp.measures.checks import all_finite

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from crate_interp.data.batch_reading import Found, read_runs
 from crate_interp.data.picture_contents import Notes, noting
+from crate_interp.data.samples import Found, read_runs
 from crate_interp.data.streams import Row
 from crate_interp.questions.batches import nobody, ranges_of
 from crate_interp.questions.experiment import Ahead, Task, Work

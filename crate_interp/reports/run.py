@@ -16,7 +16,7 @@ from crate_interp.core.folders import check_ours, discard, locked
 from crate_interp.core.progress import note, tqdm
 from crate_interp.core.run_options import Pass, RunOptions, run_options
 from crate_interp.data import Data, Samples
-from crate_interp.data.batch_reading import read_runs
+from crate_interp.data.samples import read_runs
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve

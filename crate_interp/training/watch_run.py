@@ -19,8 +19,8 @@ from crate_interp.core import checks
 from crate_interp.core.run_options import run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
-from crate_interp.data.batch_reading import read_runs
 from crate_interp.data.picture_contents import Notes, Reads, contents, noting, table_of
+from crate_interp.data.samples import read_runs
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import in_folder

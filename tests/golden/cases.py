@@ -247,13 +247,7 @@ def every_way() -> Iterator[tuple[Case, str]]:
             for way in ("resumed", "shards", "sizes", "ray"):
                 # ties in a list of largest values are broken batch by batch
                 tied = verb == "circuits.atom_names" and way == "sizes"
-                # masks in memory are read by a closure, which Ray cannot send
-                unsent = name == "crate" and way == "ray"
-                if (
-                    not tied
-                    and not unsent
-                    and (verb not in ("segment", "linear_probe") or name == "crate")
-                ):
+                if not tied and (verb not in ("segment", "linear_probe") or name == "crate"):
                     yield streamed(verb, name), way
 
 

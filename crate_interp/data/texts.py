@@ -1,0 +1,216 @@
+"""Texts and token ids as samples: each a window of tokens, or a whole text that fills no window."""
+
+import dataclasses
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crate_interp.core.errors import ShortTextError
+from crate_interp.core.pictures import quoted
+from crate_interp.core.safe_text import plain
+from crate_interp.data.items import is_array, known_labels
+from crate_interp.data.samples import Samples
+from crate_interp.data.sequences import is_sequence, labelled, parts_of_pair, read_item
+from crate_interp.data.tables import Table, text_column
+
+WindowRows = Callable[[Iterable[str]], Iterator[list[int]]]
+_IDS = "input_ids"
+
+
+@dataclass(frozen=True)
+class TextReading:
+    """How texts become tokens; see `open_text`. limit: how many samples are wanted, or None."""
+
+    windows: Callable[[Iterable[str]], Tensor | Iterator[list[int]]]
+    limit: int | None = None
+    encode: Callable[[str], Tensor] | None = None
+
+
+class NumberedTexts:
+    """Texts as they are read; number: that of the text read last."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts, self.number = texts, -1
+
+    def __iter__(self) -> Iterator[str]:
+        for self.number, text in enumerate(self.texts):  # noqa: B020
+            yield text
+
+
+def windows_of_texts(
+    window_rows: WindowRows, texts: Iterable[str]
+) -> Iterator[tuple[list[int], int]]:
+    """Yields each window of tokens, with the number of the text that its last token is of."""
+    numbered = NumberedTexts(texts)
+    for row in window_rows(numbered):
+        yield row, numbered.number
+
+
+def checked_texts(texts: Iterable[object]) -> Iterator[str]:
+    """Yields texts; raises ValueError if one is not a string, or if UTF-8 cannot encode it."""
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise ValueError(f"entry {place} of the data is of type {kind}: give only strings.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text {place} holds half of a surrogate pair, at character {error.start}: give "
+                "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace') instead."
+            ) from None
+        yield text
+
+
+def token_samples(tokens: Tensor | np.ndarray, how: TextReading | None = None) -> Samples:
+    """Returns token ids `[n, pos]` as samples; raises ValueError for anything else."""
+    tokens = torch.as_tensor(tokens)
+    if tokens.ndim != 2 or not _holds_ids(tokens):
+        raise ValueError(
+            f"data is {tokens.dtype} of shape {list(tokens.shape)}, but this model reads text: "
+            "give token ids, whole numbers [n, pos], or a list of texts."
+        )
+    if 0 in tokens.shape:
+        raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
+    tokens = tokens.long()
+    digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
+    digest.update(tokens.cpu().contiguous().numpy().data)
+    fingerprint = f"tokens:sha256:{digest.hexdigest()}"
+    return Samples(len(tokens), None, fingerprint, partial(_read_rows, tokens))
+
+
+def _read_rows(rows: Tensor | list[Tensor], start: int, stop: int) -> Tensor:
+    chosen = rows[start:stop]
+    if isinstance(chosen, Tensor):
+        return chosen
+    if len(set(map(len, chosen))) > 1:
+        raise ValueError(f"samples {start} to {stop - 1} have different numbers of tokens.")
+    return torch.stack(chosen)
+
+
+def pair_of_text(data: object, how: TextReading) -> Samples:
+    """Returns (tokens, labels), a dictionary or a TensorDataset as samples."""
+    whole = parts_of_pair(data)
+    if is_array(whole.value):
+        return labelled(token_samples(whole.value), whole.label)
+    return text_sequence(whole.value, how, whole.label)
+
+
+def text_sequence(data: Any, how: TextReading, labels: list[Any] | None = None) -> Samples:
+    """Returns a list or Dataset of texts, or of token ids of one length, as samples.
+
+    Texts that fill no window when they are joined are taken text by text, if `how` can encode them.
+    Raises ValueError for items that are neither, and for tokens of several lengths.
+    """
+    if not is_sequence(data):
+        raise ValueError(f"cannot take text from {type(data).__name__}: give a list of texts.")
+    if len(data) and not isinstance(read_item(data, 0).value, str):
+        count = len(data) if how.limit is None else min(how.limit, len(data))
+        items = [read_item(data, number) for number in range(count)]
+        rows = [tokens_of(item.value, f"data[{number}]") for number, item in enumerate(items)]
+        lengths = sorted(set(map(len, rows)))
+        if len(lengths) > 1:
+            raise ValueError(
+                f"the items have {', '.join(map(str, lengths[:4]))} tokens. Give tokens of one "
+                "length, or the texts, which are cut into windows."
+            )
+        own_labels = known_labels([item.label for item in items])
+        return labelled(token_samples(torch.stack(rows)), own_labels or labels)
+    every = (read_item(data, number).value for number in range(len(data)))
+    texts = list(checked_texts(every))  # before work starts
+    if not texts:
+        raise ValueError("the data is empty: there is no text in it.")
+    try:
+        return _window_samples(how, texts)
+    except ShortTextError:
+        if how.encode is None:
+            raise
+    return _whole_texts([how.encode(text)[0].cpu() for text in texts])
+
+
+def _window_samples(how: TextReading, texts: Iterable[str]) -> Samples:
+    """Returns the windows of texts as samples, grouped by text if they come row by row."""
+    numbered = NumberedTexts(texts)
+    rows = how.windows(numbered)
+    if isinstance(rows, Tensor):
+        return token_samples(rows)
+    joined, groups = array("q"), []
+    for row in rows:
+        joined.extend(row)
+        groups.append(numbered.number)
+    tokens = torch.frombuffer(joined, dtype=torch.int64).view(len(groups), -1)
+    several = len(set(groups)) < len(groups)  # of some text
+    return dataclasses.replace(token_samples(tokens), groups=tuple(groups) if several else None)
+
+
+def _whole_texts(rows: list[Tensor]) -> Samples:
+    """Returns rows of token ids, which may differ in length, as samples."""
+    lengths = tuple(map(len, rows))
+    if len(set(lengths)) == 1:
+        return token_samples(torch.stack(rows))
+    whole = token_samples(torch.cat(rows)[None])
+    digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
+    read = partial(_read_rows, rows)
+    return Samples(len(rows), None, f"texts:sha256:{digest}", read, lengths=lengths)
+
+
+def table_of_text(table: Table, how: TextReading) -> Samples:
+    """Returns the token ids of a table, or the windows of its first text column.
+
+    Raises ValueError for a table without a length, and for ids in rows of several lengths.
+    """
+    dataset: Any = table
+    if not hasattr(table, "__len__"):
+        raise ValueError(
+            "the dataset is a stream, whose windows of tokens are made while it is read: give it "
+            "to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
+        )
+    if _IDS not in (table.column_names or ()):
+        return _window_samples(how, checked_texts(dataset[text_column(table)]))
+    rows = [list(row) for row in dataset[_IDS]]
+    lengths = sorted(set(map(len, rows)))
+    if len(lengths) > 1:
+        raise ValueError(
+            f"the column {_IDS} has rows of {lengths[0]} to {lengths[-1]} tokens: give rows of one "
+            "length, since there is no padding."
+        )
+    return token_samples(torch.tensor(rows))
+
+
+def file_of_text(path: str | Path, how: TextReading) -> Samples:
+    """Returns the windows of a text file; raises ValueError for a file that is not UTF-8."""
+    try:
+        return text_sequence([Path(path).read_text(encoding="utf-8")], how)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{quoted(path)} is not a text file in UTF-8: {plain(error)}.") from None
+
+
+def tokens_of(value: object, where: str) -> Tensor:
+    """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
+    try:
+        tokens = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{where} is of type {type(value).__name__}, but this model reads text. Give token ids "
+            "or a text."
+        ) from error
+    if tokens.ndim != 1 or not _holds_ids(tokens):
+        raise ValueError(
+            f"{where} is {tokens.dtype} of shape {list(tokens.shape)}. Give token ids, whole "
+            "numbers [pos]."
+        )
+    return tokens.long()
+
+
+def _holds_ids(tokens: Tensor) -> bool:
+    """Tells whether a tensor has the dtype of token ids: whole numbers, not bools."""
+    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    return not odd
