@@ -11,8 +11,8 @@ from PIL import Image
 import crate_interp as ci
 from command import fails, one_line, process, run
 from conftest import HEADS, make
-from crate_interp.cli import command_line
-from crate_interp.cli.command_line import spoken
+from crate_interp.cli.app import QUIET, example, spoken
+from crate_interp.cli.commands import COMMANDS
 from reference import published_layout
 
 WEIGHTS = Path(__file__).parent.parent / "demos" / "weights"
@@ -63,7 +63,7 @@ WRONG = {
     "no field 'source'": ["--config", "source=x"],
     "write --family crate.": ["--config", "family=crate"],
     "mean='grey': give a list": ["--config", "mean=grey"],
-    "a list is JSON, with strings in double": ["--config", "labels=['a']"],
+    'such as ["cat", "dog"], or None. The': ["--config", "labels=['a'"],
     'such as ["cat", "dog"], or None': ["--config", "labels=a,b"],
     "interpolate_pos='perhaps': give True or": ["--config", "interpolate_pos=perhaps"],
     "--config 'n_heads': write NAME=VALUE": ["--config", "n_heads"],
@@ -103,9 +103,8 @@ def test_all_that_is_missing_is_said_at_once(tmp_path):
     fails("SOURCE, --data are missing. Example: crate-interp report crate-tiny", "report")
     fails("--out is missing", "convert", "crate-tiny-fashion")
     fails("SOURCE is missing. Example: crate-interp convert", "convert", "--quiet", "--out", "x")
-    for command in command_line.EXAMPLES:
-        shown = " ".join(run(command, "--help").stdout.split())
-        assert f"Example: crate-interp {command_line.EXAMPLES[command]}" in shown, command
+    for command in COMMANDS:
+        assert example(command) in " ".join(run(command, "--help").stdout.split()), command
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_quiet_shows_no_progress(tmp_path, monkeypatch):
     loud = run(*command, "--out", tmp_path / "a")
     quiet = run(*command, "--out", tmp_path / "b", "--quiet")
     assert "image/s" in loud.stderr and quiet.stderr == "" and "The tables" in quiet.stdout
-    assert command_line.QUIET not in os.environ
+    assert QUIET not in os.environ
     float64 = run(*command, "--out", tmp_path / "c", "--dtype", "float64")
     assert ci.SweepResult.load(tmp_path / "c").meta["dtype"] == "float64", float64.stderr
 

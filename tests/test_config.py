@@ -123,10 +123,10 @@ def test_values_that_cannot_be_used(change, message):
 
 
 def test_settings_are_read_as_people_write_them():
-    from crate_interp.cli.options import fields
+    from crate_interp.cli.request import config_fields
 
     pairs = ["image_size=(28, 28)", "crop=[28, 28]", "mean=(.5,)", "eta=.1", "model_name=(a, b)"]
-    assert fields(pairs) == {
-        "image_size": [28, 28], "crop": [28, 28], "mean": [0.5], "eta": 0.1,
+    assert config_fields(pairs) == {
+        "image_size": (28, 28), "crop": [28, 28], "mean": (0.5,), "eta": 0.1,
         "model_name": "(a, b)",
     }  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 
 import crate_interp as ci
 from conftest import PLAIN, make, refuses
-from crate_interp.sweeps.runs.batches import Chunk
+from crate_interp.questions.batches import Chunk
 from gathered import CHUNKS, folder, same, table
 
 

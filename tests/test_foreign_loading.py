@@ -14,7 +14,7 @@ from conftest import refuses
 from crate_interp.bridge.loading import BLACK_BOXES
 from crate_interp.bridge.network_bridge import build
 from crate_interp.bridge.transformers_folder import preprocessing
-from crate_interp.cli.command_options import Asked
+from crate_interp.cli.request import Request
 from foreign import _IMAGES, inputs, network
 
 PICTURES = {
@@ -40,7 +40,7 @@ def test_a_folder_of_transformers(tmp_path):
     cfg = model.cfg
     assert (cfg.model_name, cfg.subspaces, cfg.interpolation) == ("a-vit", "key", "bicubic")
     assert (cfg.resize, cfg.mean, cfg.std) == ((15, 15), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
-    asked = Asked({}, tmp_path / "out", None, config=["subspaces=query"])
+    asked = Request(config=["subspaces=query"])
     assert asked.load(str(tmp_path / "a-vit")).cfg.n_special == 1
     with pytest.raises(ci.CheckpointError, match="revision='main' has no meaning for the folder"):
         ci.bridge.load(tmp_path / "a-vit", revision="main")

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from conftest import refuses
-from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.questions import ledger as ledgers
 from crate_interp.sweeps.ledgers.ledger import Ledger
-from crate_interp.sweeps.ledgers.shards import shard_of
+from crate_interp.questions.shards import shard_of
 
 CHUNKS = 4
 SETTINGS = {

@@ -19,7 +19,7 @@ from conftest import make, refuses
 from crate_interp.circuits import composition, concentration
 from crate_interp.data import open_data
 from crate_interp.models.sae import SAEConfig
-from crate_interp.sweeps.runs import chunked_pass
+from crate_interp.questions import chunked_pass
 from selection import few
 
 N = 11

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import make, refuses
-from crate_interp.sweeps.ledgers.code_digest import digest_of_code, parts_of
+from crate_interp.questions.code_digest import digest_of_code, parts_of
 from crate_interp.sweeps.runs.chunked_run import Job
-from crate_interp.sweeps.runs.provenance import torch_settings
+from crate_interp.questions.provenance import torch_settings
 
 
 def _in_globals(value, source="def measure(x):\n    return x * factor\n"):

@@ -64,17 +64,27 @@ def audit(
     the main eps also with orthonormal U and without CLS. Claims, bounds, frames, nulls and limits
     are listed in crate_interp/audits/claims.py.
 
-    eps: the main eps, as in the paper. lasso_tokens: on how many evenly spaced tokens of each
-    sample the lasso is solved. Only "share" and "converged", which need its solution, are measured
-    on these tokens alone; all other numbers are measured on all tokens. untrained: how many
-    untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples. On 64 samples the nulls
-    and the grid are measured, and on 8 (of texts 10) of them the limits: the first ones, of texts
-    the first of each; all others only add to the values at the main eps. grid: False measures the
-    claims at the main eps only, in all frames, with U as stored and all tokens, beside the nulls
-    that verdicts need. seed: the seed of the nulls. data, run: as in `ci.sweep`. In a masked
-    autoencoder, the audit measures the encoder, which sees every patch.
+    On 64 samples the nulls and the grid are measured, and on 8 (of texts 10) of them the limits:
+    the first ones, of texts the first of each; all others only add to the values at the main eps.
+    In a masked autoencoder, the audit measures the encoder, which sees every patch.
 
-    Raises ValueError as `ci.sweep` does, and if activations are not finite.
+    Args:
+        model: A hooked model.
+        data: As in `ci.sweep`.
+        eps: The main eps of the rates, as in the paper.
+        lasso_tokens: On how many evenly spaced tokens of each sample the lasso is solved. Only
+            "share" and "converged", which need its solution, are measured on these tokens alone.
+        untrained: How many untrained twins (seeds 0, 1, ...) are audited, on the first 64 samples.
+        grid: Measure at a grid of eps and with orthonormal U too. Without it, the claims are
+            measured at the main eps only, in all frames, beside the nulls that verdicts need.
+        seed: The seed of the nulls.
+        run: As in `ci.sweep`.
+
+    Returns:
+        The verdict of each claim in each layer, and every number and null behind it.
+
+    Raises:
+        ValueError: As `ci.sweep` does, and if activations are not finite.
     """
     question = Audit(eps, lasso_tokens, grid, seed, untrained)
     return ask(question, model, data, run_options(audit, run))

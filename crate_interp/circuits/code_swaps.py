@@ -78,17 +78,27 @@ def concentration(
     drawn, with seeds 0, 1, ...). A code that is no privileged basis has the same share in native
     and in rotated axes.
 
-    k: how many nodes to swap; several numbers. point: "code" (mlp.hook_post) or "stream"
-    (hook_resid_post), whose native axes are those of the residual stream. In families whose code
-    is the stream, such as crate, both are the same. untrained: how many untrained twins (seeds 0,
-    1, ...) to measure too, on the first 64 samples with the same pairs and classes; a pair whose
-    gap goes the other way in a twin counts with its sign turned. run: as in `ci.sweep`. A shard
-    returns None while answers of other shards are missing; run it again to continue.
+    Args:
+        model: A hooked model with logits.
+        data: As in `ci.sweep`.
+        k: How many nodes to swap; several numbers.
+        point: code (mlp.hook_post), or stream (hook_resid_post), whose native axes are those of the
+            residual stream. In families whose code is the stream, such as crate, both are the same.
+        rotations: How many random rotations to compare with.
+        untrained: How many untrained twins (seeds 0, 1, ...) to measure too, on the first 64
+            samples with the same pairs and classes. A pair whose gap goes the other way in a twin
+            counts with its sign turned.
+        run: As in `ci.sweep`. A shard returns None while answers of other shards are missing; run
+            it again to continue.
 
-    Raises ValueError, before work starts, for a model without logits, for fewer than two samples,
-    for an unknown point, for a k that is no list of numbers of at least 1, for fewer than 2
-    rotations, and under torch.inference_mode(), because it needs gradients. Raises ValueError
-    before the first swap if the model gives all samples the same answer.
+    Returns:
+        The shares that k nodes carry in each layer and basis, and their contrasts.
+
+    Raises:
+        ValueError: Before work starts, for a model without logits, for fewer than two samples, for
+            an unknown point, for a k that is no list of numbers of at least 1, for fewer than 2
+            rotations, and under torch.inference_mode(), because it needs gradients; before the
+            first swap, if the model gives all samples the same answer.
     """
     question = Concentrate(k, point, rotations, untrained)
     return ask(question, model, data, run_options(concentration, run))

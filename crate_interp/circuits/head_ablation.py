@@ -38,19 +38,28 @@ def ablate_heads(
 ) -> Perhaps[HeadAblation]:
     """Returns how much worse a model answers if one head at a time is ablated.
 
-    how: "mean" replaces the head's output (hook_z) at each position by its mean over all samples at
-    that position, which a first pass measures; "zero" replaces it by 0. metric: "loss" is the
-    cross-entropy in nats, of the label or of the next token (mean over a window); "accuracy" is
-    the share of right answers. run: as in `ci.sweep`. With "mean", a shard returns None while the
-    means of other shards are missing; run it again to continue.
-
     The layers below the head run once for all heads, so the cost is about layers * heads / 2
     forwards of the data, half the cost of full runs. (Full runs are needed if a layer reads more
     than the stream, and for a black box behind a bridge.) Drops are paired by sample.
     Their intervals come from resamples, which all use the same mean in place of an output.
 
-    Raises ValueError, before work starts, for a model without logits, for images whose labels are
-    missing or not classes of the model, for an unknown how or metric, and as `ci.sweep` does.
+    Args:
+        model: A hooked model with logits.
+        data: As in `ci.sweep`.
+        how: What replaces a head's output (hook_z): mean, its mean over all samples at each
+            position, which a first pass measures; or zero.
+        metric: loss, the cross-entropy in nats, of the label or of the next token (mean over a
+            window); or accuracy, the share of right answers.
+        run: As in `ci.sweep`. With "mean", a shard returns None while the means of other shards are
+            missing; run it again to continue.
+
+    Returns:
+        A row for each head: the metric with and without it, the drop, its interval and p.
+
+    Raises:
+        ValueError: Before work starts, for a model without logits, for images whose labels are
+            missing or not classes of the model, for an unknown how or metric, and as `ci.sweep`
+            does.
     """
     return ask(AblateHeads(how, metric), model, data, run_options(ablate_heads, run))
 

@@ -1,160 +1,111 @@
-"""Options and arguments that several commands share, and the objects they become."""
+"""Options of commands, made from the signatures of the functions that commands call.
 
-import inspect
-import json
-import os
+A public function's signature is read from the text of its file, because importing the function
+takes seconds, and --help and a misspelt option are answered at once.
+"""
+
+import ast
 import re
-import sys
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from typer import Argument, Option
 
 import crate_interp as ci
-from crate_interp.core import checks
-from crate_interp.core.folders import locked
+from crate_interp.core.run_options import Pass, Run, RunOptions
 
-locks = ExitStack()  # locks of the folders that the command writes, released when it ends
-places: dict[Path, int | None] = {}  # folder -> when its earlier result was saved
+POSITIONAL = ("source", "a", "b")
 
 
-def folder(out: Path, alone: bool) -> Path:
-    """Notes the folder that a command writes, and locks it until its end if it writes `alone`."""
-    places[out] = saved_at(out)
-    return locks.enter_context(locked(out)) if alone else out
+class Field(NamedTuple):
+    """What an option takes: a type, or a function that reads a text."""
+
+    kind: Any
+    default: Any
+    text: str  # of --help
 
 
-def place() -> Path | None:
-    """Returns the folder in which this command has saved a result or a chunk, or None."""
-    return next((out for out, old in places.items() if saved_at(out) not in (None, old)), None)
+def names(text: str) -> list[str]:
+    """Returns the parts of a text with commas."""
+    return [word.strip() for word in text.split(",") if word.strip() or "," not in text]
 
 
-def saved_at(out: Path) -> int | None:
-    """Returns when a result, or a chunk of one, was last saved in a folder, or None."""
-    try:
-        found = [*out.glob("chunks/*.parquet"), *out.glob("meta.json")]
-        return max((path.stat().st_mtime_ns for path in found), default=None)
-    except (OSError, ValueError):
-        return None
+def answers(text: str) -> Any:
+    """Returns an answer, or a pair of answers, that a text gives by number or name."""
+    words = names(text) if text.count(",") == 1 else [text]
+    found = [int(word) if word.isascii() and word.isdigit() else word for word in words]
+    return found[0] if len(found) == 1 else tuple(found)
 
 
-Source = Annotated[
-    str,
-    Argument(help="A name of `crate-interp models`, NAME@step-N, a weight file or a saved folder."),
-]
-Out = Annotated[Path, Option(help="The folder to write into.")]
-# several processes may run the command on such a folder at once
-SharedOut = Annotated[
-    Path,
-    Option(help="The folder to write into. The same command continues where an earlier one ended."),
-]
-Family = Annotated[
-    str | None, Option(help="Model family. Default: inferred from the checkpoint's keys.")
-]
-Step = Annotated[str | None, Option("--revision", help="step-N: a checkpoint from the training.")]
-Revision = Annotated[
-    str | None, Option(help="A commit on the Hub, or step-N of an embedded model.")
-]
-File = Annotated[str | None, Option(help="A file of a repo on the Hub.")]
-Config = Annotated[
-    list[str] | None,
-    Option(help="A field of the config, such as n_heads=6. Repeat it for more fields."),
-]
-Rename = Annotated[
-    str | None,
-    Option(help="Renames the keys of a weight file, as in sed: 's/^net\\.//'."),
-]
-Weights = Annotated[
-    str | None, Option(help="ema: the averaged weights of a file that has plain ones too.")
-]
-Side = Annotated[
-    str,
-    Argument(
-        help="A name of `crate-interp models`, NAME@step-N, a weight file, or the folder of a "
-        "saved model or sweep. Separate several seeds with commas."
-    ),
-]
-ProbeNames = Annotated[
-    str | None,
-    Option(
-        help="Names of probes, separated by commas, such as frames, which has the "
-        "change of R^c by attention. Default: compression, sparsity, alignment, attention."
-    ),
-]
-Untrained = Annotated[int, Option(help="How many untrained twins to measure as well.")]
+# annotation -> what its option takes; a parameter with another annotation has no option
+KINDS: dict[str, Any] = {
+    "int": int, "float": float, "bool": bool, "str": str, "Sequence[int]": list[int],
+    "Sequence[str]": names, "Probes": names, "Target": answers, "Twins": int,
+    "int | Sequence[int]": int,
+}  # fmt: skip
 
 
-def take_threads(threads: int | None) -> None:
-    """Sets the number of threads for torch, before torch is imported."""
-    if threads is not None:
-        checks.count("--threads", threads)
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[name] = str(threads)
+def of_function(name: str) -> dict[str, Field]:
+    """Returns the options of a public function such as "circuits.concentration"."""
+    room, _, verb = name.rpartition(".")
+    module = ci._MODULE_OF[room or verb].replace(".", "/")
+    place = Path(ci.__file__).parents[1] / module
+    paths = place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]
+    parts = (path.read_text(encoding="utf-8").partition(f"\ndef {verb}(") for path in paths)
+    text = next(text.partition("\n\n\n")[0] for _, found, text in parts if found)
+    function: Any = ast.parse(f"def {verb}({text}").body[0]
+    lines = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", ast.get_docstring(function) or "", re.M)
+    helps = {name: " ".join(words.split()) for name, words in lines}
+    options = {}
+    for item, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        kind = KINDS.get(ast.unparse(item.annotation).removesuffix(" | None"))
+        if kind is not None:
+            options[item.arg] = Field(kind, ast.literal_eval(default), helps.get(item.arg, ""))
+    if function.args.kwarg is not None:
+        run = Run if ast.unparse(function.args.kwarg.annotation) == "Unpack[Run]" else Pass
+        options |= of_annotations(run, RunOptions)
+    return options
 
 
-def revised(source: str, revision: str | None) -> tuple[str, str | None]:
-    """Returns source and revision: NAME@step-100 gives a revision if --revision does not."""
-    name, at, step = source.rpartition("@")
-    if not at or not name or revision is not None or Path(source).exists():
-        return source, revision
-    return name, step
+def of_annotations(thing: Any, call: Any = None) -> dict[str, Field]:
+    """Returns the options that a class or function names by Annotated[type, help].
 
-
-def chosen(rename: str | None, weights: str | None) -> dict[str, Any]:
-    """Returns the given ones among --rename and --weights; a black box takes neither."""
-    given = {"rename": rename, "weights": weights}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def names_of(probes: str | None) -> list[str] | None:
-    """Returns the names in --probes, or None."""
-    return None if probes is None else [name.strip() for name in probes.split(",")]
-
-
-def heads_of(names: list[str] | None, layers: int, heads: int) -> set[tuple[int, int]]:
-    """Returns (layer, head) of each name in --head; raises ValueError for a bad name."""
-    found = {f"L{layer}H{head}": (layer, head) for layer in range(layers) for head in range(heads)}
-    for name in names or []:
-        if name.upper() not in found:
-            raise ValueError(
-                f"--head {name}: the heads of this model are L0H0 to L{layers - 1}H{heads - 1}."
-            )
-    return {found[name.upper()] for name in names or []}
-
-
-def fields(pairs: list[str] | None) -> dict[str, Any]:
-    """Returns the fields of --config: n_heads=6 becomes {"n_heads": 6}.
-
-    A value is JSON, True, False, None or a tuple of numbers; anything else is a string.
+    call: what has the defaults, if `thing` has none.
     """
-    words = {"True": True, "False": False, "None": None}
-    arguments = inspect.signature(ci.load).parameters
-    fields: dict[str, Any] = {}
-    for pair in pairs or []:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"--config {pair!r}: write NAME=VALUE, such as n_heads=6.")
-        if name == "family":
-            raise ValueError(f"--config {pair!r}: write --family {value}.")
-        if name in arguments:
-            raise ValueError(f"--config {pair!r}: CrateConfig has no field {name!r}.")
-        # people write .5, which is not JSON, and (28, 28), as Python has it
-        text = value if '"' in value else re.sub(r"(?<![\d.])\.(?=\d)", "0.", value)
-        text = re.sub(r"^\s*\(([\d., ]*?),?\s*\)\s*$", r"[\1]", text)
-        try:
-            fields[name] = words[text] if text in words else json.loads(text)
-        except (ValueError, RecursionError):
-            if value.startswith(("[", "{")):
-                raise ValueError(
-                    f"--config {pair!r}: a list is JSON, with strings in double quotes, such as "
-                    '--config \'labels=["cat", "dog"]\'.'
-                ) from None
-            fields[name] = value
-    return fields
+    options, items = {}, signature(call or thing).parameters
+    for name, hint in get_type_hints(thing, include_extras=True).items():
+        if hasattr(hint, "__metadata__"):
+            kind, text, *typed = get_args(hint)
+            options[name] = Field(typed[0] if typed else kind, items[name].default, text)
+    return options
 
 
-def say(text: str) -> None:
-    """Prints a line."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+def typed(name: str) -> str:
+    """Returns a parameter as it is typed: --data, or SOURCE."""
+    return name.upper() if name in POSITIONAL else f"--{name.replace('_', '-')}"
+
+
+def parameters(options: Mapping[str, Field], required: Iterable[str]) -> list[Parameter]:
+    """Returns what typer reads of options.
+
+    A required option is optional for typer, which would name one missing option after another. A
+    bool that is off by default has no --no-NAME.
+    """
+    items = []
+    for name, (kind, default, text) in options.items():
+        if isinstance(default, tuple) and default:  # left to the function that has it
+            text += f" Default: {', '.join(map(str, default))}."
+        how: dict[str, Any] = {"help": text + " [required]" * (name in required)}
+        if kind in (names, answers):
+            how = {"parser": kind, "help": f"{how['help']} Separate several with commas."}
+            kind = str
+        if default is None or name in required or isinstance(default, tuple):
+            kind, default = kind | None, None
+        flags = [typed(name)] if default is not True else []
+        positional = name in POSITIONAL
+        info = Argument(metavar=typed(name), **how) if positional else Option(*flags, **how)
+        kind = Annotated[kind, info]
+        items.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return items

@@ -41,9 +41,8 @@ def compare(
 ) -> Comparison:
     """Returns how two networks, or two groups of networks, differ in each statistic and layer.
 
-    a, b: a hooked model, a SweepResult, or a list of them, such as the seeds of one training.
-    Models are swept on `data` (probes, run: as in `ci.sweep`); results must be of the same samples.
-    Statistics per head are averaged over heads.
+    Models are swept on `data`; results must be of the same samples. Statistics per head are
+    averaged over heads.
 
     If each side is one network, a - b is paired by sample, and the mean has a bootstrap-t interval,
     for these two networks; other seeds may differ. If a side is a list, networks are the unit, and
@@ -53,21 +52,33 @@ def compare(
     Holm's method. It is not adjusted over statistics; the headline says how many would differ by
     chance, and leads with how many exceed the spread between untrained networks.
 
-    untrained: how many untrained twins of each side to measure. A twin has the same architecture,
-    with the official random initialisation and seed 0, 1, ... None: 5 if there are models. For
-    sides that are results, give the results of their twins as `([...], [...])`. `excess` is the
-    trained difference minus the untrained difference, with an interval over networks; a single
-    network is taken to scatter as its twins do.
+    An untrained twin has the same architecture, with the official random initialisation and seed
+    0, 1, ... `excess` is the trained difference minus the untrained difference, with an interval
+    over networks; a single network is taken to scatter as its twins do.
 
     Networks of different depths are compared at the same relative depth (`layer_pairs` in
     crate_interp/comparisons/difference_tables.py). Statistics that only one side has are in
-    meta["not_compared"], with the reason. names: names of the two sides. out: a folder for the
-    result and, under `sweeps`, for each sweep as soon as it is done. Repeating the call reuses
-    these sweeps, unless you give probes of your own.
+    meta["not_compared"], with the reason.
 
-    Raises ValueError, before work starts, for anything but models and results, models without data,
-    results with data or of different samples, and a list of different architectures. Also raises it
-    if the sides have no statistic in common.
+    Args:
+        a: A hooked model, a SweepResult, or a list of them, such as the seeds of one training.
+        b: The other side.
+        data: As in `ci.sweep`; None if both sides are results.
+        probes: Names of probes, Probe objects, or both. Default: those of `ci.sweep`.
+        untrained: How many untrained twins of each side to measure; for sides that are results,
+            the results of their twins as `([...], [...])`. Default: 5 if there are models.
+        names: Names of the two sides.
+        out: A folder for the result and, under `sweeps`, for each sweep as soon as it is done.
+            Repeating the call reuses these sweeps, unless you give probes of your own.
+        run: As in `ci.sweep`.
+
+    Returns:
+        A row for each statistic and layer: both sides, the difference, its interval and p.
+
+    Raises:
+        ValueError: Before work starts, for anything but models and results, models without data,
+            results with data or of different samples, and a list of different architectures; also
+            if the sides have no statistic in common.
     """
     options = run_options(compare, run, Pass, out=out)
     sides = [networks.listed("a", a), networks.listed("b", b)]

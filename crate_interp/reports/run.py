@@ -52,16 +52,26 @@ def report(
     Sweeps the model over `data`, and untrained networks over the first 64 samples of `data`. A twin
     is the same architecture with the official random initialisation, from seed 0, 1, ...; the
     global random state does not change. As many further networks have the model's own weights in
-    random order, tensor by tensor, in case its training began at another scale. untrained: the
-    number of each. data, probes, run: as in
-    `ci.sweep`. The folder also gets the result as SweepResult.save writes it, summary.txt (means by
-    layer, the meaning of its columns, the controls), layers.csv (with the twins' mean, lowest and
-    highest) and figures/*.png. audit: whether to write audit/audit.html too (`ci.audit`, with the
-    same number of twins). With `progress`, a line on stderr says at the end how long each part
-    took.
+    random order, tensor by tensor, in case its training began at another scale. The folder also
+    gets the result as SweepResult.save writes it, summary.txt (means by layer, the meaning of its
+    columns, the controls), layers.csv (with the twins' mean, lowest and highest) and figures/*.png.
+    With `progress`, a line on stderr says at the end how long each part took.
 
-    Raises ValueError, before work starts, if `out` cannot be written into or holds something other
-    than a report. Also raises ValueError as `ci.sweep` does.
+    Args:
+        model: A hooked model.
+        data: As in `ci.sweep`.
+        out: The folder to write into.
+        probes: Names of probes, Probe objects, or both. Default: those of `ci.sweep`.
+        untrained: How many untrained twins, and networks of shuffled weights, to measure as well.
+        audit: Write the page of an audit too (`ci.audit`, with as many twins).
+        run: As in `ci.sweep`.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        ValueError: Before work starts, if `out` cannot be written into or holds something other
+            than a report, and as `ci.sweep` does.
     """
     untrained = checks.count("untrained", untrained, least=0)
     options = run_options(report, run, Pass)

@@ -51,9 +51,7 @@ def segment(
 ) -> Perhaps[SegmentResult]:
     """Scores the attention masks of every head against the masks of `data`, compared with chance.
 
-    The score is the Jaccard index. data: images with masks, such as "embedded:pictures",
-    "cutouts:DIR", "voc:DIR", "coco:FILE" or a datasets.Dataset with an image and a mask column.
-    Maps become masks by two rules, "mass" and "top" (`ci.measures.mass_mask`, `top_mask`), and the
+    The score is the Jaccard index. Maps become masks by two rules, "mass" and "top" (`ci.measures.mass_mask`, `top_mask`), and the
     masks are judged at two resolutions (`ci.probes.segmentation`).
 
     A layer is scored in three ways. "best head for each image" is the published mIoU (arXiv
@@ -66,18 +64,34 @@ def segment(
     mean of networks with random weights, which choose heads of theirs (`untrained` says how many).
 
     The map of a head is the attention of CLS; in ToST the membership of each patch, in CBT the
-    row of CLS in A^T A (`ci.probes.segmentation`). size: the side, or (h, w), of larger images, for
-    finer maps of the same model (`model.resized`).
+    row of CLS in A^T A (`ci.probes.segmentation`).
 
     Six masks need no network: the whole image, and those of five maps made of the picture alone by
     the same rules: a centred map, colour contrast to the border and to the mean, local variance,
     and two colour clusters (`SegmentResult`). A head that finds objects no better than the
     strongest of them shows nothing that the network has learned. Intervals are over images, and for
-    a fixed head over splits too. The data is read once for each network. run: as in `ci.sweep`.
+    a fixed head over splits too. The data is read once for each network.
 
-    Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
-    object, if the model is not of images, or if a measure refuses a setting. With several shards,
-    the number of images with an object is checked by the last shard.
+    Args:
+        model: A hooked model of images.
+        data: Images with masks, such as "embedded:pictures", "cutouts:DIR", "voc:DIR", "coco:FILE"
+            or a datasets.Dataset with an image and a mask column.
+        mass: The share of an attention map that its mask holds.
+        fraction: For the other rule (top): the share of the patches that a mask holds.
+        query: The token whose attention is the map; 0 is CLS.
+        scaled: Whether scores are divided by sqrt(d_head).
+        cls_key: Whether CLS is among the keys.
+        size: The side, or (h, w), of larger images, for finer maps of the same model.
+        untrained: How many untrained twins to measure as well.
+        run: As in `ci.sweep`.
+
+    Returns:
+        The scores of each layer and head, with their chance levels.
+
+    Raises:
+        ValueError: Before work starts, if the data has no masks or fewer than 4 images with an
+            object, if the model is not of images, or if a measure refuses a setting. With several
+            shards, the number of images with an object is checked by the last shard.
     """
     checks.count("untrained", untrained, least=0)
     check_model(model)

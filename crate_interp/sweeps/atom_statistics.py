@@ -172,13 +172,22 @@ def atoms(
 ) -> Perhaps[AtomResult]:
     """Measures every atom of the code `mlp.hook_post`: firing rate, energy and top activations.
 
-    data, run: as in `ci.sweep`; all tokens are counted. top: how many (sample, token) pairs to keep
-    for each atom. coactivation: whether to count how often each pair of atoms is on together; the
-    counts are `[atom, atom]` for each layer. layers: numbers of the layers to measure, None for
-    all. dense: the firing rate above which an atom is "dense". Memory does not grow with the number
-    of samples. Results of parts of a data set can be merged.
+    Memory does not grow with the number of samples. Results of parts of a data set can be merged.
 
-    Raises ValueError as `ci.sweep` does, and for a layer that does not exist.
+    Args:
+        model: A hooked model.
+        data: As in `ci.sweep`; all tokens are counted.
+        top: How many of the strongest tokens of each atom to keep.
+        coactivation: Count how often each pair of atoms is on together, `[atom, atom]` a layer.
+        layers: Numbers of the layers to measure. Default: all.
+        dense: The firing rate above which an atom is "dense".
+        run: As in `ci.sweep`.
+
+    Returns:
+        The statistics of each atom and layer, and each atom's strongest tokens.
+
+    Raises:
+        ValueError: As `ci.sweep` does, and for a layer that does not exist.
     """
     question = Atoms(top, coactivation, layers, dense)
     return ask(question, model, data, run_options(atoms, run))

@@ -52,23 +52,31 @@ def sweep(
 ) -> Perhaps[SweepResult]:
     """Runs the model over `data` once, and keeps the probes' numbers for each layer.
 
-    probes: names, Probe objects, or both; None means those of the four default probes whose points
-    the model has. data: see `ci.data.open_data` and `open_text`, or the result of `ci.open_store`;
-    if data is a stream, every process reads all rows. blocks: "decoder_blocks" for a masked
-    autoencoder's decoder. forward(model, batch): another way to run the model. controls: on how
-    many of the first samples to measure `result.controls()`; each sample takes about two more
-    forwards. precision: "bfloat16" runs the model under torch.autocast; probes measure in float32.
-
-    run: the options of every streamed verb (crate_interp/core/run_options.py): batch_size, limit,
-    workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out=, a folder keeps
-    each chunk as soon as it is measured, and repeating the call continues where an earlier call
-    stopped.
-
     With more samples, memory grows only by the measured numbers. Hooks on the model stay active.
 
-    Raises ValueError before work starts for arguments and data that cannot be measured, including
-    NaN or Inf, and if the folder holds something else. Raises ValueError, with layer and samples,
-    if a statistic is not finite.
+    Args:
+        model: A hooked model.
+        data: See `ci.data.open_data` and `open_text`, or the result of `ci.open_store`. If data is
+            a stream, every process reads all rows.
+        probes: Names of probes, such as frames, which has the change of R^c by attention, Probe
+            objects, or both. Default: compression, sparsity, attention and alignment.
+        blocks: "decoder_blocks" for a masked autoencoder's decoder.
+        forward: Another way to run the model: forward(model, batch).
+        controls: On how many of the first samples to measure the negative controls; each takes
+            about two more forwards. 0: no controls.
+        precision: bfloat16 runs the model under torch.autocast; probes measure in float32.
+        run: The options of every streamed verb (crate_interp/core/run_options.py): batch_size,
+            limit, workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out=, a
+            folder keeps each chunk as soon as it is measured, and repeating the call continues
+            where an earlier call stopped.
+
+    Returns:
+        The numbers of each layer and head; None while chunks of other shards are missing.
+
+    Raises:
+        ValueError: Before work starts, for arguments and data that cannot be measured, including
+            NaN or Inf, and if the folder holds something else; with layer and samples, if a
+            statistic is not finite.
     """
     question = Sweep(probes, blocks, forward, controls, precision)
     return ask(question, model, data, run_options(sweep, run))

@@ -290,8 +290,7 @@ def commands() -> str:
         return done.stdout.strip().replace("python -m crate_interp", "crate-interp")
 
     parts = [f"# Command line\n\n{EXIT_CODES}\n\n```\n{help_of()}\n```"]
-    for command in COMMANDS:
-        name = command.__name__
+    for name in COMMANDS:
         parts.append(f"## crate-interp {name}\n\n```\n{help_of(name)}\n```")
     return "\n\n".join(parts)
 

@@ -110,6 +110,11 @@ sweep {m} --data {d} --limit 4 --out {out} --restart --tag x --precision bfloat1
 sweep {m} --data {d} --limit 8 --chunk-size 4 --shard 0/2 --out {out}
 sweep {m} --data {d} --limit 4 --workers 1 --skip-bad --revision step-0
 sweep {m} --data {d} --limit 4 --groups label
+sweep {m} --data {d} --limit 4 --blocks blocks --probes sparsity,attention --controls 0 --out {out}
+audit {m} --data {d} --limit 4 --untrained 0 --no-grid --lasso-tokens 2 --out {out}
+atoms {m} --data {d} --limit 4 --layers 1 --layers 3 --dense 0.3 --out {out}
+segment crate-tiny-pictures --data embedded:pictures --limit 4 --query 2 --untrained 0 --out {out}
+graph {m} --data {d} --nodes 0.5 --edges 0.8 --most 20 --threads 1 --out {out}
 sweep {m} --data {d} --limit 4 --dry-run --out {out}
 audit {m} --data {d} --limit 4 --untrained 1 --no-grid --eps 0.2 --seed 1 --format csv --out {out}
 compare {m} {m}@step-0 --data {d} --limit 4 --untrained 0 --probes sparsity --out {out}

@@ -230,11 +230,23 @@ def atlas(
     effects nor effects on logits are measured. Memory does not grow with the number of samples.
     Intervals are over texts, not over windows, whose neighbours are alike.
 
-    data, run: as in `ci.sweep`. The shard that finishes last also measures the `ablate` samples.
+    The shard that finishes last also measures the `ablate` samples.
     `ci.viz.atlas_pages(atlas, out)` writes an atlas as pages.
 
-    Raises ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
-    for windows of one token, and under torch.inference_mode(), because effects need gradients.
+    Args:
+        model: A hooked model with logits.
+        data: As in `ci.sweep`.
+        top: How many patches or contexts to show for each atom.
+        ablate: On how many samples to run the model without each atom. 0: none.
+        run: As in `ci.sweep`.
+
+    Returns:
+        A row for each atom: its statistics, effects and nearest atoms; and its strongest tokens.
+
+    Raises:
+        ValueError: As `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
+            for windows of one token, and under torch.inference_mode(), because effects need
+            gradients.
     """
     return ask(MakeAtlas(top, ablate), model, data, run_options(atlas, run))
 

@@ -65,23 +65,33 @@ def graph(
     tost-ista) edges run from each layer to the next; elsewhere they may skip layers. The nodes of
     plain MLPs (gpt-baseline, tost) are their neurons.
 
-    inputs: one sample: an image, or token ids, or a text. target: a class or token by number or
-    name, or a pair for the difference of two logits; None stands for the largest logit. A single
-    logit is taken less the mean of all logits. position: the token of a text whose logits are read;
-    None stands for the last. Later tokens of a causal model are left out. freeze: what is held
-    constant for derivatives, "pattern", "norm" or both. With both, attributions add up exactly
-    where a step has a ReLU; with nothing frozen (the default) they do not, but they predict real
-    ablations better. The scale of the first norm is always held: the norm of an embedding does not
-    change with its length. nodes, edges: the share of the influence that the kept nodes and edges
-    hold, as in circuit-tracer. most: how many codes are looked at, an equal number in each layer.
-    seed: draws random nodes and the untrained network. names: the result of
-    `ci.circuits.atom_names`, whose names nodes then have.
+    With both of "pattern" and "norm" frozen, attributions add up exactly where a step has a ReLU;
+    with nothing frozen (the default) they do not, but they predict real ablations better. The scale
+    of the first norm is always held: the norm of an embedding does not change with its length.
 
     Unlike circuit-tracer (Ameisen et al. 2025, Circuit Tracing) it has no replacement model and no
     error nodes: every value is the model's own.
 
-    Raises ValueError, before work starts, for a model without logits or codes, for several samples,
-    and for a target, position or share that cannot be.
+    Args:
+        model: A hooked model with logits.
+        inputs: One sample: an image, or token ids, or a text.
+        target: A class or token, by number or name; two for the difference of their logits. A
+            single logit is taken less the mean of all logits. Default: the largest logit.
+        position: The token of a text after which the answer comes; later tokens of a causal model
+            are left out. Default: the last.
+        freeze: What is held constant for derivatives: pattern, norm or both.
+        nodes: The share of the influence that the kept nodes hold, as in circuit-tracer.
+        edges: The share of the influence that the kept edges hold.
+        most: How many codes to look at, an equal number in each layer.
+        seed: Draws random nodes and the untrained network.
+        names: The result of `ci.circuits.atom_names`, whose names nodes then have.
+
+    Returns:
+        The graph: its nodes, its edges, and how well it predicts real ablations.
+
+    Raises:
+        ValueError: Before work starts, for a model without logits or codes, for several samples,
+            and for a target, position or share that cannot be.
     """
     check_model(model)
     check_gradients("graph", model)

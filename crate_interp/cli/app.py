@@ -1,0 +1,144 @@
+"""Makes the command line from the table of commands, and puts errors in terms of its options."""
+
+import inspect
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+import crate_interp as ci
+from crate_interp.cli import options
+from crate_interp.cli.commands import COMMANDS, Command
+from crate_interp.cli.request import CHUNKED, SESSION, Request, say
+from crate_interp.core.folders import locked
+
+QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, also in worker processes
+EXIT_CODES = (
+    "Exit codes: 0 done; 2 the command cannot do what was asked, and an error line says why; 3 an "
+    "unexpected error (--debug shows its traceback); 130 interrupted."
+)
+requests: list[Request] = []  # of this process
+_OURS = ("progress", "resume")  # --quiet and --restart stand for them
+_FIRST = ("source", "data", "out")  # in the help of a command
+_SHARED = options.of_annotations(Request)
+
+
+def command_function(name: str, command: Command) -> Callable[..., None]:
+    """Returns a function with the signature that typer reads, which runs a command."""
+    own = options.of_annotations(command.call)
+    verb = options.of_function(command.verb) if command.verb else {}
+    verb = {item: verb[item] for item in verb if item not in (*command.without, *_OURS)}
+    chunked, usual_out = "chunk_size" in verb, "out" not in command.required
+    shared = {item: _SHARED[item] for item in (*command.fields, *CHUNKED * chunked, *SESSION)}
+    if command.data:
+        shared["data"] = shared["data"]._replace(text=command.data)
+    if usual_out and "out" in shared:
+        again = " The same command continues where an earlier one ended." * chunked
+        text = f"{shared['out'].text} Default: runs/{name}-MODEL.{again}"
+        shared["out"] = shared["out"]._replace(text=text, default=None)
+
+    def run(**values: Any) -> None:
+        missing = [options.typed(item) for item in command.required if values[item] is None]
+        if missing:
+            verb_of = "is" if len(missing) == 1 else "are"
+            raise ValueError(f"{', '.join(missing)} {verb_of} missing. {example(name)}")
+        if values["quiet"]:
+            os.environ[QUIET] = "1"
+        if values.get("out") is None:
+            model = Path(str(values.get("source") or values.get("a"))).name
+            values["out"] = Path("runs", f"{name}-{re.sub('[^A-Za-z0-9@._-]+', '-', model)}")
+        arguments = {item: values.pop(item) for item in own}
+        given = {item: value for item in verb if (value := values.pop(item)) is not None}
+        if chunked:
+            given["resume"] = not values["restart"]
+        request = Request(given, **values)
+        requests.append(request)
+        if request.dry_run:
+            from crate_interp.questions.forecast import dry_run
+
+            with TemporaryDirectory() as scratch, dry_run():
+                command.call(replace(request, out=Path(scratch, "out")), **arguments)
+        elif "data" in shared and not chunked:  # one process writes the folder
+            with locked(request.out):
+                command.call(request, **arguments)
+        else:
+            command.call(request, **arguments)
+
+    first = {item: shared.pop(item) for item in _FIRST if item in shared}
+    items = options.parameters({**first, **own, **verb, **shared}, command.required)
+    run.__name__, run.__doc__ = name, command.call.__doc__
+    vars(run)["__signature__"] = inspect.Signature(items)
+    run.__annotations__ = {item.name: item.annotation for item in items}
+    return run
+
+
+def example(name: str) -> str:
+    """Returns a command line that can be typed as it is."""
+    command = COMMANDS[name]
+    out = f" --out runs/{name}" if "out" in command.fields else ""
+    return f"Example: crate-interp {name} {command.example}{out}"
+
+
+def _show_version(wanted: bool | None) -> None:
+    if wanted:
+        say(f"crate-interp {ci.__version__}")
+        raise typer.Exit
+
+
+def root(
+    debug: Annotated[bool, Option("--debug", help=_SHARED["debug"].text)] = False,
+    version: Annotated[
+        bool | None,
+        Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = None,
+) -> None:
+    """Load a CRATE, measure what each layer does, read the report."""
+
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.callback(epilog=EXIT_CODES)(root)
+_functions = {name: command_function(name, command) for name, command in COMMANDS.items()}
+for name, function in _functions.items():
+    app.command(epilog=example(name))(function)
+
+# parameters of Python that an error may name, such as limit=0, and that are options
+_NAMES = {item for each in _functions.values() for item in each.__annotations__}
+_NAMES -= {*options.POSITIONAL, "config", "head", "json"}
+_ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(sorted(_NAMES))})=")
+_LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")
+_FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
+_WORDS = {
+    "ci.list_models()": "`crate-interp models`",
+    "load the model with labels=[...], ": 'give --config \'labels=["...", "..."]\', ',
+    "Load it with the mean and std of its training, ": (
+        'Give --config "mean=[...]" and --config "std=[...]" of its training, '
+    ),
+}
+
+
+def spoken(text: str) -> str:
+    """Returns an error message with command-line options in place of Python's arguments.
+
+    ci.load(..., n_heads=6) becomes --config n_heads=6, limit=0 becomes --limit 0.
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1], found[2].strip("'")
+        if name in ("family", "revision", "weights", "file"):
+            return f"--{name} {value}"
+        if name == "rename":
+            return f"--rename {found[2]}"
+        if value.startswith("("):  # a pair, which --config takes as JSON
+            return f"--config '{name}=[{value[1:-1]}]'"
+        return f"--config {name}={value}"
+
+    text = _LOAD.sub(lambda found: " ".join(map(option, _FIELD.finditer(found[1]))), text)
+    for python, words in _WORDS.items():
+        text = text.replace(python, words)
+    return _ARGUMENT.sub(lambda found: f"{options.typed(found[1])} ", text)

@@ -1,0 +1,348 @@
+"""The commands: what each calls, prints and draws."""
+
+import json as json_text
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import crate_interp as ci
+from crate_interp.cli.request import LOADING, LOOKING, MEASURING, Request, say
+
+HEADS = 10  # heads or atoms that are printed
+NAMED = 256  # samples of the data from which atoms get their names
+_SAMPLE = "Which sample of the data to show, from 0."
+_SIDE = (
+    "A name of `crate-interp models`, NAME@step-N, a weight file, or the folder of a saved model "
+    "or sweep. Separate several seeds with commas."
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a signature cannot say. verb: the public function whose options the command has."""
+
+    call: Callable[..., None]
+    verb: str = ""
+    example: str = "crate-tiny-fashion --data embedded:fashion"  # without --out
+    fields: Sequence[str] = MEASURING  # of Request
+    required: Sequence[str] = ("source", "data")
+    without: Sequence[str] = ()  # options of the function that the command lacks
+    data: str = ""  # help of --data, if not any data will do
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+def command(verb: str = "", **facts: Any) -> Callable[[Callable[..., None]], None]:
+    """Returns a decorator that makes a command of a function."""
+
+    def add(call: Callable[..., None]) -> None:
+        COMMANDS[call.__name__] = Command(call, verb, **facts)
+
+    return add
+
+
+@command("report")
+def report(request: Request) -> None:
+    """Write a page about a model and its data.
+
+    Measures every layer of the model, and of the same network untrained.
+    """
+    path = ci.report(request.model, request.data, request.out, **request.options)
+    summary, _, more = path.with_name("summary.txt").read_text(encoding="utf-8").partition("\n\n")
+    finding, _, table = summary.partition("\n")
+    request.print(finding, f"The page: {path}", table, more)
+
+
+@command("sweep")
+def sweep(request: Request) -> None:
+    """Measure probes in every layer, on data of any size.
+
+    Writes the tables when all samples are measured.
+    """
+    result = request.measured(ci.sweep)
+    from crate_interp.results.result import as_text
+    from crate_interp.sweeps.layer_curves import summary
+
+    table, more = as_text(*summary(result, [])), f"{result.sharpest()}\n{result.controls_text()}"
+    request.print(result, f"The tables: {request.out}", table, more)
+
+
+@command("audit", example="crate-tiny-fashion --data embedded:fashion --limit 64")
+def audit(request: Request) -> None:
+    """Check every layer against the papers' claims.
+
+    Prints a table and writes a page about it.
+    """
+    result = request.measured(ci.audit)
+    from crate_interp.audits.claim_summary import legend
+
+    signs = (
+        "+ kept (as wanted, and better than its nulls), - broken (not as wanted, or worse than\n"
+        "a null), ~ depends on the setting, c missed by an ideal layer too, ? undecided."
+    )
+    request.show(result, ci.viz.audit_page, f"{result.text()}\n{signs}", legend(result))
+
+
+@command(
+    "compare",
+    example="crate-tiny-fashion crate-tiny-fashion@step-640 --data embedded:fashion",
+    fields=[name for name in MEASURING if name not in ("source", "revision")],
+    required=("a", "b"),
+    data="Data, as for `report`. Give none for saved sweeps: they hold their numbers.",
+)
+def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]) -> None:
+    """Compare two networks, or two groups of them.
+
+    Compares them layer by layer, next to their untrained twins.
+    """
+    (one, name), (two, other) = request.networks(a), request.networks(b)
+    more = {"names": (name, other), "out": request.out, **request.options}
+    result = ci.compare(one, two, request.data, **more)
+    sides = ", ".join(f"{side}: {result.meta[side]['name']}" for side in "ab")
+    signs = (
+        "+: a is higher, -: a is lower, o: no more than untrained networks differ, ?: undecided, "
+        "a dot: cannot be tested."
+    )
+    request.show(result, ci.viz.compare_page, f"{sides}. {signs}\n{result.text()}")
+
+
+@command(
+    "segment",
+    example="crate-tiny-pictures --data embedded:pictures",
+    without=("scaled", "cls_key"),
+    data='Images with masks: "embedded:pictures", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
+    '"hf:owner/name:split".',
+)
+def segment(
+    request: Request,
+    unscaled: Annotated[bool, "As in the paper: no 1/sqrt(d_head), no CLS key."] = False,
+) -> None:
+    """Score the attention map of every head against masks.
+
+    Chance levels and untrained networks are scored too.
+    """
+    result = request.measured(ci.segment, scaled=not unscaled, cls_key=not unscaled)
+    more = f"{result.text('top')}\n\n{result.legend()}"
+    request.show(result, ci.viz.segment_page, result.text("mass"), more)
+
+
+@command("atoms")
+def atoms(request: Request) -> None:
+    """Measure when every dictionary atom is on.
+
+    Counts how often, how strongly and where it is on, and writes a page with the strongest atoms.
+    """
+    result = request.measured(ci.atoms)
+    from crate_interp.circuits.atlases.excerpts import excerpts
+    from crate_interp.questions.batches import samples_of
+
+    places, samples = result.table("top").query("rank < 4"), samples_of(request.model, request.data)
+    write = partial(ci.viz.atoms_page, excerpts=excerpts(places, request.model, samples, False))
+    table = result.layers()[["layer", "atoms", "dead", "dense", "firing_rate"]]
+    request.show(result, write, in_text(table), result.legend())
+
+
+@command("atlas", example="crate-tiny-pictures --data embedded:pictures --limit 16")
+def atlas(request: Request) -> None:
+    """Show what every dictionary atom is for.
+
+    Writes pages of top patches or contexts, effects and neighbours.
+    """
+    result = request.measured(ci.atlas)
+    columns = ["layer", "atom", "ablation", "ablation_low", "ablation_high", "firing_rate"]
+    table = result.table().dropna(subset="ablation")
+    table = table.sort_values("ablation", key=abs, ascending=False, kind="stable").head(HEADS)
+    text = in_text(table[[*columns, "energy_share", "nearest"]]) if len(table) else ""
+    request.show(result, ci.viz.atlas_pages, text, result.legend())
+
+
+@command("ablate_heads")
+def ablate(
+    request: Request,
+    head: Annotated[list[str] | None, "Print this head too, such as L3H1. Repeat for more."] = None,
+) -> None:
+    """Measure what each head does for the answers.
+
+    Ablates one head at a time. Prints a table of the heads that matter most, and writes a page with
+    a heat map of all heads.
+    """
+    cfg, names = request.model.cfg, [name.upper() for name in head or []]
+    heads = [f"L{layer}H{head}" for layer in range(cfg.n_layers) for head in range(cfg.n_heads)]
+    for name in names:
+        if name not in heads:
+            raise ValueError(f"--head {name}: the heads of this model are L0H0 to {heads[-1]}.")
+    result = request.measured(ci.ablate_heads)
+    table = result.heads().assign(name=heads)
+    table = table.sort_values("drop", key=abs, ascending=False, kind="stable")
+    kept = (table["p"] <= 0.05) | table["name"].isin([*names, *table["name"].head(HEADS)])
+    text = in_text(table[kept][["name", "base", "ablated", "drop", "low", "high", "p"]])
+    if not kept.all():
+        text += f"\n{kept.sum()} of {len(kept)} heads; --head NAME adds one, --format csv all."
+
+    def write(result: ci.HeadAblation, out: Path) -> Path:
+        try:
+            cache, inputs, name = one_sample(request.model, request.data, 0)
+        except ValueError:  # such as a text of more tokens than the explorer shows
+            return ci.viz.ablation_page(result, out)
+        page = ci.viz.ablation_page(result, out, explorer="explore.html")
+        ci.viz.explore(cache, inputs, name=name).save(out / "explore.html")
+        return page
+
+    request.show(result, write, text, result.legend())
+
+
+@command("circuits.concentration", example="crate-tiny-fashion --data embedded:fashion --limit 64")
+def concentration(request: Request) -> None:
+    """Measure how few nodes of each layer's code carry an answer.
+
+    Swaps (token, coordinate) nodes for those of another sample, beside principal axes and random
+    rotations. Prints a table and draws it by layer.
+    """
+    result = request.measured(ci.circuits.concentration)
+    shares = result.table("shares").pivot(index=["layer", "k"], columns="basis", values="carried")
+    table = in_text(shares[["native", "pca", "rotated"]].reset_index())
+    more = f"{result.text()}\n\n{result.legend()}"
+    request.show(result, ci.viz.concentration_page, table, more)
+
+
+@command(example="crate-tiny-fashion --data embedded:fashion --without", fields=LOOKING)
+def explore(
+    request: Request,
+    sample: Annotated[int, _SAMPLE] = 0,
+    size: Annotated[int | None, "The side of a larger image, for finer maps."] = None,
+    circuit: Annotated[Path | None, "A file of Circuit.save; its heads get a ring."] = None,
+    without: Annotated[bool, "Let the page switch off a head, an atom or a patch."] = False,
+) -> None:
+    """Write a page that shows one sample in detail.
+
+    Point at a patch or token on the page to see what every head does there. With --without the
+    model runs once for each head, atom and patch.
+    """
+    ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
+    cache, inputs, name = one_sample(request.model, request.data, sample, size)
+    off = ci.circuits.switched_off(request.model, inputs[0]) if without else None
+    page = ci.viz.explore(cache, inputs, circuit=ring, name=name, without=off)
+    say(f"{page.title}. The page: {page.save(request.out / 'explore.html')}")
+
+
+@command("graph", fields=LOOKING)
+def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
+    """Explain one answer by a graph of codes, and write it with its page.
+
+    The page is OUT/graph.html; OUT/explore.html is the explorer of the same sample, and
+    OUT/graph.json the graph as circuit-tracer's page reads it.
+    """
+    model = request.model
+    cache, inputs, name = one_sample(model, request.data, sample)
+    names = ci.circuits.atom_names(model, request.data, limit=NAMED, progress=False)
+    result = ci.graph(model, inputs, names=names, **request.options)
+    with result.saved_with_pages(request.out) as stage:
+        ci.viz.graph(result).save(stage / "graph.html")
+        result.to_circuit_tracer(stage / "graph.json")
+        end = result.meta["target"]["position"]
+        if end is not None:  # the explorer has the same tokens, and so the same answer
+            inputs = inputs[:, : end + 1]
+            _, cache = model.run_with_cache(inputs)
+        page = ci.viz.explore(cache, inputs, name=name, graph="graph.html")
+        page.save(stage / "explore.html")
+    say(f"{result.headline()}\nThe page: {request.out / 'graph.html'}")
+
+
+@command(example="crate-alpha-b16", fields=(*LOADING, "out"), required=("source", "out"))
+def convert(request: Request) -> None:
+    """Write a checkpoint as a folder that ci.load reads.
+
+    The folder gets model.safetensors, config.json and a model card. Loading it needs no further
+    options.
+    """
+    source, arguments = request.checkpoint(request.source)
+    model = ci.convert(source, request.out, **arguments)
+    say(f"{sum(value.numel() for value in model.parameters()):,} parameters in {request.out}")
+    if getattr(model.cfg, "mean", 0) is None:
+        say("The folder has no mean and std: pictures need --config mean=... and --config std=...")
+    if getattr(model.cfg, "labels", "") is None:
+        say(
+            "The folder has no labels: for the loss on pictures in a folder per class, ablate and "
+            'atlas need --config \'labels=["...", "..."]\', in the order of the outputs.'
+        )
+
+
+@command(example="crate-tiny-fashion", fields=LOADING, required=("source",))
+def inspect(request: Request) -> None:
+    """Say what a checkpoint holds: its layout, its settings, and where each setting comes from.
+
+    "assumed": no tensor and no file gives the setting, so that a published default stands for it.
+    """
+    from crate_interp.checkpoints.inspection import Source, inspect_lines
+
+    source, fields = request.checkpoint(request.source)
+    options = {name: fields.pop(name, None) for name in LOADING[1:] if name != "config"}
+    for line in inspect_lines(Source(source, fields=fields, hub={}, **options)):
+        say(line)
+
+
+@command(example="--json", fields=(), required=())
+def models(request: Request, json: Annotated[bool, "Print JSON."] = False) -> None:
+    """List the known models.
+
+    Shows name, family, size, licence, status of the layout and location. "verified on fixture": the
+    layout was checked against the authors' code; "layout inferred": no file was there to check it.
+    """
+    table = ci.list_models().astype(object)
+    rows = table.where(table.notna(), None).to_dict("records")
+    if json:
+        say(json_text.dumps(rows, indent=2, default=str))
+        return
+    lines = [("name", "family", "parameters", "licence", "status", "where")]
+    for row in rows:
+        where = f"{row['repo']}/{row['file']}" if row["file"] else row["link"] or row["repo"]
+        steps = ", ".join(f"step-{step}" for step in row["steps"] or ())
+        where = f"embedded, revisions {steps}" if steps else "embedded" * row["embedded"] or where
+        size = f"{row['params']:,}" if row["params"] else "unknown"
+        lines.append(
+            (row["name"], row["family"] or "?", size, row["licence"], row["status"], where)
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (word.ljust(width) for word, width in zip(line, widths, strict=True))
+        say("  ".join(cells).rstrip())
+
+
+def in_text(table: Any) -> str:
+    """Returns a table as text, with four digits a number."""
+    return table.to_string(index=False, float_format="{:.4g}".format)
+
+
+def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> tuple[Any, Any, str]:
+    """Returns a cache of what the explorer shows of one sample, the sample itself, and its name.
+
+    size: the side of a larger image, or None for the model's own size.
+    """
+    from crate_interp.questions.batches import check_model, samples_of
+    from crate_interp.viz.explorer.explorer_page import check_count, shown_points
+
+    check_model(model)
+    text = model.unit == "windows"
+    if size is not None:
+        if text:
+            raise ValueError("--size is the side of images, but this model reads text.")
+        model = model.resized(size)
+    if not text:
+        check_count(model, model.cfg.n_tokens)
+    samples = samples_of(model, data)
+    if not 0 <= sample < samples.n:
+        raise ValueError(f"--sample {sample}: the data has samples 0 to {samples.n - 1}.")
+    inputs = samples.read(sample, sample + 1).to(model.cfg.device)
+    if text and inputs.shape[1] == model.cfg.n_ctx > 1:
+        inputs = inputs[:, :-1]  # no training has a target for the last place of a window
+    ends = shown_points(model)
+    points = {"names_filter": lambda name: name.endswith(ends)}
+    cache = model.requires_grad_(False).run_with_cache(inputs, **points, **model.full_options)[1]
+    label: Any = None if samples.labels is None else samples.labels[sample]
+    labels = samples.names or getattr(model.cfg, "labels", None)
+    if isinstance(label, int) and labels is not None and 0 <= label < len(labels):
+        label = labels[label]
+    return cache, inputs, f"sample {sample} of {data}" + ("" if label is None else f", {label}")

@@ -1,0 +1,178 @@
+"""What a command was asked for: its options, the model that they name, and what it prints."""
+
+import ast
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import crate_interp as ci
+from crate_interp.core import checks
+
+LOADING = ("source", "family", "file", "revision", "config", "rename", "weights")
+LOOKING = ("source", "data", "out", *LOADING[1:], "device", "dtype", "threads")
+MEASURING = (*LOOKING, "verbose", "dry_run")
+CHUNKED = ("address", "restart", "format")
+SESSION = ("quiet", "debug")
+FORMATS = ("csv", "markdown")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+_MODEL = "A name of `crate-interp models`, NAME@step-N, a weight file or a saved folder."
+_DATA = (
+    '"embedded:fashion", "embedded:pictures", "embedded:held-out-text", "embedded:repeats", a '
+    'folder, "imagefolder:DIR" or "hf:owner/name:split".'
+)
+_JSON = {"true": True, "false": False, "null": None}
+
+
+def say(text: str) -> None:
+    """Prints a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+@dataclass
+class Request:
+    """The options of a command. Those that are annotated with a help text belong to no function."""
+
+    options: dict[str, Any] = field(default_factory=dict)  # of the function that measures
+    source: Annotated[str, _MODEL] = ""
+    data: Annotated[str | None, _DATA] = None
+    out: Annotated[Path, "The folder to write into."] = Path()
+    family: Annotated[str | None, "Model family. Default: inferred from the keys."] = None
+    file: Annotated[str | None, "A file of a repo on the Hub."] = None
+    revision: Annotated[str | None, "A commit on the Hub, or step-N of an embedded model."] = None
+    config: Annotated[list[str] | None, "A field such as n_heads=6. Repeat for more."] = None
+    rename: Annotated[str | None, r"Renames keys of the weights, as sed: 's/^net\.//'."] = None
+    weights: Annotated[str | None, "ema: the averaged weights of a file with both."] = None
+    device: Annotated[str | None, "cpu, cuda or cuda:1. Default: the GPU of this rank."] = None
+    dtype: Annotated[str | None, f"{', '.join(DTYPES)}. Default: float32."] = None
+    threads: Annotated[int | None, "Threads of torch in each process."] = None
+    verbose: Annotated[bool, "Print what each column means, and further tables."] = False
+    dry_run: Annotated[bool, "Measure one chunk, say what the whole would take, and stop."] = False
+    address: Annotated[str | None, "A Ray cluster, such as auto. Default: start one here."] = None
+    restart: Annotated[bool, "Start over; remove the earlier chunks."] = False
+    format: Annotated[str | None, "Print the main table as csv or markdown."] = None
+    quiet: Annotated[bool, "Show no progress."] = False
+    debug: Annotated[bool, "Show the traceback of an error."] = False
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model, and sets what is read when torch or Ray start."""
+        if self.format is not None:
+            checks.one_of("format", self.format, FORMATS)
+        if self.dtype is not None:
+            checks.one_of("dtype", self.dtype, DTYPES)
+        if self.threads is not None:
+            checks.count("--threads", self.threads)
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+                os.environ[name] = str(self.threads)
+        if self.address is not None:
+            if self.options.get("engine") != "ray":
+                raise ValueError(f"--address {self.address} works with --engine ray only.")
+            os.environ["RAY_ADDRESS"] = self.address
+
+    def checkpoint(self, source: str) -> tuple[str, dict[str, Any]]:
+        """Returns a source without its @step, and the arguments of `ci.load` that were given."""
+        arguments = {name: getattr(self, name) for name in LOADING[1:] if name != "config"}
+        name, at, step = source.rpartition("@")
+        if at and name and self.revision is None and not Path(source).exists():
+            source, arguments["revision"] = name, step
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return source, given | config_fields(self.config)
+
+    def load(self, source: str) -> Any:
+        """Returns the model of this name, on the device of this process.
+
+        Of the processes that torchrun starts on a machine, the first fetches it, and others wait.
+        """
+        import torch
+
+        from crate_interp.questions.node_ranks import after_rank_0, device_of_rank
+
+        source, arguments = self.checkpoint(source)
+        arguments["dtype"] = None if self.dtype is None else getattr(torch, self.dtype)
+        with after_rank_0(self.out):
+            return ci.bridge.load(source, device=self.device or device_of_rank(), **arguments)
+
+    @cached_property
+    def model(self) -> Any:
+        """Returns the model that the command names."""
+        return self.load(self.source)
+
+    def networks(self, text: str) -> tuple[list[Any], str]:
+        """Returns the networks that a text with commas names, and one name for all of them.
+
+        A part is the folder of a saved sweep, or a model's name, file or folder.
+        """
+        words = [text] if Path(text).exists() else [word.strip() for word in text.split(",")]
+        words = [word for word in words if word]
+        if not words:
+            raise ValueError(
+                f"{text!r} names no network. Give a name of `crate-interp models`, a weight file, "
+                "or the folder of a saved model or sweep. Separate several seeds with commas."
+            )
+        swept = [(Path(word) / "meta.json").is_file() for word in words]
+        parts = [
+            ci.SweepResult.load(word) if is_swept else self.load(word)
+            for word, is_swept in zip(words, swept, strict=True)
+        ]
+        name = Path(words[0]).name if Path(words[0]).exists() else words[0]
+        return parts, name + (f" and {len(words) - 1} more" if words[1:] else "")
+
+    def measured(self, verb: Callable[..., Any], **options: Any) -> Any:
+        """Returns the verb's result; ends the command while chunks of other shards are missing."""
+        result = verb(self.model, self.data, out=self.out, **options, **self.options)
+        if result is None:
+            raise typer.Exit
+        return result
+
+    def show(
+        self, result: Any, write: Callable[[Any, Path], Any], table: str, more: str = ""
+    ) -> None:
+        """Writes the page of a result, while no other process does, and prints the result."""
+        from crate_interp.questions.folder_access import alone
+
+        with alone(self.out):
+            page = write(result, self.out)
+        self.print(result, f"The page: {page}", table, more)
+
+    def print(self, result: Any, place: str, table: str, more: str = "") -> None:
+        """Prints a finding and where it is, a table, and with --verbose what explains it.
+
+        result: a result, or a finding as text. With --format, only the result's main table goes to
+        stdout, so that a program can read it.
+        """
+        words = result if isinstance(result, str) else f"{result.headline()} {result.caution()}"
+        if self.format is not None:
+            say(getattr(result, f"to_{self.format}")())
+            sys.stderr.write(f"{words.strip()}\n{place}\n")
+            return
+        hint = "" if self.verbose or not more else "\n--verbose says what the columns mean."
+        parts = [f"{words.strip()}\n{place}", f"{table}{hint}" if table else ""]
+        say("\n\n".join(part for part in [*parts, more.strip() * self.verbose] if part))
+
+
+def config_fields(pairs: list[str] | None) -> dict[str, Any]:
+    """Returns the fields of --config: n_heads=6 becomes {"n_heads": 6}.
+
+    A value is written as in Python or JSON; anything else is a string.
+    """
+    fields: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--config {pair!r}: write NAME=VALUE, such as n_heads=6.")
+        if name == "family":
+            raise ValueError(f"--config {pair!r}: write --family {value}.")
+        if name in inspect.signature(ci.load).parameters:
+            raise ValueError(f"--config {pair!r}: CrateConfig has no field {name!r}.")
+        try:
+            fields[name] = _JSON[value] if value in _JSON else ast.literal_eval(value)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            fields[name] = value
+    return fields
