@@ -25,11 +25,11 @@ VERB = "sweep"
 
 
 def workers():
-    """Returns the processes of the actors of this cluster."""
+    """Returns the processes of this cluster that measure a chunk."""
     found = []
     for one in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            found += [one] * ("ray::Worker" in " ".join(one.cmdline()))
+            found += [one] * ("ray::_measured" in " ".join(one.cmdline()))
     return found
 
 

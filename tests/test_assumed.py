@@ -118,7 +118,7 @@ def test_a_folder_keeps_the_list_and_an_argument_shortens_it(tmp_path):
 def test_headlines_of_every_kind_end_with_it(name, monkeypatch):
     config = ci.CrateConfig(family="crate", d_model=15, n_layers=2, n_heads=3).to_dict()
     config["assumed"] = ["eta", "lambd", "pool"]
-    kind = result_kinds()[name].result
+    kind = result_kinds()[name]
     result = object.__new__(kind)
     object.__setattr__(result, "meta", {"config": config})
     monkeypatch.setattr(kind, "finding", lambda self: "Found.")

@@ -15,9 +15,9 @@ import crate_interp as ci
 from conftest import make, refuses
 from crate_interp.core.files import write_text
 from crate_interp.core.folders import LOCK, is_inside
-from crate_interp.questions import ledger as ledgers
+from crate_interp.questions.chunks import InFolder
 from folders import files_of, two_sweeps
-from test_ledgers import CHUNKS, WHOLE, chunk, run
+from test_chunks import CHUNKS, WHOLE, run
 
 QUIET = {"progress": False}
 
@@ -54,10 +54,10 @@ def test_starting_over_removes_no_file_of_another(tmp_path, name, content):
 
 def test_a_chunk_that_was_changed_is_kept_and_measured_again(tmp_path):
     run(tmp_path)
-    chunk(tmp_path, 1).write_text("precious")
-    refuses("'chunks/sweep-000001.parquet'. Nothing was", lambda: run(tmp_path, resume=False))
-    assert run(tmp_path) == (WHOLE, 1)
-    (kept,) = (tmp_path / "chunks").glob("sweep-000001.parquet.*.damaged")
+    (tmp_path / "chunks" / "sweep-000000+4.parquet").write_text("precious")
+    refuses("'chunks/sweep-000000.4.parquet'. Nothing", lambda: run(tmp_path, resume=False))
+    assert run(tmp_path) == (WHOLE, CHUNKS)
+    (kept,) = (tmp_path / "chunks").glob("sweep-000000+4.parquet.*.damaged")
     assert kept.read_text() == "precious"
 
 
@@ -81,7 +81,7 @@ def test_a_model_replaces_no_file_of_another(tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["run.json", "listing.parquet", "ledger-a-1.jsonl", "chunks/sweep-000002.parquet", "chunks",
+    ["run.json", "listing.parquet", "chunks/sweep-000002.parquet", "chunks/sweep.json", "chunks",
      ".crate-interp-shard-0-of-1.lock", ".crate-interp-fold.lock"],
 )  # fmt: skip
 @pytest.mark.parametrize("resume", [True, False])
@@ -118,7 +118,7 @@ def test_a_saved_result_goes_through_no_link(tmp_path, sweeps, name):
 # --- names that we look for, as what the user may have there ---
 
 NAMES = [
-    "chunks/thesis.txt", "chunks/sweep-000001.parquet", "chunks/sweep-000009.parquet",
+    "chunks/thesis.txt", "chunks/sweep-000000+4.parquet", "chunks/sweep-000009.parquet", "chunks/sweep.json",
     "chunks/.x.part", "run.json", ".run.json.host-7.part", "listing.parquet", "meta.json",
     "samples.parquet", ".samples.parquet.abc.part", "ledger-2024.jsonl", ".crate-interp-new-a",
 ]  # fmt: skip
@@ -150,7 +150,7 @@ def put(out, name, kind, content, over):
 
 def failing(out):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledgers.Ledger, "begin", lambda *_: 1 / 0)
+        patch.setattr(InFolder, "ended", lambda *_: 1 / 0)
         with contextlib.suppress(ZeroDivisionError):
             run(out)
 
@@ -175,7 +175,7 @@ def test_all_of_the_users_is_there_whatever_happens(
     out = place / "out"
     shutil.copytree(whole, out)
     if len(entries) > 1:  # a part of the chunks is missing
-        chunk(out, 1).unlink()
+        (out / "chunks" / "sweep-000000+4.parquet").unlink()
     there = {entry: put(out, *entry) for entry in dict((one[0], one) for one in entries).values()}
     for action in ("resume", *actions, "restart"):
         try:

@@ -14,7 +14,7 @@ from conftest import make
 from crate_interp.core import file_reading
 from crate_interp.data import open_data
 from crate_interp.data.picture_contents import Notes, noting, table_of
-from crate_interp.sweeps.ledgers.ledger import Ledger
+from crate_interp.questions.chunks import _opened
 from gathered import same
 from padded_pictures import COUNT, MODEL, QUICK, RUN, SIZE, draw, folder, mask, replace, voc
 from selection import few
@@ -43,13 +43,9 @@ def ran(kept, tmp_path):
 
 
 def noted(out):
-    """Every table of notes in a folder, by the stage."""
-    ledger, found = Ledger(out), {}
-    for stage, count in ledger.lengths().items():
-        entries = ledger.entries(stage)
-        tables = [ledger.read(stage, chunk, entries)["pictures"] for chunk in range(count)]
-        found[stage] = pd.concat(tables, ignore_index=True)
-    return found
+    """Every table of notes in a folder, by the pass."""
+    files = (out / "chunks").glob("*+*.parquet")
+    return {path.name.partition("-0000")[0]: _opened(path)[1]["pictures"] for path in files}
 
 
 def digest(path):
@@ -66,7 +62,7 @@ def test_another_picture_of_the_same_size_is_noticed(model, tmp_path, suffix):
     before = path.read_bytes()
     for times in (True, False):
         replace(path, times=times)
-        with pytest.raises(ValueError, match=rf"^'b/01{suffix}' in .*in': {HELD} .*out' .* 0 to 2"):
+        with pytest.raises(ValueError, match=rf"^'b/01{suffix}' in .*in': {HELD} .*out' has measured"):
             ci.sweep(model, source, out=out, **QUICK)
     path.write_bytes(before)
     same(ci.sweep(model, source, out=out, **QUICK), wanted)

@@ -19,7 +19,8 @@ from conftest import make, refuses
 from crate_interp.circuits import composition, concentration
 from crate_interp.data import open_data
 from crate_interp.models.sae import SAEConfig
-from crate_interp.questions import chunked_pass
+from crate_interp.questions import untrained_twins
+from crate_interp.questions.experiment import Work
 from selection import few
 
 N = 11
@@ -85,15 +86,15 @@ def same(one, two):
 @pytest.fixture
 def counted(monkeypatch):
     """The chunks that are measured; `stop` is how many may be, before an error."""
-    counted, measured = SimpleNamespace(done=[], stop=None), chunked_pass.Stage.measured
+    counted, measured = SimpleNamespace(done=[], stop=None), Work.measured
 
-    def count(stage, task, *more):
+    def count(work, task, *more):
         if counted.stop is not None and len(counted.done) >= counted.stop:
             raise OSError("the machine is gone")
-        counted.done.append((stage.name, task.number))
-        return measured(stage, task, *more)
+        counted.done.append((work.step.name, task.number))
+        return measured(work, task, *more)
 
-    monkeypatch.setattr(chunked_pass.Stage, "measured", count)
+    monkeypatch.setattr(Work, "measured", count)
     return counted
 
 
@@ -105,7 +106,7 @@ def test_what_is_measured_when_the_work_dies_is_not_measured_again(vision, kind,
     chunks = len(counted.done)
     assert chunks == len(set(counted.done)) >= 4
     counted.done.clear()
-    counted.stop = chunks // 2 + 1  # in a second stage, if there is one
+    counted.stop = chunks // 2 + 1  # in a second pass, if there is one
     refuses("the machine is gone", lambda: measure(out=tmp_path, **options), OSError)
     counted.stop = None
     with pytest.raises(ValueError, match="holds a run with other settings") as error:

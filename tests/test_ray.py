@@ -14,10 +14,9 @@ import pytest
 import crate_interp as ci
 import ray_stand_in
 from conftest import PLAIN, make
-from crate_interp.sweeps.engines.ray_actors import Pool
 from gathered import CHUNKS, same, table
 from selection import few
-from working import CHUNK, WAIT, digest, network, work
+from working import WAIT, digest, network, work
 
 SCRIPT = Path(__file__).with_name("on_ray.py")
 SMALL = dict(n=53, chunk_size=7, controls=0, probes="sparsity")
@@ -76,11 +75,9 @@ def test_a_driver_that_stops_leaves_chunks_and_no_process(tmp_path, sign, monkey
         printed, errors = stopped(process, sign)
     assert process.returncode != 0 and printed == "", errors[-3000:]
     if sign == signal.SIGINT:
-        assert "interrupted. Finished chunks are kept" in errors
+        assert "interrupted. The same call continues" in errors
     psutil.wait_procs(below, timeout=300)  # the agents of a killed cluster look up now and then
     assert not [one for one in below if one.is_running()]
-    there = len(list(tmp_path.glob("out/chunks/*.parquet")))
-    assert 2 <= there < 600 / CHUNK
     monkeypatch.setenv(WAIT, "0")
     result = work("sweep", 600, out=tmp_path / "out", model=network(1.0))
     assert digest(result) == digest(work("sweep", 600))
@@ -89,31 +86,36 @@ def test_a_driver_that_stops_leaves_chunks_and_no_process(tmp_path, sign, monkey
 def test_the_stand_in_gives_the_bits_of_one_process(tmp_path, monkeypatch, alone):
     cluster = ray_stand_in.install(monkeypatch)
     result = work("sweep", **SMALL, out=tmp_path, engine="ray")
-    assert digest(result) == alone
-    assert len(cluster.made) == 3 and all(actor.dead for actor in cluster.made)
+    assert digest(result) == alone and cluster.calls == 8 and not cluster.cancelled
 
 
 def test_of_a_stream_the_rows_alone_are_sent(monkeypatch):
-    """What makes samples of them holds the model's preprocessing, and is in the stage already."""
-    ray_stand_in.install(monkeypatch)
-    sent, whole = [], Pool.send
-    monkeypatch.setattr(Pool, "send", lambda *args: (sent.append(args[3]), whole(*args)))
+    """What makes samples of them holds the model's preprocessing, and is in the work already."""
+    cluster = ray_stand_in.install(monkeypatch)
     model, data = make(**PLAIN), table()
     result = ci.sweep(model, data.to_iterable_dataset(), engine="ray", **CHUNKS)
     same(result, ci.sweep(model, data, **CHUNKS))
-    assert [parcel[:3] for parcel in sent] == [(0, 0, 7), (1, 7, 14), (2, 14, 21), (3, 21, 23)]
-    assert max(len(pickle.dumps(parcel)) for parcel in sent) < 20_000
+    ends = [(task.number, task.start, task.stop) for task in cluster.sent]
+    assert ends == [(0, 0, 7), (1, 7, 14), (2, 14, 21), (3, 21, 23)]
+    assert max(len(pickle.dumps(task)) for task in cluster.sent) < 20_000
 
 
 @pytest.mark.parametrize("dies", few([{1}, {3}, {1, 2, 3}, {5, 6, 7, 8}], 2))
-def test_what_an_actor_took_with_it_is_measured_again(monkeypatch, dies, alone):
-    """dies: at which calls the actor does."""
+def test_what_a_worker_took_with_it_is_measured_again(monkeypatch, dies, alone):
+    """dies: at which calls the worker does."""
     cluster = ray_stand_in.install(monkeypatch, dies=dies)
     assert digest(work("sweep", **SMALL, engine="ray")) == alone
-    assert len(cluster.made) == 3 + len(dies)
+    assert cluster.calls == 8 + len(dies)
 
 
-def test_an_actor_with_other_software_is_refused(monkeypatch):
+def test_a_chunk_whose_worker_always_dies(monkeypatch):
+    cluster = ray_stand_in.install(monkeypatch, dies=set(range(3, 100)))
+    with pytest.raises(ValueError, match="process of samples .* died 9 times.*batch_size"):
+        work("sweep", **SMALL, engine="ray")
+    assert cluster.cancelled == cluster.waiting
+
+
+def test_a_worker_with_other_software_is_refused(monkeypatch):
     ray_stand_in.install(monkeypatch, versions={"torch": "1.0", "torch threads": 7})
     with pytest.raises(
         ValueError, match=r"torch .* \(driver: 1.0\).*threads 1 \(driver: 7\).*would differ"

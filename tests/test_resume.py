@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import crate_interp as ci
-from crate_interp.questions import ledger as ledgers
-from crate_interp.sweeps.ledgers.ledger import Ledger
+from crate_interp.questions import chunks
 from crate_interp.questions.batches import Chunk
 from working import digest, network, work
 
@@ -59,10 +58,6 @@ def counted(out, **more):
     return digest(result), (len(batches) + 1) // 2
 
 
-def chunk(out, number):
-    return Ledger(out).path("sweep", number)
-
-
 def test_what_is_done_is_not_measured_again(tmp_path, whole):
     run_until(tmp_path, 2)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
@@ -71,38 +66,24 @@ def test_what_is_done_is_not_measured_again(tmp_path, whole):
 
 def test_an_interrupt_says_that_the_rest_stays(tmp_path, whole, capfd):
     run_until(tmp_path, 1, KeyboardInterrupt)
-    assert "interrupted. Finished chunks are kept; the same call" in capfd.readouterr().err
+    assert "interrupted. The same call continues" in capfd.readouterr().err
     assert counted(tmp_path) == (whole, CHUNKS - 1)
 
 
 def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch):
-    """The disk is full at the third chunk: at its file, and then at its line in the ledger."""
+    """The disk is full at the third chunk."""
 
     def full(path, writer):
         if path.name == "sweep-000002.parquet":
             raise OSError(errno.ENOSPC, "No space left on device")
         return written(path, writer)
 
-    written = ledgers.write
-    monkeypatch.setattr(ledgers, "write", full)
+    written = chunks.write
+    monkeypatch.setattr(chunks, "write", full)
     with pytest.raises(ValueError, match="No space left on device. Finished chunks are kept"):
         run(tmp_path)
-    monkeypatch.setattr(ledgers, "write", written)
+    monkeypatch.setattr(chunks, "write", written)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
-
-
-@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 0.5, -1])
-def test_a_flipped_bit_is_found_told_and_mended(tmp_path, whole, capfd, at):
-    run(tmp_path)
-    path = chunk(tmp_path, 2)
-    content = bytearray(path.read_bytes())
-    content[int(at * len(content)) if at == 0.5 else at] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="damaged.*Run the same command again"):
-        ledger = Ledger(tmp_path)
-        ledger.read("sweep", 2, ledger.entries("sweep"))
-    assert counted(tmp_path) == (whole, 1)
-    assert "damaged chunks were measured again: sweep-000002.parquet" in capfd.readouterr().err
 
 
 def test_a_run_in_other_settings_is_refused_by_field(tmp_path, whole):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import crate_interp as ci
 from conftest import make, refuses
 from crate_interp.questions.code_digest import digest_of_code, parts_of
-from crate_interp.sweeps.runs.chunked_run import Job
+from crate_interp.questions.asking import Experiment
 from crate_interp.questions.provenance import torch_settings
 
 
@@ -108,7 +108,7 @@ def begun(monkeypatch):
 
     def start(verb, out):
         with monkeypatch.context() as patch:
-            patch.setattr(Job, "run", lambda *args: (_ for _ in ()).throw(Stopped))
+            patch.setattr(Experiment, "measured", lambda *args: (_ for _ in ()).throw(Stopped))
             with contextlib.suppress(Stopped):
                 verb(out)
         assert (out / "run.json").is_file()

@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from crate_interp.core.files import (
     check_regular,
+    digest,
     digest_of_bytes,
     flush,
     foreign,
@@ -37,7 +38,7 @@ from crate_interp.questions.folder_access import CHUNKS, LEDGERS, LISTING, RUN, 
 from crate_interp.questions.shards import WHOLE, Shard
 from crate_interp.results.result_reading import table_from
 
-LOCK = ".lock"
+LOCK = ".crate-interp-chunks.lock"
 _ABOUT = b"crate_interp"  # the entry of a file's metadata that says what it holds
 _BLOCK = r"-(\d{6,})(?:\+(\d+))?\.parquet"  # the first chunk; how many, if there are several
 _FILE = re.compile(r"[a-z]+(-\d+)?" + _BLOCK)
@@ -167,7 +168,7 @@ class InFolder(InMemory):
                     check_regular(path)
                     block = self._whole(step, path)
                     if block is None:
-                        aside = path.with_name(f"{path.name}.damaged")
+                        aside = path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged")
                         os.replace(path, aside)
                         note(f"{path}: damaged, and measured again. It is kept as {aside.name}.")
                     else:
@@ -216,6 +217,8 @@ class InFolder(InMemory):
         """Raises ValueError if the pass had another number of chunks before."""
         path = self.out / CHUNKS / f"{step.name}.json"
         check_regular(path)
+        if path.exists() and set(read_index(path)) != {"chunks"}:
+            raise foreign(path.parent, [path.name])
         known = read_index(path).get("chunks", total)
         more = max(
             (block.first + block.count for block in self.blocks[step.name].values()), default=0
@@ -298,7 +301,7 @@ def _digest(names: list[str], contents: list[bytes]) -> str:
 
 def check_places(out: Path) -> None:
     """Raises ValueError if a run would write through a link."""
-    for path in (out / RUN, out / LISTING):
+    for path in (out / RUN, out / LISTING, out / CHUNKS / LOCK):
         if path.is_symlink():
             check_regular(path)
     if (out / CHUNKS).is_symlink():
@@ -311,6 +314,9 @@ def discard(out: Path, is_run: Callable[[Mapping[str, Any]], bool]) -> None:
     Raises ValueError, before anything is removed, if something there is not ours.
     """
     chunks = sorted((out / CHUNKS).iterdir()) if (out / CHUNKS).is_dir() else []
+    for path in chunks:
+        if path.is_symlink():
+            check_regular(path)
     odd = [f"{CHUNKS}/{path.name}" for path in chunks if not _is_ours(path)]
     ledgers = list(out.glob(LEDGERS))  # of earlier versions
     odd += [path.name for path in ledgers if not is_own_name(path.name) or odd_kind(path)]

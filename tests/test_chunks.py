@@ -1,0 +1,226 @@
+"""The chunks of a run, whatever happens to their folder: nothing is lost, no number is wrong."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import crate_interp as ci
+from conftest import refuses
+from crate_interp.questions.asking import in_folder
+from crate_interp.questions.chunks import Block, InMemory
+from crate_interp.questions.experiment import Pass, Task
+from crate_interp.questions.shards import shard_of
+
+CHUNKS = 4
+SETTINGS = {"batch_size": 5, "chunk_size": 7}
+WHOLE = "((0 1) (2 3))"
+
+
+def joined(mine, theirs, meta):
+    """Merges tables into a text that shows in which order they were merged."""
+    return pd.DataFrame({"order": [f"({mine['order'].item()} {theirs['order'].item()})"]})
+
+
+SWEEP = Pass("sweep", lambda chunk: {}, {"one": joined})
+
+
+def task(number):
+    return Task(number, 7 * number, 7 * number + 7)
+
+
+def tables(number):
+    chunk = {"start": [7 * number], "stop": [7 * number + 7], "seconds": [0.0]}
+    return {"one": pd.DataFrame({"order": [f"{number}"]}), "chunk": pd.DataFrame(chunk)}
+
+
+def run(out, settings=SETTINGS, shard="0/1", resume=True, until=CHUNKS, total=CHUNKS):
+    """Makes the chunks of a shard; returns what all chunks hold, or None, and how many it made."""
+    shard, made = shard_of(shard), 0
+    opened = in_folder(out, ci.SweepResult, settings, {}, shard, resume)
+    with opened as chunks:
+        chunks.open(SWEEP)
+        for number in range(until):
+            if number % shard.total == shard.place and not chunks.finished(SWEEP, number):
+                chunks.put(SWEEP, task(number), tables(number))
+                made += 1
+        if until < total:
+            return None, made
+        chunks.ended(SWEEP, total)
+        found = chunks.merged(SWEEP, total)
+    return found and found["one"]["order"].item(), made
+
+
+def files(out):
+    return sorted(path.name for path in (out / "chunks").glob("*.parquet"))
+
+
+def tree(count, first=0):
+    """The order of merging: of the largest blocks that fit, from the last one on."""
+    if count == 1:
+        return f"{first}"
+    half = 1 << (count - 1).bit_length() - 1
+    return f"({tree(half, first)} {tree(count - half, first + half)})"
+
+
+@settings(deadline=None)
+@given(st.integers(1, 23), st.randoms())
+def test_the_order_of_merging_does_not_depend_on_the_order_of_chunks(count, random):
+    chunks, numbers = InMemory({}), [*range(count)]
+    random.shuffle(numbers)
+    chunks.open(SWEEP)
+    for number in numbers:
+        chunks.put(SWEEP, task(number), tables(number))
+        held = chunks.blocks["sweep"].values()
+        assert sum(block.count for block in held) == numbers.index(number) + 1
+    assert len(held) == count.bit_count() and len(chunks.tables) == len(held)
+    assert chunks.merged(SWEEP, count)["one"]["order"].item() == tree(count)
+    assert [*chunks.blocks["sweep"].values()] == [Block(0, count, 0, 7 * count)]
+
+
+def test_neighbours_merge_as_they_come_and_leave_one_file(tmp_path):
+    for until, left in ((1, [1]), (2, [2]), (3, [1, 2]), (4, [4])):
+        run(tmp_path, until=until)
+        counts = [int(name[:-8].partition("+")[2] or 1) for name in files(tmp_path)]
+        assert sorted(counts) == left
+    assert run(tmp_path) == (WHOLE, 0) and files(tmp_path) == ["sweep-000000+4.parquet"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 6])
+def test_a_finished_pass_is_one_file(tmp_path, count):
+    assert run(tmp_path, until=count, total=count) == (tree(count), count)
+    assert len(files(tmp_path)) == 1
+    assert run(tmp_path, until=count, total=count) == (tree(count), 0)
+
+
+def test_a_deleted_chunk_is_measured_again(tmp_path):
+    run(tmp_path, until=3)
+    (tmp_path / "chunks" / "sweep-000002.parquet").unlink()
+    assert run(tmp_path) == (WHOLE, 2)
+
+
+def test_a_flipped_bit_is_found_told_and_mended(tmp_path, capfd):
+    """Wherever it is; some bits of a parquet file, such as those of its statistics, tell nothing."""
+    run(tmp_path, until=3)
+    path, made = tmp_path / "chunks" / "sweep-000002.parquet", []
+    whole = path.read_bytes()
+    for place in (0, *range(7, len(whole), len(whole) // 23), len(whole) - 1):
+        content = bytearray(whole)
+        content[place] ^= 1
+        path.write_bytes(content)
+        assert run(tmp_path, until=3) == (None, len([*path.parent.glob("*.damaged")]) - len(made))
+        made = [*path.parent.glob("*.damaged")]
+    assert len(made) > 8 and all(kept.read_bytes() != whole for kept in made)
+    assert "sweep-000002.parquet: damaged, and measured again" in capfd.readouterr().err
+    assert run(tmp_path) == (WHOLE, 1)
+
+
+def test_a_writer_that_died_between_two_steps_of_a_merge(tmp_path):
+    """The merged block is there, and its parts are too; or two parts are not merged yet."""
+    run(tmp_path, until=1)
+    part = tmp_path / "chunks" / "sweep-000000.parquet"
+    content = part.read_bytes()
+    run(tmp_path, until=2)
+    part.write_bytes(content)
+    assert run(tmp_path, until=2) == (None, 0) and files(tmp_path) == ["sweep-000000+2.parquet"]
+    assert run(tmp_path) == (WHOLE, 2)
+
+
+def test_a_chunk_of_another_run_is_no_chunk_of_this_one(tmp_path):
+    run(tmp_path / "one", until=1)
+    run(tmp_path / "other", settings=SETTINGS | {"seed": 1}, until=1)
+    name = "chunks/sweep-000000.parquet"
+    (tmp_path / "one" / name).replace(tmp_path / "other" / name)
+    assert run(tmp_path / "other", settings=SETTINGS | {"seed": 1}) == (WHOLE, CHUNKS)
+
+
+def test_shards_merge_what_is_there(tmp_path):
+    assert run(tmp_path, shard="1/2") == (None, 2)
+    assert run(tmp_path, shard="0/2") == (WHOLE, 2)
+
+
+HOLDER = """
+import sys, time
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """Another process that works on a shard."""
+    tmp_path.joinpath("chunks").mkdir()
+    place = tmp_path / ".crate-interp-shard-0-of-2.lock"
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_two_jobs_on_one_shard(tmp_path, held):
+    refuses("another process works on shard 0/2.*Wait until it", lambda: run(tmp_path, shard="0/2"))
+    assert run(tmp_path, shard="1/2")[0] is None  # another shard may
+    refuses("resume=False would remove its chunks", lambda: run(tmp_path, resume=False))
+    held.kill()
+    held.wait()
+    assert run(tmp_path, shard="0/2") == (WHOLE, CHUNKS // 2)  # the lock died with it
+
+
+RUNS = {
+    "torn": '{"format": 2, "kind": "sw',
+    "a list": "[]",
+    "too deep": "[" * 10**5,
+    "bytes": "\udcff\udcfe",
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_settings_that_are_torn_or_hostile(tmp_path, name):
+    run(tmp_path, until=2)
+    (tmp_path / "run.json").write_text(RUNS[name], errors="surrogateescape")
+    with pytest.raises(ValueError, match="Move it to another place.*restart") as caught:
+        run(tmp_path)
+    assert len(str(caught.value)) < 2000 and str(caught.value).isprintable()
+    refuses("did not write.*'run.json'. Nothing was removed", lambda: run(tmp_path, resume=False))
+    (tmp_path / "run.json").rename(tmp_path / "mine.json")
+    assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 10**7])
+def test_another_number_of_chunks_is_refused(tmp_path, count):
+    """A smaller one would make a result of some of the data."""
+    run(tmp_path, until=2)
+    (tmp_path / "chunks" / "sweep.json").write_text(f'{{"chunks": {count}}}')
+    refuses("chunks of 'sweep', but this data has 4.*restart", lambda: run(tmp_path))
+    assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
+
+
+def test_a_folder_of_an_earlier_version_is_refused_and_can_start_over(tmp_path):
+    """It has ledgers of chunks, and run.json has the format 1."""
+    (tmp_path / "chunks").mkdir()
+    old = pd.DataFrame({"table": ["one"], "content": [b""]})
+    old.to_parquet(tmp_path / "chunks" / "sweep-000000.parquet", index=False)
+    (tmp_path / "ledger-host-3-0123abcd-7-89abcdef.jsonl").write_text('{"stage": "sweep"}\n')
+    (tmp_path / "run.json").write_text('{"format": 1, "kind": "sweep", "settings": {}}')
+    refuses("run of an earlier version.*--restart", lambda: run(tmp_path))
+    assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
+    assert not list(tmp_path.glob("ledger-*"))
+
+
+def test_memory_holds_what_is_left_to_merge(tmp_path):
+    """Of n chunks, log2 n blocks are kept: in memory, and on the disk."""
+    space = SimpleNamespace(most=0)
+    chunks = InMemory({})
+    chunks.open(SWEEP)
+    for number in range(200):
+        chunks.put(SWEEP, task(number), tables(number))
+        space.most = max(space.most, len(chunks.tables))
+    assert space.most == 7
