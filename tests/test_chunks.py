@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from conftest import refuses
 from crate_interp.questions.asking import in_folder
 from crate_interp.questions.chunks import Block, InMemory
 from crate_interp.questions.experiment import Pass, Task
-from crate_interp.questions.shards import shard_of
+from crate_interp.questions.shards import device_of_rank, shard_of
 
 CHUNKS = 4
 SETTINGS = {"batch_size": 5, "chunk_size": 7}
@@ -224,3 +225,13 @@ def test_memory_holds_what_is_left_to_merge(tmp_path):
         chunks.put(SWEEP, task(number), tables(number))
         space.most = max(space.most, len(chunks.tables))
     assert space.most == 7
+
+
+def test_the_device_of_a_rank(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    for there, count, wanted in ((False, 0, "cpu"), (True, 5, "cuda:3"), (True, 1, "cuda:0")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert device_of_rank() == wanted  # where each rank sees its own alone, it is the first
+    monkeypatch.delenv("LOCAL_RANK")
+    assert device_of_rank() == "cuda:0"

@@ -9,9 +9,9 @@ import crate_interp as ci
 import reference
 from conftest import make
 from crate_interp.data.samples import part
+from crate_interp.questions.batches import samples_of
 from crate_interp.sweeps.control_tables import controls_table, controls_text
 from crate_interp.sweeps.controls import an_eighth
-from crate_interp.questions.batches import samples_of
 from probing import sweep, values
 
 

@@ -258,7 +258,7 @@ def test_the_heat_map_has_0_in_the_middle_and_frames_what_leaves_it_out(result):
 
 
 def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatch, unchecked):
-    monkeypatch.setattr(head_ablation, "Stage", lambda *_: pytest.fail("work has started"))
+    monkeypatch.setattr(head_ablation, "Pass", lambda *_: pytest.fail("work has started"))
     model = make(labels=[f"class {number}" for number in range(11)])
     pictures, folders = images.read(0, N), dataclasses.replace(images, labels=["boot"] * N)
     for args, options, match in (

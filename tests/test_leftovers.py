@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_ledgers import CHUNKS, HOLDER, WHOLE, run
 
 import crate_interp as ci
 from crate_interp.core.files import own_name, write, write_text
 from folders import leftovers
 from killing import died_at
-from test_ledgers import CHUNKS, HOLDER, WHOLE, run
 
 
 def test_a_run_that_dies_at_any_step_leaves_nothing_behind(tmp_path):

@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,7 +61,9 @@ def test_another_picture_of_the_same_size_is_noticed(model, tmp_path, suffix):
     before = path.read_bytes()
     for times in (True, False):
         replace(path, times=times)
-        with pytest.raises(ValueError, match=rf"^'b/01{suffix}' in .*in': {HELD} .*out' has measured"):
+        with pytest.raises(
+            ValueError, match=rf"^'b/01{suffix}' in .*in': {HELD} .*out' has measured"
+        ):
             ci.sweep(model, source, out=out, **QUICK)
     path.write_bytes(before)
     same(ci.sweep(model, source, out=out, **QUICK), wanted)

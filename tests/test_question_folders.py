@@ -5,6 +5,7 @@ That shards, other batches and a resumed run give the numbers of one run is in t
 
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,16 +134,17 @@ def test_more_shards_than_chunks(vision, kind, tmp_path):
 @pytest.mark.parametrize("kind", ["audit", "segment"])
 def test_twins_are_made_only_where_they_are_measured(vision, kind, tmp_path, monkeypatch):
     verb, options, *_ = KINDS[kind]
-    seeds, twin = [], chunked_pass.twin
+    seeds, twin = [], untrained_twins.twin
 
     def counted(model, seed):
         seeds.append(seed)
         return twin(model, seed)
 
-    monkeypatch.setattr(chunked_pass, "twin", counted)
+    for room in ("audits", "segmentation"):
+        monkeypatch.setattr(import_module(f"crate_interp.{room}.run"), "twin", counted)
     verb(*vision, out=tmp_path, **QUIET, **options)
     assert seeds == [0, 1]
-    (tmp_path / "chunks" / "untrained-1-000001.parquet").unlink()
+    (tmp_path / "chunks" / "untrained-1-000000+4.parquet").unlink()
     (tmp_path / "meta.json").unlink()
     verb(*vision, out=tmp_path, **QUIET, **options)
     assert seeds == [0, 1, 1]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import make, refuses
-from crate_interp.questions.code_digest import digest_of_code, parts_of
 from crate_interp.questions.asking import Experiment
+from crate_interp.questions.code_digest import digest_of_code, parts_of
 from crate_interp.questions.provenance import torch_settings
 
 

@@ -86,18 +86,14 @@ class Request:
         return source, given | config_fields(self.config)
 
     def load(self, source: str) -> Any:
-        """Returns the model of this name, on the device of this process.
-
-        Of the processes that torchrun starts on a machine, the first fetches it, and others wait.
-        """
+        """Returns the model of this name, on the device of this process."""
         import torch
 
-        from crate_interp.questions.node_ranks import after_rank_0, device_of_rank
+        from crate_interp.questions.shards import device_of_rank
 
         source, arguments = self.checkpoint(source)
         arguments["dtype"] = None if self.dtype is None else getattr(torch, self.dtype)
-        with after_rank_0(self.out):
-            return ci.bridge.load(source, device=self.device or device_of_rank(), **arguments)
+        return ci.bridge.load(source, device=self.device or device_of_rank(), **arguments)
 
     @cached_property
     def model(self) -> Any:

@@ -6,29 +6,21 @@ set and its model's preprocessing. Each worker reads at most two batches ahead.
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import tee
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from crate_interp.data.picture_contents import Notes, noting
 from crate_interp.data.samples import Found, read_runs
-from crate_interp.data.streams import Row
 from crate_interp.questions.batches import nobody, ranges_of
 from crate_interp.questions.experiment import Ahead, Task, Work
 
-
-class _Wanted(NamedTuple):
-    """Samples of a chunk to read; rows: their rows, if the data is a stream."""
-
-    chunk: int
-    start: int
-    stop: int
-    rows: Sequence[Row] | None
+Place = tuple[int, int]  # a chunk, and the first of the samples to read
 
 
 @contextmanager
@@ -48,65 +40,41 @@ def read_ahead(
             "Give workers=0."
         )
     mine, theirs = tee(tasks)
-    queue = _Queue(work, theirs)
-    try:
-        yield mine, lambda task: lambda start, stop: queue.take(task.number, start, stop)
-    except Exception as error:
-        reason = _ended(error)
-        if reason is None:
-            raise
-        raise ValueError(
-            f"a worker that decodes samples ended ({reason}). Memory or shared memory (/dev/shm) "
-            "may be too small. Give fewer workers, or workers=0. With out=DIR, finished chunks are "
-            "kept, and the same call continues from there."
-        ) from None
-    finally:
-        queue.close()
+    batches: Any = None  # the loader's iterator; its workers end with it
+    head: tuple[Place, Any] | None = None
 
-
-def _ended(error: BaseException | None) -> str | None:
-    """Returns torch's message about a worker that ended, or None.
-
-    torch may raise its error at any point of this process. So `error` may be another error, of
-    which torch's error is the cause.
-    """
-    while error is not None:
-        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-            return str(error).splitlines()[0]
-        error = error.__cause__ or error.__context__
-    return None
-
-
-class _Queue:
-    """The samples that the workers have read, in the order of the chunks."""
-
-    def __init__(self, work: Work, tasks: Iterable[Task]) -> None:
-        self.work, self.tasks = work, tasks
-        self.found: Any = None  # the loader's iterator; its workers end with it
-        self.head: tuple[_Wanted, Found | Exception] | None = None
-
-    def take(self, chunk: int, start: int, stop: int) -> Found | None:
-        """Returns samples of a chunk, or None if the workers do not have them.
-
-        Raises the error that a worker met when it read the samples.
-        """
-        if self.found is None:  # forks processes only when something is measured
-            self.found = _started(self.work, self.tasks)
-        while self.head is None or self.head[0][:2] < (chunk, start):
-            self.head = next(self.found, None)
-            if self.head is None:
+    def take(place: Place) -> Found | None:
+        """Returns samples, or None if the workers do not have them."""
+        nonlocal batches, head
+        if batches is None:  # forks processes only when something is measured
+            batches = _batches(work, theirs)
+        while head is None or head[0] < place:
+            head = next(batches, None)
+            if head is None:
                 return None
-        wanted, found = self.head
-        if wanted[:3] != (chunk, start, stop):
+        if head[0] != place:
             return None
-        self.head = None
+        (_, found), head = head, None
         if isinstance(found, Exception):
             raise found
         return found
 
-    def close(self) -> None:
-        """Ends the workers."""
-        self.found = self.head = None
+    try:
+        yield mine, lambda task: lambda start, stop: take((task.number, start))
+    except Exception as error:
+        cause: BaseException | None = error
+        # torch may raise its error about a worker at any point, as the cause of another error
+        while cause is not None and "DataLoader worker" not in str(cause):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise ValueError(
+            f"a worker that decodes samples ended ({str(cause).splitlines()[0]}). Memory or shared "
+            "memory (/dev/shm) may be too small. Give fewer workers, or workers=0. With out=DIR, "
+            "finished chunks are kept, and the same call continues from there."
+        ) from None
+    finally:
+        batches = head = None
 
 
 class _Reader(Dataset):
@@ -115,45 +83,33 @@ class _Reader(Dataset):
     def __init__(self, work: Work) -> None:
         self.work = work
 
-    def __getitem__(self, wanted: _Wanted) -> tuple[_Wanted, Found | Exception]:
-        place, notes = wanted._replace(rows=None), Notes()
+    def __getitem__(self, wanted: tuple[Task, int, int]) -> tuple[Place, Found | Exception]:
+        (task, start, stop), notes = wanted, Notes()
+        place = (task.number, start)
         try:
-            task = Task(wanted.chunk, wanted.start, wanted.stop, wanted.rows)
             samples = noting(self.work.samples(task), notes)
-            found = read_runs(samples, wanted.start, wanted.stop, self.work.step.masks)
+            found = read_runs(samples, start, stop, self.work.step.masks)
             return place, replace(found, notes=notes)
-        except Exception as error:  # raised again in the measuring process
-            return place, _sendable(error)
+        except ValueError as error:  # raised again in the measuring process
+            return place, ValueError(str(error))
+        except Exception as error:  # may not be one that can be sent
+            return place, RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _started(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Found | Exception]]:
-    wanted: Any = (
-        _Wanted(task.number, start, stop, _rows(task, start, stop))
-        for task in tasks
-        for start, stop in ranges_of(work.samples(task), work.options.batch_size)
-    )
+def _batches(work: Work, tasks: Iterable[Task]) -> Iterator[tuple[Place, Any]]:
+    def wanted() -> Iterator[tuple[Task, int, int]]:
+        for task in tasks:
+            for start, stop in ranges_of(work.samples(task), work.options.batch_size):
+                rows = task.rows and task.rows[start - task.start : stop - task.start]
+                own = Task(task.number, start, stop, rows) if rows else task
+                yield own, start, stop
+
     # torch warns if workers outnumber processors, and if a process with threads is forked
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = DataLoader(
-            _Reader(work), batch_size=None, sampler=wanted, num_workers=work.options.workers,
+            _Reader(work), batch_size=None, sampler=wanted(), num_workers=work.options.workers,
             collate_fn=lambda found: found, prefetch_factor=2, multiprocessing_context="fork",
             generator=torch.Generator(),
         )  # fmt: skip
         return iter(loader)
-
-
-def _rows(task: Task, start: int, stop: int) -> Sequence[Row] | None:
-    first = task.start
-    return None if task.rows is None else task.rows[start - first : stop - first]
-
-
-def _sendable(error: Exception) -> Exception:
-    """Returns an exception that can be sent between processes, with the same message."""
-    kind = type(error)
-    simple = all(isinstance(part, (str, int, type(None))) for part in error.args)
-    if kind.__module__ == "builtins" and simple:
-        return error
-    if isinstance(error, ValueError):
-        return ValueError(str(error))
-    return RuntimeError(f"{kind.__name__}: {error}")

@@ -1,8 +1,10 @@
-"""The shard of this process among several: "i/n", or from torchrun's environment variables."""
+"""The shard and the device of this process among several, as torchrun's variables say."""
 
 import os
 import re
 from typing import NamedTuple
+
+import torch
 
 
 class Shard(NamedTuple):
@@ -39,3 +41,14 @@ def shard_of(shard: str | None) -> Shard:
             "first of four."
         )
     return Shard(int(match[1]), int(match[2]))
+
+
+def device_of_rank() -> str:
+    """Returns this process's GPU, "cuda:N" for LOCAL_RANK N, or "cpu" without GPUs.
+
+    If this process sees fewer GPUs than there are ranks (for example, only its own GPU), N is taken
+    modulo the number of visible GPUs.
+    """
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"

@@ -12,8 +12,8 @@ from timing import least, settle, verdict
 import crate_interp as ci
 from crate_interp.data import open_data, open_text
 from crate_interp.measures import official_coding_rate, zero_fraction
-from crate_interp.sweeps.run import measure_batch
 from crate_interp.questions.batches import Batch, Chunk
+from crate_interp.sweeps.run import measure_batch
 from crate_interp.sweeps.sweep_tables import Tally
 
 # image side, batch (the default of ci.sweep, and as many numbers), most that the pair and the suite

@@ -18,8 +18,8 @@ from timing import least, settle, verdict
 
 import crate_interp as ci
 from crate_interp.data import open_data
-from crate_interp.sweeps.run import measure_batch, measure_weights
 from crate_interp.questions.batches import Chunk
+from crate_interp.sweeps.run import measure_batch, measure_weights
 from crate_interp.sweeps.sweep_tables import Tally
 
 SECONDS, CHUNKS, ROUNDS = 60.0, 16, 3  # of one worker, in so many chunks, each measured so often
