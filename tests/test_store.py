@@ -130,7 +130,7 @@ def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path
         path.write_bytes(bad)
     refuses("is damaged: .*Repeat the same ci.store call", lambda: ci.open_store(out))
     found = ci.store(net, DATA, points=POINTS, out=out, **QUIET)
-    assert "measured again: activations-000002" in capsys.readouterr().err
+    assert "activations-000002.parquet: damaged, and measured again" in capsys.readouterr().err
     assert path.read_bytes() == good and len(found) == N
 
 

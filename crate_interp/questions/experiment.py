@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import pandas as pd
 
@@ -200,7 +200,7 @@ class Question:
 
     def opened(
         self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple[Self, Samples | Stream]:
+    ) -> tuple["Question", Samples | Stream]:
         """Returns the question with what only model and data decide, and the samples.
 
         Raises ValueError, in one sentence, for what cannot be asked of this model and data.
