@@ -1,11 +1,14 @@
 """Comparisons of results whose numbers are known, against scipy's, slow loops and closed forms."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import scipy.stats
 
 import crate_interp as ci
 from comparing import made, numbers, row
+from conftest import refuses
 from crate_interp.comparisons.difference_tables import layer_pairs
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
@@ -276,9 +279,7 @@ def test_misuse_is_told_in_a_line(unchecked):
         ((one, "somewhere"), "b is 'somewhere': give a model"),
         ((one, [one, other]), "b is a list of"),
     ):
-        with pytest.raises(ValueError, match=match) as error:
-            ci.compare(*args)
-        assert "\n" not in str(error.value)
+        refuses(match, partial(ci.compare, *args))
     for options, match in (
         ({"untrained": 2}, "untrained=2: give a number of twins to make of"),
         ({"untrained": ([one], "x")}, "with the results of the untrained twins"),

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import crate_interp as ci
 import family_reference
-from conftest import FIXTURES
+from conftest import FIXTURES, fails
 
 PLAIN = {
     "tost_vision": family_reference.tost,
@@ -118,9 +118,7 @@ def state(case):
 
 
 def refused(message, weights, **over):
-    with pytest.raises(ci.CheckpointError, match=message) as caught:
-        ci.load(weights, n_heads=4, **over)
-    return str(caught.value)
+    fails(message, weights, n_heads=4, **over)
 
 
 def test_files_that_cannot_be():
