@@ -257,8 +257,7 @@ def test_a_comparison_comes_back_and_does_not_merge(tmp_path):
     for name, table in result.tables.items():
         assert table.equals(again.table(name))
     assert "<table" in result._repr_html_()
-    with pytest.raises(ValueError, match="merge the sweeps, then compare them"):
-        result.merge(again)
+    refuses("merge the sweeps, then compare them", partial(result.merge, again))
     networks = result.networks()
     assert networks.groupby(["side", "trained"])["network"].nunique().tolist() == [3, 1, 3, 1]
 
@@ -286,8 +285,7 @@ def test_misuse_is_told_in_a_line(unchecked):
         ({"limit": 3}, "are for models"),
         ({"names": ("x",)}, "give two texts"),
     ):
-        with pytest.raises(ValueError, match=match):
-            ci.compare(one, one, **options)
+        refuses(match, partial(ci.compare, one, one, **options))
 
 
 def test_contrast_without_scatter_is_no_test():

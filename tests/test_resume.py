@@ -87,8 +87,7 @@ def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch):
 
     written = ledgers.write
     monkeypatch.setattr(ledgers, "write", full)
-    with pytest.raises(ValueError, match="No space left on device. Finished chunks are kept"):
-        run(tmp_path)
+    refuses("No space left on device. Finished chunks are kept", partial(run, tmp_path))
     monkeypatch.setattr(ledgers, "write", written)
     assert counted(tmp_path) == (whole, CHUNKS - 2)
 
