@@ -134,10 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def reply(self, status, headers, body, length=None, truncate=None):
         self.send_response(status)
-        headers = {
-            "Content-Length": str(len(body or b"") if length is None else length),
-            **headers,
-        }
+        headers = {"Content-Length": str(len(body or b"") if length is None else length), **headers}
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

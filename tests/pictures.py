@@ -61,8 +61,8 @@ def views(out: Path) -> Pages:
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 
 
-def results(out: Path, limit: int = 64) -> Pages:
-    """Returns the pages of results of so many samples."""
+def results(out: Path, limit: int = 64, untrained: int = 2) -> Pages:
+    """Returns the pages of results of so many samples, beside so many untrained networks."""
     model, data = ci.load("crate-tiny-pictures"), "embedded:pictures"
     few: dict[str, Any] = {"limit": limit, "progress": False}
     repeats = ci.ablate_heads(ci.load("crate-tiny-induction"), "embedded:repeats", progress=False)
@@ -70,11 +70,11 @@ def results(out: Path, limit: int = 64) -> Pages:
     found = ci.atlas(model, data, ablate=8, **few)
     atlas = ci.viz.atlas_pages(found, out / "atlas")
     atoms = ci.viz.atoms_page(ci.atoms(model, data, **few), out / "atoms", excerpts=found.tables)
-    nodes: dict[str, Any] = {"k": [4, 16], "rotations": 2, "untrained": 2, "limit": 8}
+    nodes: dict[str, Any] = {"k": [4, 16], "rotations": 2, "untrained": untrained, "limit": 8}
     swapped = ci.circuits.concentration(model, data, progress=False, **nodes)
     concentration = ci.viz.concentration_page(swapped, out / "concentration")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
-    report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
+    report = ci.report(model, data, out / "report", untrained=untrained, audit=True, **few)
     start = ci.load(ROOT / "demos" / "weights" / "crate-tiny-pictures", revision="step-500")
     compared = ci.compare(model, start, data, names=("end", "step 500"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")

@@ -2,7 +2,6 @@
 
 import math
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
@@ -15,24 +14,12 @@ from crate_interp.audits.claim_summary import change
 from crate_interp.audits.claims import CLAIMS, NUMBERS
 from crate_interp.viz.figures.by_layer import PUBLISHED
 from crate_interp.viz.pages.chart import Interval, intervals
+from texts import Page
 
 
 @pytest.fixture(scope="module")
 def images():
     return torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-
-
-class Page(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.words = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_data(self, data):
-        self.words.append(data)
 
 
 @pytest.mark.slow

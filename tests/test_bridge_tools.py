@@ -7,7 +7,6 @@ from transformer_lens.evals import IOIDataset, ioi_eval
 from transformer_lens.tools.analysis.attribution_patching import attribution_patch
 from transformer_lens.tools.analysis.direct_logit_attribution import direct_logit_attribution
 from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
-from transformer_lens.tools.analysis.logit_lens import logit_lens
 from transformer_lens.tools.analysis.projection_kernel import (
     attention_head_subspace_affinity,
     orthonormal_subspace,
@@ -69,15 +68,6 @@ def test_patching_is_that_of_the_model(name):
     found = attribution_patch(bridge, clean, corrupt, metric)
     assert found.node_scores == wanted.node_scores
     assert max(map(abs, found.node_scores.values())) > 0
-
-
-@pytest.mark.parametrize("name", FEW_TEXT)
-def test_the_logit_lens_is_that_of_the_model(name):
-    model, bridge, x = pair(name)
-    wanted, found = (logit_lens(one, x, positions=None) for one in (model, bridge))
-    assert found.labels == wanted.labels
-    assert torch.allclose(found.values, wanted.values, atol=1e-5)
-    assert torch.allclose(found.values[-1], model(x), atol=1e-5)
 
 
 def test_attributions_that_need_folded_norms_are_refused():

@@ -19,8 +19,7 @@ def test_at_reads_points_of_layers_and_of_the_model(model, images):
 def test_at_refuses_what_was_not_cached(model, images):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
     with pytest.raises(
-        KeyError,
-        match=r"the cache lacks 'blocks.2.mlp.hook_post': .* names_filter=\['blocks.2.mlp",
+        KeyError, match=r"the cache lacks 'blocks.2.mlp.hook_post': .* names_filter=\['blocks.2.mlp"
     ):
         few.at("mlp.hook_post", -1)
     with pytest.raises(KeyError, match="the cache lacks 'ln_final.hook_scale'"):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import crate_interp as ci
 import family_reference
-from conftest import FIXTURES
+from conftest import FIXTURES, fails
 
 PLAIN = {
     "tost_vision": family_reference.tost,
@@ -118,9 +118,7 @@ def state(case):
 
 
 def refused(message, weights, **over):
-    with pytest.raises(ci.CheckpointError, match=message) as caught:
-        ci.load(weights, n_heads=4, **over)
-    return str(caught.value)
+    fails(message, weights, n_heads=4, **over)
 
 
 def test_files_that_cannot_be():
@@ -128,9 +126,7 @@ def test_files_that_cannot_be():
     part = dict(weights)
     del part["to_patch_embedding.proj.2.1.running_var"]
     refused(r"keys missing \(1\): to_patch_embedding.proj.2.1.running_var", part)
-    wrong = weights | {
-        "to_patch_embedding.proj.2.1.running_var": torch.full((16,), -0.5),
-    }
+    wrong = weights | {"to_patch_embedding.proj.2.1.running_var": torch.full((16,), -0.5)}
     refused("running_var holds -0.5, but no variance is below 0", wrong)
     refused("give a square image", weights, image_size=(40, 160))
     other = {key: value for key, value in state("tost_ista_conv_stem").items() if "0.fn" in key}

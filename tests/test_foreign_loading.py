@@ -1,6 +1,7 @@
 """ci.bridge.load: folders and repos of transformers, pictures, and what is refused."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -56,8 +57,7 @@ def test_a_crate_goes_to_ci_load(tmp_path):
     again = ci.bridge.load(tmp_path / "crate")
     assert type(again) is ci.HookedCrate and again.cfg == model.cfg
     for source in (tmp_path / "nowhere", "no-such-model"):
-        with pytest.raises(ci.CheckpointError, match="is no file, no folder, no known model"):
-            ci.bridge.load(source)
+        refuses("is no file, no folder, no", partial(ci.bridge.load, source), ci.CheckpointError)
 
 
 def test_pickles_and_missing_weights_are_refused(tmp_path):
@@ -151,8 +151,7 @@ def test_what_a_preprocessor_says(tmp_path):
         (dict(size={"longest_edge": 3}), "has the size"),
         (dict(resample=4), "resizes with filter 4"),
     ):
-        with pytest.raises(ci.CheckpointError, match=message):
-            read(**changed)
+        refuses(message, partial(read, **changed), ci.CheckpointError)
     assert preprocessing(tmp_path / "nowhere", object()) == {}
 
 

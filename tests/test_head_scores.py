@@ -1,5 +1,7 @@
 """What heads look at, by hand and on planted patterns; intervals of a circuit's scores."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -115,8 +117,7 @@ def test_some_positions_of_text_are_refused_and_of_an_image_scored():
     for places in (-1, slice(2, 5), [3, 1]):
         _, cache = model.run_with_cache(tokens, pos_slice=places)
         kept = previous[:, [places] if places == -1 else places]
-        with pytest.raises(ValueError, match="run without pos_slice"):
-            head_scores(cache, {"x": kept})
+        refuses("run without pos_slice", partial(head_scores, cache, {"x": kept}))
     model, images = ready("crate")
     _, whole = model.run_with_cache(images)
     _, cache = model.run_with_cache(images, pos_slice=[0])
@@ -195,8 +196,7 @@ def test_what_cannot_be_evaluated_is_said_before_it_runs():
         "seed=-1": {"seed": -1},
     }.items():
         options = {"inputs": images, "random": 1, "progress": False} | change
-        with pytest.raises(ValueError, match=words):
-            evaluate(model, [(0, 0)], metric=first, **options)
+        refuses(words, partial(evaluate, model, [(0, 0)], metric=first, **options))
     with pytest.raises(ValueError, match=r"a tensor \[8\]: return one finite"):
         scored(lambda logits: logits[:, 2] / torch.arange(8).sub(1).clamp(min=0).log())
 

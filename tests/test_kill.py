@@ -8,8 +8,7 @@ SLOW = {"report", "audit", "atlas", "convert"}
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in kill.CASES],
+    "case", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in kill.CASES]
 )
 def test_a_killed_writer_leaves_one_of_two_wholes_or_nothing_that_loads(case):
     left = [0]

@@ -85,9 +85,7 @@ def test_stop_and_start(lm):
 
 @pytest.mark.slow
 @given(
-    st.sampled_from(LMS),
-    st.lists(st.integers(1, 4), min_size=2, max_size=4),
-    st.integers(0, 99),
+    st.sampled_from(LMS), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(0, 99)
 )
 def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
     lm, tokens = make_lm(name), ids(pos=N_CTX, seed=seed)
@@ -154,10 +152,7 @@ def test_text(chat):
     )
     assert chat.to_str_tokens(torch.tensor([[260], [120]])) == [["the"], ["x"]] and chat.to_string(
         [[260], [120]]
-    ) == [
-        "the",
-        "x",
-    ]
+    ) == ["the", "x"]
     refuses("is 3 tokens, .*: give a text that is one", lambda: chat.to_single_token("xyz"))
     refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))
     refuses("the list is empty", lambda: chat.to_tokens([]))

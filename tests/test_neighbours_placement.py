@@ -131,6 +131,3 @@ def test_weights_and_answers_of_offloaded_models(build):
     for name in ("W_Q", "W_V", "W_O", "b_O", "W_U", "b_U", "W_E", "W_pos", "W_in", "W_out"):
         if hasattr(plain, name):
             assert torch.equal(getattr(model, name), getattr(plain, name)), name
-
-
-# --- torchinfo ---

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+import crate_interp as ci
 from conftest import make, make_lm
 from neighbours import ids, pictures
 
@@ -43,7 +44,7 @@ def test_captum_attributes_a_class_to_a_layer():
         assert abs(float(found.detach().sum()) - change) < 0.01 * abs(change)
 
 
-@pytest.mark.parametrize("build", [make, make_lm])
+@pytest.mark.parametrize("build", [make, make_lm, lambda: ci.load("crate-tiny-lm")])
 def test_pickles_and_copies_answer_alike_and_keep_their_hooks_apart(build):
     model = build()
     batch = pictures(2) if model.unit == "images" else ids(2, 7)

@@ -21,9 +21,6 @@ def exported(model, args, dynamic):
     return torch.export.export(model, args, dynamic_shapes=dynamic).module()
 
 
-# --- values ---
-
-
 # --- torch.func ---
 
 

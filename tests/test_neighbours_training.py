@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import fails, make, make_lm
+from conftest import fails, make, make_lm, refuses
 from neighbours import ids, make_clip, make_mae, pictures
 from selection import few
 
@@ -76,13 +77,10 @@ def test_what_cannot_be_a_label_is_refused():
         (torch.tensor([0.0, 1.0, 1.0]), "give a tensor of whole numbers"),
         (torch.tensor([0, 1]), r"labels are torch.int64 of shape \[2\]"),
     ):
-        with pytest.raises(ValueError, match=match):
-            model(images, labels=labels)
-    with pytest.raises(ValueError, match="labels need logits"):
-        model(images, labels=LABELS, stop_at_layer=1)
+        refuses(match, partial(model, images, labels=labels))
+    refuses("labels need logits", partial(model, images, labels=LABELS, stop_at_layer=1))
     for given in (dict(), dict(images=images, pixel_values=images)):
-        with pytest.raises(ValueError, match="give the model one input"):
-            model(**given)
+        refuses("give the model one input", partial(model, **given))
 
 
 # --- loading with config= ---

@@ -35,7 +35,7 @@ def test_the_pages_fit_both_widths_and_are_read_in_both_schemes(driven, pages, w
 @pytest.mark.parametrize("kind", [views, results])
 def test_every_page_fits_and_is_read_at_both_widths_in_both_schemes(driven, tmp_path, kind):  # noqa: F811
     """As it comes and unfolded, without a request or a complaint; `make pictures` has more data."""
-    pages = views(tmp_path) if kind is views else results(tmp_path, limit=12)
+    pages = views(tmp_path) if kind is views else results(tmp_path, 12, untrained=0)
     for name, (page, words) in pages.items():
         wrong = looked_at(driven, page, words, tmp_path / name)
         assert not [each for each in wrong if "GPU stall" not in each], name  # WebGL's

@@ -1,6 +1,7 @@
 """The probes on every family, at every half step, and with each of their options."""
 
 import math
+from functools import partial
 
 import datasets
 import numpy as np
@@ -14,6 +15,7 @@ from crate_interp.data import open_text
 from crate_interp.measures.checks import qr
 from probing import sweep, values
 from selection import few
+from texts import Words
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +93,8 @@ def test_positions(tokens):
         ([1, 1], "each once"),
         ([True], "tokens="),
     ):
-        with pytest.raises(ValueError, match=match):
-            ci.probes.attention(tokens=wrong)
-    for wrong, match in (
-        ([13], "there are 13 tokens"),
-        ([0, -13], "each token once"),
-    ):
+        refuses(match, partial(ci.probes.attention, tokens=wrong))
+    for wrong, match in (([13], "there are 13 tokens"), ([0, -13], "each token once")):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))
     with pytest.raises(ValueError, match="this one reads text"):
@@ -174,8 +172,7 @@ def test_options_that_cannot_be():
         ("give some of pre, mid, post", dict(at=["pre", "end"])),
         ("basis='qr' is none of stored, orthonormal", dict(basis="qr")),
     ):
-        with pytest.raises(ValueError, match=match):
-            ci.probes.compression(**given)
+        refuses(match, partial(ci.probes.compression, **given))
 
 
 @pytest.mark.slow
@@ -245,14 +242,7 @@ def test_zero_codes_are_counted(images):
     assert "compression.zero_codes" not in result.samples()
 
 
-class Words:
-    bos = 46
-
-    def encode(self, text):
-        return [int(word) for word in text.split()]
-
-
-def test_text_is_cut_into_windows():
+def test_text_is_cut_into_windows(monkeypatch):
     lm = make_lm("crate-lm")
     lm.tokenizer = Words()
     texts = [" ".join(str(i) for i in range(20)), "", " ".join(str(i) for i in range(30, 38))]
@@ -271,9 +261,8 @@ def test_text_is_cut_into_windows():
     assert torch.equal(
         chat.windows(texts), torch.tensor([[46, *joined[:12]], [46, *joined[12:24]]])
     )
-    Words.bos = None
+    monkeypatch.setattr(Words, "bos", None)
     refuses("no separator to join texts", lambda: lm.windows(texts))
-    Words.bos = 46
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -1,7 +1,6 @@
 """The report: one self-contained page, its pictures and tables, and what is refused."""
 
 import re
-from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
@@ -12,6 +11,7 @@ import crate_interp as ci
 from browser import driven, opened  # noqa: F401
 from conftest import LAYERS, leftover_hooks, make
 from crate_interp.reports import run
+from texts import Page
 
 
 @pytest.fixture(scope="module")
@@ -33,24 +33,10 @@ def report(model, data, tmp_path_factory):
     return path
 
 
-class Page(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.words, self.open = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
 @pytest.fixture(scope="module")
 def page(report):
-    parser = Page()
     # a word that is explained stays in its sentence
-    parser.feed(re.sub("</?abbr[^>]*>", "", report.read_text(encoding="utf-8")))
-    return parser
+    return Page(re.sub("</?abbr[^>]*>", "", report.read_text(encoding="utf-8")))
 
 
 def test_it_is_one_file_that_works_offline(report, page):
@@ -193,11 +179,7 @@ def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrain
     ci.report(model, data, tmp_path, untrained=untrained, limit=2, probes="sparsity")
     (line,) = re.findall(r"\breport: .*$", capsys.readouterr().err, re.MULTILINE)  # after a bar
     parts = [part.rsplit(" ", 2) for part in line.removeprefix("report: ").split(", ")]
-    assert [name for name, *_ in parts] == [
-        "sweep",
-        *["untrained networks"] * untrained,
-        "pages",
-    ]
+    assert [name for name, *_ in parts] == ["sweep", *["untrained networks"] * untrained, "pages"]
     assert all(seconds.isdigit() and unit == "s" for _, seconds, unit in parts)
 
 

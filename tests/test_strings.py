@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import crate_interp as ci
+import segments
 from chromium import opened, require
 from command import run
 from conftest import CLASSES, PLAIN, SIZES, make
@@ -129,6 +130,34 @@ def test_a_report_of_a_model_with_any_name(tmp_path):
     assert ci.load(tmp_path / "m").cfg.model_name == name
 
 
+HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(1)</script>\u202e"
+MARKUP = HOSTILE[:-1]  # without the control, which no label may have
+
+
+def hostile_pages(out):
+    """Pages of every kind, with markup where strangers write: labels, tokens, names of networks."""
+    model = make(labels=[f"{number}{MARKUP}" for number in range(CLASSES)], **PLAIN)
+    images = torch.rand(2, 3, 6, 20)
+    _, cache = model.run_with_cache(images)
+    yield ci.viz.explore(cache, images, name=HOSTILE).html()
+    yield ci.viz.attention(cache, 0, tokens=[HOSTILE] * 13).html()
+    yield ci.viz.activations(cache, 0, tokens=[HOSTILE] * 13).html()
+    yield ci.viz.graph(ci.graph(model, images[:1], target=0, most=30)).html()
+    few = dict(probes="sparsity", controls=0, progress=False)
+    swept = [ci.sweep(make(seed=seed), images, **few) for seed in (0, 1)]
+    compared = ci.compare(*swept, names=(HOSTILE, "$x_1$"))
+    yield ci.viz.compare_page(compared, out / "compare").read_text()
+    data = segments.dataset(6).remove_columns("label").add_column("label", [[HOSTILE], None] * 3)
+    found = ci.segment(segments.model(), data, untrained=0, progress=False)
+    yield ci.viz.segment_page(found, out / "segment").read_text()
+
+
+def test_no_markup_of_strangers_is_obeyed_by_a_page(tmp_path):
+    for page in hostile_pages(tmp_path):
+        assert "alert(1)" in page and "\u202e" not in page
+        assert "<img src=x" not in page and "<script>alert" not in page
+
+
 # --- the command line ---
 
 
@@ -144,7 +173,6 @@ def test_errors_of_the_command_line_are_plain():
 
 # --- notebook views ---
 
-HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(1)</script>\u202e"
 ROWS = pd.DataFrame({HOSTILE: [HOSTILE, 0.5]})
 WORDS = dict(headline=lambda self: HOSTILE, caution=lambda self: HOSTILE)
 LENS = pd.DataFrame(

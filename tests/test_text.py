@@ -13,6 +13,7 @@ import crate_interp as ci
 from conftest import FIXTURES, make_lm, refuses
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 from crate_interp.questions.untrained_twins import twin
+from texts import Words
 
 CHAT = FIXTURES / "nanochat_crate_alpha"
 
@@ -109,17 +110,7 @@ def test_another_tokenizer_may_be_set(chat, tmp_path):
     other.tokenizer.pad_token = "<|user_end|>"  # a new one: it gets an id of its own
     rows = other.to_tokens(["the", "the theory"])
     assert rows[0, -1] == other.tokenizer.pad_token_id != 276
-
-    class Words:
-        bos = None
-
-        def encode(self, text):
-            return [int(word) for word in text.split()]
-
-        def decode(self, ids):
-            return " ".join(map(str, ids))
-
-    other.tokenizer = Words()
+    other.tokenizer = type("Unmarked", (Words,), {"bos": None})()
     assert other.to_tokens("3 4", prepend_bos=False).tolist() == [[3, 4]]
     assert other.to_string([3, 4]) == "3 4"
     refuses("has no separator token", lambda: other.to_tokens("3"))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import crate_interp as ci
-from conftest import HEADS, make, make_lm
+from conftest import HEADS, make, make_lm, refuses
 from crate_interp.checkpoints.state_dicts import LeftOutWarning
 from published import published
 from reference import published_layout
@@ -60,9 +60,7 @@ def loads(source, folder, told="", model=MODEL, flat=True, **given):
 
 
 def fails(match, source, **given):
-    with pytest.raises(ci.CheckpointError, match=match) as caught:
-        ci.load(source, **{**GIVEN, **given})
-    assert "\n" not in str(caught.value)
+    refuses(match, lambda: ci.load(source, **{**GIVEN, **given}), ci.CheckpointError)
 
 
 # ------------------------------------------------------------------ words around the names
@@ -212,8 +210,7 @@ def test_what_a_training_dict_says(tmp_path):
     said = dict(n_layer=2, n_head=4, n_embd=32, block_size=13, bias=True, vocab_size=47)
     whole = {"model": gpt, "model_args": said}
     assert ci.load(whole).cfg.n_heads == 4  # in memory as on disk
-    with pytest.raises(ci.CheckpointError, match="n_heads=8 contradicts the config in the state"):
-        ci.load(whole, n_heads=8)
+    refuses("n_heads=8 contradicts the", lambda: ci.load(whole, n_heads=8), ci.CheckpointError)
     bare = {key: value for key, value in gpt.items() if not key.endswith("bias")}
     with pytest.raises(ci.CheckpointError, match="bias=True contradicts the tensors"):
         ci.load({"model": bare, "model_args": said})

@@ -1,6 +1,7 @@
-"""What strangers write into files: texts, JSON, and how to tell that a shown text is harmless."""
+"""What strangers write into files: texts, JSON, and what a page shows of it."""
 
 import unicodedata
+from html.parser import HTMLParser
 
 from hypothesis import strategies as st
 
@@ -26,6 +27,21 @@ class Words:
 
     def decode(self, ids):
         return " ".join(map(str, ids))
+
+
+class Page(HTMLParser):
+    """The tags of a page, with their attributes, and its words."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.words.append(data)
 
 
 def harmless(text, spaces="\u200c\u200d\t\n\r"):

@@ -1,7 +1,8 @@
 """A training goes on: stopped after some steps and called again, it ends with the same bits."""
 
-import pytest
 import torch
+
+from conftest import refuses
 
 
 def goes_on(monkeypatch, demo, train, other, after):
@@ -21,11 +22,9 @@ def goes_on(monkeypatch, demo, train, other, after):
 
     with monkeypatch.context() as patch:
         patch.setattr(demo, "one_step", stopped)
-        with pytest.raises(SystemExit, match=f"stopped after {after} steps"):
-            train("parts")
+        refuses(f"stopped after {after} steps", lambda: train("parts"), SystemExit)
     parts, again = train("parts")
     for name, value in whole.state_dict().items():
         assert torch.equal(parts.state_dict()[name], value), name
-    with pytest.raises(SystemExit, match="other settings"):
-        other("parts")
+    refuses("other settings", lambda: other("parts"), SystemExit)
     return whole, facts, again

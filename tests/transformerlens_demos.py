@@ -40,17 +40,13 @@ DRAWS = (
 )  # fmt: skip
 # (notebook, cell): cells that need published weights, and what for
 WEIGHTS: dict[tuple[str, int], str] = {
-    ("Main_Demo", 58): "cfg.checkpoint_value: which published step of training was loaded",
+    ("Main_Demo", 58): "cfg.checkpoint_value: which published step of training was loaded"
 }
 IDS = 20_480  # of the vocabulary: the notebooks draw random ids up to 20,000
 # notebook -> family, where it is not crate-lm: these sum parts of layers, and there, as in
 # nanochat-crate, parts of different layers do not add up to a logit
 FAMILIES = dict.fromkeys(
-    (
-        "Exploratory_Analysis_Demo",
-        "Attribution_Patching_Demo",
-        "Direct_Logit_Attribution_Demo",
-    ),
+    ("Exploratory_Analysis_Demo", "Attribution_Patching_Demo", "Direct_Logit_Attribution_Demo"),
     "gpt-baseline",
 )
 OFFLINE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "HfHubHTTPError")

@@ -197,10 +197,7 @@ def grid_table(**columns):
 
 def claims_of(table):
     draws = srr_complexity.kendall.resampled(table[list(complexity.MEASURES)], table["gap"])
-    return (
-        srr_complexity.correlation_claim(table, draws),
-        srr_complexity.rank_claim(table, draws),
-    )
+    return (srr_complexity.correlation_claim(table, draws), srr_complexity.rank_claim(table, draws))
 
 
 @pytest.mark.slow

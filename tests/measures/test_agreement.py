@@ -61,10 +61,7 @@ def check(name, kind, dtype, scale, rel=None, of=lambda x: x, call=None):
                 assert stale <= 1e-13, f"the record of {kind}; {case} is off: see `make oracles`"
 
 
-cases = [
-    pytest.mark.parametrize("dtype", PRECISION),
-    pytest.mark.parametrize("kind", TOKENS),
-]
+cases = [pytest.mark.parametrize("dtype", PRECISION), pytest.mark.parametrize("kind", TOKENS)]
 
 
 def every(names):

@@ -41,10 +41,7 @@ def test_one_value_among_many_equal_ones():
     assert found == pytest.approx(14 * float(rate(torch.tensor([100.0]))), rel=0.02)
 
 
-@given(
-    st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5),
-    st.floats(0.01, 0.95),
-)
+@given(st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5), st.floats(0.01, 0.95))
 def test_it_is_the_dual_of_the_slow_form(values, share):
     x = np.array(values) + 0.01
     distance = share * float(np.linalg.norm(x))
