@@ -255,7 +255,7 @@ def _listed_items(
 
 
 def file_samples(
-    items: Items,
+    items: Items | list[Item],
     folder: Path,
     names: list[str],
     how: ImageReading,
@@ -269,11 +269,7 @@ def file_samples(
     `item_samples`.
     """
     files = Files(folder, partial(_numbered, names), mask_names and partial(_numbered, mask_names))
-    more = {
-        "masked": "binary" in more,
-        "files": files,
-        "name_of": partial(_shown_name, names),
-    } | more
+    more |= {"files": files, "name_of": partial(_shown_name, names)}
     return item_samples(items, range(len(names)), fingerprint, how, **more)
 
 
