@@ -268,7 +268,8 @@ def file_samples(
     names, mask_names: those of the files of images and masks below the folder. more: see
     `item_samples`.
     """
-    files = Files(folder, partial(_numbered, names), mask_names and partial(_numbered, mask_names))
+    masks = None if mask_names is None else partial(_numbered, mask_names)
+    files = Files(folder, partial(_numbered, names), masks)
     more |= {"files": files, "name_of": partial(_shown_name, names)}
     return item_samples(items, range(len(names)), fingerprint, how, **more)
 

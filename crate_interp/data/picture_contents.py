@@ -139,11 +139,13 @@ def check_agree(tables: Iterable[pd.DataFrame]) -> None:
 
     tables: the notes of each stage.
     """
-    notes = pd.concat([pd.DataFrame(columns=COLUMNS), *tables])
-    kinds = notes.groupby("file", sort=False)["sha256"].nunique()
-    changed = [file.decode("utf-8", "surrogateescape") for file in kinds[kinds > 1].index]
+    digests: dict[bytes, set[bytes]] = {}
+    for table in tables:
+        for file, sha256 in zip(table["file"], table["sha256"], strict=True):
+            digests.setdefault(file, set()).add(sha256)
+    changed = [file for file, several in digests.items() if len(several) > 1]
     if changed:
-        raise _changed_meanwhile(changed)
+        raise _changed_meanwhile([file.decode("utf-8", "surrogateescape") for file in changed])
 
 
 def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str, str]:

@@ -170,12 +170,9 @@ class Columns:
 
     def item(self, row: Mapping[str, Any], number: int) -> Item:
         """Returns a row as an item, whose picture and mask are decoded when they are read."""
-        image, mask = (
-            None if name is None else self._later(row[name], name, number)
-            for name in (self.image, self.mask)
-        )
-        label = self.label_of(row[self.label]) if self.label in row else None
-        return Item(image, label, mask)
+        mask = self._later(row[self.mask], self.mask, number) if self.mask else None
+        label = self.label_of(row.get(self.label)) if self.label else None
+        return Item(self._later(row[self.image], self.image, number), label, mask)
 
     def _later(self, cell: Any, name: str, number: int) -> Later:
         what = f"the {plain(name)} of sample {number}"
