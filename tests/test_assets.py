@@ -158,5 +158,5 @@ def test_columns_of_tokens_have_one_length():
     rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5, 6]]})
     assert ci.data.open_text(rows, list).read(0, 2).tolist() == [[1, 2, 3], [4, 5, 6]]
     ragged = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4]]})
-    with pytest.raises(ValueError, match="rows of 1 to 3 tokens: give rows of one length"):
+    with pytest.raises(ValueError, match="have 1 to 3 tokens: give rows of one length"):
         ci.data.open_text(ragged, list)

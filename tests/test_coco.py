@@ -27,20 +27,15 @@ def square(left, top, side):
     return [[left, top, left + side, top, left + side, top + side, left, top + side]]
 
 
-def coco_file(
-    folder, annotations, images=((7, "seven.png"), (5, "sub/five.png")), size=(13, 29), **tables
-):
+SIZE = (13, 29)  # height, width of the images
+
+
+def coco_file(folder, notes, images=((7, "seven.png"), (5, "sub/five.png")), size=SIZE, **tables):
     """An annotation file and its blank images of this (height, width)."""
-    rows = [
-        {"id": number, "file_name": name, "height": size[0], "width": size[1]}
-        for number, name in images
-    ]
-    tables = {
-        "images": rows,
-        "annotations": annotations,
-        "categories": [{"id": 90}, {"id": 3}],
-        **tables,
-    }
+    sides = {"height": size[0], "width": size[1]}
+    rows = [{"id": number, "file_name": name, **sides} for number, name in images]
+    categories = [{"id": 90}, {"id": 3}]
+    tables = {"images": rows, "annotations": notes, "categories": categories, **tables}
     for _, name in images:
         if name and name.isascii() and name.isprintable() and ".." not in name and name[0] != "/":
             (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -50,34 +45,26 @@ def coco_file(
 
 
 def note(number, segmentation, image=7, category=3, **more):
-    return {
-        "id": number,
-        "image_id": image,
-        "category_id": category,
-        "segmentation": segmentation,
-        **more,
-    }
+    row = {"id": number, "image_id": image, "category_id": category}
+    return {**row, "segmentation": segmentation, **more}
 
 
-def test_coco(tmp_path):
-    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
-    runs = [0] * 13 * 29
-    runs[13 * 20 : 13 * 25] = [1] * 13 * 5  # columns 20 to 24, all rows
-    crowd = {"size": [13, 29], "counts": [13 * 20, 13 * 5, 13 * 4]}
-    where = coco_file(
-        tmp_path,
-        [
-            note(
-                1, square(3, 2, 4), category=3
-            ),  # the smaller one comes first in the file and is on top nevertheless
-            note(2, square(1, 1, 9), category=90),
-            note(3, crowd, iscrowd=1),
-            note(4, square(20, 0, 3), category=90),
-            note(5, [[1, 1, 2, 2]]),  # two points: no area
-            note(6, [*square(0, 0, 2), *square(8, 8, 3)], image=5),
-        ],
-    )
-    wanted = np.zeros((13, 29), np.uint8)
+@pytest.fixture
+def model():
+    return make(image_size=SIZE, patch_size=SIZE, **PLAIN)
+
+
+def test_coco(model, tmp_path):
+    crowd = {"size": [*SIZE], "counts": [13 * 20, 13 * 5, 13 * 4]}  # columns 20 to 24, all rows
+    notes = [
+        note(1, square(3, 2, 4), category=3),  # the smaller one comes first, and is on top
+        note(2, square(1, 1, 9), category=90),
+        note(3, crowd, iscrowd=1),
+        note(4, square(20, 0, 3), category=90),
+        note(5, [[1, 1, 2, 2]]),  # two points: no area
+        note(6, [*square(0, 0, 2), *square(8, 8, 3)], image=5),
+    ]
+    where, wanted = coco_file(tmp_path, notes), np.zeros(SIZE, np.uint8)
     wanted[1:10, 1:10], wanted[2:6, 3:7], wanted[:, 20:25], wanted[0:3, 20:23] = 2, 1, 255, 2
     samples = opened(model, where)
     maps = samples.masks(0, 2).numpy()
@@ -90,21 +77,17 @@ def test_coco(tmp_path):
     assert opened(model, beside.rpartition(":")[0]).masks(0, 1).sum() == 0
 
 
-def test_compressed_runs_are_those_of_pycocotools(tmp_path):
+def test_compressed_runs_are_those_of_pycocotools(model, tmp_path):
     from pycocotools import mask
 
-    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
-    drawn = np.random.default_rng(3).random((2, 13, 29)) < 0.3
-    rows = []
+    drawn, rows = np.random.default_rng(3).random((2, *SIZE)) < 0.3, []
     for number, pixels in zip((7, 5), drawn, strict=True):
-        rle = mask.encode(np.asfortranarray(pixels.astype(np.uint8)))
-        rows.append(
-            note(number, {"size": [13, 29], "counts": rle["counts"].decode()}, image=number)
-        )
+        counts = mask.encode(np.asfortranarray(pixels.astype(np.uint8)))["counts"].decode()
+        rows.append(note(number, {"size": [*SIZE], "counts": counts}, image=number))
     assert np.array_equal(opened(model, coco_file(tmp_path, rows)).masks(0, 2).numpy(), drawn)
 
 
-FULL = [13, 29]
+FULL = [*SIZE]
 # first words of the refusal -> annotations, and what else is in the file
 REFUSED = {
     "segmentation of annotation 1 .* cannot be drawn: give polygons x, y": [
@@ -129,8 +112,7 @@ REFUSED = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("match", REFUSED)
-def test_a_file_that_cannot_be_used_is_refused_before_work(tmp_path, match):
-    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+def test_a_file_that_cannot_be_used_is_refused_before_work(model, tmp_path, match):
     (tmp_path / "images").mkdir()
     for content in REFUSED[match]:
         notes, tables = (content, {}) if isinstance(content, list) else ([], content)
@@ -138,8 +120,7 @@ def test_a_file_that_cannot_be_used_is_refused_before_work(tmp_path, match):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_missing_or_of_another_size_is_said(tmp_path, monkeypatch):
-    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+def test_what_is_missing_or_of_another_size_is_said(model, tmp_path, monkeypatch):
     where = coco_file(tmp_path, [])
     Image.new("RGB", (28, 13)).save(tmp_path / "images" / "seven.png")
     refused(model, "gives 'seven.png' as 13 x 29, but the image is 13 x 28", where)
@@ -152,9 +133,8 @@ def test_what_is_missing_or_of_another_size_is_said(tmp_path, monkeypatch):
     refused(model, r"COCO needs pycocotools: pip install 'crate_interp\[coco\]'", where)
 
 
-def test_annotations_lie_on_the_upright_image(tmp_path):
+def test_annotations_lie_on_the_upright_image(model, tmp_path):
     """As tools show them to who draws, and as detectron2 reads them; pycocotools opens no image."""
-    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
     where = coco_file(tmp_path, [note(1, square(3, 2, 4))], images=[(7, "seven.jpg")])
     stored = Image.new("RGB", (13, 29))  # 29 high and 13 wide: it lies on its side
     stored.save(tmp_path / "images" / "seven.jpg", exif=exif_of(6))
@@ -170,22 +150,12 @@ def test_coco_results_are_read_by_pycocotools(tmp_path, capsys):
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    where = coco_file(
-        tmp_path,
-        [
-            note(
-                number,
-                square(number * 5, 2, 7),
-                image,
-                category,
-                area=49,
-                bbox=[number * 5, 2, 7, 7],
-                iscrowd=0,
-            )
-            for number, (image, category) in enumerate([(7, 3), (7, 90), (5, 90), (5, 3)], 1)
-        ],
-        size=(31, 41),
-    )
+    pairs = enumerate([(7, 3), (7, 90), (5, 90), (5, 3)], 1)
+    notes = [
+        note(n, square(n * 5, 2, 7), *pair, area=49, bbox=[n * 5, 2, 7, 7], iscrowd=0)
+        for n, pair in pairs
+    ]
+    where = coco_file(tmp_path, notes, size=(31, 41))
     masks = np.zeros((4, 31, 41), bool)
     for number in range(1, 5):
         masks[number - 1, 2:9, number * 5 : number * 5 + 7] = True

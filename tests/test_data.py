@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import embedded, open_data, open_text, part
+from crate_interp.data import open_data, open_text, part
 from crate_interp.data.folder_listing import spread
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
@@ -32,70 +32,51 @@ def folder(tmp_path):
 
 
 def dataset(**columns):
-    return datasets.Dataset.from_dict({**columns, "picture": pictures()}).cast_column(
-        "picture", datasets.Image()
-    )
+    data = datasets.Dataset.from_dict({**columns, "picture": pictures()})
+    return data.cast_column("picture", datasets.Image())
 
 
-def test_every_kind_gives_the_same_images(preprocess, folder):
-    floats = preprocess(IMAGES)
-    kinds = {
-        "float": floats,
-        "uint8": torch.from_numpy(IMAGES),
-        "numpy": IMAGES,
-        "dataset": dataset(label=list("abababa")),
-    }
-    for name, data in kinds.items():
+def test_every_kind_gives_the_same_images_and_its_labels(preprocess, folder):
+    floats, names = preprocess(IMAGES), list("abababa")
+    classed = dataset(number=[9] * 7, kind=[0, 1, 0, 1, 0, 1, 0])
+    classed = classed.cast_column("kind", datasets.ClassLabel(names=["x", "y"]))
+    for data, labels in (
+        (floats, None),
+        (torch.from_numpy(IMAGES), None),
+        (IMAGES, None),
+        (dataset(), None),
+        (dataset(label=names), names),
+        (classed, [0, 1, 0, 1, 0, 1, 0]),
+        (f"imagefolder:{folder}", names),  # the classes of a folder are spread evenly
+    ):
         samples = open_data(data, preprocess)
-        assert samples.n == 7 and samples.labels == (list("abababa") if name == "dataset" else None)
+        assert samples.n == 7 and samples.labels == labels
         assert torch.equal(torch.cat([samples.read(0, 3), samples.read(3, 7)]), floats)
-    samples = open_data(f"imagefolder:{folder}", preprocess)
-    assert samples.labels == list("abababa") and torch.equal(samples.read(0, 7), floats)
-
-
-def test_class_labels_and_limit(preprocess):
-    features = datasets.ClassLabel(names=["x", "y"])
-    data = dataset(number=[9] * 7, kind=[0, 1, 0, 1, 0, 1, 0]).cast_column("kind", features)
-    samples = open_data(data, preprocess, limit=4)
-    assert samples.n == 4 and samples.labels == [0, 1, 0, 1]
-    assert open_data(data, preprocess, limit=99).n == 7
-    assert open_data(dataset(), preprocess).labels is None
-
-
-def test_the_classes_of_a_folder_are_spread_evenly(preprocess, folder):
-    assert open_data(f"imagefolder:{folder}", preprocess, limit=4).labels == list("abab")
+        few = open_data(data, preprocess, limit=4)
+        assert few.n == 4 and few.labels == (labels and labels[:4])
+        assert open_data(data, preprocess, limit=99).n == 7
     assert spread(list("aaaabbb")).tolist() == [0, 4, 1, 5, 2, 6, 3]
     assert spread(list("aab")).tolist() == [0, 2, 1]
 
 
 def test_fingerprints(preprocess, folder):
-    one = open_data(IMAGES, preprocess).fingerprint
-    assert one == open_data(IMAGES.copy(), preprocess).fingerprint and one.startswith(
-        "tensor:sha256:"
-    )
-    assert one != open_data(IMAGES[::-1].copy(), preprocess).fingerprint
+    def print_of(data, **more):
+        return open_data(data, preprocess, **more).fingerprint
+
+    one = print_of(IMAGES)
+    assert one == print_of(IMAGES.copy()) and one.startswith("tensor:sha256:")
+    assert one != print_of(IMAGES[::-1].copy())
     # the fingerprint is of the data, so that a sample counted twice is noticed
-    assert one == open_data(IMAGES, preprocess, limit=3).fingerprint
-    first = open_data(f"imagefolder:{folder}", preprocess).fingerprint
+    assert one == print_of(IMAGES, limit=3)
+    first = print_of(f"imagefolder:{folder}")
     (folder / "a" / "0.png").rename(folder / "a" / "9.png")
-    assert open_data(f"imagefolder:{folder}", preprocess).fingerprint != first
-    assert (
-        open_data(dataset(), preprocess).fingerprint == open_data(dataset(), preprocess).fingerprint
-    )
-
-
-def test_embedded():
-    data = embedded("fashion")
-    assert len(data) == 256 and data.features["label"].names[9] == "Ankle boot"
-    assert data[0]["image"].size == (28, 28)
-    samples = open_data(
-        "embedded:fashion",
-        make(channels=1, image_size=28, patch_size=4, mean=[0.0], std=[1.0]).preprocess,
-    )
+    assert print_of(f"imagefolder:{folder}") != first
+    assert print_of(dataset()) == print_of(dataset())
+    grey = make(channels=1, image_size=28, patch_size=4, mean=[0.0], std=[1.0])
+    samples = open_data("embedded:fashion", grey.preprocess)
     assert samples.n == 256 and samples.read(0, 256).shape == (256, 1, 28, 28)
-    assert len(set(samples.labels)) == 10 and samples.fingerprint.startswith(
-        "embedded:fashion:sha256:"
-    )
+    assert samples.names[9] == "Ankle boot" and len(set(samples.labels)) == 10
+    assert samples.fingerprint.startswith("embedded:fashion:sha256:")
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from crate_interp.data.samples import Samples, part
 from crate_interp.data.sources import forms, open_data, open_text
-from crate_interp.data.tables import Table, embedded
+from crate_interp.data.tables import embedded
 
 # what may be given as data; see `open_data` and `open_text`
 Data = (
@@ -24,7 +24,6 @@ Data = (
     | Image.Image
     | Tensor
     | np.ndarray
-    | Table
     | Samples
     | Dataset
     | Mapping[str, Any]

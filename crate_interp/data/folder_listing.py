@@ -255,7 +255,7 @@ def _listed_items(
 
 
 def file_samples(
-    items: Items,
+    items: Items | list[Item],
     folder: Path,
     names: list[str],
     how: ImageReading,
@@ -268,12 +268,9 @@ def file_samples(
     names, mask_names: those of the files of images and masks below the folder. more: see
     `item_samples`.
     """
-    files = Files(folder, partial(_numbered, names), mask_names and partial(_numbered, mask_names))
-    more = {
-        "masked": "binary" in more,
-        "files": files,
-        "name_of": partial(_shown_name, names),
-    } | more
+    masks = None if mask_names is None else partial(_numbered, mask_names)
+    files = Files(folder, partial(_numbered, names), masks)
+    more |= {"files": files, "name_of": partial(_shown_name, names)}
     return item_samples(items, range(len(names)), fingerprint, how, **more)
 
 

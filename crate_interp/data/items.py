@@ -1,7 +1,7 @@
 """Items: one sample as people hold it, such as (picture, label), and what is read of it."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,27 +15,18 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.core.pictures import (
-    SUFFIXES,
-    Later,
-    Undecodable,
-    header,
-    loaded,
-    quoted,
-    upright_size,
-)
+from crate_interp.core import pictures
+from crate_interp.core.pictures import Later, Undecodable
 from crate_interp.core.safe_text import plain
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
 
-IMAGE_KEYS = ("image", "images", "pixel_values", "img")
-TOKEN_KEYS = ("input_ids", "tokens")
-TEXT_KEYS = ("text", "texts")
+VALUE_KEYS = ("image", "images", "pixel_values", "img", "input_ids", "tokens", "text", "texts")
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 MASK_KEYS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
 MASK_MODES = ("1", "L", "P")
 IGNORE = 255
-_PARTS = {"an image": IMAGE_KEYS, "tokens": TOKEN_KEYS, "a text": TEXT_KEYS}
 _PICTURES = (Image.Image, Path, str, Later)
+_VALUES = (Tensor, np.ndarray, list, tuple, *_PICTURES)
 
 
 @dataclass(frozen=True)
@@ -70,23 +61,19 @@ def item_of(thing: object, where: str) -> Item:
     if isinstance(thing, Item):
         return thing
     if isinstance(thing, Mapping):
-        names = [key for keys in _PARTS.values() for key in keys if key in thing]
-        if not names:
-            wanted = "; ".join(f"{what} as {' or '.join(keys)}" for what, keys in _PARTS.items())
+        parts = [_first_of(thing, keys) for keys in (VALUE_KEYS, LABEL_KEYS, MASK_KEYS)]
+        if parts[0] is None:
             raise ValueError(
                 f"{where} is a dictionary with the keys {', '.join(plain(key) for key in thing)}. "
-                f"Name {wanted}."
+                f"Name the image, the tokens or the text {' or '.join(VALUE_KEYS)}."
             )
-        value = thing[names[0]]
-        label = next((thing[key] for key in LABEL_KEYS if thing.get(key) is not None), None)
-        mask = next((thing[key] for key in MASK_KEYS if thing.get(key) is not None), None)
-        as_mask = mask is None and _is_mask(label, value)
-        return Item(value, None, label) if as_mask else Item(value, label, mask)
+        as_mask = parts[2] is None and _is_mask(parts[1], parts[0])
+        return Item(parts[0], None, parts[1]) if as_mask else Item(*parts)
     if not isinstance(thing, (tuple, list)) or is_tokens(thing):
         return Item(thing)
     if len(thing) == 1:
         return Item(thing[0])
-    if len(thing) != 2 or not isinstance(thing[0], (Tensor, np.ndarray, list, tuple, *_PICTURES)):
+    if len(thing) != 2 or not isinstance(thing[0], _VALUES):
         kinds = ", ".join(type(part).__name__ for part in thing[:4])
         raise ValueError(
             f"{where} is a {type(thing).__name__} of {len(thing)} ({kinds}). Give (image, label), "
@@ -94,6 +81,10 @@ def item_of(thing: object, where: str) -> Item:
         )
     value, second = thing
     return Item(value, mask=second) if _is_mask(second, value) else Item(value, second)
+
+
+def _first_of(thing: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    return next((thing[key] for key in keys if thing.get(key) is not None), None)
 
 
 def is_tokens(thing: object) -> bool:
@@ -148,30 +139,32 @@ def label_of(label: object, where: str) -> Any:
     )
 
 
-def known_labels(labels: list[Any]) -> list[Any] | None:
-    """Returns the labels of samples, or None if no sample has one."""
-    return None if all(label is None for label in labels) else labels
-
-
 def item_samples(
-    items: Items, numbers: range, fingerprint: str, how: ImageReading, masked: bool, **more: Any
+    items: Items | list[Item], numbers: range, fingerprint: str, how: ImageReading, **more: Any
 ) -> Samples:
     """Returns items as samples of images, numbered by `numbers`.
 
-    masked: whether items have masks. more: `binary` of `MaskReader`, and fields of `Samples`.
+    items: a list, or a function that reads them. more: `masked`, whether items have masks (by
+    default, whether one of the list has); `binary` of `MaskReader`; and fields of `Samples`.
     """
-    binary = more.pop("binary", None)
+    if isinstance(items, list):
+        more = {"masked": any(item.mask is not None for item in items)} | more
+        items = partial(_items_between, items, numbers.start)
+    masked, binary = more.pop("masked", False), more.pop("binary", None)
     masks = MaskReader(items, how.masks, numbers, binary) if masked and how.masks else None
-    return Samples(
-        n=len(numbers), labels=more.pop("labels", None), fingerprint=fingerprint, masks=masks,
-        read=partial(_read_images, items, how.pictures), start=numbers.start, of=numbers.stop,
-        **more,
-    )  # fmt: skip
+    read, labels = partial(_read_images, items, how.pictures), known_labels(more.pop("labels", ()))
+    numbered = {"start": numbers.start, "of": numbers.stop}
+    return Samples(len(numbers), labels, fingerprint, read, masks, **numbered, **more)
 
 
-def items_between(rows: Any, first: int, start: int, stop: int) -> Any:
-    """Returns the rows of samples from `start` to `stop` - 1; the first row is number `first`."""
-    return rows[start - first : stop - first]
+def known_labels(labels: Iterable[Any] | None) -> list[Any] | None:
+    """Returns the labels of samples, or None if no sample has one."""
+    labels = list(labels or ())
+    return None if all(label is None for label in labels) else labels
+
+
+def _items_between(items: list[Item], first: int, start: int, stop: int) -> list[Item]:
+    return items[start - first : stop - first]
 
 
 def _read_images(items: Items, preprocess: Preprocess, start: int, stop: int) -> Tensor:
@@ -197,7 +190,7 @@ def _image(value: Any, number: int) -> Any:
             f"sample {number} is of type {type(value).__name__}. Give a PIL image, a path or an "
             "array."
         )
-    if isinstance(value, str) and not (value.lower().endswith(SUFFIXES) or exists(value)):
+    if isinstance(value, str) and not (value.lower().endswith(pictures.SUFFIXES) or exists(value)):
         raise ValueError(
             f"sample {number} is the text {plain(value, 50)!r}, but this model reads images. "
             "Give PIL images, or paths of picture files."
@@ -294,7 +287,7 @@ def _mask_picture(item: Item, number: int) -> Image.Image:
     if item.mask is None:
         raise Undecodable(f"sample {number} has no mask, but other samples do.")
     if isinstance(item.mask, _PICTURES):
-        return loaded(item.mask, "mask")[0]
+        return pictures.loaded(item.mask, "mask")[0]
     array = torch.as_tensor(item.mask)
     array = array[0] if array.ndim == 3 and len(array) == 1 else array
     whole = not array.is_floating_point() and not array.is_complex()
@@ -315,7 +308,7 @@ def _size_of(value: Any, number: int) -> tuple[int, int]:
     if isinstance(value, Later):
         return value.size()
     image = isinstance(value, Image.Image)
-    return upright_size(value, what) if image else header(Path(value), what)[1]
+    return pictures.upright_size(value, what) if image else pictures.header(Path(value), what)[1]
 
 
 def digest_of(item: Item) -> bytes:
@@ -330,7 +323,7 @@ def digest_of(item: Item) -> bytes:
             try:
                 digest.update(hashlib.sha256(Path(value).read_bytes()).digest())
             except OSError:  # reading the sample says why
-                digest.update(quoted(value).encode())
+                digest.update(pictures.quoted(value).encode())
         elif is_array(value):
             array = torch.as_tensor(value).detach().cpu().contiguous()
             digest.update(f"array {array.dtype} {list(array.shape)}".encode())

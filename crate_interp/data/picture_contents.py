@@ -6,7 +6,7 @@ are known afterwards: a run notes them, and later compares the files with its no
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PureWindowsPath
@@ -69,33 +69,24 @@ class Files:
     images: Names
     masks: Names | None = None
 
-    def keys(self, start: int, stop: int, masks: bool) -> list[Key]:
-        """Returns the keys of the files of samples. masks: whether to include those of masks."""
-        found = [(number, False, name) for number, name in self.images(start, stop)]
-        if masks and self.masks:
-            found += [(number, True, name) for number, name in self.masks(start, stop)]
-        return found
-
     def changed(self, table: pd.DataFrame) -> list[str]:
         """Returns the names of the files in a chunk's notes that hold something else now.
 
         Only files with another size or another time are read. A file that is gone is no change,
         because nothing else can have been read in its place.
         """
-        changed = []
-        for name, sha256, stamp in _rows(table):
+        changed: dict[str, None] = {}
+        for file, sha256, *stamp in table[COLUMNS[2:]].itertuples(index=False):
+            name = file.decode("utf-8", "surrogateescape")
             path = inside(self.folder, name, self.folder)
             try:
-                if stamp_of(os.stat(path)) == stamp or name in changed:
-                    continue
-                now = bytes.fromhex(digest(path).removeprefix("sha256:"))
+                if stamp_of(os.stat(path)) != tuple(stamp) and digest(path)[7:] != sha256.hex():
+                    changed[name] = None
             except FileNotFoundError:
                 continue
             except OSError:  # such as a folder in its place
-                now = b""
-            if now != sha256:
-                changed.append(name)
-        return changed
+                changed[name] = None
+        return list(changed)
 
 
 def noting(samples: "Samples", notes: Notes) -> "Samples":
@@ -106,14 +97,17 @@ def noting(samples: "Samples", notes: Notes) -> "Samples":
     files = samples.files
     if files is None:
         return samples
-    images = partial(_noted, samples.read, files, False, notes)
-    masks = samples.masks and partial(_noted, samples.masks, files, True, notes)
+    images = partial(_noted, samples.read, files.folder, files.images, False, notes)
+    masks = samples.masks
+    if masks and files.masks:
+        masks = partial(_noted, masks, files.folder, files.masks, True, notes)
     return replace(samples, read=images, masks=masks)
 
 
-def _noted(reads: Reads, files: Files, mask: bool, notes: Notes, start: int, stop: int) -> Tensor:
-    keys = [key for key in files.keys(start, stop, mask) if key[1] == mask]
-    paths = {key: os.fspath(files.folder / key[2]) for key in keys}
+def _noted(
+    reads: Reads, folder: Path, names: Names, mask: bool, notes: Notes, start: int, stop: int
+) -> Tensor:
+    paths = {(number, mask, name): str(folder / name) for number, name in names(start, stop)}
     with noted() as found:
         try:
             answer = reads(start, stop)
@@ -140,26 +134,18 @@ def table_of(notes: Notes) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _rows(table: pd.DataFrame) -> Iterator[tuple[str, bytes, Stamp]]:
-    """Yields the names, digests and stamps in a table that `table_of` made."""
-    columns = [table[name].tolist() for name in COLUMNS[2:]]
-    for file, sha256, *stamp in zip(*columns, strict=True):
-        yield file.decode("utf-8", "surrogateescape"), sha256, Stamp(*stamp)
-
-
 def check_agree(tables: Iterable[pd.DataFrame]) -> None:
     """Raises ValueError if a file that was read twice in a run held two contents.
 
     tables: the notes of each pass.
     """
-    known: dict[str, bytes] = {}
-    changed: dict[str, None] = {}
+    digests: dict[bytes, set[bytes]] = {}
     for table in tables:
-        for name, sha256, _ in _rows(table):
-            if known.setdefault(name, sha256) != sha256:
-                changed[name] = None
+        for file, sha256 in zip(table["file"], table["sha256"], strict=True):
+            digests.setdefault(file, set()).add(sha256)
+    changed = [file for file, several in digests.items() if len(several) > 1]
     if changed:
-        raise _changed_meanwhile(list(changed))
+        raise _changed_meanwhile([file.decode("utf-8", "surrogateescape") for file in changed])
 
 
 def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str, str]:
@@ -174,10 +160,8 @@ def contents(table: pd.DataFrame, start: int, stop: int, count: int) -> dict[str
     for name, mask in zip(CONTENTS, (False, True), strict=True):
         rows = own[own["mask"] == mask]
         if len(rows) and rows["sample"].nunique() >= count:
-            pairs = zip(rows["file"], rows["sha256"], strict=True)
-            found[name] = total(
-                hashlib.sha256(file + b"\0" + sha256).hexdigest() for file, sha256 in pairs
-            )
+            lines = rows["file"] + b"\0" + rows["sha256"]
+            found[name] = total(hashlib.sha256(line).hexdigest() for line in lines)
     return found
 
 

@@ -90,11 +90,9 @@ class Samples:
         return self.n
 
     def __repr__(self) -> str:
-        kinds = (
-            "" if self.labels is None else f", labels of {len(set(map(str, self.labels)))} kinds"
-        )
-        masks = "" if self.masks is None else ", masks"
         whole = "" if self.n == self.of else f", number {self.start} on, of {self.of:,}"
+        kinds = f", labels of {len(set(map(str, self.labels)))} kinds" if self.labels else ""
+        masks = ", masks" if self.masks else ""
         return f"Samples: {self.n:,} samples{whole}{kinds}{masks}, {self.fingerprint[:60]}"
 
 
@@ -210,7 +208,7 @@ def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:
     return Run(start, inputs, samples.masks(start, stop) if masks and samples.masks else None)
 
 
-def grouped(samples: Samples, groups: object, table: Any = None) -> Samples:
+def grouped(samples: Samples, groups: object, table: object = None) -> Samples:
     """Returns samples with the groups that a user gives.
 
     groups: a list with the group of each sample, a number or a text; or the name of a column of
@@ -219,15 +217,14 @@ def grouped(samples: Samples, groups: object, table: Any = None) -> Samples:
     Raises ValueError for a column that is not there, for too few groups, and for other values.
     """
     if isinstance(groups, str):
-        columns = [] if table is None else (table.column_names or [])
+        columns = getattr(table, "column_names", None) or []
         if groups not in columns:
-            hint = checks.did_you_mean(groups, columns) if columns else ""
             raise ValueError(
                 f"groups={plain(groups, 50)!r} is no column of the data: give one of its columns "
-                f"({plain(', '.join(columns), 300) or 'it has none'}), or a list with the group of "
-                f"each sample. {hint}".rstrip()
+                f"({plain(', '.join(columns), 300) or 'it has none'}), or the group of each sample."
             )
-        rows = list(table.with_format(None)[groups])
+        whole: Any = table
+        rows = list(whole.with_format(None)[groups])
         texts = samples.groups or range(samples.start, samples.start + samples.n)
         groups = [rows[number] for number in texts]
     return dataclasses.replace(samples, groups=group_numbers(groups, samples.n))

@@ -27,7 +27,6 @@ from crate_interp.data.items import (
     is_array,
     item_of,
     item_samples,
-    known_labels,
     label_of,
     upright_array,
 )
@@ -37,6 +36,7 @@ from crate_interp.measures.checks import all_finite
 # How often the first and the last sample are drawn again. Each sample is also read twice, so a
 # random flip stays unnoticed in n samples with probability 2^-(n + 2 DRAWS), below 0.1 %.
 DRAWS = 5
+Sized = Any  # a list, a tuple or a torch Dataset: it has a length, and gives items by number
 
 
 def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
@@ -165,7 +165,7 @@ def names_of(data: object) -> tuple[str, ...] | None:
     return tuple(classes or ()) if named else None
 
 
-def read_item(data: Any, number: int) -> Item:
+def read_item(data: Sized, number: int) -> Item:
     """Returns an item. Raises Undecodable for an unreadable file, ValueError for other errors."""
     try:
         thing = data[number]
@@ -181,7 +181,7 @@ def read_item(data: Any, number: int) -> Item:
     return Item(item.value, label_of(item.label, f"data[{number}]"), item.mask)
 
 
-def sequence_samples(data: Any, how: ImageReading) -> Samples:
+def sequence_samples(data: Sized, how: ImageReading) -> Samples:
     """Returns the wanted items of a dataset or list as samples of images.
 
     Items are a picture (PIL image, path or array), (picture, label), (picture, mask), or a
@@ -211,8 +211,8 @@ def sequence_samples(data: Any, how: ImageReading) -> Samples:
         with suppress(Undecodable):
             items(number, number + 1)
     print_ = f"items:sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
-    more = {"labels": known_labels(labels), "names": names_of(data)}
-    return item_samples(items, range(count), print_, how, masked, **more)
+    more = {"masked": masked, "labels": labels, "names": names_of(data)}
+    return item_samples(items, range(count), print_, how, **more)
 
 
 def _same_items(data: Any, digests: Sequence[bytes], start: int, stop: int) -> list[Item]:

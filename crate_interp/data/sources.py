@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crate_interp.core import checks, pictures
 from crate_interp.core.safe_text import plain
-from crate_interp.data import coco, cutouts, folder_listing, streams, tables, voc
+from crate_interp.data import coco, cutouts, folder_listing, streams, tables
 from crate_interp.data.items import is_array
 from crate_interp.data.samples import ImageReading, Preprocess, Samples, first
 from crate_interp.data.sequences import (
@@ -21,7 +21,7 @@ from crate_interp.data.sequences import (
     sequence_samples,
     tensor_samples,
 )
-from crate_interp.data.tables import Table, table_samples
+from crate_interp.data.tables import Table, is_table, table_samples
 from crate_interp.data.texts import (
     TextReading,
     file_of_text,
@@ -50,7 +50,7 @@ SOURCES = {
     "embedded": Source("embedded:NAME", tables.embedded_samples, tables.embedded),
     "imagefolder": Source("imagefolder:DIR", folder_listing.folder_samples, masks=False),
     "cutouts": Source("cutouts:DIR", cutouts.cutout_samples),
-    "voc": Source("voc:DIR", voc.voc_samples),
+    "voc": Source("voc:DIR", coco.voc_samples),
     "coco": Source("coco:ANNOTATIONS.json", coco.coco_samples),
     "hf": Source(
         "hf:owner/name:split",
@@ -128,7 +128,7 @@ FORMS = (  # data has the first form that fits
     Form(lambda data: isinstance(data, str), _named_images, _named_text),
     Form(lambda data: isinstance(data, Image.Image), _one_picture),
     Form(
-        lambda data: isinstance(data, Table), _table_images, table_of_text,
+        is_table, _table_images, table_of_text,
         "a datasets.Dataset", "a datasets.Dataset with a text column",
     ),
     Form(streams.is_stream, _stream_images),
@@ -172,7 +172,7 @@ def table_named(data: object) -> Table | None:
     if isinstance(data, str) and not os.path.exists(data):
         source, where = _source_of(data, _words("images"))
         return None if source.table is None else source.table(where)
-    return data if isinstance(data, Table) else None
+    return data if is_table(data) else None
 
 
 def _source_of(data: str, words: str, text: bool = False) -> tuple[Source, str]:
@@ -183,20 +183,23 @@ def _source_of(data: str, words: str, text: bool = False) -> tuple[Source, str]:
     """
     scheme, _, where = data.partition(":")
     source = SOURCES.get(scheme)
-    if source and text and not source.table:
-        raise ValueError(f"{source.form} holds images, but this model reads text: give {words}.")
-    if source and where:
+    if source and where and (source.table or not text):
         return source, where
-    if os.sep in scheme:
-        name = pictures.quoted(data)
-        what = f"{name} is a folder, but this model reads text"  # images take a folder before
-        what = what if os.path.isdir(data) else f"there is no file or folder {name}"
-        raise ValueError(f"{what}: give {words}.")
-    near = checks.did_you_mean(scheme, SOURCES)
-    hint = f" {near}" if where and near else ""
-    hint = f" Did you mean 'embedded:{data}'?" if data in tables.EMBEDDED else hint
-    hint = " To give the text itself, write a list: data=[text]." if text and not hint else hint
-    raise ValueError(f"cannot take data from {data!r}: give {words}.{hint}")
+    near, hint = checks.did_you_mean(scheme, SOURCES), ""
+    what = f"cannot take data from {data!r}"
+    if source and text:
+        what = f"{source.form} holds images, but this model reads text"
+    elif os.path.isdir(data):  # images take a folder before
+        what = f"{pictures.quoted(data)} is a folder, but this model reads text"
+    elif os.sep in scheme:
+        what = f"there is no file or folder {pictures.quoted(data)}"
+    elif data in tables.EMBEDDED:
+        hint = f" Did you mean 'embedded:{data}'?"
+    elif where and near:
+        hint = f" {near}"
+    elif text:
+        hint = " To give the text itself, write a list: data=[text]."
+    raise ValueError(f"{what}: give {words}.{hint}")
 
 
 def open_data(

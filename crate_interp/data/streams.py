@@ -7,6 +7,7 @@ a map-style dataset has a length, and so is not a stream: each sample of its dat
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -15,16 +16,8 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    default_collate,
-    default_convert,
-)
+from torch.utils import data as loading
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
@@ -35,17 +28,23 @@ from crate_interp.data.items import (
     is_tokens,
     item_of,
     item_samples,
-    items_between,
     known_labels,
     label_of,
     separated_batch,
 )
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
 from crate_interp.data.sequences import DRAWS, is_pair, is_sequence, names_of
-from crate_interp.data.tables import Columns, Table, columns_of, text_column
-from crate_interp.data.texts import WindowRows, checked_texts, tokens_of, windows_of_texts
+from crate_interp.data.tables import Columns, columns_of, is_table, text_column
+from crate_interp.data.texts import (
+    WindowRows,
+    checked_texts,
+    read_rows,
+    tokens_of,
+    windows_of_texts,
+)
 
 Row = Item
+Names = tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def is_stream(data: object) -> bool:
     """Tells whether data are rows, items or batches of unknown number, one after another."""
     if isinstance(data, DataLoader):
         return not is_loader(data)
-    if isinstance(data, Table):
+    if is_table(data):
         return not hasattr(data, "__len__")
     if isinstance(data, IterableDataset):
         return True
@@ -125,37 +124,27 @@ def image_stream(
     in order, and, as it is read, for a stream that begins with another sample when it is read
     again.
     """
-    checks.limit(limit)
-    if isinstance(data, Table):
-        dataset = _resolved(data)
+    if is_table(data):
+        dataset, print_ = _resolved(data, limit)
         columns = columns_of(dataset, masks=preprocess_masks is not None)
-        print_, names = _fingerprint(dataset, limit), columns.names
-        rows = partial(_table_rows, columns.undecoded(dataset), columns, limit)
+        items, names = partial(_table_items, columns.undecoded(dataset), columns), columns.names
     else:
-        rows, print_ = _rows_of(data, _separated, limit)
+        items, print_ = _items_of(data, _separated, limit)
         names = names_of(data) or names_of(getattr(data, "dataset", None))
     how = ImageReading(preprocess, preprocess_masks)
     held = partial(_held_images, how=how, fingerprint=print_, names=names)
-    return _not_empty(Stream(rows, held, print_, limit), "image")
+    return _stream(items, held, print_, limit, "image")
 
 
-def _table_rows(table: Any, columns: Columns, limit: int | None) -> Iterator[Item]:
-    rows = (columns.item(row, number) for row, number in _each(table, "rows"))
-    return islice(rows, limit)
+def _table_items(table: Any, columns: Columns) -> Iterator[Item]:
+    return (columns.item(row, number) for row, number in _each(table, "rows"))
 
 
 def _held_images(
-    rows: Sequence[Item],
-    start: int,
-    how: ImageReading,
-    fingerprint: str,
-    names: tuple[str, ...] | None,
+    rows: Sequence[Item], start: int, how: ImageReading, fingerprint: str, names: Names
 ) -> Samples:
-    items = partial(items_between, rows, start)
-    numbers = range(start, start + len(rows))
-    masked = any(item.mask is not None for item in rows)
-    more = {"labels": known_labels([item.label for item in rows]), "names": names}
-    return item_samples(items, numbers, fingerprint, how, masked, **more)
+    labels, numbers = [item.label for item in rows], range(start, start + len(rows))
+    return item_samples(list(rows), numbers, fingerprint, how, labels=labels, names=names)
 
 
 def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream:
@@ -164,7 +153,6 @@ def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream
     window_rows: turns texts into windows as the texts arrive. Raises ValueError if there is no
     text, and as `image_stream` does.
     """
-    checks.limit(limit)
 
     def windows(texts: Iterable[object]) -> Iterator[Item]:
         pairs = windows_of_texts(window_rows, checked_texts(texts))
@@ -172,38 +160,36 @@ def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream
 
     def items_of(data: Any) -> Iterator[Item]:
         items = _separated(data, tokens=True)
-        first = next(items, None)
-        if first is not None:
+        for first in items:
             every = chain([first], items)
             texts = isinstance(first.value, str)
             yield from windows(item.value for item in every) if texts else every
 
-    if isinstance(data, Table):
-        dataset = _resolved(data)
-        name, print_ = text_column(dataset), _fingerprint(dataset, limit)
+    if is_table(data):
+        dataset, print_ = _resolved(data, limit)
+        name = text_column(dataset)
         alone = dataset.with_format(None).select_columns([name])
-        rows = lambda: islice(windows(row[name] for row, _ in _each(alone, "rows")), limit)  # noqa: E731
+        items = lambda: windows(row[name] for row, _ in _each(alone, "rows"))  # noqa: E731
     else:
-        rows, print_ = _rows_of(data, items_of, limit)
-    held = partial(_held_tokens, fingerprint=print_)
-    return _not_empty(Stream(rows, held, print_, limit), "text")
+        items, print_ = _items_of(data, items_of, limit)
+    return _stream(items, partial(_held_tokens, fingerprint=print_), print_, limit, "text")
 
 
 def _held_tokens(rows: Sequence[Item], start: int, fingerprint: str) -> Samples:
     tokens = [tokens_of(item.value, f"sample {number}") for number, item in enumerate(rows, start)]
-    return Samples(
-        len(rows),
-        known_labels([item.label for item in rows]),
-        fingerprint,
-        partial(items_between, torch.stack(tokens), start),
-        start=start,
-        of=start + len(rows),
-        groups=None if rows[0].group is None else tuple(item.group or 0 for item in rows),
-    )
+    labels = known_labels(item.label for item in rows)
+    groups = None if rows[0].group is None else tuple(item.group or 0 for item in rows)
+    read = partial(read_rows, torch.stack(tokens), first=start)
+    more = {"start": start, "of": start + len(rows), "groups": groups}
+    return Samples(len(rows), labels, fingerprint, read, **more)
 
 
-def _not_empty(stream: Stream, what: str) -> Stream:
-    """Returns a stream; raises ValueError, saying that `what` is missing, if it has no row."""
+def _stream(
+    items: Callable[[], Iterator[Item]], held: Any, fingerprint: str, limit: int | None, what: str
+) -> Stream:
+    """Returns a stream of the first items; raises ValueError, which says `what`, for no item."""
+    checks.limit(limit)
+    stream = Stream(lambda: islice(items(), limit), held, fingerprint, limit)
     if next(stream.rows(), None) is None:
         raise ValueError(f"the data is empty: there is no {what} in the stream.")
     return stream
@@ -223,17 +209,15 @@ def _each(data: Iterable[Any], what: str) -> Iterator[tuple[Any, int]]:
         ) from error
 
 
-def _resolved(data: Table) -> Any:
-    """Returns a stream with known columns: the columns it states, or those of its first rows.
+def _resolved(data: object, limit: int | None) -> tuple[Any, str]:
+    """Returns a table with known columns, those that it states or of its first rows, and its print.
 
     Raises ValueError if it has no row, or if its columns stay unknown.
     """
     dataset: Any = data
     if dataset.features is None and hasattr(dataset, "_resolve_features"):
-        try:
+        with suppress(Exception):  # no row to look at, or rows with different columns
             dataset = dataset._resolve_features()
-        except Exception:  # no row to look at, or rows with different columns
-            pass
     if not dataset.features:
         if next(iter(dataset), None) is None:
             raise ValueError("the data is empty: there is no row in the stream.")
@@ -241,20 +225,15 @@ def _resolved(data: Table) -> Any:
             "the stream does not state its columns: set them with "
             "data = data.cast(datasets.Features(...))."
         )
-    return dataset
-
-
-def _fingerprint(dataset: Any, limit: int | None) -> str:
-    """Returns the names and columns of a stream, and the limit, as one line."""
     info = dataset.info
     known = (info.dataset_name or info.builder_name, info.config_name, dataset.split)
     names = ":".join(plain(name, 200) if name else "?" for name in known)
     features = hashlib.sha256(repr(sorted(dataset.features.items())).encode()).hexdigest()[:16]
     many = "all rows" if limit is None else f"the first {limit}"
-    return f"stream:{names}:features {features}:{many}:content not hashed"
+    return dataset, f"stream:{names}:features {features}:{many}:content not hashed"
 
 
-def _rows_of(
+def _items_of(
     data: Any, separated: Callable[[Any], Iterator[Item]], limit: int | None
 ) -> tuple[Callable[[], Iterator[Any]], str]:
     """Returns a function that reads the samples from the start, and then the fingerprint."""
@@ -262,48 +241,44 @@ def _rows_of(
         iterable = isinstance(data.dataset, IterableDataset)
         wrong = {
             "num_workers=0": iterable and data.num_workers > 1,  # each would read the whole stream
-            "drop_last=False": drops_last(data),
+            "drop_last=False": _drops_last(data),
             "shuffle=False": not iterable and type(data.sampler) is not SequentialSampler,
         }
-        wanted = [words for words, found in wrong.items() if found]
-        if wanted:
+        if any(wrong.values()):
+            right = ", ".join(words for words, found in wrong.items() if found)
             raise ValueError(
                 "the DataLoader does not give each sample once, in order: write "
-                f"DataLoader(dataset, {', '.join(wanted)})."
+                f"DataLoader(dataset, {right})."
             )
     once = iter(data) is data  # a generator, for example, which cannot begin again
-    items = separated(data)
-    first = next(items, None)
+    begun = separated(data)
+    first = next(begun, None)
     print_ = "" if first is None else digest_of(first).hex()
-    for _ in range(0 if once or first is None else DRAWS):
-        _check_begins(next(separated(data), None), print_)
-    kept = [items] if once else []
+    rest = [begun] if once else []
 
-    def rows() -> Iterator[Item]:
-        if once and not kept:
+    def items() -> Iterator[Item]:
+        if once and not rest:
             raise ValueError(
                 "the iterator was read to its end or given before, and cannot begin again. Give "
                 "something that can, such as a DataLoader or a list of batches."
             )
-        every = chain([] if first is None else [first], kept[0]) if kept else separated(data)
-        for number, item in enumerate(islice(every, limit)):
-            if not number:
-                _check_begins(item, print_)
-            if once and number == 1:
-                kept.clear()
+        every = separated(data)
+        if once:
+            every = chain([] if first is None else [first], rest[0])
+        for number, item in enumerate(every):
+            if number == 0 and digest_of(item).hex() != print_:
+                raise ValueError(
+                    "the stream begins with another sample when it is read again: it shuffles, or "
+                    "has a random transform. Give data with a fixed order and no random steps."
+                )
+            if number == 1:
+                rest.clear()
             yield item
 
+    for _ in range(0 if once or first is None else DRAWS):
+        next(items())
     many = "all samples" if limit is None else f"the first {limit}"
-    return rows, f"stream of {type(data).__name__}:begins sha256 {print_[:16]}:{many}"
-
-
-def _check_begins(item: Item | None, wanted: str) -> None:
-    """Raises ValueError if the first sample of a stream has not the digest `wanted`."""
-    if item is None or digest_of(item).hex() != wanted:
-        raise ValueError(
-            "the stream begins with another sample when it is read again: it shuffles, or has a "
-            "random transform. Give data with a fixed order and no random steps."
-        )
+    return items, f"stream of {type(data).__name__}:begins sha256 {print_[:16]}:{many}"
 
 
 def _separated(data: Any, tokens: bool = False) -> Iterator[Item]:
@@ -337,26 +312,27 @@ def is_loader(data: object) -> TypeGuard[DataLoader]:
     return value.ndim != 4 and not tokens
 
 
-def drops_last(loader: DataLoader) -> bool:
+def _drops_last(loader: DataLoader) -> bool:
     """Tells whether a loader leaves out a last batch that is short."""
     return loader.drop_last or getattr(loader.batch_sampler, "drop_last", False)
 
 
 @dataclass(frozen=True)
-class Collated:
+class CollatedItems:
     """The samples of a DataLoader's dataset, each as the loader's collate_fn gives it alone."""
 
-    dataset: Any
-    collate: Callable[[list[Any]], object]
+    loader: DataLoader
+    dataset: loading.Dataset
     classes: tuple[str, ...] | None
     tokens: bool
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        dataset: Any = self.dataset
+        return len(dataset)
 
     def __getitem__(self, number: int) -> Item:
         """Returns a sample; raises ValueError unless the batch of one sample is one sample."""
-        batch = item_of(self.collate([self.dataset[number]]), f"sample {number} alone")
+        batch = item_of(self.loader.collate_fn([self.dataset[number]]), f"sample {number} alone")
         items = list(separated_batch(batch, self.tokens, number))
         if len(items) != 1:
             raise ValueError(
@@ -375,19 +351,17 @@ def samples_of_loader(loader: DataLoader, tokens: bool = False) -> Any:
     """
     dataset: Any = loader.dataset
     sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    chosen = sampler.indices if isinstance(sampler, SubsetRandomSampler) else sampler
-    if isinstance(sampler, (SubsetRandomSampler, list, tuple, range)):
-        numbers = sorted({int(number) for number in chosen})
-        select: Any = getattr(dataset, "select", None)  # of a datasets.Dataset
-        dataset = select(numbers) if isinstance(dataset, Table) else Subset(dataset, numbers)
+    if isinstance(sampler, (loading.SubsetRandomSampler, list, tuple, range)):
+        numbers = sorted({int(number) for number in getattr(sampler, "indices", sampler)})
+        dataset = dataset.select(numbers) if is_table(dataset) else loading.Subset(dataset, numbers)
     kinds = [type(one) for one in (sampler, loader.batch_sampler) if one is not None]
-    if not {SequentialSampler, BatchSampler}.issuperset(kinds) or drops_last(loader):
+    if not {SequentialSampler, loading.BatchSampler}.issuperset(kinds) or _drops_last(loader):
         warnings.warn(
             f"the DataLoader's order ({', '.join(kind.__name__ for kind in kinds)}) is left aside: "
             f"{len(dataset):,} samples of its dataset are read, each once, in ascending order. To "
             "measure some of them, give torch.utils.data.Subset(dataset, numbers).",
             stacklevel=2,
         )
-    if loader.collate_fn in (default_collate, default_convert):
+    if loader.collate_fn in (loading.default_collate, loading.default_convert):
         return dataset
-    return Collated(dataset, loader.collate_fn, names_of(loader.dataset), tokens)
+    return CollatedItems(loader, dataset, names_of(loader.dataset), tokens)

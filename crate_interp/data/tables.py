@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -38,19 +38,12 @@ EMBEDDED = {  # name -> file in assets/
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
-@runtime_checkable
-class Table(Protocol):
-    """A datasets.Dataset, recognised without importing datasets, which takes a second."""
+Table = Any  # a datasets.Dataset, whose import takes a second
 
-    @property
-    def features(self) -> Mapping[str, Any] | None:
-        """The type of each column by its name, or None if the types are unknown."""
-        ...
 
-    @property
-    def column_names(self) -> list[str] | None:
-        """The names of the columns, or None if they are unknown."""
-        ...
+def is_table(data: object) -> bool:
+    """Tells whether data is a datasets.Dataset, also one that another object wraps."""
+    return hasattr(data, "features") and hasattr(data, "column_names")
 
 
 def embedded(name: str) -> "datasets.Dataset":
@@ -122,25 +115,22 @@ def table_samples(table: Table, how: ImageReading, fingerprint: str | None = Non
     Raises ValueError if there is no image column, or if the table has a transform. Reading a sample
     raises ValueError if its row names a file instead of holding the bytes of the file.
     """
-    dataset: Any = table
-    columns = columns_of(dataset, masks=how.masks is not None)
-    if dataset.format["type"] == "custom":
+    columns = columns_of(table, masks=how.masks is not None)
+    if table.format["type"] == "custom":
         raise ValueError(
             "the dataset has a transform, for which datasets would decode any file that a row "
             "names: give data.with_format(None), or a dataset of the pictures that the "
             "transform makes."
         )
-    rows, labels = columns.undecoded(dataset), None
+    rows, labels = columns.undecoded(table), ()
     if columns.label:
         cells = rows.select_columns([columns.label])[columns.label]
         labels = [columns.label_of(cell) for cell in cells]
-        if columns.names is not None and all(label is None for label in labels):
-            labels = None
     pictures = rows.select_columns([name for name in (columns.image, columns.mask) if name])
     return item_samples(
         partial(_table_items, pictures, columns),
-        range(len(dataset)),
-        fingerprint or f"datasets:{dataset._fingerprint}",
+        range(len(table)),
+        fingerprint or f"datasets:{table._fingerprint}",
         how,
         masked=columns.mask is not None,
         labels=labels,
@@ -164,7 +154,7 @@ class Columns:
     modes: dict[str, str | None]
     names: tuple[str, ...] | None
 
-    def label_of(self, cell: Any) -> Any:
+    def label_of(self, cell: object) -> Any:
         """Returns a label. -1 of a ClassLabel means that a row has none, as datasets says."""
         return None if self.names is not None and cell == -1 else cell
 
@@ -172,21 +162,17 @@ class Columns:
         """Returns the table with only these columns, and with pictures that are not decoded."""
         import datasets
 
-        dataset: Any = table
         wanted = [name for name in (self.image, self.mask, self.label) if name is not None]
-        rows = dataset.with_format(None).select_columns(wanted)
+        rows = table.with_format(None).select_columns(wanted)
         for name in self.modes:
             rows = rows.cast_column(name, datasets.Image(decode=False))
         return rows
 
     def item(self, row: Mapping[str, Any], number: int) -> Item:
         """Returns a row as an item, whose picture and mask are decoded when they are read."""
-        image, mask = (
-            None if name is None else self._later(row[name], name, number)
-            for name in (self.image, self.mask)
-        )
-        label = self.label_of(row[self.label]) if self.label in row else None
-        return Item(image, label, mask)
+        mask = self._later(row[self.mask], self.mask, number) if self.mask else None
+        label = self.label_of(row.get(self.label)) if self.label else None
+        return Item(self._later(row[self.image], self.image, number), label, mask)
 
     def _later(self, cell: Any, name: str, number: int) -> Later:
         what = f"the {plain(name)} of sample {number}"

@@ -18,7 +18,7 @@ from crate_interp.core.pictures import quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.items import is_array, known_labels
 from crate_interp.data.samples import Samples
-from crate_interp.data.sequences import is_sequence, labelled, parts_of_pair, read_item
+from crate_interp.data.sequences import Sized, labelled, parts_of_pair, read_item
 from crate_interp.data.tables import Table, text_column
 
 WindowRows = Callable[[Iterable[str]], Iterator[list[int]]]
@@ -62,9 +62,9 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
             raise ValueError(f"entry {place} of the data is of type {kind}: give only strings.")
         try:
             text.encode()
-        except UnicodeEncodeError as error:
+        except UnicodeEncodeError:
             raise ValueError(
-                f"text {place} holds half of a surrogate pair, at character {error.start}: give "
+                f"text {place} holds half of a surrogate pair: give "
                 "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace') instead."
             ) from None
         yield text
@@ -72,23 +72,47 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
 
 def token_samples(tokens: Tensor | np.ndarray, how: TextReading | None = None) -> Samples:
     """Returns token ids `[n, pos]` as samples; raises ValueError for anything else."""
-    tokens = torch.as_tensor(tokens)
-    if tokens.ndim != 2 or not _holds_ids(tokens):
-        raise ValueError(
-            f"data is {tokens.dtype} of shape {list(tokens.shape)}, but this model reads text: "
-            "give token ids, whole numbers [n, pos], or a list of texts."
-        )
+    tokens = _ids(tokens, "data", 2, "give token ids, whole numbers [n, pos], or a list of texts")
     if 0 in tokens.shape:
         raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
-    tokens = tokens.long()
     digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
     digest.update(tokens.cpu().contiguous().numpy().data)
     fingerprint = f"tokens:sha256:{digest.hexdigest()}"
-    return Samples(len(tokens), None, fingerprint, partial(_read_rows, tokens))
+    return Samples(len(tokens), None, fingerprint, partial(read_rows, tokens))
 
 
-def _read_rows(rows: Tensor | list[Tensor], start: int, stop: int) -> Tensor:
-    chosen = rows[start:stop]
+def tokens_of(value: object, where: str) -> Tensor:
+    """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
+    return _ids(value, where, 1, "give token ids, whole numbers [pos], or a text")
+
+
+def _ids(value: object, where: str, axes: int, advice: str) -> Tensor:
+    """Returns whole numbers with so many axes; raises ValueError for anything else."""
+    try:
+        tokens = torch.as_tensor(value)
+        what = f"{tokens.dtype} of shape {list(tokens.shape)}"
+    except (TypeError, ValueError, RuntimeError):
+        tokens, what = torch.zeros(()), f"of type {type(value).__name__}"
+    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    if tokens.ndim != axes or odd:
+        raise ValueError(f"{where} is {what}, but this model reads text: {advice}.")
+    return tokens.long()
+
+
+def _stacked(rows: list[Tensor]) -> Tensor:
+    """Returns rows of token ids as one tensor; raises ValueError for several lengths."""
+    lengths = sorted(set(map(len, rows)))
+    if len(lengths) > 1:
+        raise ValueError(
+            f"the rows of token ids have {lengths[0]} to {lengths[-1]} tokens: give rows of one "
+            "length, since there is no padding, or the texts, which are cut into windows."
+        )
+    return torch.stack(rows)
+
+
+def read_rows(rows: Tensor | list[Tensor], start: int, stop: int, first: int = 0) -> Tensor:
+    """Returns rows of one length from `start` to `stop` - 1; the first row is number `first`."""
+    chosen = rows[start - first : stop - first]
     if isinstance(chosen, Tensor):
         return chosen
     if len(set(map(len, chosen))) > 1:
@@ -104,26 +128,18 @@ def pair_of_text(data: object, how: TextReading) -> Samples:
     return text_sequence(whole.value, how, whole.label)
 
 
-def text_sequence(data: Any, how: TextReading, labels: list[Any] | None = None) -> Samples:
+def text_sequence(data: Sized, how: TextReading, labels: list[Any] | None = None) -> Samples:
     """Returns a list or Dataset of texts, or of token ids of one length, as samples.
 
     Texts that fill no window when they are joined are taken text by text, if `how` can encode them.
     Raises ValueError for items that are neither, and for tokens of several lengths.
     """
-    if not is_sequence(data):
-        raise ValueError(f"cannot take text from {type(data).__name__}: give a list of texts.")
     if len(data) and not isinstance(read_item(data, 0).value, str):
         count = len(data) if how.limit is None else min(how.limit, len(data))
         items = [read_item(data, number) for number in range(count)]
         rows = [tokens_of(item.value, f"data[{number}]") for number, item in enumerate(items)]
-        lengths = sorted(set(map(len, rows)))
-        if len(lengths) > 1:
-            raise ValueError(
-                f"the items have {', '.join(map(str, lengths[:4]))} tokens. Give tokens of one "
-                "length, or the texts, which are cut into windows."
-            )
-        own_labels = known_labels([item.label for item in items])
-        return labelled(token_samples(torch.stack(rows)), own_labels or labels)
+        own_labels = known_labels(item.label for item in items)
+        return labelled(token_samples(_stacked(rows)), own_labels or labels)
     every = (read_item(data, number).value for number in range(len(data)))
     texts = list(checked_texts(every))  # before work starts
     if not texts:
@@ -158,7 +174,7 @@ def _whole_texts(rows: list[Tensor]) -> Samples:
         return token_samples(torch.stack(rows))
     whole = token_samples(torch.cat(rows)[None])
     digest = hashlib.sha256(f"{whole.fingerprint} {lengths}".encode()).hexdigest()
-    read = partial(_read_rows, rows)
+    read = partial(read_rows, rows)
     return Samples(len(rows), None, f"texts:sha256:{digest}", read, lengths=lengths)
 
 
@@ -167,22 +183,15 @@ def table_of_text(table: Table, how: TextReading) -> Samples:
 
     Raises ValueError for a table without a length, and for ids in rows of several lengths.
     """
-    dataset: Any = table
     if not hasattr(table, "__len__"):
         raise ValueError(
             "the dataset is a stream, whose windows of tokens are made while it is read: give it "
             "to ci.sweep or ci.atoms, or give a map-style datasets.Dataset here."
         )
     if _IDS not in (table.column_names or ()):
-        return _window_samples(how, checked_texts(dataset[text_column(table)]))
-    rows = [list(row) for row in dataset[_IDS]]
-    lengths = sorted(set(map(len, rows)))
-    if len(lengths) > 1:
-        raise ValueError(
-            f"the column {_IDS} has rows of {lengths[0]} to {lengths[-1]} tokens: give rows of one "
-            "length, since there is no padding."
-        )
-    return token_samples(torch.tensor(rows))
+        return _window_samples(how, checked_texts(table[text_column(table)]))
+    rows = [tokens_of(list(row), f"row {number}") for number, row in enumerate(table[_IDS])]
+    return token_samples(_stacked(rows))
 
 
 def file_of_text(path: str | Path, how: TextReading) -> Samples:
@@ -191,26 +200,3 @@ def file_of_text(path: str | Path, how: TextReading) -> Samples:
         return text_sequence([Path(path).read_text(encoding="utf-8")], how)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{quoted(path)} is not a text file in UTF-8: {plain(error)}.") from None
-
-
-def tokens_of(value: object, where: str) -> Tensor:
-    """Returns the token ids of one sample; raises ValueError unless they are whole numbers."""
-    try:
-        tokens = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{where} is of type {type(value).__name__}, but this model reads text. Give token ids "
-            "or a text."
-        ) from error
-    if tokens.ndim != 1 or not _holds_ids(tokens):
-        raise ValueError(
-            f"{where} is {tokens.dtype} of shape {list(tokens.shape)}. Give token ids, whole "
-            "numbers [pos]."
-        )
-    return tokens.long()
-
-
-def _holds_ids(tokens: Tensor) -> bool:
-    """Tells whether a tensor has the dtype of token ids: whole numbers, not bools."""
-    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
-    return not odd
