@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import crate_interp as ci
-from command import fails, run
 from conftest import make
 from crate_interp.audits.claim_summary import change
 from crate_interp.audits.claims import CLAIMS, NUMBERS
@@ -139,17 +138,6 @@ def test_the_report_links_to_it(images, tmp_path):
         'href="audit/audit.html"' in path.read_text()
         and (tmp_path / "audit" / "audit.html").exists()
     )
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path):
-    command = ("audit", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", tmp_path)
-    done = run(*command, "--limit", 8, "--untrained", 1)
-    assert done.returncode == 0, done.stderr
-    for claim in CLAIMS.values():
-        assert claim.short in done.stdout
-    assert str(tmp_path / "audit.html") in done.stdout
-    fails("--eps -1.0: give a finite number above 0", *command, "--eps", -1)
 
 
 # ---- figures of several results

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import crate_interp as ci
-from command import fails, run
 from conftest import leftover_hooks, make, make_lm
 from crate_interp.circuits import code_swaps
 from crate_interp.circuits.code_swaps import rotation, swaps, with_donors
@@ -267,17 +266,6 @@ def test_one_answer_is_refused_before_the_first_swap(model, monkeypatch):
     monkeypatch.setattr(code_swaps, "_of_pairs", lambda *_: pytest.fail("swapped"))
     with pytest.raises(ValueError, match="gives all 2 samples the same answer"):
         ci.circuits.concentration(model, IMAGES[:1].repeat(2, 1, 1, 1), **FEW)
-
-
-@pytest.mark.slow
-def test_the_command_prints_and_draws(tmp_path):
-    command = ("concentration", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 3)
-    command += ("--untrained", 0, "--rotations", 2, "--out", tmp_path, "--quiet")
-    done = run(*command, "--k", 4, "--k", 2)
-    assert done.returncode == 0 and "swapping 2 of 6,400" in done.stdout, done.stderr
-    assert f"The page: {tmp_path / 'concentration.html'}" in " ".join(done.stdout.split())
-    assert ci.circuits.Concentration.load(tmp_path).meta["settings"]["k"] == [2, 4]
-    fails("--k 0", *command, "--k", 0)
 
 
 def test_the_page_shows_the_finding_and_every_number(result, tmp_path):

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import crate_interp as ci
-from command import fails, run
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
 from crate_interp.viz.explorer.explorer_page import shown_points
 from crate_interp.viz.explorer.packing import LIMIT, pack_attention, pack_tops, planes
@@ -344,21 +343,3 @@ def test_the_size_of_a_page(name, most, parts):
     assert "left out: call model.eval() first" in page.html() or not text
     assert 2_000_000 < len(page.html()) < most
     assert parts_of(page) == [parts] * 12
-
-
-def test_the_command(tmp_path):
-    circuit = ci.circuits.Circuit([ci.circuits.Edge("L1H2", "logits", 1.0)])
-    path, out = circuit.save(tmp_path / "c.json"), tmp_path / "out"
-    command = ("explore", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", out)
-    done = run(*command, "--sample", 3, "--circuit", path)
-    assert done.returncode == 0, done.stderr
-    html = (out / "explore.html").read_text()
-    assert "sample 3 of embedded:fashion" in done.stdout and '"name": "L1H2"' in html
-    assert [one.name for one in out.iterdir()] == ["explore.html"]
-    fails("--sample -1: the data has samples 0 to", *command, "--sample", -1)
-    done = run(*command, "--size", 56)
-    html = (out / "explore.html").read_text()
-    assert done.returncode == 0 and '"grid": [14, 14]' in html
-    fails("multiple of", *command, "--size", 29)
-    fails("more than a page can show", *command, "--size", 480)
-    fails("holds no circuit", *command, "--circuit", out / "explore.html")

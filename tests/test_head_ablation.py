@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from command import fails, run
 from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm
 from crate_hooks import edit
 from crate_interp.circuits import head_ablation
@@ -288,39 +286,6 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
 def _mae():
     sizes = dict(n_layers=1, n_heads=2, d_model=8, image_size=(6, 20), patch_size=(2, 5))
     return ci.CrateConfig(family="crate-mae", **sizes)
-
-
-@pytest.mark.slow
-def test_the_command_writes_a_heat_map(tmp_path):
-    command = ("ablate", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
-    done = run(*command, "--how", "zero", "--out", tmp_path)
-    assert done.returncode == 0 and "by chance" in done.stdout, done.stderr
-    assert (tmp_path / "heads.png").stat().st_size > 10_000
-    page = (tmp_path / "ablation.html").read_text()
-    links = set(re.findall(r'href="explore.html#layer=(\d)&amp;head=(\d)"', page))
-    assert links == {(str(layer), str(head)) for layer in range(6) for head in range(4)}
-    assert "parse" in (tmp_path / "explore.html").read_text()
-    assert ci.HeadAblation.load(tmp_path).meta["settings"] == {"how": "zero", "metric": "loss"}
-    fails("--how 'mode' is none of mean, zero", *command, "--how", "mode", "--out", tmp_path)
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_heads_that_it_names_and_those_asked_for(tmp_path):
-    """Of sixteen images no head is shown: the ten with the largest effects, and those asked for."""
-    command = ("ablate", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 16)
-    done = run(*command, "--out", tmp_path, "--quiet", "--head", "L0H0", "--head", "l4h1")
-    table = done.stdout.split("\n\n")[1].splitlines()
-    printed = [line.split()[0] for line in table[1:-2]]
-    assert "L0H0" in printed and printed.count("L4H1") == 1 and len(printed) == 11
-    assert table[-2].startswith("11 of 24 heads; ") and table[-1].startswith("--verbose")
-    fails(
-        "--head L6H0: the heads of this model are L0H0 to L5H3",
-        *command,
-        "--out",
-        tmp_path,
-        "--head",
-        "L6H0",
-    )
 
 
 @pytest.mark.slow
