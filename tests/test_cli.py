@@ -59,7 +59,6 @@ SLOW = {
 # command line -> the one line on stderr
 WRONG = {
     "report": "SOURCE, --data are missing. Example: crate-interp report crate-tiny",
-    "convert crate-tiny-fashion": "--out is missing",
     "convert --quiet --out x": "SOURCE is missing. Example: crate-interp convert",
     f"convert w.pth --out swept {SIZED}": "exists already: give the name of a new folder",
     f"convert w.pth --out w.pth {SIZED}": "exists already",

@@ -37,7 +37,6 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
     verb = {item: verb[item] for item in verb if item not in (*command.without, *_OURS)}
     chunked = "chunk_size" in verb
     shared = {item: _SHARED[item] for item in (*command.fields, *CHUNKED * chunked, *SESSION)}
-    shared |= {item: shared[item]._replace(text=text) for item, text in command.texts.items()}
     alone = "data" in shared and not chunked  # one process writes the folder
 
     def run(**values: Any) -> None:

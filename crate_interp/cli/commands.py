@@ -1,8 +1,9 @@
 """The commands: what each calls, prints and draws."""
 
 import json as json_text
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +30,6 @@ class Command:
     fields: Sequence[str] = MEASURING  # of Request
     required: Sequence[str] = ("source", "data")
     without: Sequence[str] = ()  # options of the function that the command lacks
-    texts: Mapping[str, str] = field(default_factory=dict)  # helps that differ
 
 
 COMMANDS: dict[str, Command] = {}
@@ -88,7 +88,6 @@ def audit(request: Request) -> None:
     example="crate-tiny-fashion crate-tiny-fashion@step-640 --data embedded:fashion",
     fields=[name for name in MEASURING if name not in ("source", "revision")],
     required=("a", "b"),
-    texts={"data": "Data, as for `report`. Give none for saved sweeps: they hold their numbers."},
 )
 def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]) -> None:
     """Compare two networks, or two groups of them.
@@ -107,15 +106,12 @@ def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]
     "segment",
     example="crate-tiny-pictures --data embedded:pictures",
     without=("scaled", "cls_key"),
-    texts={
-        "data": 'Images with masks: "embedded:pictures", "cutouts:DIR", "voc:DIR", "coco:FILE".'
-    },
 )
 def segment(
     request: Request,
     unscaled: Annotated[bool, "As in the paper: no 1/sqrt(d_head), no CLS key."] = False,
 ) -> None:
-    """Score the attention map of every head against masks.
+    """Score the attention map of every head against the masks of the data.
 
     Chance levels and untrained networks are scored too.
     """
@@ -176,15 +172,11 @@ def ablate(
     if not kept.all():
         text += f"\n{kept.sum()} of {len(kept)} heads; --head NAME adds one, --format csv all."
 
-    def write(result: ci.HeadAblation, out: Path) -> Path:
-        try:
-            cache, inputs, name = one_sample(request.model, request.data, 0)
-        except ValueError:  # such as a text of more tokens than the explorer shows
-            return ci.viz.ablation_page(result, out)
-        page = ci.viz.ablation_page(result, out, explorer="explore.html")
-        ci.viz.explore(cache, inputs, name=name).save(out / "explore.html")
-        return page
-
+    write = ci.viz.ablation_page
+    with suppress(ValueError):  # a text of more tokens than the explorer shows
+        cache, inputs, name = one_sample(request.model, request.data, 0)
+        ci.viz.explore(cache, inputs, name=name).save(request.out / "explore.html")
+        write = partial(write, explorer="explore.html")
     request.show(result, write, text, result.legend())
 
 
@@ -245,16 +237,12 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
     say(f"{result.headline()}\nThe page: {request.out / 'graph.html'}")
 
 
-@command(
-    example="crate-alpha-b16",
-    fields=(*LOADING, "out"),
-    required=("source", "out"),
-    texts={"out": "A new folder: model.safetensors, config.json and a model card."},
-)
+@command(example="crate-alpha-b16", fields=(*LOADING, "out"), required=("source",))
 def convert(request: Request) -> None:
-    """Write a checkpoint as a folder that ci.load reads.
+    """Write a checkpoint as a new folder that ci.load reads.
 
-    Loading the folder needs no further options.
+    The folder gets model.safetensors, config.json and a model card. Loading it needs no further
+    options.
     """
     source, arguments = request.checkpoint(request.source)
     model = ci.convert(source, request.out, **arguments)
@@ -314,7 +302,7 @@ def in_text(table: Any) -> str:
     return table.to_string(index=False, float_format="{:.4g}".format)
 
 
-def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> tuple[Any, Any, str]:
+def one_sample(model: Any, data: Any, sample: int, size: int | None = None) -> tuple[Any, Any, str]:
     """Returns a cache of what the explorer shows of one sample, the sample itself, and its name.
 
     size: the side of a larger image, or None for the model's own size.

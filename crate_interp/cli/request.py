@@ -27,7 +27,8 @@ _MODEL = "A name of `crate-interp models`, NAME@step-N, a weight file or a saved
 _OUT = "The folder to write into. Default: runs/COMMAND-MODEL."
 _DATA = (
     '"embedded:fashion", "embedded:pictures", "embedded:held-out-text", "embedded:repeats", a '
-    'folder, "imagefolder:DIR" or "hf:owner/name:split".'
+    'folder, "imagefolder:DIR" or "hf:owner/name:split"; with masks "cutouts:DIR", "voc:DIR" or '
+    '"coco:FILE". Saved sweeps, to be compared, need none.'
 )
 _JSON = {"true": True, "false": False, "null": None}
 
