@@ -45,7 +45,7 @@ DONE = {
     "explore {m} {e} --size 56": ["sample 0 of embedded:fashion"],
 }  # fmt: skip
 SLOW = {
-    "audit {m} {d} --untrained 1": ["R^c of heads", "out/audit.html", "? undecided"],
+    "audit {m} {d} --untrained 1": ["objective falls", "out/audit.html", "? undecided"],
     "concentration {m} {d} --untrained 0 --rotations 2 --k 4 --k 2": [
         "swapping 2 of 6,400", "out/concentration.html", "native",
     ],
@@ -53,7 +53,7 @@ SLOW = {
     "compare {m} {m}@step-10 {d} --untrained 1 --probes sparsity": [
         "crate-tiny-fashion@step-10", "sparsity.zero_fraction", "hold", "out/compare.html",
     ],
-    "compare swept swept --out other": ["swept against swept"],
+    "compare swept swept --out other": ["swept (a) against swept (b)"],
     "compare swept,swept swept,swept --out other": ["swept and 1 more", "2 networks"],
 }  # fmt: skip
 # command line -> the one line on stderr
