@@ -8,7 +8,6 @@ import scipy.stats
 
 import crate_interp as ci
 from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
-from command import fails, run
 from comparing import made, numbers
 from conftest import refuses
 from crate_interp.comparisons.result import sign, signed, span
@@ -132,23 +131,3 @@ def test_the_text_has_a_sign_for_each_layer(single):
 
 
 @pytest.mark.slow
-def test_the_command_compares_models_steps_and_saved_sweeps(tmp_path):
-    out = tmp_path / "out"
-    options = ("--limit", 6, "--untrained", 1, "--probes", "sparsity", "--out", out)
-    names = ("crate-tiny-fashion", "crate-tiny-fashion@step-10")
-    done = run("compare", *names, "--data", "embedded:fashion", *options)
-    assert done.returncode == 0, done.stderr
-    for words in ("crate-tiny-fashion@step-10", "sparsity.zero_fraction", "hold", "compare.html"):
-        assert words in done.stdout
-    assert (out / "compare.html").exists() and ci.Comparison.load(out).meta["n_samples"] == 6
-    saved = [out / "sweeps" / name for name in ("a-0", "b-0")]
-    both = ",".join(map(str, saved))
-    done = run("compare", saved[0], saved[1], "--out", tmp_path / "two")
-    assert done.returncode == 0 and "a-0 against b-0" in done.stdout, done.stderr
-    # a step along a training is no seed of it, but a list for all that
-    done = run("compare", both, both, "--out", tmp_path / "three")
-    assert "a-0 and 1 more" in done.stdout and "2 networks" in done.stdout, done.stderr
-    fails("data is for models", "compare", *saved, "--data", "embedded:fashion", "--out", out)
-    fails("names no network", "compare", " , ", "x", "--out", tmp_path / "four")
-    fails("models are compared on data", "compare", *names, "--out", tmp_path / "five")
-    fails("which would be lost", "compare", *names, "--out", saved[0])

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import crate_interp as ci
-from command import fails
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
 from crate_interp.viz.explorer.explorer_page import shown_points
 from crate_interp.viz.explorer.packing import LIMIT, pack_attention, pack_tops, planes
@@ -335,12 +334,3 @@ def test_the_size_of_a_page(name, most, parts):
     assert "left out: call model.eval() first" in page.html() or not text
     assert 2_000_000 < len(page.html()) < most
     assert parts_of(page) == [parts] * 12
-
-
-def test_the_command_refuses_what_it_cannot_show(tmp_path):
-    """What it writes is in the golden table."""
-    command = ("explore", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", tmp_path)
-    fails("--sample -1: the data has samples 0 to", *command, "--sample", -1)
-    fails("multiple of", *command, "--size", 29)
-    fails("more than a page can show", *command, "--size", 480)
-    fails("holds no circuit", *command, "--circuit", __file__)

@@ -6,7 +6,6 @@ EXIT_CODES explains the exit codes.
 import errno
 import os
 import sys
-import time
 import warnings
 from contextlib import suppress
 from typing import Any
@@ -26,20 +25,21 @@ _LONGEST = 1500  # characters of an error
 def main() -> None:
     """Runs the command line. An error is one line on stderr; --debug shows the traceback."""
     quiet = os.environ.get(QUIET)
+    requests.clear()
     progress.say_as[:] = [spoken]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal may lack letters of a label
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: _complain(f"warning: {message}")
-        code = _run(time.time_ns())
+        code = _run()
     progress.say_as.clear()
     if quiet is None:
         os.environ.pop(QUIET, None)
     raise SystemExit(code)
 
 
-def _run(started: int) -> int:
+def _run() -> int:
     """Runs a command and returns its exit code; prints an error as one line on stderr."""
     try:
         app()
@@ -52,7 +52,7 @@ def _run(started: int) -> int:
         if "--debug" in sys.argv:
             raise
         if isinstance(error, OSError) and error.errno in _FULL:
-            _complain(f"{error}: make room, or give another folder; {_finished(started)}")
+            _complain(f"{error}: make room, or give another folder; {_finished()}")
             return FAILED
         if isinstance(error, (ValueError, OSError, KeyError)):
             words = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -62,7 +62,7 @@ def _run(started: int) -> int:
         _complain(f"unexpected {text} (--debug shows the traceback)")
         return UNEXPECTED
     if code == INTERRUPTED:  # typer turns an interrupt into an exit
-        _complain(f"interrupted; {_finished(started)}")
+        _complain(f"interrupted; {_finished()}")
     return code
 
 
@@ -72,11 +72,6 @@ def _complain(words: Any) -> None:
         sys.stderr.flush()
 
 
-def _finished(started: int) -> str:
-    """Says whether the command has saved a result or a chunk."""
-    out = requests[-1].out if requests else None
-    with suppress(OSError, ValueError):
-        files = [] if out is None else [*out.glob("chunks/*.parquet"), *out.glob("meta.json")]
-        if any(path.stat().st_mtime_ns > started for path in files):
-            return f"what was finished is in {out}"
-    return "nothing was finished"
+def _finished() -> str:
+    out = requests[0].out if requests else None
+    return f"what was finished is in {out}" if out and out.exists() else "nothing was finished"

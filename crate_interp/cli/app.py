@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ from typer import Option
 import crate_interp as ci
 from crate_interp.cli import options
 from crate_interp.cli.commands import COMMANDS, Command
-from crate_interp.cli.request import CHUNKED, SESSION, Request, say
+from crate_interp.cli.request import CHUNKED, LOADING, SESSION, Request, say
 from crate_interp.core.folders import locked
 
 QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, also in worker processes
@@ -23,7 +24,7 @@ EXIT_CODES = (
     "Exit codes: 0 done; 2 the command cannot do what was asked, and an error line says why; 3 an "
     "unexpected error (--debug shows its traceback); 130 interrupted."
 )
-requests: list[Request] = []  # of this process
+requests: list[Request] = []  # the last one of this process
 _OURS = ("progress", "resume")  # --quiet and --restart stand for them
 _FIRST = ("source", "data", "out")  # in the help of a command
 _SHARED = options.of_annotations(Request)
@@ -34,14 +35,9 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
     own = options.of_annotations(command.call)
     verb = options.of_function(command.verb) if command.verb else {}
     verb = {item: verb[item] for item in verb if item not in (*command.without, *_OURS)}
-    chunked, usual_out = "chunk_size" in verb, "out" not in command.required
+    chunked = "chunk_size" in verb
     shared = {item: _SHARED[item] for item in (*command.fields, *CHUNKED * chunked, *SESSION)}
-    if command.data:
-        shared["data"] = shared["data"]._replace(text=command.data)
-    if usual_out and "out" in shared:
-        again = " The same command continues where an earlier one ended." * chunked
-        text = f"{shared['out'].text} Default: runs/{name}-MODEL.{again}"
-        shared["out"] = shared["out"]._replace(text=text, default=None)
+    alone = "data" in shared and not chunked  # one process writes the folder
 
     def run(**values: Any) -> None:
         missing = [options.typed(item) for item in command.required if values[item] is None]
@@ -50,24 +46,20 @@ def command_function(name: str, command: Command) -> Callable[..., None]:
             raise ValueError(f"{', '.join(missing)} {verb_of} missing. {example(name)}")
         if values["quiet"]:
             os.environ[QUIET] = "1"
-        if values.get("out") is None:
-            model = Path(str(values.get("source") or values.get("a"))).name
-            values["out"] = Path("runs", f"{name}-{re.sub('[^A-Za-z0-9@._-]+', '-', model)}")
         arguments = {item: values.pop(item) for item in own}
+        if values.get("out") is None:
+            model = Path(str(values.get("source") or arguments.get("a"))).name
+            values["out"] = Path("runs", f"{name}-{re.sub('[^A-Za-z0-9@._-]+', '-', model)}")
         given = {item: value for item in verb if (value := values.pop(item)) is not None}
-        if chunked:
-            given["resume"] = not values["restart"]
-        request = Request(given, **values)
-        requests.append(request)
+        request = Request(given | {"resume": not values["restart"]} if chunked else given, **values)
+        requests[:] = [request]
         if request.dry_run:
             from crate_interp.questions.forecast import dry_run
 
             with TemporaryDirectory() as scratch, dry_run():
                 command.call(replace(request, out=Path(scratch, "out")), **arguments)
-        elif "data" in shared and not chunked:  # one process writes the folder
-            with locked(request.out):
-                command.call(request, **arguments)
-        else:
+            return
+        with locked(request.out) if alone else nullcontext():
             command.call(request, **arguments)
 
     first = {item: shared.pop(item) for item in _FIRST if item in shared}
@@ -130,11 +122,9 @@ def spoken(text: str) -> str:
 
     def option(found: re.Match[str]) -> str:
         name, value = found[1], found[2].strip("'")
-        if name in ("family", "revision", "weights", "file"):
-            return f"--{name} {value}"
-        if name == "rename":
-            return f"--rename {found[2]}"
-        if value.startswith("("):  # a pair, which --config takes as JSON
+        if name in LOADING:
+            return f"--{name} {found[2] if name == 'rename' else value}"
+        if value.startswith("("):  # a pair, which a shell reads
             return f"--config '{name}=[{value[1:-1]}]'"
         return f"--config {name}={value}"
 

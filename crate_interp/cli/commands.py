@@ -2,6 +2,7 @@
 
 import json as json_text
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,6 @@ class Command:
     fields: Sequence[str] = MEASURING  # of Request
     required: Sequence[str] = ("source", "data")
     without: Sequence[str] = ()  # options of the function that the command lacks
-    data: str = ""  # help of --data, if not any data will do
 
 
 COMMANDS: dict[str, Command] = {}
@@ -79,10 +79,7 @@ def audit(request: Request) -> None:
     result = request.measured(ci.audit)
     from crate_interp.audits.claim_summary import legend
 
-    signs = (
-        "+ kept (as wanted, and better than its nulls), - broken (not as wanted, or worse than\n"
-        "a null), ~ depends on the setting, c missed by an ideal layer too, ? undecided."
-    )
+    signs = "+ kept, - broken, ~ depends on the setting, c missed by an ideal layer, ? undecided."
     request.show(result, ci.viz.audit_page, f"{result.text()}\n{signs}", legend(result))
 
 
@@ -91,7 +88,6 @@ def audit(request: Request) -> None:
     example="crate-tiny-fashion crate-tiny-fashion@step-640 --data embedded:fashion",
     fields=[name for name in MEASURING if name not in ("source", "revision")],
     required=("a", "b"),
-    data="Data, as for `report`. Give none for saved sweeps: they hold their numbers.",
 )
 def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]) -> None:
     """Compare two networks, or two groups of them.
@@ -99,13 +95,10 @@ def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]
     Compares them layer by layer, next to their untrained twins.
     """
     (one, name), (two, other) = request.networks(a), request.networks(b)
-    more = {"names": (name, other), "out": request.out, **request.options}
-    result = ci.compare(one, two, request.data, **more)
+    options = {"names": (name, other), "out": request.out, **request.options}
+    result = ci.compare(one, two, request.data, **options)
     sides = ", ".join(f"{side}: {result.meta[side]['name']}" for side in "ab")
-    signs = (
-        "+: a is higher, -: a is lower, o: no more than untrained networks differ, ?: undecided, "
-        "a dot: cannot be tested."
-    )
+    signs = "+ a is higher, - a is lower, o as untrained networks differ, ? undecided, . no test."
     request.show(result, ci.viz.compare_page, f"{sides}. {signs}\n{result.text()}")
 
 
@@ -113,14 +106,12 @@ def compare(request: Request, a: Annotated[str, _SIDE], b: Annotated[str, _SIDE]
     "segment",
     example="crate-tiny-pictures --data embedded:pictures",
     without=("scaled", "cls_key"),
-    data='Images with masks: "embedded:pictures", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
-    '"hf:owner/name:split".',
 )
 def segment(
     request: Request,
     unscaled: Annotated[bool, "As in the paper: no 1/sqrt(d_head), no CLS key."] = False,
 ) -> None:
-    """Score the attention map of every head against masks.
+    """Score the attention map of every head against the masks of the data.
 
     Chance levels and untrained networks are scored too.
     """
@@ -153,9 +144,9 @@ def atlas(request: Request) -> None:
     """
     result = request.measured(ci.atlas)
     columns = ["layer", "atom", "ablation", "ablation_low", "ablation_high", "firing_rate"]
-    table = result.table().dropna(subset="ablation")
+    table = result.table().dropna(subset="ablation")[[*columns, "nearest"]]
     table = table.sort_values("ablation", key=abs, ascending=False, kind="stable").head(HEADS)
-    text = in_text(table[[*columns, "energy_share", "nearest"]]) if len(table) else ""
+    text = in_text(table) if len(table) else ""
     request.show(result, ci.viz.atlas_pages, text, result.legend())
 
 
@@ -171,9 +162,8 @@ def ablate(
     """
     cfg, names = request.model.cfg, [name.upper() for name in head or []]
     heads = [f"L{layer}H{head}" for layer in range(cfg.n_layers) for head in range(cfg.n_heads)]
-    for name in names:
-        if name not in heads:
-            raise ValueError(f"--head {name}: the heads of this model are L0H0 to {heads[-1]}.")
+    if not set(names) <= set(heads):
+        raise ValueError(f"--head {names[0]}: the heads of this model are L0H0 to {heads[-1]}.")
     result = request.measured(ci.ablate_heads)
     table = result.heads().assign(name=heads)
     table = table.sort_values("drop", key=abs, ascending=False, kind="stable")
@@ -182,15 +172,11 @@ def ablate(
     if not kept.all():
         text += f"\n{kept.sum()} of {len(kept)} heads; --head NAME adds one, --format csv all."
 
-    def write(result: ci.HeadAblation, out: Path) -> Path:
-        try:
-            cache, inputs, name = one_sample(request.model, request.data, 0)
-        except ValueError:  # such as a text of more tokens than the explorer shows
-            return ci.viz.ablation_page(result, out)
-        page = ci.viz.ablation_page(result, out, explorer="explore.html")
-        ci.viz.explore(cache, inputs, name=name).save(out / "explore.html")
-        return page
-
+    write = ci.viz.ablation_page
+    with suppress(ValueError):  # a text of more tokens than the explorer shows
+        cache, inputs, name = one_sample(request.model, request.data, 0)
+        ci.viz.explore(cache, inputs, name=name).save(request.out / "explore.html")
+        write = partial(write, explorer="explore.html")
     request.show(result, write, text, result.legend())
 
 
@@ -251,9 +237,9 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
     say(f"{result.headline()}\nThe page: {request.out / 'graph.html'}")
 
 
-@command(example="crate-alpha-b16", fields=(*LOADING, "out"), required=("source", "out"))
+@command(example="crate-alpha-b16", fields=(*LOADING, "out"), required=("source",))
 def convert(request: Request) -> None:
-    """Write a checkpoint as a folder that ci.load reads.
+    """Write a checkpoint as a new folder that ci.load reads.
 
     The folder gets model.safetensors, config.json and a model card. Loading it needs no further
     options.
@@ -316,7 +302,7 @@ def in_text(table: Any) -> str:
     return table.to_string(index=False, float_format="{:.4g}".format)
 
 
-def one_sample(model: Any, data: str, sample: int, size: int | None = None) -> tuple[Any, Any, str]:
+def one_sample(model: Any, data: Any, sample: int, size: int | None = None) -> tuple[Any, Any, str]:
     """Returns a cache of what the explorer shows of one sample, the sample itself, and its name.
 
     size: the side of a larger image, or None for the model's own size.

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 import crate_interp as ci
+from crate_interp.cli.options import names
 from crate_interp.core import checks
 
 LOADING = ("source", "family", "file", "revision", "config", "rename", "weights")
@@ -23,9 +24,11 @@ SESSION = ("quiet", "debug")
 FORMATS = ("csv", "markdown")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _MODEL = "A name of `crate-interp models`, NAME@step-N, a weight file or a saved folder."
+_OUT = "The folder to write into. Default: runs/COMMAND-MODEL."
 _DATA = (
     '"embedded:fashion", "embedded:pictures", "embedded:held-out-text", "embedded:repeats", a '
-    'folder, "imagefolder:DIR" or "hf:owner/name:split".'
+    'folder, "imagefolder:DIR" or "hf:owner/name:split"; with masks "cutouts:DIR", "voc:DIR" or '
+    '"coco:FILE". Saved sweeps, to be compared, need none.'
 )
 _JSON = {"true": True, "false": False, "null": None}
 
@@ -43,7 +46,7 @@ class Request:
     options: dict[str, Any] = field(default_factory=dict)  # of the function that measures
     source: Annotated[str, _MODEL] = ""
     data: Annotated[str | None, _DATA] = None
-    out: Annotated[Path, "The folder to write into."] = Path()
+    out: Annotated[Path, _OUT] = cast(Path, None)
     family: Annotated[str | None, "Model family. Default: inferred from the keys."] = None
     file: Annotated[str | None, "A file of a repo on the Hub."] = None
     revision: Annotated[str | None, "A commit on the Hub, or step-N of an embedded model."] = None
@@ -68,7 +71,7 @@ class Request:
         if self.dtype is not None:
             checks.one_of("dtype", self.dtype, DTYPES)
         if self.threads is not None:
-            checks.count("--threads", self.threads)
+            checks.count("threads", self.threads)
             for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 os.environ[name] = str(self.threads)
         if self.address is not None:
@@ -105,18 +108,11 @@ class Request:
 
         A part is the folder of a saved sweep, or a model's name, file or folder.
         """
-        words = [text] if Path(text).exists() else [word.strip() for word in text.split(",")]
-        words = [word for word in words if word]
+        words = [text] if Path(text).exists() else names(text)
         if not words:
-            raise ValueError(
-                f"{text!r} names no network. Give a name of `crate-interp models`, a weight file, "
-                "or the folder of a saved model or sweep. Separate several seeds with commas."
-            )
-        swept = [(Path(word) / "meta.json").is_file() for word in words]
-        parts = [
-            ci.SweepResult.load(word) if is_swept else self.load(word)
-            for word, is_swept in zip(words, swept, strict=True)
-        ]
+            raise ValueError(f"{text!r} names no network: give models or saved sweeps.")
+        swept = {word for word in words if Path(word, "meta.json").is_file()}
+        parts = [ci.SweepResult.load(word) if word in swept else self.load(word) for word in words]
         name = Path(words[0]).name if Path(words[0]).exists() else words[0]
         return parts, name + (f" and {len(words) - 1} more" if words[1:] else "")
 
