@@ -130,4 +130,3 @@ def test_the_text_has_a_sign_for_each_layer(single):
     assert lines[1].split()[1] == "".join(np.where(table["holds"], wanted, "?"))
 
 
-@pytest.mark.slow
