@@ -148,7 +148,7 @@ def test_the_command_compares_models_steps_and_saved_sweeps(tmp_path):
     # a step along a training is no seed of it, but a list for all that
     done = run("compare", both, both, "--out", tmp_path / "three")
     assert "a-0 and 1 more" in done.stdout and "2 networks" in done.stdout, done.stderr
-    fails("data, probes and limit are for models", "compare", *saved, "--data", "embedded:fashion", "--out", out)
+    fails("are for models", "compare", *saved, "--data", "embedded:fashion", "--out", out)
     fails("names no network", "compare", " , ", "x", "--out", tmp_path / "four")
     fails("models are compared on data", "compare", *names, "--out", tmp_path / "five")
     fails("which would be lost", "compare", *names, "--out", saved[0])
