@@ -128,5 +128,3 @@ def test_the_text_has_a_sign_for_each_layer(single):
     table = single.table().query("statistic == 'rate_pre'")
     wanted = np.where(table["excess_p"] <= 0.05, "+", "o")
     assert lines[1].split()[1] == "".join(np.where(table["holds"], wanted, "?"))
-
-

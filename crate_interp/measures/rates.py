@@ -24,9 +24,9 @@ __all__ = [
 # changes each entry of A = I + c G by a multiple of |A_ii A_jj|^(1/2), and logdet A by a multiple
 # of the diagonal of B^-1, where B is A scaled to a unit diagonal. The ratio A_ii / (pivot i)^2 is
 # at most entry i of that diagonal, and equal to it for the last i. If the ratio is above this limit
-# for any i, the sample is computed again. tests/benchmarks/bench_guard.py studies the limit: rates
-# that pass are right to 4e-6 on the streams of the embedded models, and to 1.1e-5 on matrices made
-# to be hard. The simpler rule max A_ii / min pivot^2 < 1e3 is as safe, but recomputes more samples.
+# for any i, the sample is computed again. Rates that pass were right to 4e-6 on the streams of the
+# embedded models, and to 1.1e-5 on matrices made to be hard. The simpler rule
+# max A_ii / min pivot^2 < 1e3 is as safe, but recomputes more samples.
 FLOAT32_LIMIT = 1e3
 # A rate that is small compared with the rounding of its pivots is not trusted either. This rounding
 # grows with the number of pivots. Such rates were off by 0.2 % for identical tokens, and by 100 %
