@@ -74,7 +74,9 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
         if chunks.out is not None:
             meta |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
             meta |= {"run": chunks.run}
-        run = Experiment(model, samples, options, meta, chunks, measure)
+        run = Experiment(
+            model, samples, options, meta, chunks, measure, question.result.KIND
+        )  # fmt: skip
         try:
             tables = _answered(question, run)
         except Missing as missing:
@@ -138,6 +140,7 @@ class Experiment:
     meta: dict[str, Any]
     chunks: InMemory
     engine: Engine
+    kind: str
     facts: dict[str, Tables] = field(default_factory=dict)
     dealt: int = 0
     length: int = 1
@@ -149,7 +152,7 @@ class Experiment:
         """
         steps = [wanted] if isinstance(wanted, Pass) else list(wanted)
         if is_dry() and all(step.whole for step in steps) and self.facts:
-            stop_dry("run", steps[0].name)
+            stop_dry(self.kind, steps[0].name)
         totals = {}
         for place, step in enumerate(steps, 1):
             label = f"{step.name} ({place} of {len(steps)})" if len(steps) > 1 else step.name

@@ -192,7 +192,7 @@ class Question:
     """A question about a model; its fields are the settings that a folder compares.
 
     result: the class of its result. streams: whether data may have no length, which only a plan of
-    one pass can read. masks, blocks: as in `Pass`.
+    one pass can read.
     """
 
     result: ClassVar[type[Result]]
