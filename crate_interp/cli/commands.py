@@ -162,8 +162,9 @@ def ablate(
     """
     cfg, names = request.model.cfg, [name.upper() for name in head or []]
     heads = [f"L{layer}H{head}" for layer in range(cfg.n_layers) for head in range(cfg.n_heads)]
-    if not set(names) <= set(heads):
-        raise ValueError(f"--head {names[0]}: the heads of this model are L0H0 to {heads[-1]}.")
+    unknown = [name for name in names if name not in heads]
+    if unknown:
+        raise ValueError(f"--head {unknown[0]}: the heads of this model are L0H0 to {heads[-1]}.")
     result = request.measured(ci.ablate_heads)
     table = result.heads().assign(name=heads)
     table = table.sort_values("drop", key=abs, ascending=False, kind="stable")
