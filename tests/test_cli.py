@@ -88,7 +88,7 @@ WRONG = {
     "audit {m} {d} --eps -1": "--eps -1.0: give a finite number above 0",
     "concentration {m} {d} --k 0": "--k 0",
     "ablate {m} {d} --how mode": "--how 'mode' is none of mean, zero",
-    "ablate {m} {d} --head L6H0": "--head L6H0: the heads of this model are L0H0 to L5H3",
+    "ablate {m} {d} --head L0H0 --head L6H0": "--head L6H0: the heads of this model are L0H0 to",
     "explore {m} {e} --sample -1": "--sample -1: the data has samples 0 to",
     "explore {m} {e} --size 29": "multiple of",
     "explore {m} {e} --size 480": "more than a page can show",

@@ -133,7 +133,7 @@ def atoms(request: Request) -> None:
     places, samples = result.table("top").query("rank < 4"), samples_of(request.model, request.data)
     write = partial(ci.viz.atoms_page, excerpts=excerpts(places, request.model, samples, False))
     table = result.layers()[["layer", "atoms", "dead", "dense", "firing_rate"]]
-    request.show(result, write, in_text(table), result.legend())
+    request.show(result, write, _in_text(table), result.legend())
 
 
 @command("atlas", example="crate-tiny-pictures --data embedded:pictures --limit 16")
@@ -146,7 +146,7 @@ def atlas(request: Request) -> None:
     columns = ["layer", "atom", "ablation", "ablation_low", "ablation_high", "firing_rate"]
     table = result.table().dropna(subset="ablation")[[*columns, "nearest"]]
     table = table.sort_values("ablation", key=abs, ascending=False, kind="stable").head(HEADS)
-    text = in_text(table) if len(table) else ""
+    text = _in_text(table) if len(table) else ""
     request.show(result, ci.viz.atlas_pages, text, result.legend())
 
 
@@ -162,19 +162,20 @@ def ablate(
     """
     cfg, names = request.model.cfg, [name.upper() for name in head or []]
     heads = [f"L{layer}H{head}" for layer in range(cfg.n_layers) for head in range(cfg.n_heads)]
-    if not set(names) <= set(heads):
-        raise ValueError(f"--head {names[0]}: the heads of this model are L0H0 to {heads[-1]}.")
+    unknown = [name for name in names if name not in heads]
+    if unknown:
+        raise ValueError(f"--head {unknown[0]}: the heads of this model are L0H0 to {heads[-1]}.")
     result = request.measured(ci.ablate_heads)
     table = result.heads().assign(name=heads)
     table = table.sort_values("drop", key=abs, ascending=False, kind="stable")
     kept = (table["p"] <= 0.05) | table["name"].isin([*names, *table["name"].head(HEADS)])
-    text = in_text(table[kept][["name", "base", "ablated", "drop", "low", "high", "p"]])
+    text = _in_text(table[kept][["name", "base", "ablated", "drop", "low", "high", "p"]])
     if not kept.all():
         text += f"\n{kept.sum()} of {len(kept)} heads; --head NAME adds one, --format csv all."
 
     write = ci.viz.ablation_page
     with suppress(ValueError):  # a text of more tokens than the explorer shows
-        cache, inputs, name = one_sample(request.model, request.data, 0)
+        cache, inputs, name = _one_sample(request.model, request.data, 0)
         ci.viz.explore(cache, inputs, name=name).save(request.out / "explore.html")
         write = partial(write, explorer="explore.html")
     request.show(result, write, text, result.legend())
@@ -189,7 +190,7 @@ def concentration(request: Request) -> None:
     """
     result = request.measured(ci.circuits.concentration)
     shares = result.table("shares").pivot(index=["layer", "k"], columns="basis", values="carried")
-    table = in_text(shares[["native", "pca", "rotated"]].reset_index())
+    table = _in_text(shares[["native", "pca", "rotated"]].reset_index())
     more = f"{result.text()}\n\n{result.legend()}"
     request.show(result, ci.viz.concentration_page, table, more)
 
@@ -208,7 +209,7 @@ def explore(
     model runs once for each head, atom and patch.
     """
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
-    cache, inputs, name = one_sample(request.model, request.data, sample, size)
+    cache, inputs, name = _one_sample(request.model, request.data, sample, size)
     off = ci.circuits.switched_off(request.model, inputs[0]) if without else None
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name, without=off)
     say(f"{page.title}. The page: {page.save(request.out / 'explore.html')}")
@@ -222,7 +223,7 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
     OUT/graph.json the graph as circuit-tracer's page reads it.
     """
     model = request.model
-    cache, inputs, name = one_sample(model, request.data, sample)
+    cache, inputs, name = _one_sample(model, request.data, sample)
     names = ci.circuits.atom_names(model, request.data, limit=NAMED, progress=False)
     result = ci.graph(model, inputs, names=names, **request.options)
     with result.saved_with_pages(request.out) as stage:
@@ -297,12 +298,14 @@ def models(request: Request, json: Annotated[bool, "Print JSON."] = False) -> No
         say("  ".join(cells).rstrip())
 
 
-def in_text(table: Any) -> str:
+def _in_text(table: Any) -> str:
     """Returns a table as text, with four digits a number."""
     return table.to_string(index=False, float_format="{:.4g}".format)
 
 
-def one_sample(model: Any, data: Any, sample: int, size: int | None = None) -> tuple[Any, Any, str]:
+def _one_sample(
+    model: Any, data: Any, sample: int, size: int | None = None
+) -> tuple[Any, Any, str]:
     """Returns a cache of what the explorer shows of one sample, the sample itself, and its name.
 
     size: the side of a larger image, or None for the model's own size.

@@ -6,7 +6,7 @@ takes seconds, and --help and a misspelt option are answered at once.
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
@@ -69,7 +69,9 @@ def of_function(name: str) -> dict[str, Field]:
     return options
 
 
-def of_annotations(thing: Any, call: Any = None) -> dict[str, Field]:
+def of_annotations(
+    thing: Callable[..., Any], call: Callable[..., Any] | None = None
+) -> dict[str, Field]:
     """Returns the options that a class or function names by Annotated[type, help].
 
     call: what has the defaults, if `thing` has none.
