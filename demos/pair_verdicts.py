@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.stats.contrasts import Spread, contrast
-from crate_interp.stats.significance import LEVEL, holm
+from crate_interp.stats.intervals import LEVEL, holm
 
 Values = Sequence[float] | np.ndarray
 

@@ -7,7 +7,7 @@ import torch
 
 import reference
 from crate_interp.audits import layer as layers
-from crate_interp.audits.weights import Bases
+from crate_interp.audits.layer import Bases
 
 
 def rate(z, u, eps):

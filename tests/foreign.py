@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import crate_interp as ci
-from crate_interp.bridge.network_bridge import build
+from crate_interp.bridge.hooked_to_bridge import build
 
 LAYERS, HEADS, D_HEAD, WIDE, CLASSES, VOCAB, POS = 2, 2, 11, 13, 7, 31, 5
 D = HEADS * D_HEAD

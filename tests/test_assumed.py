@@ -13,7 +13,7 @@ from command import run
 from conftest import make
 from crate_interp.config.families import UNTESTABLE
 from crate_interp.models.weight_cache import model_digest
-from crate_interp.results.assumed_settings import near_chance
+from crate_interp.results.result_files import near_chance
 from published import GIVEN, SIZES, published
 from reference import published_layout
 from result_kinds import result_kinds

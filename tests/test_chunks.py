@@ -15,7 +15,7 @@ from conftest import refuses
 from crate_interp.questions.asking import in_folder
 from crate_interp.questions.chunks import Block, InMemory
 from crate_interp.questions.experiment import Pass, Task
-from crate_interp.questions.shards import device_of_rank, shard_of
+from crate_interp.questions.folder_access import device_of_rank, shard_of
 
 CHUNKS = 4
 SETTINGS = {"batch_size": 5, "chunk_size": 7}

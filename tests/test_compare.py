@@ -12,7 +12,7 @@ from conftest import refuses
 from crate_interp.comparisons.difference_tables import layer_pairs
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
-from crate_interp.stats.significance import holm, max_t
+from crate_interp.stats.intervals import holm, max_t
 
 N, LAYERS = 41, 3
 R = "compression.rate_pre"

@@ -12,9 +12,9 @@ from scipy.stats import binom
 
 import crate_interp as ci
 from comparing import made
-from crate_interp.stats import bootstrap, significance
+from crate_interp.stats import bootstrap, intervals
 from crate_interp.stats.contrasts import paired
-from crate_interp.stats.significance import LEAST_ERROR, LEVEL, UNSEEN, holm
+from crate_interp.stats.intervals import LEAST_ERROR, LEVEL, UNSEEN, holm
 
 DRAWN = {
     "normal": lambda random, size: random.normal(size=size),
@@ -28,7 +28,7 @@ DRAWN = {
 def resamples(count):
     """Fewer resamples than 10,000, for speed."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bootstrap, significance):
+        for module in (bootstrap, intervals):
             patch.setattr(module, "RESAMPLES", count)
         bootstrap._counts.cache_clear()
         yield
@@ -37,13 +37,13 @@ def resamples(count):
 
 def joint(values):
     """p of the largest t alone: no column has a p of its own that could raise it."""
-    return significance.max_t(values, np.zeros(values.shape[1]))
+    return intervals.max_t(values, np.zeros(values.shape[1]))
 
 
 def false_families(draw, n, columns, families):
     random = np.random.default_rng([n, columns])
     tables = (draw(random, (n, columns)) for _ in range(families))
-    return sum((significance.max_t(table, paired(table).p) <= LEVEL).any() for table in tables)
+    return sum((intervals.max_t(table, paired(table).p) <= LEVEL).any() for table in tables)
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -61,13 +61,13 @@ def test_one_shifted_column_is_found():
     for _ in range(7):
         values = random.normal(size=(32, 23))
         values[:, 5] += 1.2
-        found.append(significance.max_t(values, paired(values).p) <= LEVEL)
+        found.append(intervals.max_t(values, paired(values).p) <= LEVEL)
     assert np.sum(found, axis=0)[5] >= 6 and np.sum(found) <= 9
 
 
 def test_of_five_samples_against_every_resample(monkeypatch):
     """All 5^5 resamples are equally likely, so p is a share of 3,125, in each step."""
-    monkeypatch.setattr(significance, "UNSEEN", 1)
+    monkeypatch.setattr(intervals, "UNSEEN", 1)
     values = np.array(
         [[1.0, 0.2, 0.7], [2.0, -1.4, 1.1], [2.5, 0.4, -0.1], [1.4, 0, 2], [3, -1, 1]]
     )
@@ -94,7 +94,7 @@ def test_of_many_samples_it_is_holms_p_or_less():
     raw = paired(values)
     alone = np.concatenate([joint(values[:, at : at + 1]) for at in range(7)])
     np.testing.assert_allclose(alone, raw.p, atol=0.03)
-    adjusted = significance.max_t(values, raw.p)
+    adjusted = intervals.max_t(values, raw.p)
     assert (adjusted >= raw.p).all() and (adjusted <= holm(raw.p) + 0.03).all()
     assert (np.diff(adjusted[np.argsort(raw.p)]) >= -0.01).all()
     held = adjusted <= LEVEL
@@ -122,7 +122,7 @@ def test_p_is_never_0_and_no_spread_is_no_test():
     wide[::2, 2] = 0.3  # equal up to rounding
     wide = np.column_stack([wide, np.zeros(13), 1e6 + np.arange(13)])
     found = paired(wide)
-    p = significance.max_t(wide, found.p)
+    p = intervals.max_t(wide, found.p)
     assert 0 < p[4] <= p[0] <= 0.01
     for none in (found.p, found.low, found.high, p):
         assert np.isnan(none).tolist() == [False, True, True, True, False]

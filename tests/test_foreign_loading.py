@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import crate_interp as ci
 from conftest import refuses
-from crate_interp.bridge.loading import BLACK_BOXES
-from crate_interp.bridge.network_bridge import build
-from crate_interp.bridge.transformers_folder import preprocessing
+from crate_interp.bridge.hooked_to_bridge import build
+from crate_interp.bridge.loading import BLACK_BOXES, preprocessing
 from crate_interp.cli.request import Request
 from foreign import _IMAGES, inputs, network
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 import crate_interp as ci
 from conftest import refuses
-from crate_interp.bridge.network_bridge import build
+from crate_interp.bridge.hooked_to_bridge import build
 from foreign import VOCAB, network
 
 LENGTHS = (5, 2, 3)

@@ -6,7 +6,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.viz.pages.glossary import TERMS, explained
+from crate_interp.viz.pages.page import TERMS, explained
 
 PAGE = (
     "<!doctype html><html><head><title>stream</title></head><body><h1>stream</h1>"

@@ -15,7 +15,7 @@ from crate_hooks import edit
 from crate_interp.circuits import head_ablation
 from crate_interp.data import open_data, open_text, part
 from crate_interp.stats.bootstrap import studentised
-from crate_interp.stats.significance import max_t
+from crate_interp.stats.intervals import max_t
 
 N = 7
 QUIET = dict(batch_size=3, progress=False)

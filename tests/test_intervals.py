@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from crate_interp.stats import bootstrap, contrasts
 from crate_interp.stats.bootstrap import RESAMPLES, studentised
 from crate_interp.stats.contrasts import against_networks
-from crate_interp.stats.intervals import mean_interval, share_interval
-from crate_interp.stats.significance import holm, interval_words, signs
+from crate_interp.stats.intervals import holm, interval_words, mean_interval, share_interval, signs
 from selection import few
 
 

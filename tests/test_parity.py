@@ -9,8 +9,14 @@ from transformer_lens import SVDInterpreter
 from transformer_lens.model_bridge.get_params_util import get_bridge_params
 
 from conftest import BATCH, D_MODEL, HEADS, LAYERS, LMS, leftover_hooks, make, make_lm, refuses
-from crate_interp.models.compat.hook_aliases import IN_BLOCK, IN_MODEL, aliases_of
-from crate_interp.models.compat.unsupported_methods import ASSIGNED, REFUSALS, RefusedError
+from crate_interp.models.compat.hook_aliases import (
+    ASSIGNED,
+    IN_BLOCK,
+    IN_MODEL,
+    REFUSALS,
+    RefusedError,
+    aliases_of,
+)
 from crate_interp.models.hook_points import GATED
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"

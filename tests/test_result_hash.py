@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import crate_interp as ci
-from crate_interp.results.result_hash import OF_A_RUN, digest_of_result
+from crate_interp.results.result_files import OF_A_RUN, digest_of_result
 from folders import two_sweeps
 
 META = {"model": "m", "threads": 1, "versions": {"torch": "2.13.0"}}

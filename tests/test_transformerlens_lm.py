@@ -9,7 +9,7 @@ from transformer_lens.tools.analysis.direct_logit_attribution import direct_logi
 from transformer_lens.tools.analysis.logit_lens import logit_lens
 
 from conftest import HEADS, LAYERS, LMS, make_lm
-from crate_interp.models.compat.unsupported_methods import RefusedError
+from crate_interp.models.compat.hook_aliases import RefusedError
 from selection import few
 
 POS, RIGHT, WRONG = 7, 3, 9

@@ -13,7 +13,7 @@ from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.config.families import FAMILIES
 from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.result import Result
-from crate_interp.results.verdict_strip import low_to_high
+from crate_interp.results.statistic import low_to_high
 
 DEPENDS, BY_CONSTRUCTION = "depends", "by construction"
 _SOME = " of "  # in the tokens of a cell: "32 of 197"

@@ -21,7 +21,7 @@ from crate_interp.audits.claims import BESIDE, CLAIMS, NUMBERS, Claim
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED, cells, nulls
 from crate_interp.core.safe_text import in_html, notebook_view
 from crate_interp.results.result import Result, as_text, by, first
-from crate_interp.results.verdict_strip import MINUS, Row, Sign, low_to_high
+from crate_interp.results.statistic import MINUS, Row, Sign, low_to_high
 
 _KINDS = {KEPT: "good", BROKEN: "bad"}
 _COUNTED = {

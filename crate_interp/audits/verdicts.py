@@ -16,7 +16,7 @@ from crate_interp.audits.setting import NO_EPS
 from crate_interp.results.result import Result
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.contrasts import Difference, against_networks, mean_error, paired
-from crate_interp.stats.significance import LEVEL, holm
+from crate_interp.stats.intervals import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 _NEAR = 0.01  # how near its ceiling a value must be, as a share of the way from ceiling to bound

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.bridge.bridged_layers import BridgedBlock, BridgedNorm
-from crate_interp.bridge.network_bridge import build
+from crate_interp.bridge.hooked_to_bridge import build
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import Named

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from crate_interp.checkpoints import native_format, sae_formats, trainer_files
+from crate_interp.checkpoints.hub import byte_bar
 from crate_interp.checkpoints.layouts import find_layout
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes
-from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.checkpoints.read_weights import Contents, check_dense, check_weights
 from crate_interp.config import FAMILIES, CrateConfig
 from crate_interp.core.errors import CheckpointError

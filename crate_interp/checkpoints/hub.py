@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.files import stays_inside
+from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import plain
 
 if TYPE_CHECKING:
@@ -193,3 +193,11 @@ def _explained(
                 f"cannot download {what}: {words}. Load it again: what came is kept, and the "
                 "download goes on."
             )
+
+
+SHOWN_FROM = 2**28  # bytes
+
+
+def byte_bar(total: int, what: str) -> tqdm:
+    """Returns a bar over `total` bytes. It is invisible for small files."""
+    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=total < SHOWN_FROM)

@@ -5,15 +5,16 @@ Contents. build.py makes a model of the Contents, in the wanted dtype. Then the 
 the device.
 """
 
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from crate_interp.checkpoints.build import build
+from crate_interp.checkpoints.build import build, parts_of
 from crate_interp.checkpoints.read_weights import DTYPES
 from crate_interp.checkpoints.sae_formats import GIVEN_FIELDS
 from crate_interp.checkpoints.sources import Given, Source, contents_of
@@ -175,3 +176,37 @@ def convert(source: Given, folder: str | Path, **options: Any) -> Any:
             model.cfg.set_model_name(plain(folder.resolve().name))
         save(model, folder)
     return model
+
+
+def inspect_lines(source: Source) -> Iterator[str]:
+    """Yields the lines that `crate-interp inspect` prints.
+
+    A setting is "assumed" if no tensor and no file gives it, so that a published default stands for
+    it. Raises CheckpointError if the source cannot be read, or, after the settings, if its keys do
+    not fit the model.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        contents = contents_of(source)
+        parts = parts_of(contents)
+        cfg = parts.cfg
+        numbers = sum(value.numel() for value in parts.tensors.values())
+        yield plain(contents.where)
+        yield f"layout: {parts.layout}"
+        yield f"tensors: {len(parts.tensors)}, with {numbers:,} numbers"
+        yield "settings:"
+        for name, value in cfg.to_dict().items():
+            if name in ("assumed", "grid_guessed") or value is None:
+                continue
+            found = (origin for origin, settings in parts.origins.items() if name in settings)
+            origin = next(found, "published default")
+            if name in getattr(cfg, "assumed", ()):
+                origin = "assumed: published default"
+            elif name == "image_size" and getattr(cfg, "grid_guessed", False):
+                origin = "a guess: the number of patches is a square"
+            yield f"  {name} = {json.dumps(value)}  ({origin})"
+        notes = contents.notes
+        build(contents, torch.float32)  # raises unless every key has its place
+    texts = dict.fromkeys([*notes, *(str(one.message) for one in caught)])
+    yield "left out:"
+    yield from (f"  {plain(text)}" for text in texts or ["nothing"])

@@ -15,7 +15,6 @@ from crate_interp.checkpoints import (
     native_format,
     read_weights,
     sae_formats,
-    sharded_files,
     trainer_files,
 )
 from crate_interp.checkpoints.read_weights import Contents
@@ -149,8 +148,8 @@ def contents_of(source: Source) -> Contents:
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
     """Reads a weight file, or the files of an index; row: its row in the table of models."""
     family = source.family or (row or {}).get("family")
-    sharded = path.name in sharded_files.INDEXES
-    read = sharded_files.read_sharded if sharded else read_weights.read_file
+    sharded = path.name in trainer_files.INDEXES
+    read = trainer_files.read_sharded if sharded else read_weights.read_file
     contents = read(path, replace(source.choice, family=family))
     config = None if row is None else row.get("config", {})
     return replace(contents, family=family, row=config, given=source.fields)
@@ -158,7 +157,7 @@ def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Cont
 
 def _directory(source: Source, path: Path) -> Contents:
     """Reads a local folder that save_pretrained, SAELens or a trainer wrote."""
-    weights, config = sharded_files.weights_in(path) or path / WEIGHTS, path / CONFIG
+    weights, config = trainer_files.weights_in(path) or path / WEIGHTS, path / CONFIG
     if (path / native_format.STEPS).is_dir() and config.exists():
         return _saved_folder(source, path, native_format.weights_of(path, source.revision))
     source.refuse_options(str(path), "revision")

@@ -20,12 +20,11 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.questions.provenance import model_meta
 from crate_interp.results import sample_ranges
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, first
+from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.bootstrap import CONFIDENCE, RESAMPLES, Studentised, studentised
 from crate_interp.stats.contrasts import by_group
-from crate_interp.stats.intervals import linearised_ratio
-from crate_interp.stats.significance import interval_words
+from crate_interp.stats.intervals import interval_words, linearised_ratio
 
 ABLATIONS = ("mean", "zero")
 _COLUMNS = ["measure", "value", "low", "high"]

@@ -7,11 +7,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, by, first
+from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.contrasts import Difference, Spread, against_networks, contrast, paired
-from crate_interp.stats.intervals import linearised_ratio
-from crate_interp.stats.significance import LEVEL, holm
+from crate_interp.stats.intervals import LEVEL, holm, linearised_ratio
 
 NATIVE, PCA, ROTATED = "native", "pca", "rotated"
 OTHERS = (PCA, ROTATED)

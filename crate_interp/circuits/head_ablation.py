@@ -26,7 +26,7 @@ from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading, samples_of
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
-from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
+from crate_interp.sweeps.moments import added, from_bytes, to_bytes
 
 _Z, _STREAM = "attn.hook_z", "hook_resid_pre"
 Means = Float[Tensor, "pos head d_head"]

@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
-from crate_interp.results.assumed_settings import near_chance
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, by
+from crate_interp.results.result_files import near_chance
+from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import paired
-from crate_interp.stats.intervals import paired_shares
-from crate_interp.stats.significance import LEVEL, holm, max_t, signs
+from crate_interp.stats.intervals import LEVEL, holm, max_t, paired_shares, signs
 
 _HOW = {
     "mean": "mean ablation: at each position, the head's output is replaced by its mean over all "
@@ -59,7 +58,7 @@ class HeadAblation(Result):
     the drop. p_alone: the p of this head by itself, twice the smaller tail. p: the p adjusted
     over all heads. n: the number of samples. Intervals and p_alone come from the bootstrap-t of the
     drops, paired by sample, and p from the largest t of all heads (`max_t` in
-    crate_interp/stats/significance.py). For the accuracy of images, where an answer flips or does
+    crate_interp/stats/intervals.py). For the accuracy of images, where an answer flips or does
     not, they are Tango's score interval, the exact sign test and Holm's adjustment
     (`paired_shares` in crate_interp/stats/intervals.py). Intervals and p are NaN for a single
     sample, and from the bootstrap for a head whose drops are all equal.

@@ -263,7 +263,7 @@ def inspect(request: Request) -> None:
 
     "assumed": no tensor and no file gives the setting, so that a published default stands for it.
     """
-    from crate_interp.checkpoints.inspection import Source, inspect_lines
+    from crate_interp.checkpoints.load import Source, inspect_lines
 
     source, fields = request.checkpoint(request.source)
     options = {name: fields.pop(name, None) for name in LOADING[1:] if name != "config"}

@@ -92,7 +92,7 @@ class Request:
         """Returns the model of this name, on the device of this process."""
         import torch
 
-        from crate_interp.questions.shards import device_of_rank
+        from crate_interp.questions.folder_access import device_of_rank
 
         source, arguments = self.checkpoint(source)
         arguments["dtype"] = None if self.dtype is None else getattr(torch, self.dtype)

@@ -18,7 +18,7 @@ from crate_interp.stats.contrasts import (
     paired,
     without_test,
 )
-from crate_interp.stats.significance import LEVEL, holm, max_t
+from crate_interp.stats.intervals import LEVEL, holm, max_t
 from crate_interp.sweeps.moments import TOGETHER, moments_of
 from crate_interp.sweeps.result import SweepResult
 

@@ -17,7 +17,7 @@ from crate_interp.questions.batches import check_model, samples_of
 from crate_interp.questions.provenance import data_meta, probes_meta
 from crate_interp.questions.untrained_twins import twin
 from crate_interp.results import sample_ranges
-from crate_interp.results.result_reading import META
+from crate_interp.results.result_files import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, check_masks, fitting, sweep
 

@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, as_text, first
-from crate_interp.stats.intervals import student_interval
-from crate_interp.stats.significance import LEVEL
+from crate_interp.results.sample_ranges import counted
+from crate_interp.stats.intervals import LEVEL, student_interval
 
 _NUMBERS = "layer layer_b a b difference low high p holds n untrained untrained_low untrained_high "
 _NUMBERS += "excess excess_low excess_high excess_p"

@@ -48,7 +48,7 @@ def compare(
     for these two networks; other seeds may differ. If a side is a list, networks are the unit, and
     their means are compared by Welch's t; a single network is then tested as if it were one more
     network of the other side. p is two-sided and adjusted over the layers of a statistic: paired by
-    sample by the largest t of all layers (crate_interp/stats/significance.py), over networks by
+    sample by the largest t of all layers (crate_interp/stats/intervals.py), over networks by
     Holm's method. It is not adjusted over statistics; the headline says how many would differ by
     chance, and leads with how many exceed the spread between untrained networks.
 

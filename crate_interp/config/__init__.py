@@ -10,10 +10,9 @@ means the papers' epsilon, not its square.
 """
 
 from crate_interp.config.base import CrateConfig, check_names
-from crate_interp.config.bridged import BridgedImageConfig, BridgedTextConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.config.images import ImageConfig
-from crate_interp.config.text import TextConfig
+from crate_interp.config.text import BridgedImageConfig, BridgedTextConfig, TextConfig
 from crate_interp.config.vision import CLIPConfig, MAEConfig, VisionConfig
 
 # kind of the family -> the class that CrateConfig(family=...) makes

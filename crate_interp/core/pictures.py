@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from crate_interp.core import file_reading
+from crate_interp.core import files
 from crate_interp.core.safe_text import plain
 
 # The usual formats of picture data sets. Pillow and the libraries in its wheel decode each
@@ -97,7 +97,7 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
         )
     what = f"the {kind} {quoted(image)}"
     try:
-        data = file_reading.read(Path(image))
+        data = files.read(Path(image))
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise _unread(what, error) from None
     return decoded(data, what), what

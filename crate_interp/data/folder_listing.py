@@ -22,7 +22,7 @@ from crate_interp.core.safe_text import plain
 from crate_interp.data.items import Item, Items, item_samples
 from crate_interp.data.picture_contents import Files, bytes_of, inside
 from crate_interp.data.samples import ImageReading, Samples
-from crate_interp.results.result_reading import META
+from crate_interp.results.result_files import META
 
 if TYPE_CHECKING:
     import pyarrow

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from torch import Tensor
 
-from crate_interp.core.file_reading import Content, Stamp, noted, read, stamp_of
-from crate_interp.core.files import digest
+from crate_interp.core.files import Content, Stamp, digest, noted, read, stamp_of
 from crate_interp.core.pictures import quoted
 from crate_interp.results.sample_ranges import CONTENTS, total
 

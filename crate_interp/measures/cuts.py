@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.measures.checks import all_finite, require_floats
-from crate_interp.measures.eigenpairs import TIE, Floats, first_largest, second
+from crate_interp.measures.spectra import TIE, Floats, first_largest, second
 
 __all__ = ["maskcut", "normalised_cut"]
 

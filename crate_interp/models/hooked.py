@@ -18,7 +18,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.compat import hook_aliases, torch_compile, unsupported_methods
+from crate_interp.models.compat import hook_aliases, torch_compile
 from crate_interp.models.gradients import check_backward
 from crate_interp.models.hook_points import (
     Hooks,
@@ -339,8 +339,8 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
             (on_point.fwd_hooks if dir == "fwd" else on_point.bwd_hooks)[-1].user_hook = hook
 
     def __getattr__(self, name: str) -> Any:
-        if name in unsupported_methods.REFUSALS:
-            raise unsupported_methods.refuse(name)
+        if name in hook_aliases.REFUSALS:
+            raise hook_aliases.refuse(name)
         return super().__getattr__(name)
 
     @property

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
+from crate_interp.models.compat.hook_aliases import REFUSALS
 from crate_interp.models.compat.offload import at_hand, onloaded
-from crate_interp.models.compat.unsupported_methods import REFUSALS
 from crate_interp.models.hooked import (
     HookedModel,
     check_finite,
@@ -21,11 +21,11 @@ from crate_interp.models.hooked import (
 )
 from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.block import CrateBlock
-from crate_interp.models.layers.class_attention import ClassBlock
-from crate_interp.models.layers.conv_stem import ConvStem
+from crate_interp.models.layers.contraction import ClassBlock
 from crate_interp.models.layers.embed import (
     ClassHead,
     ConvPatchEmbed,
+    ConvStem,
     CratePatchEmbed,
     FourierPositions,
     cat_tokens,

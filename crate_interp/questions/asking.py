@@ -28,17 +28,19 @@ from crate_interp.questions.folder_access import (
     CHUNKS,
     LISTING,
     RUN,
+    WHOLE,
+    Shard,
     alone,
     check_alone,
+    check_same,
     lock_of,
     remove_leftovers,
+    shard_of,
     working,
     writable,
 )
 from crate_interp.questions.forecast import is_dry, stop_dry, timed
 from crate_interp.questions.provenance import code_of, data_meta
-from crate_interp.questions.run_settings import check_same
-from crate_interp.questions.shards import WHOLE, Shard, shard_of
 from crate_interp.results.result import Result
 
 if TYPE_CHECKING:

@@ -34,9 +34,16 @@ from crate_interp.core.folders import read_index
 from crate_interp.core.progress import note
 from crate_interp.data.folder_listing import is_listing
 from crate_interp.questions.experiment import Pass, Tables, Task
-from crate_interp.questions.folder_access import CHUNKS, LEDGERS, LISTING, RUN, writable
-from crate_interp.questions.shards import WHOLE, Shard
-from crate_interp.results.result_reading import table_from
+from crate_interp.questions.folder_access import (
+    CHUNKS,
+    LEDGERS,
+    LISTING,
+    RUN,
+    WHOLE,
+    Shard,
+    writable,
+)
+from crate_interp.results.result_files import table_from
 
 LOCK = ".crate-interp-chunks.lock"
 _ABOUT = b"crate_interp"  # the entry of a file's metadata that says what it holds

@@ -24,7 +24,7 @@ from crate_interp.probes.segmentation_probe import points_of
 from crate_interp.questions.batches import check_model, samples_of
 from crate_interp.questions.untrained_twins import first_samples, shuffled, twin
 from crate_interp.results.result import Result
-from crate_interp.results.result_reading import META
+from crate_interp.results.result_files import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.sweep_findings import sharpest

@@ -20,10 +20,17 @@ from crate_interp.core.safe_text import (
     plain,
     table_in_html,
 )
-from crate_interp.results import result_hash, sample_ranges
-from crate_interp.results.assumed_settings import assumed, without_list
-from crate_interp.results.grouped_samples import GroupedSamples
-from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
+from crate_interp.results import result_files, sample_ranges
+from crate_interp.results.result_files import (
+    FORMAT,
+    META,
+    assumed,
+    check_place,
+    read_meta,
+    read_tables,
+    without_list,
+)
+from crate_interp.results.sample_ranges import GroupedSamples
 from crate_interp.stats.contrasts import FEWEST
 
 # from this many samples on, intervals have the coverage that tests/benchmarks/bench_coverage.py
@@ -192,9 +199,9 @@ class Result(GroupedSamples):
 
         It is the same for two results with the same numbers, of the same model, data, settings and
         versions. It does not depend on who computed them, on which device, how long it took, or
-        whether the result was loaded from a folder (crate_interp/results/result_hash.py).
+        whether the result was loaded from a folder (crate_interp/results/result_files.py).
         """
-        return result_hash.digest_of_result(self.stored, self.meta)
+        return result_files.digest_of_result(self.stored, self.meta)
 
     @classmethod
     def check_folder(cls, folder: str | Path) -> None:

@@ -18,7 +18,7 @@ from crate_interp.measures.checks import all_finite
 from crate_interp.questions.batches import Batch, Chunk
 from crate_interp.questions.experiment import Rules, Tables
 from crate_interp.saes.coders import Coder, active, encoded, flat, flattens, matched
-from crate_interp.sweeps.array_cells import from_bytes, to_bytes
+from crate_interp.sweeps.moments import from_bytes, to_bytes
 
 
 def shuffled(sae: Coder, seed: int) -> Coder | None:

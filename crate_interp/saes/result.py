@@ -7,8 +7,7 @@ import pandas as pd
 
 from crate_interp.results.result import Result, by
 from crate_interp.stats.contrasts import by_group
-from crate_interp.stats.intervals import linearised_ratio, mean_interval
-from crate_interp.stats.significance import interval_words
+from crate_interp.stats.intervals import interval_words, linearised_ratio, mean_interval
 
 SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"
 LOSSES = {

@@ -32,7 +32,7 @@ from crate_interp.saes import baselines
 from crate_interp.saes.coders import Coder, active, check_saes, decoded, encoded, flat, matched
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
 from crate_interp.surgeries.answers import check_answers, classes_of
-from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
+from crate_interp.sweeps.moments import added, from_bytes, to_bytes
 
 _WHOLE = (SAE, RANDOM)  # coders that read the activation; PCA and constants read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")

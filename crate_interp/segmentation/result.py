@@ -10,8 +10,8 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.measures.maps import MAPS
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, as_text, by
+from crate_interp.results.sample_ranges import counted
 from crate_interp.segmentation.scores import (
     WAYS,
     WITHOUT_NETWORK,
@@ -19,7 +19,7 @@ from crate_interp.segmentation.scores import (
     image_table,
     score_table,
 )
-from crate_interp.stats.significance import interval_words
+from crate_interp.stats.intervals import interval_words
 
 # scores of guesses that do not look at the image
 BLIND = {

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.results.assumed_settings import near_chance
 from crate_interp.results.result import Result, by, sums
+from crate_interp.results.result_files import near_chance
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval, paired_shares
 

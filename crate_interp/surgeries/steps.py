@@ -22,7 +22,7 @@ from crate_interp.models.layers.context import contexts
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import tied_subspaces
 from crate_interp.questions.batches import check_model
-from crate_interp.results.grouped_samples import counted
+from crate_interp.results.sample_ranges import counted
 
 ATTENTION = ("gradient", "neumann", "plus", "minus")
 SOLUTION = "solution"

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, as_text
+from crate_interp.results.sample_ranges import counted
 
 EVERY = 8  # controls within a layer are measured on 1 in 8 of the samples that have controls
 _GOLDEN = (5**0.5 - 1) / 2

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from crate_interp.probes.built_in import statistic
-from crate_interp.results.verdict_strip import Row, low_to_high, sign_of
+from crate_interp.results.statistic import Row, low_to_high, sign_of
 from crate_interp.stats.contrasts import against_networks
-from crate_interp.stats.significance import signs as interval_signs
+from crate_interp.stats.intervals import signs as interval_signs
 from crate_interp.sweeps.layer_curves import baseline, curve, names
 from crate_interp.sweeps.moments import errors
 from crate_interp.sweeps.result import SweepResult

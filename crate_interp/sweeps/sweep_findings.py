@@ -9,11 +9,10 @@ import pandas as pd
 from jaxtyping import Float, Shaped
 
 from crate_interp.config.families import FAMILIES
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result
+from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.contrasts import mean_error
-from crate_interp.stats.intervals import student_interval
-from crate_interp.stats.significance import interval_words, signs
+from crate_interp.stats.intervals import interval_words, signs, student_interval
 from crate_interp.sweeps.moments import errors
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"

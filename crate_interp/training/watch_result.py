@@ -9,9 +9,9 @@ import pandas as pd
 from jaxtyping import Float
 
 from crate_interp.core import checks
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, by, first
-from crate_interp.stats.significance import LEVEL
+from crate_interp.results.sample_ranges import counted
+from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import no_controls
 

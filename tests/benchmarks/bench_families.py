@@ -11,9 +11,9 @@ import sys
 import numpy as np
 from timing import verdict
 
-from crate_interp.stats import bootstrap, significance
+from crate_interp.stats import bootstrap, intervals
 from crate_interp.stats.contrasts import paired
-from crate_interp.stats.significance import LEVEL
+from crate_interp.stats.intervals import LEVEL
 
 WANTED, RESAMPLES = 0.06, 999
 # families to draw of each number of samples and columns
@@ -32,7 +32,7 @@ DRAWN = {
 
 
 def p_of(values: np.ndarray) -> np.ndarray:
-    return significance.max_t(values, paired(values).p)
+    return intervals.max_t(values, paired(values).p)
 
 
 def shares(name: str, n: int, columns: int, families: int) -> tuple[float, float]:
@@ -50,7 +50,7 @@ def shares(name: str, n: int, columns: int, families: int) -> tuple[float, float
 
 
 def main() -> bool:
-    bootstrap.RESAMPLES = significance.RESAMPLES = RESAMPLES
+    bootstrap.RESAMPLES = intervals.RESAMPLES = RESAMPLES
     good = True
     for name in DRAWN:
         for (n, columns), families in LINES.items():

@@ -20,7 +20,7 @@ import torch
 
 import crate_interp as ci
 import foreign
-from crate_interp.bridge.network_bridge import build
+from crate_interp.bridge.hooked_to_bridge import build
 from golden.case import (
     QUIET,
     Call,

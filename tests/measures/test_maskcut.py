@@ -16,7 +16,7 @@ from maskcut_reference import NOISES, affinity_of, has_two_farthest, iou, plante
 from tensors import draw
 
 module = importlib.import_module("crate_interp.measures.cuts")
-solver = importlib.import_module("crate_interp.measures.eigenpairs")
+solver = importlib.import_module("crate_interp.measures.spectra")
 seeds = st.integers(0, 2**31)
 
 

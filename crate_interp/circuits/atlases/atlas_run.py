@@ -24,10 +24,9 @@ from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Chunk, check_one_length, samples_of
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, by, first, sums
-from crate_interp.stats.intervals import interval_of_sums
-from crate_interp.stats.significance import LEVEL, signs
+from crate_interp.results.sample_ranges import counted
+from crate_interp.stats.intervals import LEVEL, interval_of_sums, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, Atoms
 
 _KEYS = ["layer", "atom"]

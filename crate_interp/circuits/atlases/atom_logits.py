@@ -16,8 +16,7 @@ from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.probes.layer_reading import dictionary
-from crate_interp.stats.intervals import interval_of_sums
-from crate_interp.stats.significance import signs
+from crate_interp.stats.intervals import interval_of_sums, signs
 
 NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
 # each logit takes its own backward: with more than MANY, the model's FEW most frequent answers

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.circuits.graphs.question import (
-    Question,
-    one_sample,
-    read_part,
-    sample_digest,
-)
+from crate_interp.circuits.graphs.question import Question, one_sample, read_part, sample_digest
 from crate_interp.circuits.graphs.steering import Steering, changes, steered, steering_hooks
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
@@ -307,7 +302,7 @@ class AttributionGraph(Result):
         Codes are written as its "cross layer transcoder" features, since their page knows no other
         name; there are no error nodes, and biases are left out. Edges are summed over heads.
         """
-        from crate_interp.circuits.graphs.circuit_tracer_json import circuit_tracer_json
+        from crate_interp.circuits.graphs.graph_tables import circuit_tracer_json
 
         path = Path(path)
         if path.suffix != ".json":

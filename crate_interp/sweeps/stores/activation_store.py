@@ -13,8 +13,8 @@ from crate_interp.core.safe_text import plain
 from crate_interp.questions.batches import is_store
 from crate_interp.questions.experiment import Tables
 from crate_interp.questions.folder_access import CHUNKS, RUN
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import Result, by
+from crate_interp.results.sample_ranges import counted
 from crate_interp.sweeps.stores import arrow_files
 
 if TYPE_CHECKING:

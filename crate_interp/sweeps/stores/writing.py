@@ -26,8 +26,8 @@ from crate_interp.questions.batches import Batch, Chunk, samples_of
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.folder_access import CHUNKS, writable
 from crate_interp.questions.provenance import model_meta
-from crate_interp.results.grouped_samples import counted
-from crate_interp.results.result_reading import META
+from crate_interp.results.result_files import META
+from crate_interp.results.sample_ranges import counted
 from crate_interp.sweeps.stores import arrow_files
 from crate_interp.sweeps.stores.activation_store import (
     STAGE,

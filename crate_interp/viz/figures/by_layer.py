@@ -9,7 +9,7 @@ import numpy as np
 from crate_interp.core import checks
 from crate_interp.probes import built_in
 from crate_interp.results.result import Result
-from crate_interp.stats.significance import LEVEL
+from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.training.watch_result import WatchResult

@@ -10,7 +10,7 @@ from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concen
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
 from crate_interp.probes import built_in
-from crate_interp.results.grouped_samples import counted
+from crate_interp.results.sample_ranges import counted
 from crate_interp.viz.figures import canvas
 from crate_interp.viz.figures.canvas import CHANCE, INK, SMALL, TRAINED, UNTRAINED
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.probes import built_in
-from crate_interp.stats.significance import LEVEL, signs
+from crate_interp.stats.intervals import LEVEL, signs
 from crate_interp.sweeps.layer_curves import curve, head_interval
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures import canvas

@@ -7,7 +7,7 @@ import numpy as np
 
 from crate_interp.circuits import Concentration, HeadAblation
 from crate_interp.core.files import write_text
-from crate_interp.stats.significance import LEVEL
+from crate_interp.stats.intervals import LEVEL
 from crate_interp.viz.figures.compared_curves import concentration
 from crate_interp.viz.figures.heatmaps import head_ablation
 from crate_interp.viz.pages.page import cells, check_page, heat_map, inline_svg, page_of

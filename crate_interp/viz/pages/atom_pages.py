@@ -21,7 +21,7 @@ from crate_interp.circuits.atlases.atom_effects import LOSSES
 from crate_interp.core.files import write_text
 from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import cell, visible
-from crate_interp.stats.significance import LEVEL
+from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.atom_statistics import AtomResult
 from crate_interp.sweeps.atom_sums import OCTAVES, histograms
 from crate_interp.viz.figures.canvas import TEXT, TRAINED, canvas

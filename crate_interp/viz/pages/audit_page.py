@@ -15,7 +15,7 @@ from crate_interp.audits.result import (
 )
 from crate_interp.core.files import write_text
 from crate_interp.probes.layer_reading import FRAMES
-from crate_interp.results.verdict_strip import low_to_high
+from crate_interp.results.statistic import low_to_high
 from crate_interp.viz.pages.chart import Interval, Line, chart, intervals
 from crate_interp.viz.pages.page import page_of, render, sources
 

@@ -24,7 +24,7 @@ from crate_interp.models.cache import CrateCache
 from crate_interp.models.hook_points import check_pattern
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.preprocess import displayable
-from crate_interp.results.grouped_samples import counted
+from crate_interp.results.sample_ranges import counted
 from crate_interp.viz.pages.page import Html, image_uri, render
 
 Numbers = int | Sequence[int] | Int[np.ndarray, "n"] | Int[Tensor, "n"]

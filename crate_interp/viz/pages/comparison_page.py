@@ -11,8 +11,8 @@ from crate_interp.comparisons.result import Comparison, place, sign, signed, spa
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
 from crate_interp.probes.built_in import heading, statistic
-from crate_interp.results.verdict_strip import MINUS, Row, Sign, sign_of
-from crate_interp.stats.significance import LEVEL
+from crate_interp.results.statistic import MINUS, Row, Sign, sign_of
+from crate_interp.stats.intervals import LEVEL
 from crate_interp.viz.figures.compared_curves import Compared, compared
 from crate_interp.viz.pages.chart import Line, chart
 from crate_interp.viz.pages.page import fingerprints, render

@@ -5,11 +5,12 @@ made. The pictures inside a page are PNG, JPEG or SVG.
 """
 
 import base64
+import html
 import io
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,10 +23,9 @@ from PIL import Image
 
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import in_html, plain, visible
-from crate_interp.results.assumed_settings import assumed
 from crate_interp.results.result import Result, model_name
+from crate_interp.results.result_files import assumed
 from crate_interp.viz.figures.canvas import INK, ON_A_PAGE, ink_on, quiet
-from crate_interp.viz.pages.glossary import explained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -293,3 +293,65 @@ def _recolour(figure: Any) -> None:
     for item in figure.findobj(Text):
         if id(item) not in kept and to_hex(item.get_color()) not in ON_A_PAGE:
             item.set_color(INK)
+
+
+_FILE = Path(__file__).with_name("glossary.txt")
+# word -> its other forms, and what it means; docs list the same words
+TERMS: dict[str, tuple[tuple[str, ...], str]] = {}
+for _line in _FILE.read_text(encoding="utf-8").splitlines():
+    _names, _, _meaning = _line.partition(": ")
+    _word, *_others = _names.split(", ")
+    TERMS[_word] = tuple(_others), _meaning
+
+_SKIPPED = re.compile(
+    r"<(script|style|svg|title|table|button|label|legend|select|option|pre|code|summary|h1|h2|h3|a|iframe|textarea|dl)\b"
+    r".*?</\1>",
+    re.DOTALL,
+)
+_TAG = re.compile(r"<[^>]*>")
+_RATE = "R<sup>c</sup>"  # R^c on a page
+
+
+def forms() -> dict[str, str]:
+    """Returns each form of each word, and the word."""
+    return {form: word for word, (others, _) in TERMS.items() for form in (word, *others)}
+
+
+def finder(known: Iterable[str]) -> re.Pattern[str]:
+    """Returns a pattern that finds these words, the longest that fits at each place."""
+    longest = sorted(known, key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest))})(?![\w-])")
+
+
+def explained(document: str) -> str:
+    """Returns an HTML page in which the first use of each word of `TERMS` shows its meaning."""
+    start = document.find("<body")
+    known = forms()
+    known.pop("R^c")  # `_with_rate` finds it
+    words, explained_words = finder(known), set[str]()
+
+    def wrapped(match: re.Match[str]) -> str:
+        word = known[match[0]]
+        if word in explained_words:
+            return match[0]
+        explained_words.add(word)
+        return f'<abbr title="{html.escape(TERMS[word][1])}">{match[0]}</abbr>'
+
+    document = _with_rate(document, start)
+    parts, at = [document[:start]], start
+    while (tag := _TAG.search(document, at)) is not None:
+        end = (_SKIPPED.match(document, tag.start()) or tag).end()
+        parts += [words.sub(wrapped, document[at : tag.start()]), document[tag.start() : end]]
+        at = end
+    return "".join(parts) + document[at:]
+
+
+def _with_rate(document: str, start: int) -> str:
+    """Returns a page in which R^c is explained where a paragraph first has it."""
+    at = document.find(_RATE, start)
+    while at >= 0 and document.rfind("<p", start, at) <= document.rfind("</p>", start, at):
+        at = document.find(_RATE, at + 1)
+    if at < 0:
+        return document
+    shown = f'<abbr title="{html.escape(TERMS["R^c"][1])}">{_RATE}</abbr>'
+    return f"{document[:at]}{shown}{document[at + len(_RATE) :]}"

@@ -14,9 +14,9 @@ from crate_interp.core.files import write_text
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import cell, file_name
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading, statistic
-from crate_interp.results.assumed_settings import assumed
-from crate_interp.results.grouped_samples import counted
 from crate_interp.results.result import as_text
+from crate_interp.results.result_files import assumed
+from crate_interp.results.sample_ranges import counted
 from crate_interp.sweeps import control_tables, layer_curves, report_findings
 from crate_interp.sweeps.report_findings import ends, finding, read_through_norm
 from crate_interp.sweeps.result import SweepResult
