@@ -29,12 +29,7 @@ EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
 )
-EMBEDDED = {  # name -> file in assets/
-    "fashion": "fashion.parquet",
-    "pictures": "pictures.parquet",
-    "held-out-text": "held-out-text.parquet",
-    "repeats": "repeats.parquet",
-}
+EMBEDDED = ("fashion", "pictures", "held-out-text", "repeats")
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
@@ -70,7 +65,7 @@ def _embedded_file(name: str) -> Path:
         raise ValueError(
             f"no embedded data is called {name!r}: give {', '.join(EMBEDDED)}. {hint}".rstrip()
         )
-    return _ASSETS / EMBEDDED[name]
+    return _ASSETS / f"{name}.parquet"
 
 
 def from_hub(name: str) -> Table:
