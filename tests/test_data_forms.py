@@ -165,6 +165,7 @@ def test_labels_and_their_names_come_along(form):
 DRAWN = [Image.fromarray(mask.numpy()) for mask in MASKS]
 MASKED = {
     "pair of tensors": (BYTES, MASKS),
+    "pair of a list and a tensor": (pictures(), MASKS),
     "Dataset of pictures": Own(pictures(), DRAWN),
     "list of dictionaries": [
         {"image": one, "mask": mask, "label": 3}

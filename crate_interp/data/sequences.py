@@ -118,9 +118,8 @@ def pair_samples(data: object, how: ImageReading) -> Samples:
     whole = parts_of_pair(data)
     masks = whole.mask
     if not is_array(whole.value):
-        nothing = [None] * len(whole.value)
-        parts = zip(whole.value, whole.label or nothing, masks or nothing, strict=True)
-        return sequence_samples([Item(*one) for one in parts], how)
+        parts = ([None] * len(whole.value) if one is None else one for one in (whole.label, masks))
+        return sequence_samples(list(map(Item, whole.value, *parts)), how)
     samples = labelled(tensor_samples(whole.value, how), whole.label)
     if masks is None:
         return samples

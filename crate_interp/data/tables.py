@@ -207,8 +207,7 @@ def _is_plain(feature: Any) -> bool:
 def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
     """Returns the bytes of a picture; raises ValueError if a cell only names a file."""
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
-        column, _, sample = what.removeprefix("the ").rpartition(" of ")
-        raise Undecodable(f"{sample} has no {column}: the column holds None.")
+        raise Undecodable(f"{what} is missing: the column holds None.")
     if cell["bytes"] is None:
         raise ValueError(
             f"{what} is the name of a file, {quoted(cell['path'])}, without its "
