@@ -214,6 +214,9 @@ def test_no_file_that_a_table_names_is_opened(model, tmp_path):
         match = "the image of sample 0 is the name of a file, '.*', without its bytes: no file that"
         refused(match, opened, model, table([named, good]))
         refused(match, opened, model, table([named], feature=datasets.Image(decode=False)))
+        stream = table([named]).to_iterable_dataset()
+        with pytest.raises(ValueError, match=match):
+            ci.sweep(model, stream, skip_bad=True, progress=False)
         samples = opened(model, table([good, named]))  # the error names the sample
         refused("the image of sample 1 is the name of a file", samples.read, 0, 2)
         masks = opened(model, table([good], mask=[named]))

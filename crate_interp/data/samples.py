@@ -234,9 +234,8 @@ def group_numbers(groups: object, n: int) -> tuple[int, ...]:
     """
     groups = getattr(groups, "tolist", lambda: groups)()
     if not isinstance(groups, Sequence) or len(groups) < n:
-        raise ValueError(
-            f"groups={checks.shown(groups)}: give one entry for each of the {n} samples."
-        )
+        what = f"groups={checks.shown(groups)}"
+        raise ValueError(f"{what}: give one entry for each of the {n} samples.")
     odd = {type(name).__name__ for name in groups[:n] if not isinstance(name, (str, int))}
     if odd:
         raise ValueError(f"groups hold values of type {', '.join(odd)}: give numbers or texts.")

@@ -42,10 +42,8 @@ def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
     images = torch.as_tensor(images)
     images = items.upright_array(images, "data") if images.ndim == 4 else images
     if images.ndim != 4:
-        raise ValueError(
-            f"data has shape {list(images.shape)}, but this model reads images: give [n, channels, "
-            "height, width]."
-        )
+        what = f"data has shape {list(images.shape)}, but this model reads images"
+        raise ValueError(f"{what}: give [n, channels, height, width].")
     if not (images.is_floating_point() or images.dtype == torch.uint8):
         raise ValueError(f"data is {images.dtype}: give preprocessed floats, or uint8 (0 to 255).")
     images = images.detach()
@@ -164,9 +162,8 @@ def read_item(data: Sized, number: int) -> Item:
     except OSError as error:  # Pillow's error for a file that is not a picture is one of these
         raise Undecodable(f"cannot read data[{number}]: {plain(error, 300)}") from error
     except Exception as error:  # the code of a dataset is its user's
-        raise ValueError(
-            f"data[{number}] raised {type(error).__name__}: {plain(error, 300)}."
-        ) from error
+        words = f"{type(error).__name__}: {plain(error, 300)}"
+        raise ValueError(f"data[{number}] raised {words}.") from error
     item = items.item_of(thing, f"data[{number}]")
     return Item(item.value, items.label_of(item.label, f"data[{number}]"), item.mask)
 

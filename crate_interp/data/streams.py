@@ -71,8 +71,7 @@ class Stream:
         if self.limit is None:
             raise ValueError(
                 "the dataset is a stream, but its samples are needed more than once: give limit=n, "
-                "which keeps the first n samples in memory, or data with a length, such as "
-                "loader.dataset or a map-style datasets.Dataset."
+                "which keeps the first n samples in memory, or data with a length."
             )
         return self.held(list(self.rows()), 0)
 
@@ -211,8 +210,7 @@ def _resolved(data: object, limit: int | None) -> tuple[Any, str]:
         if next(iter(dataset), None) is None:
             raise ValueError("the data is empty: there is no row in the stream.")
         raise ValueError(
-            "the stream does not state its columns: set them with "
-            "data = data.cast(datasets.Features(...))."
+            "the stream does not state its columns: set them, data.cast(datasets.Features(...))."
         )
     info = dataset.info
     known = (info.dataset_name or info.builder_name, info.config_name, dataset.split)
@@ -235,10 +233,8 @@ def _items_of(
         }
         if any(wrong.values()):
             right = ", ".join(words for words, found in wrong.items() if found)
-            raise ValueError(
-                "the DataLoader does not give each sample once, in order: write "
-                f"DataLoader(dataset, {right})."
-            )
+            what = "the DataLoader does not give each sample once, in order"
+            raise ValueError(f"{what}: write DataLoader(dataset, {right}).")
     once = iter(data) is data  # a generator, for example, which cannot begin again
     begun = separated(data)
     first = next(begun, None)

@@ -113,9 +113,8 @@ def table_samples(table: Table, how: ImageReading, fingerprint: str | None = Non
     columns = columns_of(table, masks=how.masks is not None)
     if table.format["type"] == "custom":
         raise ValueError(
-            "the dataset has a transform, for which datasets would decode any file that a row "
-            "names: give data.with_format(None), or a dataset of the pictures that the "
-            "transform makes."
+            "the dataset has a transform, which is not run: give data.with_format(None), or a "
+            "dataset of the pictures that the transform makes."
         )
     rows, labels = columns.undecoded(table), ()
     if columns.label:
