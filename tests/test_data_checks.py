@@ -7,7 +7,7 @@ import datasets
 import pytest
 import torch
 from PIL import ExifTags, Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import crate_interp as ci
 from conftest import make, make_lm
@@ -31,17 +31,6 @@ from test_data_forms import (
 from texts import Words
 
 WHICH, TALL = 3, (37, 11)  # the sample with a fault; height and width of a mask that does not fit
-
-
-class Rows(Dataset):
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, number):
-        return self.rows[number]
 
 
 class Stream(IterableDataset):
@@ -106,10 +95,10 @@ def stacked(columns):
 HOLDERS = {
     "list of dictionaries": lambda columns, folder: rows_of(columns),
     "list of pairs": lambda columns, folder: pairs_of(columns),
-    "dataset class": lambda columns, folder: Rows(rows_of(columns)),
+    "dataset class": lambda columns, folder: Own(rows_of(columns)),
     "columns": lambda columns, folder: columns,
     "pair": lambda columns, folder: tuple(columns.values()),
-    "DataLoader": lambda columns, folder: DataLoader(Rows(pairs_of(columns)), batch_size=2),
+    "DataLoader": lambda columns, folder: DataLoader(Own(pairs_of(columns)), batch_size=2),
     "stream": lambda columns, folder: Stream(rows_of(columns)),
     "generator": lambda columns, folder: iter(rows_of(columns)),
 }
@@ -231,21 +220,20 @@ def test_tokens_must_be_in_the_vocabulary(form, token, monkeypatch):
         ci.sweep(make_lm(), forms[form](), **SWEEP)
 
 
-@pytest.mark.parametrize(
-    "data", [["some words"], "embedded:held-out-text", TOKENS], ids=["list", "name", "tokens"]
-)
+OTHER_KIND = "this model reads (text|images)|is of type list|cannot take text from Image"
+
+
+@pytest.mark.parametrize("data", [["some words"], "embedded:held-out-text", TOKENS], ids=type)
 def test_texts_are_refused_by_a_model_of_images(data):
-    with pytest.raises(ValueError, match="this model reads images|is of type list"):
+    with pytest.raises(ValueError, match=OTHER_KIND):
         ci.sweep(vision(), data, **SWEEP)
 
 
-@pytest.mark.parametrize(
-    "data", [pictures(), "embedded:fashion", BYTES], ids=["list", "name", "bytes"]
-)
+@pytest.mark.parametrize("data", [pictures(), "embedded:fashion", BYTES], ids=type)
 def test_images_are_refused_by_a_language_model(data):
     lm = make_lm()
     lm.tokenizer = Words()
-    with pytest.raises(ValueError, match="this model reads text|cannot take text from Image"):
+    with pytest.raises(ValueError, match=OTHER_KIND):
         ci.sweep(lm, data, **SWEEP)
 
 

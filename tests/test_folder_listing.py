@@ -7,7 +7,7 @@ import pytest
 
 import crate_interp as ci
 from conftest import PLAIN, make
-from crate_interp.data.folder_listing import Listing, folder_samples, names_under, pictures_under
+from crate_interp.data.folder_listing import Listing, folder_samples, names_under
 from crate_interp.data.samples import ImageReading
 from gathered import CHUNKS, folder
 
@@ -34,7 +34,6 @@ def test_names_come_in_the_order_of_paths(odd):
     names = list(names_under(odd))
     assert set(names) == {*ODD, "gone.png", "loop.png", "linked.png"}
     assert names == sorted(names, key=lambda name: Path(name).parts)
-    assert pictures_under(odd) == [odd / name for name in names]
 
 
 def test_a_listing_knows_names_sizes_and_their_digest(odd, tmp_path):

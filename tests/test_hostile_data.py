@@ -20,7 +20,7 @@ from PIL import EpsImagePlugin, Image
 import crate_interp as ci
 from conftest import PLAIN, make
 from crate_interp.core import pictures
-from crate_interp.data.folder_listing import pictures_under
+from crate_interp.data.folder_listing import names_under
 from crate_interp.data.tables import EMBED
 from strangers import (
     EPS,
@@ -175,11 +175,11 @@ def test_links_are_followed_but_not_in_a_circle(model, tmp_path):
     (tmp_path / "inside" / "link.png").symlink_to(tmp_path / "outside" / "outside.png")
     (tmp_path / "inside" / "folder").symlink_to(tmp_path / "outside")
     (tmp_path / "inside" / "round").symlink_to(tmp_path / "inside")
-    names = [path.name for path in pictures_under(tmp_path / "inside")]
+    names = [Path(name).name for name in names_under(tmp_path / "inside")]
     assert names == ["outside.png", "inside.png", "link.png"]
     assert opened(model, f"imagefolder:{tmp_path / 'inside'}").n == 3
     (tmp_path / "outside" / "up").symlink_to(tmp_path)  # which holds both folders
-    assert [path.name for path in pictures_under(tmp_path / "inside")] == names
+    assert [Path(name).name for name in names_under(tmp_path / "inside")] == names
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"new\nline", b"\x1b[2J", "\u202egnp".encode()])
@@ -214,6 +214,9 @@ def test_no_file_that_a_table_names_is_opened(model, tmp_path):
         match = "the image of sample 0 is the name of a file, '.*', without its bytes: no file that"
         refused(match, opened, model, table([named, good]))
         refused(match, opened, model, table([named], feature=datasets.Image(decode=False)))
+        stream = table([named]).to_iterable_dataset()
+        with pytest.raises(ValueError, match=match):
+            ci.sweep(model, stream, skip_bad=True, progress=False)
         samples = opened(model, table([good, named]))  # the error names the sample
         refused("the image of sample 1 is the name of a file", samples.read, 0, 2)
         masks = opened(model, table([good], mask=[named]))

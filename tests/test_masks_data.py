@@ -129,7 +129,7 @@ def test_which_column_holds_the_masks(model):
     [
         ("the mask of sample 4 is 41 x 23, but its image is 23 x 41", mask_of((41, 23), [0, 255])),
         ("the mask of sample 4 has mode 'RGB': give one number", Image.new("RGB", (41, 23))),
-        ("sample 4 has no mask: the column holds None", None),
+        ("the mask of sample 4 is missing: the column holds None", None),
     ],
 )
 def test_masks_that_do_not_fit(model, match, last):

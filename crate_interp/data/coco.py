@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from operator import index
-from os.path import expanduser, isdir
+from os.path import expanduser, isdir, splitext
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -24,8 +24,8 @@ from crate_interp.core.safe_text import plain
 from crate_interp.data.folder_listing import (
     file_samples,
     names_and_sizes,
+    names_under,
     path_and_option,
-    pictures_under,
 )
 from crate_interp.data.items import IGNORE, Item, check_mask
 from crate_interp.data.picture_contents import inside
@@ -228,33 +228,27 @@ def voc_samples(where: str, how: ImageReading) -> Samples:
                 f"{quoted(place)} is not a folder: give voc:DIR or voc:DIR:SPLIT, where DIR has "
                 f"{VOC_IMAGES}/ and {VOC_MASKS}/."
             )
-    parts = {kind: _by_name(folder / kind) for kind in (VOC_IMAGES, VOC_MASKS)}
+    parts = {
+        kind: {splitext(name)[0]: f"{kind}/{name}" for name in names_under(folder / kind)}
+        for kind in (VOC_IMAGES, VOC_MASKS)
+    }
     images, masks = parts.values()
     names = [name for name in images if name in masks] if split is None else _split(folder, split)
     if not names:
-        raise ValueError(
-            f"the data is empty: no image in {quoted(folder / VOC_IMAGES)} has a mask."
-        )
+        raise ValueError(f"the data is empty: no image in {quoted(folder)} has a mask.")
     for name in names:
-        for kind, paths in parts.items():
-            if name not in paths:
+        for kind, files in parts.items():
+            if name not in files:
                 place = quoted(folder / kind)
                 raise ValueError(f"{quoted(name)} of split {split!r} has no file in {place}.")
-        mode, size = header(masks[name], f"the image {quoted(masks[name])}")
-        image_size = header(images[name], f"the image {quoted(images[name])}")[1]
-        check_mask(mode, size, image_size, quoted(name))
-    items = [Item(images[name], mask=masks[name]) for name in names]
-    paths = [item.value for item in items] + [item.mask for item in items]
-    below = [path.relative_to(folder).as_posix() for path in paths]
-    print_ = f"voc:{names_and_sizes(paths, below)}"
-    count = len(names)
-    return file_samples(items, folder, below[:count], how, print_, below[count:], binary=False)
-
-
-def _by_name(folder: Path) -> dict[str, Path]:
-    return {
-        path.relative_to(folder).with_suffix("").as_posix(): path for path in pictures_under(folder)
-    }
+        mode, size = header(folder / masks[name], f"the image {quoted(folder / masks[name])}")
+        image = folder / images[name]
+        check_mask(mode, size, header(image, f"the image {quoted(image)}")[1], quoted(name))
+    below, drawn = [images[name] for name in names], [masks[name] for name in names]
+    pairs = zip(below, drawn, strict=True)
+    items = [Item(folder / image, mask=folder / mask) for image, mask in pairs]
+    print_ = f"voc:{names_and_sizes([folder / name for name in below + drawn], below + drawn)}"
+    return file_samples(items, folder, below, how, print_, drawn, binary=False)
 
 
 def _split(folder: Path, split: str) -> list[str]:

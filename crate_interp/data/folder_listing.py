@@ -41,11 +41,6 @@ def path_and_option(text: str) -> tuple[Path, str | None]:
     return (Path(text), None) if not colon or os.path.exists(text) else (Path(before), after)
 
 
-def pictures_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """Returns the paths of the files that `names_under` yields."""
-    return [folder / name for name in names_under(folder, suffixes)]
-
-
 def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[str]:
     """Yields, in order, the names of the files under a folder that end in one of `suffixes`.
 
@@ -225,8 +220,8 @@ def folder_samples(where: str, how: ImageReading) -> Samples:
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
-        beside = [path.name for path in folder.parent.glob("*/")] if isdir(folder.parent) else []
-        near = did_you_mean(plain(folder.name, 100), [plain(name, 100) for name in beside])
+        beside = [plain(path.name, 100) for path in folder.parent.glob("*/")]
+        near = did_you_mean(plain(folder.name, 100), beside)
         words = f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder. {near}"
         raise ValueError(words.rstrip())
     listing = (Listing.kept(how.listing, folder) if how.listing else None) or Listing.of(folder)

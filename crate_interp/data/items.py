@@ -133,10 +133,8 @@ def label_of(label: object, where: str) -> Any:
     if type(value) in (int, bool) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     shape = f"shape {list(value.shape)}" if is_array(value) else repr(value)[:50]
-    raise ValueError(
-        f"the label of {where} is a {type(value).__name__} ({shape}). Give the number or the name "
-        "of one class."
-    )
+    what = f"the label of {where} is a {type(value).__name__} ({shape})"
+    raise ValueError(f"{what}. Give the number or the name of one class.")
 
 
 def item_samples(
@@ -175,9 +173,8 @@ def _read_images(items: Items, preprocess: Preprocess, start: int, stop: int) ->
     sizes = {tuple(image.shape[2:]) for image in images}
     if len(sizes) > 1:
         shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
-        raise ValueError(
-            f"the images from sample {start} on differ in size ({shown}): give batch_size=1."
-        )
+        what = f"the images from sample {start} on differ in size ({shown})"
+        raise ValueError(f"{what}: give batch_size=1.")
     return torch.cat(images)
 
 
@@ -186,15 +183,11 @@ def _image(value: Any, number: int) -> Any:
     if is_array(value):
         return upright_array(value, f"sample {number}")
     if not isinstance(value, _PICTURES):
-        raise ValueError(
-            f"sample {number} is of type {type(value).__name__}. Give a PIL image, a path or an "
-            "array."
-        )
+        what = f"sample {number} is of type {type(value).__name__}"
+        raise ValueError(f"{what}. Give a PIL image, a path or an array.")
     if isinstance(value, str) and not (value.lower().endswith(pictures.SUFFIXES) or exists(value)):
-        raise ValueError(
-            f"sample {number} is the text {plain(value, 50)!r}, but this model reads images. "
-            "Give PIL images, or paths of picture files."
-        )
+        what = f"sample {number} is the text {plain(value, 50)!r}, but this model reads images"
+        raise ValueError(f"{what}. Give PIL images, or paths of picture files.")
     return value
 
 

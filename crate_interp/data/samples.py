@@ -105,19 +105,16 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
     if not isinstance(samples, Samples):
         raise ValueError(f"part takes samples of ci.data.open_data, got {type(samples).__name__}.")
     begin, end = samples.start, samples.start + samples.n
-    whole = checks.is_int(start) and checks.is_int(stop)
-    if not whole or not begin <= start < stop <= end:
+    if not (checks.is_int(start) and checks.is_int(stop) and begin <= start < stop <= end):
         raise ValueError(
             f"start={start!r}, stop={stop!r}: give whole numbers with "
             f"{begin} <= start < stop <= {end}."
         )
-    labels, groups = (
-        None if one is None else one[start - begin : stop - begin]
-        for one in (samples.labels, samples.groups)
-    )
-    return dataclasses.replace(
-        samples, n=int(stop - start), labels=labels, groups=groups, start=int(start)
-    )
+    chosen = slice(start - begin, stop - begin)
+    labels = None if samples.labels is None else samples.labels[chosen]
+    groups = None if samples.groups is None else samples.groups[chosen]
+    more = {"n": int(stop - start), "start": int(start)}
+    return dataclasses.replace(samples, labels=labels, groups=groups, **more)
 
 
 def first(samples: Samples, limit: int | None) -> Samples:
@@ -237,14 +234,10 @@ def group_numbers(groups: object, n: int) -> tuple[int, ...]:
     """
     groups = getattr(groups, "tolist", lambda: groups)()
     if not isinstance(groups, Sequence) or len(groups) < n:
-        raise ValueError(
-            f"groups={checks.shown(groups)}: give one entry for each of the {n} samples."
-        )
-    numbers: dict[Any, int] = {}
-    for place, name in enumerate(groups[:n]):
-        if not isinstance(name, (str, int)):
-            raise ValueError(
-                f"groups[{place}] is of type {type(name).__name__}: give a number or a text."
-            )
-        numbers.setdefault(name, len(numbers))
+        what = f"groups={checks.shown(groups)}"
+        raise ValueError(f"{what}: give one entry for each of the {n} samples.")
+    odd = {type(name).__name__ for name in groups[:n] if not isinstance(name, (str, int))}
+    if odd:
+        raise ValueError(f"groups hold values of type {', '.join(odd)}: give numbers or texts.")
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(groups[:n]))}
     return tuple(numbers[name] for name in groups[:n])

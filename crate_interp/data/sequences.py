@@ -19,17 +19,8 @@ from torch.utils.data import Subset
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import plain
-from crate_interp.data.items import (
-    Item,
-    MaskReader,
-    digest_of,
-    image_of,
-    is_array,
-    item_of,
-    item_samples,
-    label_of,
-    upright_array,
-)
+from crate_interp.data import items
+from crate_interp.data.items import Item, is_array
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
 from crate_interp.measures.checks import all_finite
 
@@ -49,12 +40,10 @@ def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
     NaN, Inf and pixels of 0 to 255 among the floats of the images that are wanted.
     """
     images = torch.as_tensor(images)
-    images = upright_array(images, "data") if images.ndim == 4 else images
+    images = items.upright_array(images, "data") if images.ndim == 4 else images
     if images.ndim != 4:
-        raise ValueError(
-            f"data has shape {list(images.shape)}, but this model reads images: give [n, channels, "
-            "height, width]."
-        )
+        what = f"data has shape {list(images.shape)}, but this model reads images"
+        raise ValueError(f"{what}: give [n, channels, height, width].")
     if not (images.is_floating_point() or images.dtype == torch.uint8):
         raise ValueError(f"data is {images.dtype}: give preprocessed floats, or uint8 (0 to 255).")
     images = images.detach()
@@ -67,7 +56,7 @@ def tensor_samples(images: Tensor | np.ndarray, how: ImageReading) -> Samples:
                 f"the first at index {bad[0]}."
             )
         for number, image in enumerate(used):
-            image_of(image, number, how.pictures)
+            items.image_of(image, number, how.pictures)
     digest = hashlib.sha256(f"{images.dtype} {list(images.shape)}".encode())
     for part in images.split(256):
         digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
@@ -99,10 +88,10 @@ def parts_of_pair(data: object) -> Item:
 
     Raises ValueError unless there are as many labels, and as many masks, as values.
     """
-    whole = item_of(getattr(data, "tensors", data), "data")
+    whole = items.item_of(getattr(data, "tensors", data), "data")
     count, labels = len(whole.value), whole.label
     if labels is not None:
-        labels = [label_of(label, f"sample {number}") for number, label in enumerate(labels)]
+        labels = [items.label_of(label, f"sample {number}") for number, label in enumerate(labels)]
     for name, part in (("labels", labels), ("masks", whole.mask)):
         if part is not None and len(part) != count:
             raise ValueError(f"data has {count} samples and {len(part)} {name}. Give one for each.")
@@ -127,16 +116,15 @@ def pair_samples(data: object, how: ImageReading) -> Samples:
     whole = parts_of_pair(data)
     masks = whole.mask
     if not is_array(whole.value):
-        nothing = [None] * len(whole.value)
-        parts = zip(whole.value, whole.label or nothing, masks or nothing, strict=True)
-        return sequence_samples([Item(*one) for one in parts], how)
+        parts = ([None] * len(whole.value) if one is None else one for one in (whole.label, masks))
+        return sequence_samples(list(map(Item, whole.value, *parts)), how)
     samples = labelled(tensor_samples(whole.value, how), whole.label)
     if masks is None:
         return samples
-    each = b"".join(digest_of(Item(None, mask=mask)) for mask in masks)
+    each = b"".join(items.digest_of(Item(None, mask=mask)) for mask in masks)
     print_ = f"{samples.fingerprint}:masks:sha256:{hashlib.sha256(each).hexdigest()}"
-    items = partial(_masked_items, whole.value, masks)
-    reader = MaskReader(items, how.masks, range(len(masks))) if how.masks else None
+    read = partial(_masked_items, whole.value, masks)
+    reader = items.MaskReader(read, how.masks, range(len(masks))) if how.masks else None
     return dataclasses.replace(samples, masks=reader, fingerprint=print_)
 
 
@@ -174,11 +162,10 @@ def read_item(data: Sized, number: int) -> Item:
     except OSError as error:  # Pillow's error for a file that is not a picture is one of these
         raise Undecodable(f"cannot read data[{number}]: {plain(error, 300)}") from error
     except Exception as error:  # the code of a dataset is its user's
-        raise ValueError(
-            f"data[{number}] raised {type(error).__name__}: {plain(error, 300)}."
-        ) from error
-    item = item_of(thing, f"data[{number}]")
-    return Item(item.value, label_of(item.label, f"data[{number}]"), item.mask)
+        words = f"{type(error).__name__}: {plain(error, 300)}"
+        raise ValueError(f"data[{number}] raised {words}.") from error
+    item = items.item_of(thing, f"data[{number}]")
+    return Item(item.value, items.label_of(item.label, f"data[{number}]"), item.mask)
 
 
 def sequence_samples(data: Sized, how: ImageReading) -> Samples:
@@ -197,30 +184,30 @@ def sequence_samples(data: Sized, how: ImageReading) -> Samples:
     for number in tqdm(range(count), desc="reading items once", delay=3, leave=False):
         try:
             item = read_item(data, number)
-            digests.append(digest_of(item))
+            digests.append(items.digest_of(item))
         except Undecodable as error:
             item = Item(None)
             digests.append(hashlib.sha256(str(error).encode()).digest())
         if is_array(item.value) and torch.as_tensor(item.value).is_floating_point():
-            image_of(item.value, number, how.pictures)
+            items.image_of(item.value, number, how.pictures)
         labels.append(item.label)
         masked = masked or item.mask is not None
-    items = partial(_same_items, data, digests)
+    read = partial(_same_items, data, digests)
     ends = () if isinstance(data, (list, tuple)) or not count else {0, count - 1}
     for number in [*ends] * DRAWS:
         with suppress(Undecodable):
-            items(number, number + 1)
+            read(number, number + 1)
     print_ = f"items:sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
     more = {"masked": masked, "labels": labels, "names": names_of(data)}
-    return item_samples(items, range(count), print_, how, **more)
+    return items.item_samples(read, range(count), print_, how, **more)
 
 
 def _same_items(data: Any, digests: Sequence[bytes], start: int, stop: int) -> list[Item]:
-    items = [read_item(data, number) for number in range(start, stop)]
-    for number, item in enumerate(items, start):
-        if digest_of(item) != digests[number]:
+    again = [read_item(data, number) for number in range(start, stop)]
+    for number, item in enumerate(again, start):
+        if items.digest_of(item) != digests[number]:
             raise ValueError(
                 f"data[{number}] is not the same when it is read twice. Take random steps, "
                 "such as RandomCrop, out of the dataset's transform."
             )
-    return items
+    return again

@@ -11,25 +11,11 @@ from torch import Tensor
 
 from crate_interp.core import checks, pictures
 from crate_interp.core.safe_text import plain
-from crate_interp.data import coco, cutouts, folder_listing, streams, tables
+from crate_interp.data import coco, cutouts, folder_listing, sequences, streams, tables, texts
 from crate_interp.data.items import is_array
 from crate_interp.data.samples import ImageReading, Preprocess, Samples, first
-from crate_interp.data.sequences import (
-    is_pair,
-    is_sequence,
-    pair_samples,
-    sequence_samples,
-    tensor_samples,
-)
 from crate_interp.data.tables import Table, is_table, table_samples
-from crate_interp.data.texts import (
-    TextReading,
-    file_of_text,
-    pair_of_text,
-    table_of_text,
-    text_sequence,
-    token_samples,
-)
+from crate_interp.data.texts import TextReading
 
 
 @dataclass(frozen=True)
@@ -65,12 +51,9 @@ def forms(*, masks: bool = False, text: bool = False) -> str:
 
     masks: only sources that can have masks. text: only sources that can hold text.
     """
-    shown = [
-        f'"{source.form}"'
-        for source in SOURCES.values()
-        if (source.masks or not masks) and (source.table or not text)
-    ]
-    return f"{', '.join(shown[:-1])} or {shown[-1]}"
+    fitting = [one for one in SOURCES.values() if one.masks >= masks and (one.table or not text)]
+    *names, last = (f'"{source.form}"' for source in fitting)
+    return f"{', '.join(names)} or {last}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +79,7 @@ def _named_images(data: str, how: ImageReading) -> Samples:
 def _named_text(data: str, how: TextReading) -> Samples:
     source, where = _source_of(data, _words("text"), text=True)
     assert source.table is not None
-    samples = table_of_text(source.table(where), how)
+    samples = texts.table_of_text(source.table(where), how)
     return replace(samples, fingerprint=f"{plain(data, 200)}:{samples.fingerprint}")
 
 
@@ -109,17 +92,17 @@ def _stream_images(data: Any, how: ImageReading) -> Samples:
 
 
 def _one_picture(data: Any, how: ImageReading) -> Samples:
-    return sequence_samples([data], how)
+    return sequences.sequence_samples([data], how)
 
 
 FORMS = (  # data has the first form that fits
     Form(
-        is_array, tensor_samples, token_samples,
+        is_array, sequences.tensor_samples, texts.token_samples,
         "images [n, channels, height, width] as uint8 or preprocessed floats", "token ids [n, pos]",
     ),
     Form(
         lambda data: isinstance(data, (str, Path)) and os.path.isfile(data),
-        _one_picture, file_of_text, "a picture file", "a text file",
+        _one_picture, texts.file_of_text, "a picture file", "a text file",
     ),
     Form(
         lambda data: isinstance(data, Path) or (isinstance(data, str) and os.path.isdir(data)),
@@ -128,16 +111,16 @@ FORMS = (  # data has the first form that fits
     Form(lambda data: isinstance(data, str), _named_images, _named_text),
     Form(lambda data: isinstance(data, Image.Image), _one_picture),
     Form(
-        is_table, _table_images, table_of_text,
+        is_table, _table_images, texts.table_of_text,
         "a datasets.Dataset", "a datasets.Dataset with a text column",
     ),
     Form(streams.is_stream, _stream_images),
     Form(
-        is_pair, pair_samples, pair_of_text,
+        sequences.is_pair, sequences.pair_samples, texts.pair_of_text,
         '(images, labels), {"image": ..., "label": ...}', "(tokens, labels)",
     ),
     Form(
-        is_sequence, sequence_samples, text_sequence,
+        sequences.is_sequence, sequences.sequence_samples, texts.text_sequence,
         "a torch Dataset or DataLoader, a list of PIL images or paths",
         "a list of texts, a torch Dataset of either",
     ),
@@ -225,7 +208,7 @@ def open_data(
     uint8 images into floats.
 
     Some data has masks too: (picture, mask); a datasets.Dataset with a mask column (tables.py);
-    "embedded:pictures"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
+    "embedded:pictures"; "voc:DIR" or "voc:DIR:SPLIT" (data/coco.py); "coco:ANNOTATIONS.json" or
     "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
     objects with alpha (data/cutouts.py). `preprocess_masks` turns masks into class maps; if it is
     None, masks are left out.

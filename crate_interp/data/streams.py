@@ -21,17 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
-from crate_interp.data.items import (
-    Item,
-    digest_of,
-    is_array,
-    is_tokens,
-    item_of,
-    item_samples,
-    known_labels,
-    label_of,
-    separated_batch,
-)
+from crate_interp.data import items
+from crate_interp.data.items import Item, is_array
 from crate_interp.data.samples import ImageReading, Preprocess, Samples
 from crate_interp.data.sequences import DRAWS, is_pair, is_sequence, names_of
 from crate_interp.data.tables import Columns, columns_of, is_table, text_column
@@ -80,8 +71,7 @@ class Stream:
         if self.limit is None:
             raise ValueError(
                 "the dataset is a stream, but its samples are needed more than once: give limit=n, "
-                "which keeps the first n samples in memory, or data with a length, such as "
-                "loader.dataset or a map-style datasets.Dataset."
+                "which keeps the first n samples in memory, or data with a length."
             )
         return self.held(list(self.rows()), 0)
 
@@ -98,12 +88,10 @@ def is_stream(data: object) -> bool:
         return False
     if not is_sequence(data):
         return isinstance(data, Iterable)
-    if not isinstance(data, list) or not data:
-        return False
-    try:
-        first = item_of(data[0], "data[0]").value
-    except ValueError:
-        return False
+    first: Any = data[0] if isinstance(data, list) and data else None
+    if isinstance(first, (tuple, list, Mapping)):
+        with suppress(ValueError):
+            first = items.item_of(first, "data[0]").value
     return is_array(first) and first.ndim == 4  # a list of batches
 
 
@@ -127,13 +115,13 @@ def image_stream(
     if is_table(data):
         dataset, print_ = _resolved(data, limit)
         columns = columns_of(dataset, masks=preprocess_masks is not None)
-        items, names = partial(_table_items, columns.undecoded(dataset), columns), columns.names
+        read, names = partial(_table_items, columns.undecoded(dataset), columns), columns.names
     else:
-        items, print_ = _items_of(data, _separated, limit)
+        read, print_ = _items_of(data, _separated, limit)
         names = names_of(data) or names_of(getattr(data, "dataset", None))
     how = ImageReading(preprocess, preprocess_masks)
     held = partial(_held_images, how=how, fingerprint=print_, names=names)
-    return _stream(items, held, print_, limit, "image")
+    return _stream(read, held, print_, limit, "image")
 
 
 def _table_items(table: Any, columns: Columns) -> Iterator[Item]:
@@ -144,7 +132,7 @@ def _held_images(
     rows: Sequence[Item], start: int, how: ImageReading, fingerprint: str, names: Names
 ) -> Samples:
     labels, numbers = [item.label for item in rows], range(start, start + len(rows))
-    return item_samples(list(rows), numbers, fingerprint, how, labels=labels, names=names)
+    return items.item_samples(list(rows), numbers, fingerprint, how, labels=labels, names=names)
 
 
 def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream:
@@ -159,9 +147,9 @@ def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream
         return (Item(torch.tensor(row), group=text) for row, text in pairs)
 
     def items_of(data: Any) -> Iterator[Item]:
-        items = _separated(data, tokens=True)
-        for first in items:
-            every = chain([first], items)
+        rest = _separated(data, tokens=True)
+        for first in rest:
+            every = chain([first], rest)
             texts = isinstance(first.value, str)
             yield from windows(item.value for item in every) if texts else every
 
@@ -169,15 +157,15 @@ def text_stream(data: Any, window_rows: WindowRows, limit: int | None) -> Stream
         dataset, print_ = _resolved(data, limit)
         name = text_column(dataset)
         alone = dataset.with_format(None).select_columns([name])
-        items = lambda: windows(row[name] for row, _ in _each(alone, "rows"))  # noqa: E731
+        read = lambda: windows(row[name] for row, _ in _each(alone, "rows"))  # noqa: E731
     else:
-        items, print_ = _items_of(data, items_of, limit)
-    return _stream(items, partial(_held_tokens, fingerprint=print_), print_, limit, "text")
+        read, print_ = _items_of(data, items_of, limit)
+    return _stream(read, partial(_held_tokens, fingerprint=print_), print_, limit, "text")
 
 
 def _held_tokens(rows: Sequence[Item], start: int, fingerprint: str) -> Samples:
     tokens = [tokens_of(item.value, f"sample {number}") for number, item in enumerate(rows, start)]
-    labels = known_labels(item.label for item in rows)
+    labels = items.known_labels(item.label for item in rows)
     groups = None if rows[0].group is None else tuple(item.group or 0 for item in rows)
     read = partial(read_rows, torch.stack(tokens), first=start)
     more = {"start": start, "of": start + len(rows), "groups": groups}
@@ -185,11 +173,11 @@ def _held_tokens(rows: Sequence[Item], start: int, fingerprint: str) -> Samples:
 
 
 def _stream(
-    items: Callable[[], Iterator[Item]], held: Any, fingerprint: str, limit: int | None, what: str
+    read: Callable[[], Iterator[Item]], held: Any, fingerprint: str, limit: int | None, what: str
 ) -> Stream:
     """Returns a stream of the first items; raises ValueError, which says `what`, for no item."""
     checks.limit(limit)
-    stream = Stream(lambda: islice(items(), limit), held, fingerprint, limit)
+    stream = Stream(lambda: islice(read(), limit), held, fingerprint, limit)
     if next(stream.rows(), None) is None:
         raise ValueError(f"the data is empty: there is no {what} in the stream.")
     return stream
@@ -222,8 +210,7 @@ def _resolved(data: object, limit: int | None) -> tuple[Any, str]:
         if next(iter(dataset), None) is None:
             raise ValueError("the data is empty: there is no row in the stream.")
         raise ValueError(
-            "the stream does not state its columns: set them with "
-            "data = data.cast(datasets.Features(...))."
+            "the stream does not state its columns: set them, data.cast(datasets.Features(...))."
         )
     info = dataset.info
     known = (info.dataset_name or info.builder_name, info.config_name, dataset.split)
@@ -246,17 +233,15 @@ def _items_of(
         }
         if any(wrong.values()):
             right = ", ".join(words for words, found in wrong.items() if found)
-            raise ValueError(
-                "the DataLoader does not give each sample once, in order: write "
-                f"DataLoader(dataset, {right})."
-            )
+            what = "the DataLoader does not give each sample once, in order"
+            raise ValueError(f"{what}: write DataLoader(dataset, {right}).")
     once = iter(data) is data  # a generator, for example, which cannot begin again
     begun = separated(data)
     first = next(begun, None)
-    print_ = "" if first is None else digest_of(first).hex()
+    print_ = "" if first is None else items.digest_of(first).hex()
     rest = [begun] if once else []
 
-    def items() -> Iterator[Item]:
+    def read() -> Iterator[Item]:
         if once and not rest:
             raise ValueError(
                 "the iterator was read to its end or given before, and cannot begin again. Give "
@@ -266,7 +251,7 @@ def _items_of(
         if once:
             every = chain([] if first is None else [first], rest[0])
         for number, item in enumerate(every):
-            if number == 0 and digest_of(item).hex() != print_:
+            if number == 0 and items.digest_of(item).hex() != print_:
                 raise ValueError(
                     "the stream begins with another sample when it is read again: it shuffles, or "
                     "has a random transform. Give data with a fixed order and no random steps."
@@ -276,17 +261,17 @@ def _items_of(
             yield item
 
     for _ in range(0 if once or first is None else DRAWS):
-        next(items())
+        next(read())
     many = "all samples" if limit is None else f"the first {limit}"
-    return items, f"stream of {type(data).__name__}:begins sha256 {print_[:16]}:{many}"
+    return read, f"stream of {type(data).__name__}:begins sha256 {print_[:16]}:{many}"
 
 
 def _separated(data: Any, tokens: bool = False) -> Iterator[Item]:
     """Yields the samples of batches one by one."""
     number = 0
     for thing, place in _each(data, "batches"):
-        for item in separated_batch(item_of(thing, f"batch {place}"), tokens, number):
-            label = label_of(item.label, f"sample {number}")
+        for item in items.separated_batch(items.item_of(thing, f"batch {place}"), tokens, number):
+            label = items.label_of(item.label, f"sample {number}")
             yield Item(_copied(item.value), label, _copied(item.mask))
             number += 1
 
@@ -305,9 +290,9 @@ def is_loader(data: object) -> TypeGuard[DataLoader]:
     if data.batch_size is not None or data.batch_sampler is not None:
         return True
     dataset: Any = data.dataset  # whose items may be batches themselves
-    value = item_of(dataset[0], "data[0]").value if len(dataset) else None
+    value = items.item_of(dataset[0], "data[0]").value if len(dataset) else None
     if not is_array(value):
-        return not isinstance(value, (list, tuple)) or is_tokens(value)
+        return not isinstance(value, (list, tuple)) or items.is_tokens(value)
     tokens = value.ndim == 2 and str(value.dtype).endswith(("int32", "int64"))
     return value.ndim != 4 and not tokens
 
@@ -332,14 +317,16 @@ class CollatedItems:
 
     def __getitem__(self, number: int) -> Item:
         """Returns a sample; raises ValueError unless the batch of one sample is one sample."""
-        batch = item_of(self.loader.collate_fn([self.dataset[number]]), f"sample {number} alone")
-        items = list(separated_batch(batch, self.tokens, number))
-        if len(items) != 1:
+        batch = items.item_of(
+            self.loader.collate_fn([self.dataset[number]]), f"sample {number} alone"
+        )
+        alone = list(items.separated_batch(batch, self.tokens, number))
+        if len(alone) != 1:
             raise ValueError(
-                f"the loader's collate_fn makes {len(items)} samples of sample {number} alone: "
+                f"the loader's collate_fn makes {len(alone)} samples of sample {number} alone: "
                 "give loader.dataset, or a collate_fn that gives one."
             )
-        return items[0]
+        return alone[0]
 
 
 def samples_of_loader(loader: DataLoader, tokens: bool = False) -> Any:

@@ -29,12 +29,7 @@ EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
 )
-EMBEDDED = {  # name -> file in assets/
-    "fashion": "fashion.parquet",
-    "pictures": "pictures.parquet",
-    "held-out-text": "held-out-text.parquet",
-    "repeats": "repeats.parquet",
-}
+EMBEDDED = ("fashion", "pictures", "held-out-text", "repeats")
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
@@ -70,7 +65,7 @@ def _embedded_file(name: str) -> Path:
         raise ValueError(
             f"no embedded data is called {name!r}: give {', '.join(EMBEDDED)}. {hint}".rstrip()
         )
-    return _ASSETS / EMBEDDED[name]
+    return _ASSETS / f"{name}.parquet"
 
 
 def from_hub(name: str) -> Table:
@@ -118,9 +113,8 @@ def table_samples(table: Table, how: ImageReading, fingerprint: str | None = Non
     columns = columns_of(table, masks=how.masks is not None)
     if table.format["type"] == "custom":
         raise ValueError(
-            "the dataset has a transform, for which datasets would decode any file that a row "
-            "names: give data.with_format(None), or a dataset of the pictures that the "
-            "transform makes."
+            "the dataset has a transform, which is not run: give data.with_format(None), or a "
+            "dataset of the pictures that the transform makes."
         )
     rows, labels = columns.undecoded(table), ()
     if columns.label:
@@ -212,8 +206,7 @@ def _is_plain(feature: Any) -> bool:
 def _bytes(cell: Mapping[str, Any] | None, what: str) -> bytes:
     """Returns the bytes of a picture; raises ValueError if a cell only names a file."""
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
-        column, _, sample = what.removeprefix("the ").rpartition(" of ")
-        raise Undecodable(f"{sample} has no {column}: the column holds None.")
+        raise Undecodable(f"{what} is missing: the column holds None.")
     if cell["bytes"] is None:
         raise ValueError(
             f"{what} is the name of a file, {quoted(cell['path'])}, without its "
