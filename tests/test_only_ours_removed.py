@@ -81,7 +81,7 @@ def test_a_model_replaces_no_file_of_another(tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["run.json", "listing.parquet", "chunks/sweep-000002.parquet", "chunks/sweep.json", "chunks",
+    ["run.json", "chunks/sweep-000002.parquet", "chunks/sweep.json", "chunks",
      ".crate-interp-shard-0-of-1.lock", ".crate-interp-fold.lock"],
 )  # fmt: skip
 @pytest.mark.parametrize("resume", [True, False])
@@ -119,7 +119,7 @@ def test_a_saved_result_goes_through_no_link(tmp_path, sweeps, name):
 
 NAMES = [
     "chunks/thesis.txt", "chunks/sweep-000000+4.parquet", "chunks/sweep-000009.parquet", "chunks/sweep.json",
-    "chunks/.x.part", "run.json", ".run.json.host-7.part", "listing.parquet", "meta.json",
+    "chunks/.x.part", "run.json", ".run.json.host-7.part", "meta.json",
     "samples.parquet", ".samples.parquet.abc.part", "ledger-2024.jsonl", ".crate-interp-new-a",
 ]  # fmt: skip
 CONTENTS = ["precious", "{}", '{"files": {}}', '{"stage": "sweep"}\n', '{"stage": 1}', "[]\n\n"]

@@ -19,7 +19,6 @@ from crate_interp.core.safe_text import plain
 _NAMED = 5  # the most files that an error names
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _OWN = re.compile(r".+[.-]([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{8}(\.\w+)?", re.DOTALL)
-CAREFULLY = getattr(os, "O_NOFOLLOW", 0)  # opens no link; Windows lacks it
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from os.path import expanduser, isdir
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from crate_interp.core.checks import did_you_mean
-from crate_interp.core.files import write
 from crate_interp.core.folders import listed
 from crate_interp.core.pictures import SUFFIXES, UNREAD_SUFFIXES, quoted
 from crate_interp.core.safe_text import plain
@@ -23,9 +22,6 @@ from crate_interp.data.items import Item, Items, item_samples
 from crate_interp.data.picture_contents import Files, bytes_of, inside
 from crate_interp.data.samples import ImageReading, Samples
 from crate_interp.results.result_files import META
-
-if TYPE_CHECKING:
-    import pyarrow
 
 # usual names of folders that are parts of a data set, best for measuring first
 SPLITS = ("val", "valid", "validation", "test", "dev", "train")
@@ -105,8 +101,7 @@ def first_folders(names: Iterable[str]) -> list[str] | None:
 class Listing:
     """The names and sizes of the pictures under a folder, listed once, without opening them.
 
-    unread: the number of files with each suffix of a picture format that is not read; it is not
-    kept in the file of a listing.
+    unread: the number of files with each suffix of a picture format that is not read.
     """
 
     folder: Path
@@ -125,29 +120,6 @@ class Listing:
             else:
                 unread[suffix] += 1
         return cls(folder, names, [_size(folder / name) for name in names], unread)
-
-    @classmethod
-    def kept(cls, path: Path, folder: Path) -> "Listing | None":
-        """Returns a folder's listing from a file that `keep` wrote; None if the file has none."""
-        import pyarrow.parquet as parquet
-
-        if path.is_symlink() or not is_listing(path):
-            return None
-        table: Any = parquet.read_table(path)
-        if table.schema.metadata != _schema(folder).metadata:
-            return None
-        names = [name.decode("utf-8", "surrogateescape") for name in table["name"].to_pylist()]
-        return cls(folder, names, table["size"].to_pylist())
-
-    def keep(self, path: Path) -> None:
-        """Writes the listing into a file, unless the file exists."""
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-
-        if not path.exists():
-            columns = [list(map(bytes_of, self.names)), self.sizes]
-            table = pa.table(columns, schema=_schema(self.folder))
-            write(path, lambda part: parquet.write_table(table, part))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -173,31 +145,12 @@ class Listing:
         return paths
 
 
-def is_listing(path: Path) -> bool:
-    """Tells whether a file has the columns of a file that `Listing.keep` writes."""
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    try:
-        schema = parquet.read_schema(path)
-    except (OSError, ValueError, pa.ArrowException):
-        return False
-    return schema.equals(_schema(Path())) and list(schema.metadata or ()) == [b"folder"]
-
-
 def _size(path: Path) -> int:
     """Returns the size of a file, or -1 if it cannot be read, such as that of a broken link."""
     try:
         return os.stat(path).st_size
     except OSError:
         return -1
-
-
-def _schema(folder: Path) -> "pyarrow.Schema":
-    import pyarrow as pa
-
-    metadata = {"folder": bytes_of(os.path.abspath(folder))}
-    return pa.schema([("name", pa.large_binary()), ("size", pa.int64())], metadata=metadata)
 
 
 def folder_samples(where: str, how: ImageReading) -> Samples:
@@ -210,8 +163,7 @@ def folder_samples(where: str, how: ImageReading) -> Samples:
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
     crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped. A
     warning counts the skipped files of other picture formats, such as .heic. Pictures are turned
-    upright by their EXIF orientation. If the file `how.listing`, written by `Listing.keep`, lists
-    this folder, the folder is not listed again.
+    upright by their EXIF orientation.
 
     Raises ValueError if there is no such folder, if it has no pictures, or if its sub-folders are
     splits, such as train and val, instead of labels. A picture is opened when its sample is read.
@@ -224,7 +176,7 @@ def folder_samples(where: str, how: ImageReading) -> Samples:
         near = did_you_mean(plain(folder.name, 100), beside)
         words = f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder. {near}"
         raise ValueError(words.rstrip())
-    listing = (Listing.kept(how.listing, folder) if how.listing else None) or Listing.of(folder)
+    listing = Listing.of(folder)
     unread = ", ".join(f"{count:,} {suffix}" for suffix, count in listing.unread.most_common())
     advice = f"Formats that are not read: {unread}. Save these files as PNG or JPEG."
     if not listing.names:
@@ -240,7 +192,7 @@ def folder_samples(where: str, how: ImageReading) -> Samples:
     labels = None if labels is None else [labels[place] for place in order]
     names = [listing.names[place] for place in order]
     items = partial(_listed_items, listing, order)
-    return file_samples(items, folder, names, how, print_, labels=labels, listing=listing)
+    return file_samples(items, folder, names, how, print_, labels=labels)
 
 
 def _listed_items(

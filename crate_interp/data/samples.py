@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
@@ -15,9 +14,6 @@ from crate_interp.core import checks
 from crate_interp.core.pictures import Picture, Undecodable
 from crate_interp.core.safe_text import plain
 from crate_interp.data.picture_contents import Files, Notes
-
-if TYPE_CHECKING:
-    from crate_interp.data.folder_listing import Listing
 
 Pictures = Sequence[Picture] | Tensor | np.ndarray
 # a function that turns pictures, or an array of uint8 images, into a batch, such as
@@ -29,14 +25,12 @@ Preprocess = Callable[[Pictures], Tensor]
 class ImageReading:
     """How images are read: the functions that turn pictures, and masks, into tensors.
 
-    masks: None leaves masks out. limit: how many samples are wanted, or None for all. listing: a
-    file with the listing of a folder, which is used instead of listing the folder again.
+    masks: None leaves masks out. limit: how many samples are wanted, or None for all.
     """
 
     pictures: Preprocess
     masks: Preprocess | None = None
     limit: int | None = None
-    listing: Path | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +48,7 @@ class Samples:
     and sizes (folders), or the fingerprint of `datasets`; a part has the fingerprint of the whole.
     start: the number that the first of the n samples has in the whole data set. of: how many
     samples the whole data set has; 0 means n. name_of: returns the file name of a sample, if
-    samples have files. listing: the listed files, if the data is a folder. files: the files whose
+    samples have files. files: the files whose
     content the fingerprint leaves out, which a run notes as it reads them. lengths: how many tokens
     each sample of the whole data set has, if they differ; `read` then takes samples of one length.
     groups: a number for each of the n samples, or None. Samples with the same number, such as the
@@ -70,7 +64,6 @@ class Samples:
     start: int = 0
     of: int = 0
     name_of: Callable[[int], str] | None = None
-    listing: "Listing | None" = None
     files: Files | None = None
     lengths: tuple[int, ...] | None = None
     groups: tuple[int, ...] | None = None

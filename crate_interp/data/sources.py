@@ -192,7 +192,6 @@ def open_data(
     preprocess_masks: Preprocess | None = None,
     *,
     skip_bad: bool = False,
-    kept: Path | None = None,
 ) -> Samples:
     """Opens images, and returns the first `limit` of them as samples.
 
@@ -213,8 +212,7 @@ def open_data(
     objects with alpha (data/cutouts.py). `preprocess_masks` turns masks into class maps; if it is
     None, masks are left out.
 
-    The first `limit` rows of a datasets.IterableDataset are kept in memory, undecoded. kept: a file
-    with the listing of a folder, which is used instead of listing the folder again.
+    The first `limit` rows of a datasets.IterableDataset are kept in memory, undecoded.
 
     Only regular files of limited size are opened, and pictures are turned upright
     (crate_interp/core/pictures.py).
@@ -223,7 +221,7 @@ def open_data(
     first image that cannot be read (unless skip_bad leaves it out later), for NaN or Inf in a float
     tensor, and for a stream without a limit.
     """
-    samples = _samples_of(data, "images", ImageReading(preprocess, preprocess_masks, limit, kept))
+    samples = _samples_of(data, "images", ImageReading(preprocess, preprocess_masks, limit))
     if isinstance(data, Samples):
         return samples
     if samples.n == 0:

@@ -53,7 +53,6 @@ class Stream:
     limit: int | None = None
     start: int = 0
     n: None = None
-    listing: None = None
     files: None = None
 
     def chunks(self, size: int) -> Iterator[tuple[int, list[Row]]]:

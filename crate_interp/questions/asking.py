@@ -26,7 +26,6 @@ from crate_interp.questions.engines import ENGINES, Engine
 from crate_interp.questions.experiment import Answer, Pass, Question, Tables, Task, Work
 from crate_interp.questions.folder_access import (
     CHUNKS,
-    LISTING,
     RUN,
     WHOLE,
     Shard,
@@ -197,9 +196,6 @@ class Experiment:
         self.facts[step.name] = {}
         work = Work(step, self.model, self.samples, self.options)
         streamed = isinstance(self.samples, Stream)
-        if self.chunks.out is not None and self.samples.listing:
-            with writable(self.chunks.out):
-                self.samples.listing.keep(self.chunks.out / LISTING)
         self.chunks.open(step)
         for block in list(self.chunks.blocks[step.name].values()):
             self._check_pictures(self.chunks.read(step, block), step)

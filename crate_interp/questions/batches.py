@@ -22,7 +22,6 @@ from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.models.preprocess import preprocess
-from crate_interp.questions.folder_access import LISTING
 
 Forward = Callable[[Any, Tensor], Any]
 _SKIP = "skip_bad=True (--skip-bad) leaves such samples out, and the result lists them"
@@ -206,11 +205,10 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
             for run in read_runs(samples, start, stop).runs:
                 _check_values(model, run.inputs, run.start)
         return with_groups(samples, data, options)
-    kept = options.out / LISTING if options.out is not None and options.resume else None
     try:
         samples = open_data(
             given, on_cpu(model), options.limit, reader.preprocess_masks,
-            skip_bad=options.skip_bad, kept=kept,
+            skip_bad=options.skip_bad,
         )  # fmt: skip
     except Undecodable as error:
         raise ValueError(advised(error)) from None

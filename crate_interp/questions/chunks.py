@@ -32,12 +32,10 @@ from crate_interp.core.files import (
 )
 from crate_interp.core.folders import read_index
 from crate_interp.core.progress import note
-from crate_interp.data.folder_listing import is_listing
 from crate_interp.questions.experiment import Pass, Tables, Task
 from crate_interp.questions.folder_access import (
     CHUNKS,
     LEDGERS,
-    LISTING,
     RUN,
     WHOLE,
     Shard,
@@ -308,7 +306,7 @@ def _digest(names: list[str], contents: list[bytes]) -> str:
 
 def check_places(out: Path) -> None:
     """Raises ValueError if a run would write through a link."""
-    for path in (out / RUN, out / LISTING, out / CHUNKS / LOCK):
+    for path in (out / RUN, out / CHUNKS / LOCK):
         if path.is_symlink():
             check_regular(path)
     if (out / CHUNKS).is_symlink():
@@ -327,12 +325,11 @@ def discard(out: Path, is_run: Callable[[Mapping[str, Any]], bool]) -> None:
     odd = [f"{CHUNKS}/{path.name}" for path in chunks if not _is_ours(path)]
     ledgers = list(out.glob(LEDGERS))  # of earlier versions
     odd += [path.name for path in ledgers if not is_own_name(path.name) or odd_kind(path)]
-    run, listing = out / RUN, out / LISTING
+    run = out / RUN
     odd += [RUN] if os.path.lexists(run) and not is_run(read_index(run)) else []
-    odd += [LISTING] if os.path.lexists(listing) and not is_listing(listing) else []
     if odd:
         raise foreign(out, odd)
-    for path in (*chunks, *ledgers, listing, run):
+    for path in (*chunks, *ledgers, run):
         path.unlink(missing_ok=True)
 
 

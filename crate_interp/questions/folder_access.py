@@ -111,8 +111,7 @@ def _value(fields: Mapping[str, Any], name: str) -> str:
     return checks.shown(fields[name]) if name in fields else "absent"
 
 
-# LISTING: the file with the names and sizes of the data's files, if they were listed
-RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
+RUN, CHUNKS = "run.json", "chunks"
 LEDGERS = "ledger-*.jsonl"  # of earlier versions
 _LOCKS, _FOLD = ".crate-interp-shard-*.lock", ".crate-interp-fold.lock"
 _SHARD = re.compile(r"\.crate-interp-shard-[0-9]+-of-[0-9]+\.lock")
