@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ import torch
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from pycocotools.mask import encode
 from torch import Tensor
 from tqdm.auto import tqdm
 
 import crate_interp as ci
-from crate_interp.data.coco import coco_image_ids, coco_results
 from crate_interp.measures import maskcut
 from crate_interp.questions.untrained_twins import twin
 
@@ -39,6 +40,25 @@ def masks_of(model: ci.HookedCrate, image: Tensor, layer: int, affinity: str) ->
     codes = cache[point].flatten(2)[0, 1:]  # [patch, head * d_head]
     grid = (image.shape[2] // model.cfg.patch_size[0], image.shape[3] // model.cfg.patch_size[1])
     return maskcut(codes, grid, n_masks=3, affinity=affinity)
+
+
+def coco_results(
+    masks: Tensor | np.ndarray, image_id: int, scores: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Returns masks of one image in COCO's format for results, which pycocotools' loadRes reads.
+
+    Masks must have the size of the image in the annotations. Empty masks are left out. Every mask
+    gets the category 1, because the masks show objects, not classes: COCOeval needs
+    `params.useCats = 0`, and `params.catIds` with 1.
+    """
+    results = []
+    for mask, score in zip(np.asarray(masks), scores, strict=True):
+        if mask.any():
+            drawn = encode(np.asfortranarray(mask.astype(np.uint8)))
+            size, counts = [int(side) for side in drawn["size"]], drawn["counts"].decode("ascii")
+            shape = {"segmentation": {"size": size, "counts": counts}, "score": float(score)}
+            results.append({"image_id": int(image_id), "category_id": 1} | shape)
+    return results
 
 
 def at_size(masks: Tensor, size: tuple[int, int]) -> Tensor:
@@ -135,9 +155,9 @@ def main() -> None:
     model = ci.load(args.source, **fields)
     if args.coco:
         data = f"coco:{args.coco}:{args.images or args.coco.parent}"
-        ids = coco_image_ids(str(args.coco))
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(args.coco)
+        ids = [row["id"] for row in truth.dataset["images"]]  # in the order of the samples
     else:
         data, (truth, ids) = "embedded:pictures", embedded_annotations()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""COCO and PASCAL VOC: images with class maps, and masks in COCO's format for results.
+"""COCO and PASCAL VOC: images with class maps.
 
 VOC has images in JPEGImages/, masks in SegmentationClass/, lists of names in
 ImageSets/Segmentation/.
@@ -6,17 +6,14 @@ ImageSets/Segmentation/.
 
 import json
 import warnings
-from collections.abc import Sequence
 from functools import partial
-from operator import index
 from os.path import expanduser, isdir, splitext
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import UInt8
 from PIL import Image
-from torch import Tensor
 
 from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.pictures import Later, header, quoted
@@ -90,45 +87,6 @@ def coco_samples(where: str, how: ImageReading) -> Samples:
         regions[row["image_id"]].append(row)
     fingerprint = f"coco:{names_and_sizes(paths, names)}:annotations:{annotated}"
     return file_samples(list(items.values()), folder, names, how, fingerprint, binary=False)
-
-
-def coco_image_ids(where: str) -> list[int]:
-    """Returns the ids of the images of "ANNOTATIONS.json" or "ANNOTATIONS.json:IMAGEDIR".
-
-    The ids are in the order of the samples.
-    """
-    return [row["id"] for row in _read(path_and_option(where)[0])[0]["images"]]
-
-
-def coco_results(
-    masks: Bool[Tensor, "mask height width"] | Bool[np.ndarray, "mask height width"],
-    image_id: SupportsIndex,
-    scores: Sequence[float] | Tensor | np.ndarray,
-) -> list[dict[str, Any]]:
-    """Returns masks of one image in COCO's format for results, which pycocotools' loadRes reads.
-
-    Masks must have the size of the image in the annotations. Empty masks are left out. Every mask
-    gets the category 1, because the masks show objects, not classes. Run COCOeval with
-    `params.useCats = 0`. COCOeval ignores these masks if `params.catIds` lacks 1; the categories of
-    COCO itself include 1.
-
-    Raises ValueError if scores are not finite or not one per mask, or if pycocotools is missing.
-    """
-    encode = _pycocotools().encode
-    masks = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
-    values = [float(score) for score in scores]
-    if len(values) != len(masks):
-        raise ValueError(f"{len(masks)} masks have {len(values)} scores: give one score per mask.")
-    if not np.isfinite(values).all():
-        raise ValueError("scores hold NaN or Inf: give finite numbers, larger for better masks.")
-    results = []
-    for mask, score in zip(masks, values, strict=True):
-        if mask.any():
-            rle = encode(np.asfortranarray(mask.astype(np.uint8)))
-            size, counts = [int(side) for side in rle["size"]], rle["counts"].decode("ascii")
-            drawn = {"segmentation": {"size": size, "counts": counts}, "score": score}
-            results.append({"image_id": index(image_id), "category_id": 1} | drawn)
-    return results
 
 
 def _read(path: Path) -> tuple[dict[str, list[dict[str, Any]]], str]:
