@@ -54,7 +54,7 @@ class Cluster(ModuleType):
         self.stored[reference] = value
         return reference
 
-    def wait(self, references, timeout):
+    def wait(self, references):
         assert set(references) <= set(self.waiting)
         return [references[-1]], references[:-1]
 

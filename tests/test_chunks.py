@@ -157,7 +157,7 @@ with FileLock(sys.argv[1]):
 def held(tmp_path):
     """Another process that works on a shard."""
     tmp_path.joinpath("chunks").mkdir()
-    place = tmp_path / ".crate-interp-shard-0-of-2.lock"
+    place = tmp_path / "chunks" / "shard-0-of-2.lock"
     process = subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     yield process
@@ -204,16 +204,11 @@ def test_another_number_of_chunks_is_refused(tmp_path, count):
     assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
 
 
-def test_a_folder_of_an_earlier_version_is_refused_and_can_start_over(tmp_path):
-    """It has ledgers of chunks, and run.json has the format 1."""
-    (tmp_path / "chunks").mkdir()
-    old = pd.DataFrame({"table": ["one"], "content": [b""]})
-    old.to_parquet(tmp_path / "chunks" / "sweep-000000.parquet", index=False)
-    (tmp_path / "ledger-host-3-0123abcd-7-89abcdef.jsonl").write_text('{"stage": "sweep"}\n')
+def test_a_folder_of_an_earlier_version_is_refused_and_stays(tmp_path):
     (tmp_path / "run.json").write_text('{"format": 1, "kind": "sweep", "settings": {}}')
-    refuses("run of an earlier version.*--restart", lambda: run(tmp_path))
-    assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
-    assert not list(tmp_path.glob("ledger-*"))
+    for resume in (True, False):
+        refuses("run of an earlier version.*another folder", lambda: run(tmp_path, resume=resume))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_memory_holds_what_is_left_to_merge(tmp_path):

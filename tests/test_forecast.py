@@ -43,6 +43,6 @@ def test_a_dry_run_measures_a_chunk_of_each_stage_and_writes_nothing(verb, tmp_p
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "all take about" in line]
     assert len(lines) == STAGES.get(verb, 1), done.stderr
-    size = "9 images in 3 chunks of 4;" if chunked else "9 images in 1 chunk of 9;"
-    assert all(size in line for line in lines)
+    size = "chunk of 4 images took" if chunked else "chunk of 9 images took"
+    assert all(size in line and f" of {3 if chunked else 1}, so" in line for line in lines)
     assert done.stderr.count("in all") == 1 and not done.stdout and not out.exists()

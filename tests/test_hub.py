@@ -54,7 +54,11 @@ def table(hub, monkeypatch):
             for name in ("resize", "crop", "mean", "std")
             if name in row["config"]
         }
-        row.update(sha256=loader.sha256(path), bytes=path.stat().st_size, config=config | pre)
+        row.update(
+            sha256=loader.digest(path).removeprefix("sha256:"),
+            bytes=path.stat().st_size,
+            config=config | pre,
+        )
         repo = hub.repos.get(row["repo"]) or hub.repo(row["repo"])
         beside = {
             name: (FIXTURES / BESIDE.get(name, "crate_lm_sae/0_cfg.json")).read_bytes()

@@ -3,16 +3,15 @@
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from test_ledgers import CHUNKS, HOLDER, WHOLE, run
 
 import crate_interp as ci
 from crate_interp.core.files import own_name, write, write_text
 from folders import leftovers
 from killing import died_at
+from test_chunks import CHUNKS, WHOLE, run
 
 
 def test_a_run_that_dies_at_any_step_leaves_nothing_behind(tmp_path):
@@ -29,21 +28,6 @@ def test_a_run_that_dies_at_any_step_leaves_nothing_behind(tmp_path):
         assert not leftovers(out)
         step += 1
     assert step > 15 and {".part", ".lock"} <= seen
-
-
-def test_locks_of_dead_shards_go_and_those_of_living_ones_stay(tmp_path):
-    tmp_path.joinpath("chunks").mkdir()
-    place = tmp_path / ".crate-interp-shard-2-of-3.lock"
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE)
-    assert holder.stdout.readline() == b"held\n"
-    try:
-        run(tmp_path, shard="0/3")
-        assert leftovers(tmp_path) == [place]
-    finally:
-        holder.kill()
-        holder.communicate()
-    run(tmp_path, shard="1/3")
-    assert not leftovers(tmp_path)
 
 
 def test_dead_stages_go_and_folders_of_the_user_stay(tmp_path):

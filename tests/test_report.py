@@ -174,19 +174,9 @@ def test_refusals(model, data, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("untrained", [0, 1])
-def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrained):
-    ci.report(model, data, tmp_path, untrained=untrained, limit=2, probes="sparsity")
-    (line,) = re.findall(r"\breport: .*$", capsys.readouterr().err, re.MULTILINE)  # after a bar
-    parts = [part.rsplit(" ", 2) for part in line.removeprefix("report: ").split(", ")]
-    assert [name for name, *_ in parts] == ["sweep", *["untrained networks"] * untrained, "pages"]
-    assert all(seconds.isdigit() and unit == "s" for _, seconds, unit in parts)
-
-
-@pytest.mark.slow
 def test_it_is_silent_without_progress(model, data, tmp_path, capsys):
     ci.report(model, data, tmp_path, untrained=0, limit=2, progress=False)
-    assert "report:" not in capsys.readouterr().err
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from crate_interp.audits.setting import Cells, Setting, table_of
 from crate_interp.audits.weights import of_heads, of_weights
 from crate_interp.core import checks
 from crate_interp.core.device_waits import fetched
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
@@ -28,7 +28,6 @@ from crate_interp.questions.batches import (
     Chunk,
     Reading,
     check_one_length,
-    samples_of,
 )
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
 from crate_interp.questions.untrained_twins import FEW, SAMPLES, shuffled, stacked, twin
@@ -102,17 +101,14 @@ class Audit(Question):
     setting: Any = field(default=None, repr=False)
     result = AuditResult
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["Audit", Samples]:
+    def settled(self, model: HookedModel, samples: Samples) -> "Audit":
         checks.count("untrained", self.untrained, least=0)
         setting = _setting(self.eps, self.lasso_tokens, self.grid, self.seed, model)
-        samples = samples_of(model, data, options)
         part, limited = _compared(samples)
         setting = replace(setting, part=part, limited=limited)
         if "next sample" in setting.nulls:
             check_one_length(samples, "audit with grid=True")
-        return replace(self, setting=setting), samples
+        return replace(self, setting=setting)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         reasons = [layers.why_not(block) for block in model.blocks]

@@ -4,14 +4,13 @@ huggingface_hub downloads, resumes, caches and goes offline. This file says whic
 for (registry.json), compares its digest, and turns each error of that client into one sentence.
 """
 
-import hashlib
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crate_interp.core.errors import CheckpointError
-from crate_interp.core.files import stays_inside
+from crate_interp.core.files import digest, stays_inside
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import plain
 
@@ -69,18 +68,8 @@ def of_digest(path: Path) -> dict[str, Any] | None:
     """
     size = path.stat().st_size
     rows = [row for row in MODELS if row["bytes"] == size and row["sha256"]]
-    digest = sha256(path) if rows else None
-    return next((row for row in rows if row["sha256"] == digest), None)
-
-
-def sha256(path: Path) -> str:
-    """Returns the digest of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file, byte_bar(path.stat().st_size, f"checking {path.name}") as bar:
-        while block := file.read(2**22):
-            digest.update(block)
-            bar.update(len(block))
-    return digest.hexdigest()
+    found = digest(path).removeprefix("sha256:") if rows else None
+    return next((row for row in rows if row["sha256"] == found), None)
 
 
 def fetch(
@@ -138,7 +127,7 @@ def _check_row(path: Path, row: dict[str, Any]) -> None:
     for column, words in (("bytes", f"{size} bytes"), ("sha256", "the digest {}")):
         if row.get(column) is None:
             continue
-        value = size if column == "bytes" else sha256(path)
+        value = size if column == "bytes" else digest(path).removeprefix("sha256:")
         if value != row[column]:
             raise CheckpointError(
                 f"{row['name']}: {path} has {words.format(value)}; expected {row[column]}. Remove "

@@ -17,7 +17,7 @@ from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concen
 from crate_interp.circuits.head_ablation import may_share
 from crate_interp.config.families import SQUARE_STEPS
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision, qr
 from crate_interp.models.compat.offload import with_weights
@@ -30,7 +30,6 @@ from crate_interp.questions.batches import (
     Chunk,
     Reading,
     check_one_length,
-    samples_of,
 )
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables, copies
 from crate_interp.questions.untrained_twins import SAMPLES, stacked, twin
@@ -114,9 +113,7 @@ class Concentrate(Question):
     untrained: int = field(repr=False)
     result = Concentration
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["Concentrate", Samples]:
+    def settled(self, model: HookedModel, samples: Samples) -> "Concentrate":
         if isinstance(self.k, str) or not isinstance(self.k, Sequence) or not self.k:
             raise ValueError(
                 f"k={checks.shown(self.k)}: give a list of numbers of nodes, such as [4, 16]."
@@ -129,13 +126,12 @@ class Concentrate(Question):
             check_atoms(model.cfg, "point='code'")
         check_logits(model, "concentration")
         check_gradients("concentration", model)
-        samples = samples_of(model, data, options)
         check_one_length(samples, "concentration")
         if samples.n < 2:
             raise ValueError(
                 "the data has one sample, and it needs a donor: give two samples or more."
             )
-        return replace(self, k=counts), samples
+        return replace(self, k=counts)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         settings = super().facts(model)["settings"] | {"pca_samples": _PCA_SAMPLES}

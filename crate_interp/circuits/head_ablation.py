@@ -18,12 +18,12 @@ from crate_hooks import full_name
 from crate_interp.circuits.atlases.atom_effects import Loss, at_once, check_logits, loss_on, losses
 from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, Reading, samples_of
+from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.sweeps.moments import added, from_bytes, to_bytes
@@ -73,19 +73,16 @@ class AblateHeads(Question):
     loss: Any = field(default=None, repr=False)
     result = HeadAblation
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["AblateHeads", Samples]:
+    def settled(self, model: HookedModel, samples: Samples) -> "AblateHeads":
         checks.one_of("how", self.how, ("mean", "zero"))
         checks.one_of("metric", self.metric, ("loss", "accuracy"))
         check_logits(model, "ablate_heads")
-        samples = samples_of(model, data, options)
         loss = loss_on(model, samples)
         if loss.kind == "answers":
             raise ValueError(
                 f"the loss needs the true class of each image: {_unclassed(model, samples)}"
             )
-        return replace(self, loss=loss), samples
+        return replace(self, loss=loss)
 
     def read(self) -> Mapping[str, object]:
         return {"labels": digest_of_labels(self.loss.classes)}

@@ -32,7 +32,6 @@ from crate_interp.questions.folder_access import (
     alone,
     check_alone,
     check_same,
-    lock_of,
     remove_leftovers,
     shard_of,
     working,
@@ -318,13 +317,13 @@ def in_folder(
     with writable(out):
         out.mkdir(parents=True, exist_ok=True)
         check_places(out)
+        (out / CHUNKS).mkdir(exist_ok=True)
     with working(out, shard):
         with writable(out):
-            remove_leftovers(out, lock_of(out, shard))
+            remove_leftovers(out)
             if not resume:
                 check_alone(out, shard)
                 discard(out, is_run)
-            (out / CHUNKS).mkdir(exist_ok=True)
             with alone(out):
                 _agree(out, run)
         digest = files.digest_of_bytes(json.dumps(run, sort_keys=True).encode())
@@ -347,10 +346,5 @@ def _agree(out: Path, run: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{str(path)!r} holds no settings of a run. Move it to another place and start over "
             "with resume=False (--restart), or give another folder."
-        )
-    if there["format"] != FORMAT:
-        raise ValueError(
-            f"{str(out)!r} holds a run of an earlier version, which cannot go on. Its result loads; "
-            "give another folder, or start over with resume=False (--restart)."
         )
     check_same(there, run, str(out))

@@ -26,8 +26,6 @@ from crate_interp.core.files import (
     digest_of_bytes,
     flush,
     foreign,
-    is_own_name,
-    odd_kind,
     write,
 )
 from crate_interp.core.folders import read_index
@@ -35,7 +33,6 @@ from crate_interp.core.progress import note
 from crate_interp.questions.experiment import Pass, Tables, Task
 from crate_interp.questions.folder_access import (
     CHUNKS,
-    LEDGERS,
     RUN,
     WHOLE,
     Shard,
@@ -43,7 +40,7 @@ from crate_interp.questions.folder_access import (
 )
 from crate_interp.results.result_files import table_from
 
-LOCK = ".crate-interp-chunks.lock"
+LOCK = "merge.lock"
 _ABOUT = b"crate_interp"  # the entry of a file's metadata that says what it holds
 _BLOCK = r"-(\d{6,})(?:\+(\d+))?\.parquet"  # the first chunk; how many, if there are several
 _FILE = re.compile(r"[a-z]+(-\d+)?" + _BLOCK)
@@ -305,12 +302,17 @@ def _digest(names: list[str], contents: list[bytes]) -> str:
 
 
 def check_places(out: Path) -> None:
-    """Raises ValueError if a run would write through a link."""
+    """Raises ValueError if a run would write through a link, or into one of an earlier version."""
     for path in (out / RUN, out / CHUNKS / LOCK):
         if path.is_symlink():
             check_regular(path)
     if (out / CHUNKS).is_symlink():
         raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
+    if read_index(out / RUN).get("format") == 1:
+        raise ValueError(
+            f"{str(out)!r} holds a run of an earlier version, which cannot go on; its result loads. "
+            "Give another folder."
+        )
 
 
 def discard(out: Path, is_run: Callable[[Mapping[str, Any]], bool]) -> None:
@@ -318,18 +320,16 @@ def discard(out: Path, is_run: Callable[[Mapping[str, Any]], bool]) -> None:
 
     Raises ValueError, before anything is removed, if something there is not ours.
     """
-    chunks = sorted((out / CHUNKS).iterdir()) if (out / CHUNKS).is_dir() else []
+    chunks = sorted(path for path in (out / CHUNKS).iterdir() if path.suffix != ".lock")
     for path in chunks:
         if path.is_symlink():
             check_regular(path)
     odd = [f"{CHUNKS}/{path.name}" for path in chunks if not _is_ours(path)]
-    ledgers = list(out.glob(LEDGERS))  # of earlier versions
-    odd += [path.name for path in ledgers if not is_own_name(path.name) or odd_kind(path)]
     run = out / RUN
     odd += [RUN] if os.path.lexists(run) and not is_run(read_index(run)) else []
     if odd:
         raise foreign(out, odd)
-    for path in (*chunks, *ledgers, run):
+    for path in (*chunks, run):
         path.unlink(missing_ok=True)
 
 
@@ -337,18 +337,12 @@ def _is_ours(path: Path) -> bool:
     """Tells whether a file in chunks/ is one that a run wrote and nobody changed."""
     if path.is_symlink() or not path.is_file():
         return False
-    if path.name == LOCK:
-        return not path.stat().st_size
     if path.suffix == ".json":
         return set(read_index(path)) == {"chunks"}
     try:
         if path.suffix == ".arrow":
             with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as rows:
                 return {"sample", "input"} <= set(rows.schema.names)
-        if not _FILE.fullmatch(path.name):
-            return False
-        if _ABOUT not in (parquet.read_schema(path).metadata or {}):  # of an earlier version
-            return parquet.read_schema(path).names == ["table", "content"]
-        return bool(_opened(path))
+        return bool(_FILE.fullmatch(path.name) and _opened(path))
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return False

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from crate_interp import __version__
-from crate_interp.core.progress import note
 from crate_interp.questions.decode_ahead import read_ahead
 from crate_interp.questions.experiment import Tables, Task, Work
 from crate_interp.questions.provenance import torch_settings
@@ -28,18 +27,12 @@ from crate_interp.questions.provenance import torch_settings
 Engine = Callable[[Work, Iterable[Task], Callable[[int], Any]], Iterator[tuple[Task, Tables]]]
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
 _RETRIES = 8  # how often Ray measures a chunk again whose process died
-_LONG = 60.0  # seconds without a finished chunk after which a cluster's room is looked at
-
-
-@contextmanager
-def local() -> Iterator[Engine]:
-    """Yields the engine that measures in this process; with workers, others decode ahead."""
-    yield _in_this_process
 
 
 def _in_this_process(
     work: Work, tasks: Iterable[Task], advance: Callable[[int], Any]
 ) -> Iterator[tuple[Task, Tables]]:
+    """Measures in this process; with workers, others decode ahead."""
     with read_ahead(work, tasks) as (coming, ahead_of):
         for task in coming:
             yield task, work.measured(task, advance, ahead_of(task))
@@ -82,7 +75,7 @@ def _on_cluster(
     remote = ray.remote(_measured).options(
         num_cpus=threads, num_gpus=int(gpu), max_retries=_RETRIES, runtime_env={"env_vars": names}
     )
-    left, running, packed, said = iter(tasks), {}, None, False
+    left, running, packed = iter(tasks), {}, None
     while True:
         cpus = int(ray.cluster_resources().get("CPU", 1))
         most = 2 * max(1, cpus // threads)  # a stream is not read to its end at once
@@ -92,13 +85,7 @@ def _on_cluster(
             running[remote.remote([packed], task, gpu, surroundings())] = task
         if not running:
             return
-        done, _ = ray.wait(list(running), timeout=_LONG)
-        if not done and not said and cpus < threads:
-            said = True
-            note(
-                f"Ray has no room for {threads} CPUs, one for each thread of this process. "
-                "Waiting. 'ray status' shows the nodes; OMP_NUM_THREADS sets the threads."
-            )
+        done, _ = ray.wait(list(running))
         for one in done:
             task = running.pop(one)
             try:
@@ -148,13 +135,7 @@ def _measured(packed: list[Any], task: Task, gpu: bool, wanted: dict[str, Any]) 
         )
     if packed[0] not in _opened:
         _opened.clear()
-        try:
-            work = ray.cloudpickle.loads(ray.get(packed[0]))
-        except ImportError as error:
-            raise ValueError(
-                f"a worker on {socket.gethostname()} cannot load what it should measure: {error}. "
-                "Install the packages that probes and data need on every node."
-            ) from None
+        work = ray.cloudpickle.loads(ray.get(packed[0]))  # a node may lack packages of probes
         _opened[packed[0]] = replace(work, model=work.model.to("cuda")) if gpu else work
     return _opened[packed[0]].measured(task)
 
@@ -168,4 +149,6 @@ def surroundings() -> dict[str, str | int]:
     return {**versions, "torch threads": torch.get_num_threads(), **names, **settings}
 
 
-ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {"local": local, "ray": on_ray}
+ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {
+    "local": lambda: nullcontext(_in_this_process), "ray": on_ray,
+}  # fmt: skip

@@ -122,8 +122,7 @@ class Work:
             for number, (start, rows) in enumerate(data.chunks(size)):
                 yield Task(number, start, start + len(rows), rows)
             return
-        stop = data.start + data.n
-        stop = stop if self.step.most is None else min(stop, self.step.most)
+        stop = min(data.start + data.n, self.step.most or data.start + data.n)
         size = max(1, stop - data.start) if self.step.whole else size
         for number, start in enumerate(range(data.start, stop, size)):
             yield Task(number, start, min(start + size, stop))
@@ -198,14 +197,19 @@ class Question:
     result: ClassVar[type[Result]]
     streams: ClassVar[bool] = False
 
+    def settled(self, model: HookedModel, samples: Any) -> "Question":
+        """Returns the question with what only model and samples decide.
+
+        Raises ValueError, in one sentence, for what cannot be asked of them.
+        """
+        return self
+
     def opened(
         self, model: HookedModel, data: Data, options: RunOptions
     ) -> tuple["Question", Samples | Stream]:
-        """Returns the question with what only model and data decide, and the samples.
-
-        Raises ValueError, in one sentence, for what cannot be asked of this model and data.
-        """
-        return self, (data_of if self.streams else samples_of)(model, data, options)
+        """Opens the data; returns the settled question and the samples."""
+        samples = (data_of if self.streams else samples_of)(model, data, options)
+        return self.settled(model, samples), samples
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and the result's meta record of the question, as JSON values.

@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from crate_interp.core import checks
-from crate_interp.core.files import check_regular, odd_kind, remove_unfinished
+from crate_interp.core.files import check_regular, remove_unfinished
 from crate_interp.core.folders import tidy
 from crate_interp.core.safe_text import plain
 from crate_interp.results.result_files import META
@@ -112,9 +112,7 @@ def _value(fields: Mapping[str, Any], name: str) -> str:
 
 
 RUN, CHUNKS = "run.json", "chunks"
-LEDGERS = "ledger-*.jsonl"  # of earlier versions
-_LOCKS, _FOLD = ".crate-interp-shard-*.lock", ".crate-interp-fold.lock"
-_SHARD = re.compile(r"\.crate-interp-shard-[0-9]+-of-[0-9]+\.lock")
+_FOLD = ".crate-interp-fold.lock"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MOMENT = 0.3  # seconds, in which a process that looks for dead ones gives a lock back
 
@@ -149,7 +147,7 @@ def writable(out: Path) -> Iterator[None]:
 
 def check_alone(out: Path, shard: Shard) -> None:
     """Raises ValueError if another process works on another shard of the folder."""
-    for path in out.glob(_LOCKS):
+    for path in (out / CHUNKS).glob("shard-*.lock"):
         if path != lock_of(out, shard):
             try:
                 with FileLock(path, timeout=_MOMENT):
@@ -163,7 +161,7 @@ def check_alone(out: Path, shard: Shard) -> None:
 
 def lock_of(out: Path, shard: Shard) -> Path:
     """Returns the lock of a shard."""
-    return out / _LOCKS.replace("*", f"{shard.place}-of-{shard.total}")
+    return out / CHUNKS / f"shard-{shard.place}-of-{shard.total}.lock"
 
 
 @contextmanager
@@ -183,25 +181,17 @@ def working(out: Path, shard: Shard) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.unlink()
         lock.release()
 
 
-def remove_leftovers(out: Path, own: Path) -> None:
-    """Removes what dead processes left in the folder of a run; own: the lock of this process.
+def remove_leftovers(out: Path) -> None:
+    """Removes what dead processes left in the folder of a run.
 
     Raises ValueError if a lock's name is that of a link or a folder.
     """
     check_regular(out / _FOLD)
     for folder in (out, out / CHUNKS):
         remove_unfinished(folder)
-    for path in out.glob(_LOCKS):
-        with suppress(OSError):  # a Timeout is an OSError too
-            empty = not odd_kind(path) and not path.stat().st_size
-            if path != own and empty and _SHARD.fullmatch(path.name):
-                with FileLock(path, timeout=0):
-                    path.unlink()
     with suppress(OSError), FileLock(out / _FOLD, timeout=0):
         tidy(out, META)
         (out / _FOLD).unlink()

@@ -56,7 +56,7 @@ def timed(
     todo: how many samples are left of the pass, or None for a stream. keeps: whether a folder
     keeps finished chunks. In a dry run, says what the pass takes and stops after this chunk.
     """
-    begin, busy = time.perf_counter(), _load()
+    begin = time.perf_counter()
     first = work.options.progress and work.options.engine == "local"  # Ray's first is one of many
     for task, tables in found:
         done, took = task.stop - task.start, time.perf_counter() - begin
@@ -64,16 +64,15 @@ def timed(
         plan = _dry.get()
         if plan is not None:
             plan.append(whole)
-            size = f"a stream, chunks of {done}"
-            if todo:
-                chunks = f"{count} chunk{'s' * (count > 1)}"
-                size = f"{todo:,} {work.model.unit} in {chunks} of {done}"
-            words = f", so all take about {_short(whole)}" if todo else ""
-            note(f"{work.step.name}: {size}; the first took {_short(took)}{words}.")
+            all_take = f" of {count}, so all take about {_short(whole)}" if todo else ""
+            note(
+                f"{work.step.name}: the first chunk of {done} {work.model.unit} took "
+                f"{_short(took)}{all_take}."
+            )
         elif first and whole - took > _LONG:
             words = f"{work.step.name}: {count - 1} more chunks, about {_short(whole - took)}."
             words += " If it stops, the same command goes on." * keeps
-            note(f"{words} {crowded(busy)}".rstrip())
+            note(f"{words} {_crowded()}".rstrip())
         first = False
         yield task, tables
         if plan is not None:
@@ -89,20 +88,12 @@ def _short(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def _load() -> float:
-    """Returns how many processes run or wait on this machine; 0 if that is unknown."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-
-
-def crowded(busy: float) -> str:
-    """Returns advice if more threads want to run than there are cores, else "".
-
-    busy: how many other processes run on this machine.
-    """
-    threads = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def _crowded() -> str:
+    """Returns advice if this process and its neighbours have more threads than there are cores."""
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     ours = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if threads == 1 or ours + busy <= 1.25 * (cores or 1):
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else ours
+    if threads == 1 or max(ours, busy) <= 1.5 * cores:
         return ""
     return (
         f"{ours} threads and a load of {busy:.0f} share {cores} cores: OMP_NUM_THREADS=1 "

@@ -7,22 +7,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from crate_interp.data import Samples, part
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 
-SAMPLES = 64  # number of samples on which twins are measured
+SAMPLES = 64  # samples below this number are those on which twins are measured; enough for a mean
 FEW = 16  # number of samples on which an audit measures shuffled networks
-
-
-def first_samples(samples: Samples, most: int = SAMPLES) -> Samples | None:
-    """Returns the samples on which twins are measured, or None if there are no such samples.
-
-    Twins are measured on the given samples that are among the first 64 of the data.
-    64 samples are enough for a mean, and networks differ more than samples do.
-    """
-    stop = min(most, samples.start + samples.n)
-    return part(samples, samples.start, stop) if samples.start < stop else None
 
 
 def twin(model: HookedModel, seed: int) -> Any:

@@ -1,6 +1,5 @@
 """ci.report: sweeps a model and its untrained twins, audits it on request, and writes pages."""
 
-import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,16 +12,16 @@ from crate_interp.audits import audit as run_audit
 from crate_interp.audits.result import AuditResult
 from crate_interp.core import checks
 from crate_interp.core.folders import check_ours, discard, locked
-from crate_interp.core.progress import note, tqdm
+from crate_interp.core.progress import tqdm
 from crate_interp.core.run_options import Pass, RunOptions, run_options
-from crate_interp.data import Data, Samples
+from crate_interp.data import Data, Samples, part
 from crate_interp.data.samples import read_runs
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve
 from crate_interp.probes.segmentation_probe import points_of
 from crate_interp.questions.batches import check_model, samples_of
-from crate_interp.questions.untrained_twins import first_samples, shuffled, twin
+from crate_interp.questions.untrained_twins import SAMPLES, shuffled, twin
 from crate_interp.results.result import Result
 from crate_interp.results.result_files import META
 from crate_interp.sweeps.result import SweepResult
@@ -100,14 +99,10 @@ def _write(
     name: str,
 ) -> Path:
     """Measures and writes the report; each measurement is saved before the next begins."""
-    started, own = time.perf_counter(), options.of_a_pass()
-    took: dict[str, float] = {}  # part -> seconds
+    own = options.of_a_pass()
     result = sweep(model, samples, probes=probes, **own)
     result.save(out)  # before the twins, so that an interrupt costs nothing measured
-    took["sweep"] = time.perf_counter() - started
     twins, shuffles = _random_weights(model, samples, probes, untrained, options)
-    if twins:
-        took["untrained networks"] = time.perf_counter() - started - sum(took.values())
     if audit:
         discard(out / "audit", META)  # left by an earlier report
     page = report_page(
@@ -120,13 +115,8 @@ def _write(
         shuffled=shuffles,
         progress=options.progress,
     )
-    took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, because it takes longest: if it fails, nothing else is lost
         audit_page(run_audit(model, samples, untrained=untrained, **own), out / "audit")
-        took["audit"] = time.perf_counter() - started - sum(took.values())
-    if options.progress:
-        parts = (f"{part} {seconds:.0f} s" for part, seconds in took.items())
-        note(f"report: {', '.join(parts)}")
     return page
 
 
@@ -141,9 +131,9 @@ def _random_weights(
     model: HookedModel, samples: Samples, probes: Probes, count: int, options: RunOptions
 ) -> tuple[list[SweepResult], list[SweepResult]]:
     """Sweeps untrained twins of a model, and the model with its weights in random order."""
-    compared = first_samples(samples)
-    if compared is None:
+    if samples.start >= SAMPLES:
         return [], []
+    compared = part(samples, samples.start, min(SAMPLES, samples.start + samples.n))
     own = options.of_a_pass() | {"progress": False}
     makes = [partial(make, model, seed) for make in (twin, shuffled) for seed in range(count)]
     bar = tqdm(makes, desc="untrained networks", disable=not options.progress, leave=False)

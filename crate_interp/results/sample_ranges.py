@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int, Shaped
 
-from crate_interp.results import sample_ranges
 from crate_interp.stats.contrasts import by_group
 from crate_interp.stats.intervals import interval_words
 
@@ -137,7 +136,7 @@ class GroupedSamples:
     @cached_property
     def _group_of(self) -> pd.Series | None:
         """The group of each sample, by its number; None if samples are independent."""
-        known = sample_ranges.groups_of(self.meta.get("data", []))
+        known = groups_of(self.meta.get("data", []))
         return None if known is None else pd.Series(known[:, 1], index=known[:, 0])
 
     def by_group(

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, samples_of
+from crate_interp.questions.batches import Batch, Chunk
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Merge, by
@@ -82,13 +82,10 @@ class EvaluateSaes(Question):
     batches: Any = None
     result = SaeResult
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["EvaluateSaes", Samples]:
+    def settled(self, model: HookedModel, samples: Samples) -> "EvaluateSaes":
         checks.count("seed", self.seed, least=0)
         check_answers(model, "an evaluation of autoencoders")
         check_saes(model, self.saes)
-        samples = samples_of(model, data, options)
         loss, classes = loss_on(model, samples), None  # raises for windows of a single token
         if model.unit == "windows" or self.labels is not None:
             classes = classes_of(model, samples, self.labels)
@@ -97,7 +94,7 @@ class EvaluateSaes(Question):
         kind = "next token" if model.unit == "windows" else "kl" if classes is None else "labels"
         mask = _checked_mask(model, samples, self.attention_mask)
         batches = baselines.Plan(self.saes, kind, classes, mask, samples.start)
-        return replace(self, batches=batches), samples
+        return replace(self, batches=batches)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         names = {point: type(sae).__name__ for point, sae in self.saes.items()}

@@ -29,14 +29,14 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite, in_full_precision
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, samples_of
+from crate_interp.questions.batches import Batch, Chunk
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.surgeries import answers
@@ -118,9 +118,7 @@ class Surgery(Question):
     settings: Any = field(default=None, repr=False)
     result = SurgeryResult
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["Surgery", Samples]:
+    def settled(self, model: HookedModel, samples: Samples) -> "Surgery":
         eps, seed = checks.positive("eps", self.eps), checks.count("seed", self.seed, least=0)
         answers.check_answers(model)
         check_gradients("surgery", model)
@@ -131,11 +129,10 @@ class Surgery(Question):
             )
         mixes = sorted({check_mix(mix) for mix in self.mixes})
         directions = checks.count("directions", self.directions, least=2)
-        samples = samples_of(model, data, options)
         classes = answers.classes_of(model, samples, self.labels)
         settings = _Settings(steps, mixes, classes, samples.start, directions, eps, seed)
         names = [step.name for step in steps]
-        return replace(self, replacements=names, mixes=mixes, settings=settings), samples
+        return replace(self, replacements=names, mixes=mixes, settings=settings)
 
     def read(self) -> Mapping[str, object]:
         return {"labels": digest_of_labels(self.settings.classes)}

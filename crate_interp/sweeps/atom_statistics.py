@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
 from crate_interp.measures import condition_number, mutual_coherence
@@ -20,7 +20,7 @@ from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.layer_reading import dictionary
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, Reading, data_of
+from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, first
 from crate_interp.sweeps import atom_sums
@@ -203,16 +203,13 @@ class Atoms(Question):
     dense: float = 0.5
     result, streams = AtomResult, True
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["Atoms", Samples | Stream]:
+    def settled(self, model: HookedModel, samples: Samples | Stream) -> "Atoms":
         checks.count("top", self.top)
         checks.flag("coactivation", self.coactivation)
         if not checks.is_number(self.dense) or not 0 <= self.dense <= 1:
             raise ValueError(f"dense={self.dense!r}: give a share from 0 to 1.")
         check_atoms(model.cfg, "atoms")
-        samples = data_of(model, data, options)
-        return replace(self, layers=_chosen(self.layers, len(model.blocks))), samples
+        return replace(self, layers=_chosen(self.layers, len(model.blocks)))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         chosen = _chosen(self.layers, len(model.blocks))

@@ -39,7 +39,9 @@ def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Table
         digests = digests_of(chunk.forward, batch.inputs)
         for number, digest in enumerate(digests, start=batch.start):
             label = None if labels is None else labels[number - begin]
-            rows.append((number, label, classes[number - first], _short(digest)))
+            # of a million samples, two have the same first 64 bits with a probability of 3e-8
+            bits = int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
+            rows.append((number, label, classes[number - first], bits))
     first_row = rows[0][0] if rows else begin  # the first sample that was not left out
     features = [(first_row, len(rows), values[: len(rows)].tobytes())]
     return {
@@ -91,14 +93,6 @@ def input_features(
         return means.flatten(1)[:, :width]
     ids = inputs[:, -1:] if pool == "last" else inputs
     return torch.nn.functional.one_hot(ids.long() % width, width).float().mean(dim=1)
-
-
-def _short(digest: str) -> int:
-    """Returns the first 64 bits of a digest.
-
-    The probability that a million different samples contain two with equal bits is 3e-8.
-    """
-    return int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
 
 
 def by_layer(

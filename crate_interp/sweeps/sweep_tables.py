@@ -78,7 +78,8 @@ class Tally:
         waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
         if not waiting:
             return
-        tables = _columns([value for *_, value, _ in waiting])
+        values = fetched([value for *_, value, _ in waiting])
+        tables = [value.reshape(len(value), -1).numpy() for value in values]
         finite = all(np.isfinite(table).all() for table in tables)
         for (probe, layer, statistic, tensor, start), values in zip(waiting, tables, strict=True):
             key = (probe.name, statistic, layer)
@@ -134,11 +135,6 @@ class Tally:
                     "Check that the model's weights are finite."
                 )
             self.weights[probe, statistic, layer] = values
-
-
-def _columns(values: list[Tensor]) -> list[np.ndarray]:
-    """Returns each tensor as a float64 array `[batch, 1]` or `[batch, head]`."""
-    return [part.reshape(len(part), -1).numpy() for part in fetched(values)]
 
 
 def _same_heads(key: Key, before: tuple[int, ...], now: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from crate_interp.circuits.atlases.atom_effects import Loss, check_logits, effec
 from crate_interp.circuits.atlases.atom_logits import directions, logit_effects, named
 from crate_interp.circuits.atlases.excerpts import excerpts
 from crate_interp.core import checks
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.compat.offload import with_weights
@@ -21,7 +21,7 @@ from crate_interp.models.gradients import check_gradients
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Chunk, check_one_length, samples_of
+from crate_interp.questions.batches import Chunk, check_one_length
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Result, by, first, sums
@@ -259,17 +259,14 @@ class MakeAtlas(Question):
     loss: Any = field(default=None, repr=False)
     result = Atlas
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["MakeAtlas", Samples]:
+    def settled(self, model: HookedModel, samples: Samples) -> "MakeAtlas":
         check_atoms(model.cfg, "an atlas")
         check_logits(model, "an atlas")
         check_gradients("atlas", model)
         checks.count("ablate", self.ablate, least=0)
         checks.count("top", self.top)
-        samples = samples_of(model, data, options)
         check_one_length(samples, "atlas")
-        return replace(self, loss=loss_on(model, samples)), samples
+        return replace(self, loss=loss_on(model, samples))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         settings = Atoms(self.top).facts(model)["settings"]

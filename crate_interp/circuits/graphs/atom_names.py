@@ -25,7 +25,7 @@ from crate_interp.circuits.graphs.concepts import (
 )
 from crate_interp.core import checks
 from crate_interp.core.pictures import decoded
-from crate_interp.core.run_options import Run, RunOptions, run_options
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.core.safe_text import visible
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import in_full_precision
@@ -33,7 +33,7 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import check_atoms
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, Reading, samples_of
+from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.results.result import Result, first
 from crate_interp.stats.intervals import halves
@@ -161,16 +161,13 @@ class NamesOfAtoms(Question):
     seed: int
     result = AtomNames
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["NamesOfAtoms", Samples]:
+    def settled(self, model: HookedModel, samples: Samples) -> "NamesOfAtoms":
         check_atoms(model.cfg, "atom_names")
         if model.cfg.kind not in ("vision", "text"):
             raise ValueError("names need one kind of sample: give a model of images or of texts.")
-        samples = samples_of(model, data, options)
         if samples.n < 4:
             raise ValueError(f"the data has {samples.n} samples, and names need four: give more.")
-        return replace(self, seed=checks.count("seed", self.seed, least=0)), samples
+        return replace(self, seed=checks.count("seed", self.seed, least=0))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         return {"settings": {"seed": self.seed, "special": special_tokens(model) or 0}}

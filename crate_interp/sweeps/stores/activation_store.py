@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import datasets
 
 STAGE = "activations"
-# the files whose digests this process knows to be right: path, size, time of the last change, inode
-_INTACT: set[tuple[str, int, int, int]] = set()
 
 
 class ActivationStore(Result):
@@ -66,7 +64,7 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
     read the store at once.
 
     Raises ValueError if the folder holds no store, if the store is not finished, or if a file is
-    missing or has changed. Files that this process did not write are read once for their digests.
+    missing or has changed: all are read once for their digests.
     """
     out = Path(folder)
     _check_finished(out)
@@ -74,10 +72,8 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
     paths = index.paths(out)
     try:
         for path, row in zip(paths, index.stored["files"].itertuples(), strict=True):
-            if _mark(path) not in _INTACT:
-                if digest(path) != row.sha256:
-                    raise ValueError(f"{path.name!r} has changed since it was written")
-                _INTACT.add(_mark(path))
+            if digest(path) != row.sha256:
+                raise ValueError(f"{path.name!r} has changed since it was written")
         data = arrow_files.mapped(
             paths, index.description(), index.digest().removeprefix("sha256:")[:16]
         )
@@ -88,16 +84,6 @@ def open_store(folder: str | Path) -> "datasets.Dataset":
             "ci.store call: it writes damaged files again."
         ) from None
     return data
-
-
-def remember(path: Path) -> None:
-    """Notes that this process wrote a file, whose digest need not be computed again."""
-    _INTACT.add(_mark(path))
-
-
-def _mark(path: Path) -> tuple[str, int, int, int]:
-    found = path.stat()
-    return str(path.absolute()), found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def facts_of(data: object) -> dict[str, Any] | None:

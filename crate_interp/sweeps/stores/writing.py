@@ -22,7 +22,7 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
-from crate_interp.questions.batches import Batch, Chunk, samples_of
+from crate_interp.questions.batches import Batch, Chunk
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.folder_access import CHUNKS, writable
 from crate_interp.questions.provenance import model_meta
@@ -34,7 +34,6 @@ from crate_interp.sweeps.stores.activation_store import (
     ActivationStore,
     intact,
     open_store,
-    remember,
     size_of,
 )
 
@@ -92,15 +91,12 @@ class Store(Question):
     features: Any = None
     result = ActivationStore
 
-    def opened(
-        self, model: HookedModel, data: Data, options: RunOptions
-    ) -> tuple["Store", Samples]:
+    def settled(self, model: HookedModel, samples: Samples) -> "Store":
         checks.one_of("dtype", self.stored, tuple(arrow_files.DTYPES))
         names = model.matching_points(self.points)
-        samples = samples_of(model, data, options)
         shapes, forward = _tried(model, samples, names)
         features = arrow_files.features_of(shapes, self.stored, samples.labels)
-        return replace(self, shapes=shapes, forward=forward, features=features), samples
+        return replace(self, shapes=shapes, forward=forward, features=features)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         versions = model_meta(model, 0)["versions"]
@@ -188,7 +184,6 @@ def _of_chunk(chunk: Chunk, folder: Path, store: Store) -> Tables:
         if path.exists():  # it is damaged, or not ours
             os.replace(path, path.with_name(f"{path.name}.damaged"))
         write(path, writer)
-    remember(path)
     row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
     row |= {"bytes": path.stat().st_size}
     row |= {"start": samples.start, "stop": samples.start + samples.n}

@@ -3,11 +3,8 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
-
-from matplotlib.figure import Figure
 
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
@@ -120,7 +117,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
     # not pyplot: a library must neither choose a backend nor keep figures open
     from matplotlib.axes import Axes
 
-    from crate_interp.viz.figures.canvas import NotebookFigure
+    from crate_interp.viz.figures.notebook_figure import NotebookFigure
 
     if ax is None:
         return NotebookFigure(figsize=size, dpi=dpi or _DPI, layout="constrained")
@@ -208,16 +205,3 @@ def axis_label(result: Result, name: str, line: int = 30) -> str:
     record = statistic(result.meta, name)
     parts = [part for part in (label(record.unit), label(record.direction)) if part]
     return fill(f"{parts[0]} ({parts[1]})" if len(parts) > 1 else "".join(parts) or "no unit", line)
-
-
-class NotebookFigure(Figure):
-    """A figure that a notebook shows if it is the last line of a cell.
-
-    IPython knows how to show matplotlib's own figures only once pyplot is imported, or after
-    `%matplotlib inline`. Then it uses its own way of showing them in place of this one.
-    """
-
-    def _repr_png_(self) -> bytes:
-        file = BytesIO()
-        self.savefig(file, format="png", bbox_inches="tight")
-        return file.getvalue()
