@@ -45,19 +45,13 @@ def masks_of(model: ci.HookedCrate, image: Tensor, layer: int, affinity: str) ->
 def coco_results(
     masks: Tensor | np.ndarray, image_id: int, scores: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Returns masks of one image in COCO's format for results, which pycocotools' loadRes reads.
-
-    Masks must have the size of the image in the annotations. Empty masks are left out. Every mask
-    gets the category 1, because the masks show objects, not classes: COCOeval needs
-    `params.useCats = 0`, and `params.catIds` with 1.
-    """
-    results = []
+    """Returns masks of an image as pycocotools' loadRes reads them; all have the category 1."""
+    same, results = {"image_id": int(image_id), "category_id": 1}, []
     for mask, score in zip(np.asarray(masks), scores, strict=True):
         if mask.any():
-            drawn = encode(np.asfortranarray(mask.astype(np.uint8)))
-            size, counts = [int(side) for side in drawn["size"]], drawn["counts"].decode("ascii")
-            shape = {"segmentation": {"size": size, "counts": counts}, "score": float(score)}
-            results.append({"image_id": int(image_id), "category_id": 1} | shape)
+            one: Any = encode(np.asfortranarray(mask.astype(np.uint8)))
+            drawn = {"size": list(map(int, one["size"])), "counts": one["counts"].decode("ascii")}
+            results.append(same | {"segmentation": drawn, "score": float(score)})
     return results
 
 
@@ -77,18 +71,11 @@ def embedded_annotations() -> tuple[COCO, list[int]]:
     rows: Any = ci.data.embedded("pictures")
     for index, row in enumerate(rows, 1):
         mask = torch.from_numpy(np.array(row["mask"])) > 127
-        encoded = coco_results(mask[None], index, [1.0])[0]["segmentation"]
         height, width = (int(side) for side in mask.shape)
         images.append({"id": index, "width": width, "height": height})
         box = [0, 0, width, height]
-        annotation = {
-            "id": index,
-            "image_id": index,
-            "category_id": 1,
-            "segmentation": encoded,
-            "bbox": box,
-            "iscrowd": 0,
-        }
+        (drawn,) = coco_results(mask[None], index, [1.0])
+        annotation = drawn | {"id": index, "bbox": box, "iscrowd": 0}
         annotations.append(annotation | {"area": int(mask.sum())})
     truth: Any = COCO()
     truth.dataset = {

@@ -3,9 +3,8 @@
     python demos/neuron_records.py --layer 2 --atoms 3 17 --out runs/records
 
 The format is that of OpenAI's automated-interpretability (neuron-explainer/activations), a
-NeuronRecord for each atom; Neuronpedia reads the same lists of tokens and activations. With them
-and a language model to ask, the neuron-level scores of the CRATE-LM paper (arXiv 2410.16443) can be
-computed; this script asks none.
+NeuronRecord for each atom, with which the neuron-level scores of the CRATE-LM paper (arXiv
+2410.16443) can be computed by a language model; this script asks none.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -105,7 +105,7 @@ def test_a_deleted_chunk_is_measured_again(tmp_path):
 
 
 def test_a_flipped_bit_is_found_told_and_mended(tmp_path, capfd):
-    """Wherever it is; some bits of a parquet file, such as those of its statistics, tell nothing."""
+    """Wherever it is; some bits of a parquet file, as those of its statistics, tell nothing."""
     run(tmp_path, until=3)
     path, made = tmp_path / "chunks" / "sweep-000002.parquet", []
     whole = path.read_bytes()
@@ -207,19 +207,8 @@ def test_another_number_of_chunks_is_refused(tmp_path, count):
 def test_a_folder_of_an_earlier_version_is_refused_and_stays(tmp_path):
     (tmp_path / "run.json").write_text('{"format": 1, "kind": "sweep", "settings": {}}')
     for resume in (True, False):
-        refuses("run of an earlier version.*another folder", lambda: run(tmp_path, resume=resume))
+        refuses("run of an earlier version.*another folder", partial(run, tmp_path, resume=resume))
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-
-
-def test_memory_holds_what_is_left_to_merge(tmp_path):
-    """Of n chunks, log2 n blocks are kept: in memory, and on the disk."""
-    space = SimpleNamespace(most=0)
-    chunks = InMemory({})
-    chunks.open(SWEEP)
-    for number in range(200):
-        chunks.put(SWEEP, task(number), tables(number))
-        space.most = max(space.most, len(chunks.tables))
-    assert space.most == 7
 
 
 def test_the_device_of_a_rank(monkeypatch):

@@ -118,8 +118,8 @@ def test_a_saved_result_goes_through_no_link(tmp_path, sweeps, name):
 # --- names that we look for, as what the user may have there ---
 
 NAMES = [
-    "chunks/thesis.txt", "chunks/sweep-000000+4.parquet", "chunks/sweep-000009.parquet", "chunks/sweep.json",
-    "chunks/.x.part", "run.json", ".run.json.host-7.part", "meta.json",
+    "chunks/thesis.txt", "chunks/sweep-000000+4.parquet", "chunks/sweep-000009.parquet",
+    "chunks/sweep.json", "chunks/.x.part", "run.json", ".run.json.host-7.part", "meta.json",
     "samples.parquet", ".samples.parquet.abc.part", ".crate-interp-new-a",
 ]  # fmt: skip
 CONTENTS = ["precious", "{}", '{"files": {}}', '{"stage": "sweep"}\n', '{"stage": 1}', "[]\n\n"]

@@ -1,4 +1,6 @@
-"""The pages of a report and of an audit in a browser: widths, schemes, folds, print, sandbox."""
+"""Every page of the library: what all of them must be, and the words that they explain."""
+
+import re
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ import torch
 import crate_interp as ci
 from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
 from conftest import LAYERS, make
+from crate_interp.viz.pages.page import TERMS, explained
 from pictures import looked_at, results, views
 from selection import few
 
@@ -102,3 +105,33 @@ def test_the_tables_of_an_audit_stay_off_paper(driven, pages):  # noqa: F811
 
 def _escaped(text):
     return text.replace("&", "&amp;").replace('"', "&quot;")
+
+
+PAGE = (
+    "<!doctype html><html><head><title>stream</title></head><body><h1>stream</h1>"
+    "<p class='null'>The streams, a stream and the stream; R<sup>c</sup> and R<sup>c</sup>.</p>"
+    "<button>null</button><script>const null_ = 'null';</script><p>nulls, by construction</p>"
+    "</body></html>"
+)
+
+
+def words(document):
+    return re.findall(r'<abbr title="[^"]+">(.*?)</abbr>', document)
+
+
+def test_the_first_use_of_a_word_is_explained():
+    shown = explained(PAGE)
+    assert words(shown) == ["stream", "R<sup>c</sup>", "nulls", "by construction"]
+    assert f'<abbr title="{TERMS["by construction"][1]}">' in shown
+    assert "<title>stream</title>" in shown and "<h1>stream</h1>" in shown
+    assert "<button>null</button><script>const null_ = 'null';</script>" in shown
+    assert re.sub(r"</?abbr[^>]*>", "", shown) == PAGE
+
+
+def test_a_page_keeps_its_text():
+    model, image = make(), torch.zeros(1, 3, 6, 20)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(image)
+    page = ci.viz.explore(cache, image).html()
+    assert "patch" in words(page) and len(words(page)) == len(set(words(page)))
+    assert explained(re.sub(r"</?abbr[^>]*>", "", page)) == page

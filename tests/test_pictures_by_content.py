@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.core import files
+from crate_interp.core import files as core_files
 from crate_interp.data import open_data
 from crate_interp.data.picture_contents import Notes, noting, table_of
 from crate_interp.questions.chunks import _opened
@@ -172,7 +172,7 @@ def test_only_other_content_counts(tmp_path_factory, changes):
         draw(root / f"{name}.bmp", number)
     samples, notes = open_data(f"imagefolder:{root}", PREPROCESS), Notes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "STEP", 0)
+        patch.setattr(core_files, "STEP", 0)
         noting(samples, notes).read(0, 5)
     table, files = table_of(notes), samples.files
     wanted = [f"{n}.bmp" for n, how in sorted(changes.items()) if change(root / f"{n}.bmp", how)]
@@ -182,6 +182,6 @@ def test_only_other_content_counts(tmp_path_factory, changes):
 @pytest.mark.parametrize("name", ["../out.png", "/etc/hostname", "a/../../out.png"])
 def test_a_forged_note_does_not_lead_out(tmp_path, name):
     samples = open_data(f"imagefolder:{folder(tmp_path / 'in', count=2)}", PREPROCESS)
-    table = table_of({(0, False, name): files.Content(b"", files.Stamp(1, 2, 3))})
+    table = table_of({(0, False, name): core_files.Content(b"", core_files.Stamp(1, 2, 3))})
     with pytest.raises(ValueError, match="is not inside"):
         samples.files.changed(table)

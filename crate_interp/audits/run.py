@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import pandas as pd
 import torch
@@ -98,10 +98,11 @@ class Audit(Question):
     grid: bool
     seed: int
     untrained: int = field(repr=False)
-    setting: Any = field(default=None, repr=False)
+    setting: Setting = field(default=cast(Setting, None), repr=False)
     result = AuditResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "Audit":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.count("untrained", self.untrained, least=0)
         setting = _setting(self.eps, self.lasso_tokens, self.grid, self.seed, model)
         part, limited = _compared(samples)
@@ -111,10 +112,12 @@ class Audit(Question):
         return replace(self, setting=setting)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         reasons = [layers.why_not(block) for block in model.blocks]
         return super().facts(model) | {"untrained": self.untrained, "reasons": reasons}
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         own = Pass("audit", partial(_of_chunk, setting=self.setting), _OF_A_NETWORK)
         less = replace(self.setting, nulls=(), limited=frozenset())
         of_copies = replace(own, measure=partial(_of_chunk, setting=less))

@@ -107,13 +107,14 @@ def concentration(
 class Concentrate(Question):
     """The question of `concentration`."""
 
-    k: Any
+    k: Sequence[int]
     point: str
     rotations: int
     untrained: int = field(repr=False)
     result = Concentration
 
     def settled(self, model: HookedModel, samples: Samples) -> "Concentrate":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         if isinstance(self.k, str) or not isinstance(self.k, Sequence) or not self.k:
             raise ValueError(
                 f"k={checks.shown(self.k)}: give a list of numbers of nodes, such as [4, 16]."
@@ -134,10 +135,12 @@ class Concentrate(Question):
         return replace(self, k=counts)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         settings = super().facts(model)["settings"] | {"pca_samples": _PCA_SAMPLES}
         return {"settings": settings, "untrained": self.untrained}
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         answers = yield Pass("answers", _answers, {"answers": by("sample")})
         run.facts_of("answers")  # raises if no sample can be decoded
         pairs = with_donors(answers["answers"])

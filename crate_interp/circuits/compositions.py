@@ -192,6 +192,7 @@ class Compositions(Question):
     result = Composition
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         settings = self.facts(run.model)["settings"]
         measure = partial(_of_chunk, settings=settings)
         return (yield Pass("composition", measure, Composition.STORED))

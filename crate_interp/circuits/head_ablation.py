@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import pandas as pd
@@ -70,10 +70,11 @@ class AblateHeads(Question):
 
     how: str = "mean"
     metric: str = "loss"
-    loss: Any = field(default=None, repr=False)
+    loss: Loss = field(default=cast(Loss, None), repr=False)
     result = HeadAblation
 
     def settled(self, model: HookedModel, samples: Samples) -> "AblateHeads":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.one_of("how", self.how, ("mean", "zero"))
         checks.one_of("metric", self.metric, ("loss", "accuracy"))
         check_logits(model, "ablate_heads")
@@ -85,9 +86,11 @@ class AblateHeads(Question):
         return replace(self, loss=loss)
 
     def read(self) -> Mapping[str, object]:
+        """Returns what else the numbers depend on, by name."""
         return {"labels": digest_of_labels(self.loss.classes)}
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         means = None
         if self.how == "mean":
             sums = yield Pass("means", _sums, {"means": added("sums", "layer", "pos")})

@@ -45,7 +45,7 @@ class Request:
 
     options: dict[str, Any] = field(default_factory=dict)  # of the function that measures
     source: Annotated[str, _MODEL] = ""
-    data: Annotated[str | None, _DATA] = None
+    data: Annotated[str, _DATA] = cast(str, None)
     out: Annotated[Path, _OUT] = cast(Path, None)
     family: Annotated[str | None, "Model family. Default: inferred from the keys."] = None
     file: Annotated[str | None, "A file of a repo on the Hub."] = None

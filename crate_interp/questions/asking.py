@@ -74,16 +74,15 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
         if chunks.out is not None:
             meta |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
             meta |= {"run": chunks.run}
-        run = Experiment(
-            model, samples, options, meta, chunks, measure, question.result.KIND
-        )  # fmt: skip
+        kind = question.result.KIND
+        run = Experiment(model, samples, options, meta, chunks, measure, kind)
         try:
             tables = _answered(question, run)
         except Missing as missing:
             note(f"{options.out}: shard {chunks.shard} is done. Finished chunks: {missing}.")
             return None
         if is_dry():
-            stop_dry(question.result.KIND)
+            stop_dry(kind)
         return _saved(question, tables, run)
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pyarrow as pa
@@ -71,7 +71,7 @@ class InMemory:
 
     meta: Mapping[str, Any]
     shard: Shard = WHOLE
-    out: Path | None = None
+    out: Path = cast(Path, None)  # without a folder
     fresh: bool = True  # whether the run started over
     blocks: dict[str, dict[int, Block]] = field(default_factory=dict)
     tables: dict[tuple[str, Block], Tables] = field(default_factory=dict)
@@ -147,7 +147,6 @@ class InFolder(InMemory):
     read and found whole, by their times and sizes.
     """
 
-    out: Path = Path()
     run: str = ""
     seen: dict[Path, tuple[tuple[int, int, int], Block]] = field(default_factory=dict)
 
@@ -310,8 +309,8 @@ def check_places(out: Path) -> None:
         raise ValueError(f"{str(out / CHUNKS)!r} is a link: remove it, or give another folder.")
     if read_index(out / RUN).get("format") == 1:
         raise ValueError(
-            f"{str(out)!r} holds a run of an earlier version, which cannot go on; its result loads. "
-            "Give another folder."
+            f"{str(out)!r} holds a run of an earlier version, which cannot go on; its result "
+            "loads. Give another folder."
         )
 
 

@@ -7,12 +7,12 @@ samples. It yields each task with its tables, in any order; a chunk has the same
 import logging
 import os
 import platform
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
 from typing import Any
@@ -97,7 +97,7 @@ def _on_cluster(
                     raise error.cause from None
                 raise ValueError(
                     f"the process of samples {task.start} to {task.stop - 1} died {_RETRIES + 1} "
-                    f"times. Check the memory of the nodes: a smaller batch_size needs less. {error}"
+                    f"times. Check the memory of nodes: a smaller batch_size needs less. {error}"
                 ) from None
             advance(task.stop - task.start)
             yield task, tables
@@ -121,14 +121,13 @@ _opened: dict[Any, Work] = {}  # of this worker: one work at a time in memory
 
 def _measured(packed: list[Any], task: Task, gpu: bool, wanted: dict[str, Any]) -> Tables:
     """Measures a chunk in a worker, which opens the work once."""
-    import ray
-
+    ray: Any = import_module("ray")
     here = surroundings()
     odd = [name for name, value in wanted.items() if here.get(name) != value]
     if odd:
         words = ", ".join(f"{name} {here.get(name)} (driver: {wanted[name]})" for name in odd)
         raise ValueError(
-            f"a worker on {socket.gethostname()} has {words}, so its numbers would differ. Install "
+            f"a worker on {platform.node()} has {words}, so its numbers would differ. Install "
             "the same versions on every node, start the driver with OMP_NUM_THREADS set to at most "
             "the number of cores of a node, and leave torch's settings as they are "
             "(precision='bfloat16' takes the place of torch.autocast)."

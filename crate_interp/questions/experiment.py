@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
@@ -23,6 +23,9 @@ from crate_interp.questions.batches import Chunk, Forward, data_of, nobody, run_
 from crate_interp.questions.chunk_facts import OF_A_CHUNK
 from crate_interp.questions.untrained_twins import SAMPLES
 from crate_interp.results.result import Merge, Result
+
+if TYPE_CHECKING:
+    from crate_interp.questions.asking import Experiment
 
 Tables = dict[str, pd.DataFrame]
 Rules = Mapping[str, Merge]  # name of a table -> how it merges
@@ -222,7 +225,7 @@ class Question:
         """Returns what else the numbers depend on, such as functions of the user's, by name."""
         return {}
 
-    def plan(self, run: Any) -> Plan:
+    def plan(self, run: "Experiment") -> Plan:
         """Yields a pass, or passes that do not wait for each other; is sent their merged tables.
 
         Of a list of passes, a list of merged tables is sent. Returns the tables of the result, or a

@@ -8,7 +8,7 @@ and measures the loss.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import pandas as pd
@@ -77,12 +77,13 @@ class EvaluateSaes(Question):
 
     saes: Mapping[str, Coder]
     seed: int
-    labels: Any = None
-    attention_mask: Any = None
-    batches: Any = None
+    labels: Sequence[object] | None = None
+    attention_mask: Tensor | None = None
+    batches: baselines.Plan = cast(baselines.Plan, None)
     result = SaeResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "EvaluateSaes":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.count("seed", self.seed, least=0)
         check_answers(model, "an evaluation of autoencoders")
         check_saes(model, self.saes)
@@ -97,15 +98,18 @@ class EvaluateSaes(Question):
         return replace(self, batches=batches)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         names = {point: type(sae).__name__ for point, sae in self.saes.items()}
         return {"settings": {"saes": names, "loss": self.batches.kind, "seed": self.seed}}
 
     def read(self) -> Mapping[str, object]:
+        """Returns what else the numbers depend on, by name."""
         named = {f"the autoencoder at {point}": sae for point, sae in self.saes.items()}
         labels, mask = map(digest_of_labels, (self.batches.classes, self.batches.mask))
         return {**named, "labels": labels, "attention_mask": mask}
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         measure = partial(baselines.means, plan=self.batches)
         sums = yield Pass("means", measure, baselines.MEANS)
         moments = baselines.moments_in(sums["moments"], run.model.cfg.device)

@@ -51,8 +51,9 @@ def segment(
 ) -> Perhaps[SegmentResult]:
     """Scores the attention masks of every head against the masks of `data`, compared with chance.
 
-    The score is the Jaccard index. Maps become masks by two rules, "mass" and "top" (`ci.measures.mass_mask`, `top_mask`), and the
-    masks are judged at two resolutions (`ci.probes.segmentation`).
+    The score is the Jaccard index. Maps become masks by two rules, "mass" and "top"
+    (`ci.measures.mass_mask`, `top_mask`), and the masks are judged at two resolutions
+    (`ci.probes.segmentation`).
 
     A layer is scored in three ways. "best head for each image" is the published mIoU (arXiv
     2308.16271 eq. 13-14): the data's mask chooses the head. "fixed head" takes the head that is
@@ -116,16 +117,19 @@ class Segment(Question):
     def opened(
         self, model: HookedModel, data: Data, options: RunOptions
     ) -> tuple["Segment", Samples]:
+        """Opens the data, and fills in what model and samples decide."""
         samples = samples_of(model, data, options)
         check_masks([self.probe], samples, options.skip_bad)
         return self, samples
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         facts = {"probes": probes_meta([self.probe], model)["probes"], "blocks": "blocks"}
         facts |= {"controls": 0, "untrained": self.untrained}
         return facts | ({"mask_ratio": 0.0} if model.cfg.kind == "mae" else {})
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         settings = run.meta["probes"]["segmentation"]["settings"]
         mass, fraction = settings["mass"], settings["fraction"]
         constants = Pass(
@@ -146,6 +150,7 @@ class Segment(Question):
         return tables | (yield Pass("examples", shown, rules, whole=True, masks=True))
 
     def noted(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Returns the meta that the result keeps."""
         # without the seconds, two runs write the same bytes
         return {name: value for name, value in meta.items() if name not in ("counts", "seconds")}
 

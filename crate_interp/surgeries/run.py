@@ -109,16 +109,17 @@ def surgery(
 class Surgery(Question):
     """The question of `surgery`. settings: those for measuring a batch."""
 
-    replacements: Any
-    mixes: Any
+    replacements: Sequence[Replacement] | None
+    mixes: Sequence[float]
     directions: int
     eps: float
     seed: int
-    labels: Any = field(default=None, repr=False)
-    settings: Any = field(default=None, repr=False)
+    labels: Sequence[Any] | None = field(default=None, repr=False)
+    settings: _Settings = field(default=cast(_Settings, None), repr=False)
     result = SurgeryResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "Surgery":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         eps, seed = checks.positive("eps", self.eps), checks.count("seed", self.seed, least=0)
         answers.check_answers(model)
         check_gradients("surgery", model)
@@ -135,9 +136,11 @@ class Surgery(Question):
         return replace(self, replacements=names, mixes=mixes, settings=settings)
 
     def read(self) -> Mapping[str, object]:
+        """Returns what else the numbers depend on, by name."""
         return {"labels": digest_of_labels(self.settings.classes)}
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         measure = partial(_of_chunk, plan=self.settings)
         return (yield Pass("surgery", measure, SurgeryResult.STORED))
 

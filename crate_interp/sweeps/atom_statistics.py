@@ -199,11 +199,12 @@ class Atoms(Question):
 
     top: int
     coactivation: bool = False
-    layers: Any = None
+    layers: Sequence[int] | None = None
     dense: float = 0.5
     result, streams = AtomResult, True
 
     def settled(self, model: HookedModel, samples: Samples | Stream) -> "Atoms":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.count("top", self.top)
         checks.flag("coactivation", self.coactivation)
         if not checks.is_number(self.dense) or not 0 <= self.dense <= 1:
@@ -212,6 +213,7 @@ class Atoms(Question):
         return replace(self, layers=_chosen(self.layers, len(model.blocks)))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         chosen = _chosen(self.layers, len(model.blocks))
         facts = {"top": int(self.top), "coactivation": self.coactivation, "layers": chosen}
         return {"settings": facts | {"point": CODE, "dense": float(self.dense)}}
@@ -222,6 +224,7 @@ class Atoms(Question):
         return Pass("atoms", measure, AtomResult.STORED)
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         return (yield self.passes(run.model))
 
 

@@ -125,19 +125,20 @@ def linear_probe(
 
 @dataclass(frozen=True)
 class LinearProbe(Question):
-    """The question of `linear_probe`. classes: of the samples. forward: a store's, or the model's."""
+    """The question of `linear_probe`. classes: of samples. forward: a store's, or the model's."""
 
     pool: str | None
     test: float
     seed: int
-    labels: Any = field(default=None, repr=False)
-    classes: Any = field(default=None, repr=False)
-    forward: Any = field(default=run_layers, repr=False)
+    labels: Sequence[Any] | None = field(default=None, repr=False)
+    classes: Sequence[Any] = field(default=(), repr=False)
+    forward: Forward = field(default=run_layers, repr=False)
     result = LinearProbeResult
 
     def opened(
         self, model: HookedModel, data: Data, options: RunOptions
     ) -> tuple["LinearProbe", Samples]:
+        """Opens the data, and fills in what model and samples decide."""
         checks.count("seed", self.seed, least=0)
         if not checks.is_number(self.test) or not 0 < self.test <= 0.5:
             raise ValueError(f"test={self.test}: give a share above 0 and at most 0.5.")
@@ -148,24 +149,29 @@ class LinearProbe(Question):
         return replace(self, pool=pool, classes=classes, forward=forward), samples
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
-        of_store = isinstance(self.forward, Replay)
+        """Returns what run.json and meta record of the question."""
+        store = self.forward if isinstance(self.forward, Replay) else None
         settings = super().facts(model)["settings"] | {"C": 1.0}
         facts = {
             "statistics": {
                 f"{LINEAR}.{name}": list(record.facts)
                 for name, record in LINEAR_STATISTICS.items()
-                if name != "input" or not of_store
+                if name != "input" or store is None
             },
             "probes": {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}},
             "blocks": "blocks",
         }
-        return facts | (self.forward.meta if of_store else {})
+        return facts | (store.meta if store else {})
 
     def read(self) -> Mapping[str, object]:
+        """Returns what else the numbers depend on, by name."""
         return {"labels": digest_of_labels(self.classes)}
 
     def plan(self, run: Experiment) -> Plan:
-        measure = partial(pooled, pool=self.pool, classes=self.classes, first=run.samples.start)
+        """Yields the passes, and returns the tables of the result."""
+        measure = partial(
+            pooled, pool=str(self.pool), classes=self.classes, first=run.samples.start
+        )
         found = yield Pass("features", measure, POOLED, forward=self.forward)
         return partial(_fit_all, found, run.facts_of("features"), run.options.progress)
 

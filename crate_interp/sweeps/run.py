@@ -97,6 +97,7 @@ class Sweep(Question):
     def opened(
         self, model: HookedModel, data: Data, options: RunOptions
     ) -> tuple["Sweep", Samples | Stream]:
+        """Opens the data, and fills in what model and samples decide."""
         controls = check_controls(self.controls)
         chosen = fitting(self.probes, model, self.blocks)
         masks = any(item.masks for item in chosen)
@@ -110,6 +111,7 @@ class Sweep(Question):
         return replace(self, **own, forward=batches.in_precision(self.precision, forward)), samples
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         facts = probes_meta(list(self.probes), model) | {"blocks": self.blocks}
         facts |= {"n_layers": len(getattr(model, self.blocks)), "controls": self.controls}
         facts |= self.replay.meta if self.replay else {}
@@ -118,6 +120,7 @@ class Sweep(Question):
         return facts | ({"precision": self.precision} if self.precision else {})
 
     def read(self) -> Mapping[str, object]:
+        """Returns what else the numbers depend on, by name."""
         return functions_of(list(self.probes), self.forward)
 
     def passes(self) -> Pass:
@@ -125,6 +128,7 @@ class Sweep(Question):
         return sweep_pass("sweep", self.probes, self.blocks, self.forward, self.controls)
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         return (yield self.passes())
 
 

@@ -32,7 +32,6 @@ NETWORKS = {"crate": 1, "vit": 1, "vit of half the width": 2}  # by what the wid
 DEPTHS = {"quick": (2, 4, 8), "full": (2, 4, 6, 8, 12)}
 WIDTH = {"quick": 128, "full": 384}
 TOKENS, BATCH, REPEATS = {"quick": 65, "full": 197}, 8, 12
-SIMPLER = "arXiv 2306.01129 gives no time or memory; it calls the network simple"
 SHAPES = ((17, 24), (65, 128), (197, 192))  # (N, d) where formula and counter are compared
 
 HEADLINE = (

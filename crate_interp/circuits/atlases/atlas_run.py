@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import pandas as pd
 import torch
@@ -256,10 +256,11 @@ class MakeAtlas(Question):
 
     top: int
     ablate: int
-    loss: Any = field(default=None, repr=False)
+    loss: Loss = field(default=cast(Loss, None), repr=False)
     result = Atlas
 
     def settled(self, model: HookedModel, samples: Samples) -> "MakeAtlas":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         check_atoms(model.cfg, "an atlas")
         check_logits(model, "an atlas")
         check_gradients("atlas", model)
@@ -269,13 +270,16 @@ class MakeAtlas(Question):
         return replace(self, loss=loss_on(model, samples))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         settings = Atoms(self.top).facts(model)["settings"]
         return {"loss": self.loss.kind, "settings": settings | {"ablate": self.ablate}}
 
     def read(self) -> Mapping[str, object]:
+        """Returns what else the numbers depend on, by name."""
         return {"labels": digest_of_labels(self.loss.classes)}
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         effects = partial(effect_sums, loss=self.loss)
         steps = [
             Atoms(self.top).passes(run.model),

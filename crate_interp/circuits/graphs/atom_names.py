@@ -162,6 +162,7 @@ class NamesOfAtoms(Question):
     result = AtomNames
 
     def settled(self, model: HookedModel, samples: Samples) -> "NamesOfAtoms":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         check_atoms(model.cfg, "atom_names")
         if model.cfg.kind not in ("vision", "text"):
             raise ValueError("names need one kind of sample: give a model of images or of texts.")
@@ -170,11 +171,13 @@ class NamesOfAtoms(Question):
         return replace(self, seed=checks.count("seed", self.seed, least=0))
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         return {"settings": {"seed": self.seed, "special": special_tokens(model) or 0}}
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         measure = partial(_named, seed=self.seed, progress=run.options.progress)
-        masks = bool(run.samples.masks)
+        masks = bool(getattr(run.samples, "masks", None))
         return (yield Pass("names", measure, AtomNames.STORED, whole=True, masks=masks))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pandas as pd
 import torch
@@ -84,14 +84,15 @@ def store(
 class Store(Question):
     """The question of `store`. shapes: of one sample at each point. forward: options of a run."""
 
-    points: Any
+    points: NamesFilter
     stored: str
     shapes: Shapes = field(default_factory=dict)
     forward: Mapping[str, Any] = field(default_factory=dict)
-    features: Any = None
+    features: "datasets.Features" = cast("datasets.Features", None)
     result = ActivationStore
 
     def settled(self, model: HookedModel, samples: Samples) -> "Store":
+        """Refuses what cannot be asked, and fills in what model and samples decide."""
         checks.one_of("dtype", self.stored, tuple(arrow_files.DTYPES))
         names = model.matching_points(self.points)
         shapes, forward = _tried(model, samples, names)
@@ -99,11 +100,13 @@ class Store(Question):
         return replace(self, shapes=shapes, forward=forward, features=features)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
+        """Returns what run.json and meta record of the question."""
         versions = model_meta(model, 0)["versions"]
         versions |= {name: version(name) for name in ("pyarrow", "datasets")}
         return {"points": self.shapes, "stored": self.stored, "versions": versions}
 
     def plan(self, run: Experiment) -> Plan:
+        """Yields the passes, and returns the tables of the result."""
         folder: Any = run.chunks.out
         if not run.options.resume:
             folders.discard(folder, META)  # removes the index of files that no longer exist

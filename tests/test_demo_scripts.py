@@ -1,4 +1,4 @@
-"""The records of atoms that a demo writes for automated interpretability."""
+"""Demos: an autoencoder trained on a store, and records of atoms for automated interpretability."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 import neuron_records as demo
+import train_sae
 
 import crate_interp as ci
 
@@ -26,9 +27,7 @@ def test_records_hold_the_strongest_pieces_and_moments_of_the_code(tmp_path):
     for atom in (2, 5):
         record = json.loads((tmp_path / "1" / f"{atom}.json").read_text())
         codes = cache[point][:, :whole, atom].reshape(-1, 64).double().numpy()
-        assert (
-            record["neuron_id"]["layer_index"] == 1 and record["neuron_id"]["neuron_index"] == atom
-        )
+        assert [*record["neuron_id"].values()][1:] == [1, atom]
         assert record["mean"] == pytest.approx(codes.mean(), rel=1e-5)
         assert record["variance"] == pytest.approx(codes.var(), rel=1e-5)
         best = record["most_positive_activation_records"]
@@ -39,3 +38,18 @@ def test_records_hold_the_strongest_pieces_and_moments_of_the_code(tmp_path):
             assert piece["tokens"] == [
                 lm.to_single_str_token(token) for token in pieces[n].tolist()
             ]
+
+
+@pytest.mark.slow
+def test_an_autoencoder_learns_from_a_store(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train_sae, "TRAINING", 40)
+    monkeypatch.setattr(train_sae, "IMAGES", 51)
+    train_sae.main(tmp_path / "s", steps=1)
+    train_sae.main(tmp_path / "s", steps=100)  # on the store that is there
+    said = capsys.readouterr().out
+    first, last = (line for line in said.splitlines() if line.startswith("step"))
+    errors = [float(line.split("error ")[1]) for line in (first, last)]
+    assert errors[1] < 0.5 * errors[0]
+    assert said.count("On 11 images, with the cross-entropy of the labels") == 2
+    for coder in ("autoencoder", "shuffled weights", "pca", "zero", "mean"):
+        assert f" {coder} " in said
