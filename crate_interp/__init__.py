@@ -5,25 +5,27 @@ alignment and attention layer by layer, and look at it. Importing the package lo
 every name below loads when it is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from crate_interp.core.lazy_names import lazy
 
 if TYPE_CHECKING:
     import crate_hooks as hooks
+    import crate_interp.probes.maps as maps
     from crate_interp import bridge, circuits, data, measures, probes, saes, surgeries, viz
-    from crate_interp.audits import AuditResult, audit
-    from crate_interp.bridge import from_bridge, to_bridge
+    from crate_interp.audits.result import AuditResult
+    from crate_interp.audits.run import audit
+    from crate_interp.bridge.bridge_to_hooked import from_bridge
+    from crate_interp.bridge.hooked_to_bridge import to_bridge
     from crate_interp.checkpoints.hub import list_models
     from crate_interp.checkpoints.load import convert, load
-    from crate_interp.circuits import (
-        Atlas,
-        AttributionGraph,
-        HeadAblation,
-        ablate_heads,
-        atlas,
-        graph,
-    )
-    from crate_interp.comparisons import Comparison, compare
+    from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
+    from crate_interp.circuits.graphs.result import AttributionGraph
+    from crate_interp.circuits.graphs.run import graph
+    from crate_interp.circuits.head_ablation import ablate_heads
+    from crate_interp.circuits.head_ablation_result import HeadAblation
+    from crate_interp.comparisons.result import Comparison
+    from crate_interp.comparisons.run import compare
     from crate_interp.config import CrateConfig
     from crate_interp.core.errors import CheckpointError
     from crate_interp.models.autoencoder import HookedCrateMAE
@@ -32,21 +34,19 @@ if TYPE_CHECKING:
     from crate_interp.models.layers.context import Past
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
-    from crate_interp.probes import Probe, maps
+    from crate_interp.probes import Probe
     from crate_interp.reports.run import report
-    from crate_interp.segmentation import SegmentResult, segment
-    from crate_interp.surgeries import SurgeryResult, surgery
-    from crate_interp.sweeps import (
-        AtomResult,
-        LinearProbeResult,
-        SweepResult,
-        atoms,
-        linear_probe,
-        open_store,
-        probe,
-        store,
-        sweep,
-    )
+    from crate_interp.segmentation.result import SegmentResult
+    from crate_interp.segmentation.run import segment
+    from crate_interp.surgeries.result import SurgeryResult
+    from crate_interp.surgeries.run import surgery
+    from crate_interp.sweeps.atom_statistics import AtomResult, atoms
+    from crate_interp.sweeps.linear_probes import LinearProbeResult, linear_probe
+    from crate_interp.sweeps.probe_cache import probe
+    from crate_interp.sweeps.result import SweepResult
+    from crate_interp.sweeps.run import sweep
+    from crate_interp.sweeps.stores.activation_store import open_store
+    from crate_interp.sweeps.stores.writing import store
     from crate_interp.training.regularizer import SRRRegularizer
     from crate_interp.training.watch_result import WatchResult
     from crate_interp.training.watch_run import Watch, watch
@@ -63,49 +63,10 @@ __all__ = [
     "viz", "watch",
 ]  # fmt: skip
 
-# module -> the public names that it holds
-_NAMES = {
-    "crate_interp.audits": "AuditResult audit",
-    "crate_interp.bridge": "from_bridge to_bridge",
-    "crate_interp.checkpoints.hub": "list_models",
-    "crate_interp.checkpoints.load": "convert load",
-    "crate_interp.circuits": "Atlas AttributionGraph HeadAblation ablate_heads atlas graph",
-    "crate_interp.comparisons": "Comparison compare",
-    "crate_interp.config": "CrateConfig",
-    "crate_interp.core.errors": "CheckpointError",
-    "crate_interp.models.autoencoder": "HookedCrateMAE",
-    "crate_interp.models.clip": "HookedCrateCLIP",
-    "crate_interp.models.language": "HookedCrateLM",
-    "crate_interp.models.layers.context": "Past",
-    "crate_interp.models.sae": "SparseAutoencoder",
-    "crate_interp.models.vision": "HookedCrate",
-    "crate_interp.probes": "Probe",
-    "crate_interp.reports.run": "report",
-    "crate_interp.segmentation": "SegmentResult segment",
-    "crate_interp.surgeries": "SurgeryResult surgery",
-    "crate_interp.sweeps": "AtomResult LinearProbeResult SweepResult atoms linear_probe open_store "
-    "probe store sweep",
-    "crate_interp.training.regularizer": "SRRRegularizer",
-    "crate_interp.training.watch_result": "WatchResult",
-    "crate_interp.training.watch_run": "Watch watch",
-}
-# public name -> the public module that it is
-_ROOMS = "bridge circuits data measures probes saes surgeries viz"
-_MODULES = {name: f"crate_interp.{name}" for name in _ROOMS.split()}
-_MODULES |= {"hooks": "crate_hooks", "maps": "crate_interp.probes.maps"}
-_MODULE_OF = _MODULES | {name: module for module, names in _NAMES.items() for name in names.split()}
-
 __version__ = "0.1.0"
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        known = ", ".join(__all__)
-        raise AttributeError(f"module 'crate_interp' has no attribute {name!r}; it has {known}")
-    import_module("crate_interp.core.progress")  # before other libraries load tqdm, which may warn
-    loaded = import_module(_MODULE_OF[name])
-    return loaded if name in _MODULES else getattr(loaded, name)
+_MODULE_OF, __getattr__, _names = lazy(__name__, __file__)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_names(), "__version__"]

@@ -21,8 +21,7 @@ from safetensors.torch import load_file
 from train_tiny_cutouts import SAVED_STEPS, SHIPPED, composites, make_model
 
 import crate_interp as ci
-from crate_interp.segmentation import SegmentResult
-from crate_interp.segmentation.result import CELL
+from crate_interp.segmentation.result import CELL, SegmentResult
 
 COLUMNS = (
     "value", "low", "high", "other_image", "random", "untrained", "all_foreground", "centre",

@@ -13,7 +13,7 @@ from PIL import Image
 import crate_interp as ci
 from command import fails, one_line, process, run
 from conftest import HEADS, make
-from crate_interp.cli.app import QUIET, example, spoken
+from crate_interp.cli.command_line import QUIET, example, spoken
 from crate_interp.cli.commands import COMMANDS
 from published import GIVEN, published
 from reference import published_layout

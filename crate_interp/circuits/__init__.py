@@ -1,23 +1,28 @@
 """Circuits: what heads read from each other, their share in a logit, and which heads matter."""
 
-from crate_interp.circuits import patching
-from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
-from crate_interp.circuits.attention_targets import head_scores, repeat_targets
-from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
-from crate_interp.circuits.circuit import Circuit, Edge
-from crate_interp.circuits.circuit_scores import CircuitScores, evaluate
-from crate_interp.circuits.code_swaps import concentration
-from crate_interp.circuits.code_swaps_result import Concentration
-from crate_interp.circuits.compositions import Composition, composition
-from crate_interp.circuits.graphs.atom_names import AtomNames, atom_names
-from crate_interp.circuits.graphs.result import AttributionGraph
-from crate_interp.circuits.graphs.run import graph
-from crate_interp.circuits.graphs.steering import Steering
-from crate_interp.circuits.head_ablation import ablate_heads
-from crate_interp.circuits.head_ablation_result import HeadAblation
-from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
-from crate_interp.circuits.patching import attribution_patch, path_patch
-from crate_interp.circuits.switching_off import switched_off
+from typing import TYPE_CHECKING
+
+from crate_interp.core.lazy_names import lazy
+
+if TYPE_CHECKING:
+    from crate_interp.circuits import patching
+    from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
+    from crate_interp.circuits.attention_targets import head_scores, repeat_targets
+    from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
+    from crate_interp.circuits.circuit import Circuit, Edge
+    from crate_interp.circuits.circuit_scores import CircuitScores, evaluate
+    from crate_interp.circuits.code_swaps import concentration
+    from crate_interp.circuits.code_swaps_result import Concentration
+    from crate_interp.circuits.compositions import Composition, composition
+    from crate_interp.circuits.graphs.atom_names import AtomNames, atom_names
+    from crate_interp.circuits.graphs.result import AttributionGraph
+    from crate_interp.circuits.graphs.run import graph
+    from crate_interp.circuits.graphs.steering import Steering
+    from crate_interp.circuits.head_ablation import ablate_heads
+    from crate_interp.circuits.head_ablation_result import HeadAblation
+    from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
+    from crate_interp.circuits.patching import attribution_patch, path_patch
+    from crate_interp.circuits.switching_off import switched_off
 
 __all__ = [
     "Atlas", "AtomNames", "AttributionGraph", "Circuit", "CircuitScores", "Composition",
@@ -26,3 +31,5 @@ __all__ = [
     "evaluate", "graph", "head_scores", "logit_attribution", "logit_lens", "patching",
     "path_patch", "repeat_targets", "switched_off",
 ]  # fmt: skip
+
+_MODULE_OF, __getattr__, __dir__ = lazy(__name__, __file__)

@@ -10,7 +10,7 @@ import warnings
 from contextlib import suppress
 from typing import Any
 
-from crate_interp.cli.app import EXIT_CODES, QUIET, app, requests, spoken
+from crate_interp.cli.command_line import EXIT_CODES, QUIET, app, requests, spoken
 from crate_interp.cli.commands import COMMANDS
 from crate_interp.core import progress
 from crate_interp.core.safe_text import plain

@@ -8,8 +8,8 @@ from typing import Any, Unpack
 import torch
 
 from crate_hooks import every_layer
-from crate_interp.audits import audit as run_audit
 from crate_interp.audits.result import AuditResult
+from crate_interp.audits.run import audit as run_audit
 from crate_interp.core import checks
 from crate_interp.core.folders import check_ours, discard, locked
 from crate_interp.core.progress import tqdm

@@ -297,7 +297,8 @@ def commands() -> str:
 
 def api() -> dict[str, str]:
     """Returns the pages of the reference: a module's public name, or "" for `ci` itself."""
-    names = ["", *ci._MODULES, "hooks.edit"]
+    modules = (name for name in ci.__all__ if isinstance(getattr(ci, name), ModuleType))
+    names = ["", *modules, "hooks.edit"]
     return {name: f"reference/api/{name or 'ci'}.md" for name in sorted(names)}
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from crate_interp.circuits import Circuit
+from crate_interp.circuits.circuit import Circuit
 from crate_interp.core.safe_text import LONGEST, visible
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel

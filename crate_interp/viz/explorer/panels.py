@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.circuits import Circuit
-from crate_interp.circuits.circuit import LAST, number_of, place_of
+from crate_interp.circuits.circuit import LAST, Circuit, number_of, place_of
 from crate_interp.core.safe_text import LONGEST, plain, visible
 from crate_interp.measures import maskcut, pca_map
 from crate_interp.models.cache import CrateCache
