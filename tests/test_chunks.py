@@ -166,6 +166,11 @@ def held(tmp_path):
     process.stdout.close()
 
 
+@pytest.mark.parametrize("name", ["../x", "a[0]", "A", "a-b"])
+def test_a_pass_whose_name_is_no_name_of_a_file(name):
+    refuses("give a name of small letters", partial(Pass, name, SWEEP.measure, {}))
+
+
 def test_two_jobs_on_one_shard(tmp_path, held):
     refuses("another process works on shard 0/2.*Wait until it", lambda: run(tmp_path, shard="0/2"))
     assert run(tmp_path, shard="1/2")[0] is None  # another shard may

@@ -1,5 +1,6 @@
 """Samples that cannot be decoded: refused with their names, or left out and listed."""
 
+from functools import partial
 from io import BytesIO
 
 import datasets
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
-from conftest import PLAIN, make
+from conftest import PLAIN, make, refuses
 from crate_interp.data import open_data
 from gathered import CHUNKS, COUNT, folder, same
 from selection import few
@@ -77,8 +78,10 @@ def test_a_chunk_without_a_sample_and_data_without_any(model, tmp_path):
     assert result.meta["n_samples"] == COUNT - 7 and result.controls()["n"].max() == 2
     for path in names:
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="none of the 23 samples can be decoded. First error: "):
-        ci.sweep(model, f"imagefolder:{root}", skip_bad=True, **CHUNKS)
+    few = {"limit": 8, "batch_size": 3, "chunk_size": 7, "progress": False}
+    for verb in (ci.sweep, ci.atlas, ci.circuits.atom_names):
+        call = partial(verb, model, f"imagefolder:{root}", skip_bad=True, **few)
+        refuses("none of the 8 samples can be decoded. First error: ", call)
 
 
 def test_masks_that_cannot_be_decoded(model, tmp_path):

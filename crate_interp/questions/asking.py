@@ -1,11 +1,13 @@
 """Asks a question: opens the folder, runs the plan's passes, and makes the result."""
 
 import json
+import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
@@ -79,7 +81,8 @@ def ask(question: Question, model: HookedModel, data: Data, options: RunOptions)
         try:
             tables = _answered(question, run)
         except Missing as missing:
-            note(f"{options.out}: shard {chunks.shard} is done. Finished chunks: {missing}.")
+            words = f"{options.out}: shard {chunks.shard} is done. Finished chunks: {missing}."
+            note(f"{words} Run the other shards, then the same command again.")
             return None
         if is_dry():
             stop_dry(kind)
@@ -110,7 +113,7 @@ def _saved(question: Question, tables: Answer, run: "Experiment") -> Result:
     with writable(out), alone(out):
         with suppress(ValueError):  # there is no saved result, or a damaged one
             saved = question.result.load(out)
-            if saved.meta.get("run") == run.meta["run"] and not run.chunks.fresh:
+            if saved.meta.get("run") == run.meta["run"]:
                 return saved
         result = _result(question, tables, run)
         result.save(out)
@@ -156,9 +159,10 @@ class Experiment:
         for place, step in enumerate(steps, 1):
             label = f"{step.name} ({place} of {len(steps)})" if len(steps) > 1 else step.name
             totals[step.name] = self._measure(step, label)
-            tables = self.chunks.merged(step, totals[step.name]) if step.check else None
-            if step.check and tables is not None:
-                step.check(tables)
+            check = None if is_dry() else step.check
+            tables = self.chunks.merged(step, totals[step.name]) if check else None
+            if check and tables is not None:
+                check(tables)
         found = {step.name: self.chunks.merged(step, totals[step.name]) for step in steps}
         if any(tables is None for tables in found.values()):
             raise Missing(self._progress(totals))
@@ -167,6 +171,8 @@ class Experiment:
             self.facts[step.name] = {name: t for name, t in tables.items() if name in OF_A_CHUNK}
             if self.chunks.shard.total > 1:
                 self._check_pictures(tables)
+            if step.most is None:
+                self.facts_of(step.name)  # raises if no sample can be decoded
         answers = [
             {name: table for name, table in (tables or {}).items() if name not in OF_A_CHUNK}
             for tables in found.values()
@@ -183,9 +189,7 @@ class Experiment:
     def _progress(self, totals: Mapping[str, int]) -> str:
         blocks = self.chunks.blocks
         done = {name: sum(one.count for one in blocks[name].values()) for name in totals}
-        return ", ".join(f"{name} {done[name]} of {total}" for name, total in totals.items()) + (
-            ". Run the other shards, then the same command again"
-        )
+        return ", ".join(f"{name} {done[name]} of {total}" for name, total in totals.items())
 
     def _measure(self, step: Pass, label: str) -> int:
         """Measures this shard's missing chunks of a pass; returns how many chunks the pass has."""
@@ -194,9 +198,6 @@ class Experiment:
         self.facts[step.name] = {}
         work = Work(step, self.model, self.samples, self.options)
         streamed = isinstance(self.samples, Stream)
-        self.chunks.open(step)
-        for block in list(self.chunks.blocks[step.name].values()):
-            self._check_pictures(self.chunks.read(step, block), step)
         total = 0
 
         def left() -> Iterator[Task]:
@@ -212,6 +213,8 @@ class Experiment:
         if not streamed:  # a shard has blocks of neighbours, which merge without the other shards
             chunks = sum(1 for _ in work.tasks())
             self.length = max(1, 1 << (chunks // (4 * self.chunks.shard.total)).bit_length() >> 1)
+        look = partial(self._check_pictures, mine=step) if self.samples.files else None
+        self.chunks.open(step, look)
         todo = None if streamed else sum(task.stop - task.start for task in left())
         bar = tqdm(
             total=todo, desc=label, unit=self.model.unit.removesuffix("s"),
@@ -319,18 +322,21 @@ def in_folder(
         (out / CHUNKS).mkdir(exist_ok=True)
     with working(out, shard):
         with writable(out):
+            check_alone(out, shard, every=not resume)
             remove_leftovers(out)
             if not resume:
-                check_alone(out, shard)
                 discard(out, is_run)
             with alone(out):
-                _agree(out, run)
-        digest = files.digest_of_bytes(json.dumps(run, sort_keys=True).encode())
-        yield InFolder(settings, shard, out=out, run=digest, fresh=not resume)
+                began = _agree(out, run)
+        digest = files.digest_of_bytes(json.dumps(run | began, sort_keys=True).encode())
+        yield InFolder(settings, shard, out=out, run=digest)
 
 
-def _agree(out: Path, run: Mapping[str, Any]) -> None:
-    """Writes the settings of a run, or raises ValueError if the folder has others."""
+def _agree(out: Path, run: Mapping[str, Any]) -> dict[str, str]:
+    """Writes the settings of a run, or raises ValueError if the folder has others.
+
+    Returns what tells this run from one that started over with the same settings.
+    """
     path = out / RUN
     if not path.exists():
         if any((out / CHUNKS).glob("*.parquet")):
@@ -338,12 +344,15 @@ def _agree(out: Path, run: Mapping[str, Any]) -> None:
                 f"{str(path)!r} is missing, although the folder has chunks. Start over with "
                 "resume=False (--restart), or give another folder."
             )
-        files.write_text(path, json.dumps(run, indent=2) + "\n")
-        return
+        began = {"began": secrets.token_hex(8)}
+        files.write_text(path, json.dumps({**run, **began}, indent=2) + "\n")
+        return began
     there = read_index(path)
     if not is_run(there):
         raise ValueError(
             f"{str(path)!r} holds no settings of a run. Move it to another place and start over "
             "with resume=False (--restart), or give another folder."
         )
+    began = {"began": str(there.pop("began", ""))}
     check_same(there, run, str(out))
+    return began

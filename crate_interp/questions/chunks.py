@@ -72,12 +72,11 @@ class InMemory:
     meta: Mapping[str, Any]
     shard: Shard = WHOLE
     out: Path = cast(Path, None)  # without a folder
-    fresh: bool = True  # whether the run started over
     blocks: dict[str, dict[int, Block]] = field(default_factory=dict)
     tables: dict[tuple[str, Block], Tables] = field(default_factory=dict)
 
-    def open(self, step: Pass) -> None:
-        """Looks up the finished blocks of a pass."""
+    def open(self, step: Pass, look: Callable[[Tables], object] | None = None) -> None:
+        """Looks up the finished blocks of a pass; look(tables) is called for each of them."""
         self.blocks[step.name] = {}
 
     def finished(self, step: Pass, number: int) -> Block | None:
@@ -159,32 +158,37 @@ class InFolder(InMemory):
         count = f"+{block.count}" if block.count > 1 else ""
         return self.out / CHUNKS / f"{step.name}-{block.first:06d}{count}.parquet"
 
-    def open(self, step: Pass) -> None:
+    def open(self, step: Pass, look: Callable[[Tables], object] | None = None) -> None:
         """Reads which blocks are finished; a damaged file is put aside, and measured again."""
-        self.blocks[step.name] = {}
         with writable(self.out), self.alone():
-            found: list[Block] = []
-            for path in (self.out / CHUNKS).glob(f"{step.name}-*.parquet"):
-                if re.fullmatch(re.escape(step.name) + _BLOCK, path.name):
-                    check_regular(path)
-                    block = self._whole(step, path)
-                    if block is None:
-                        aside = path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged")
-                        os.replace(path, aside)
-                        note(f"{path}: damaged, and measured again. It is kept as {aside.name}.")
-                    else:
-                        found.append(block)
-            kept = self.blocks[step.name]
-            for block in sorted(found, key=lambda one: (-one.count, one.first)):
-                if self.finished(step, block.first):  # its writer died before it removed the parts
-                    self.path(step, block).unlink()
+            self._list(step)
+            for block in self.blocks[step.name].values() if look else ():
+                look(self.read(step, block))
+
+    def _list(self, step: Pass) -> None:
+        self.blocks[step.name] = {}
+        found: list[Block] = []
+        for path in (self.out / CHUNKS).glob(f"{step.name}-*.parquet"):
+            if re.fullmatch(re.escape(step.name) + _BLOCK, path.name):
+                check_regular(path)
+                block = self._whole(step, path)
+                if block is None:
+                    aside = path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged")
+                    os.replace(path, aside)
+                    note(f"{path}: damaged, and measured again. It is kept as {aside.name}.")
                 else:
-                    kept[block.first] = block
-            for first in sorted(kept):  # of a writer that died before it merged
-                block = kept.get(first)
-                other = None if step.apart or not block else self._found(step, block)
-                if block and other:
-                    self._merge(step, block, other)
+                    found.append(block)
+        kept = self.blocks[step.name]
+        for block in sorted(found, key=lambda one: (-one.count, one.first)):
+            if self.finished(step, block.first):  # its writer died before it removed the parts
+                self.path(step, block).unlink()
+            else:
+                kept[block.first] = block
+        for first in sorted(kept):  # of a writer that died before it merged
+            block = kept.get(first)
+            other = None if step.apart or not block else self._found(step, block)
+            if block and other:
+                self._merge(step, block, other)
 
     def _whole(self, step: Pass, path: Path) -> Block | None:
         """Returns what a file holds, if it is a whole block of this run."""
@@ -210,8 +214,8 @@ class InFolder(InMemory):
 
     def merged(self, step: Pass, total: int) -> Tables | None:
         """Returns the merged tables of a pass, or None if other shards still miss chunks."""
-        self.open(step)
         with writable(self.out), self.alone():
+            self._list(step)
             return super().merged(step, total)
 
     def ended(self, step: Pass, total: int) -> None:
@@ -319,11 +323,13 @@ def discard(out: Path, is_run: Callable[[Mapping[str, Any]], bool]) -> None:
 
     Raises ValueError, before anything is removed, if something there is not ours.
     """
-    chunks = sorted(path for path in (out / CHUNKS).iterdir() if path.suffix != ".lock")
+    chunks = sorted(
+        path for path in (out / CHUNKS).iterdir() if path.suffix not in (".lock", ".damaged")
+    )
     for path in chunks:
         if path.is_symlink():
             check_regular(path)
-    odd = [f"{CHUNKS}/{path.name}" for path in chunks if not _is_ours(path)]
+    odd = [f"{CHUNKS}/{path.name}" for path in chunks if not is_ours(path)]
     run = out / RUN
     odd += [RUN] if os.path.lexists(run) and not is_run(read_index(run)) else []
     if odd:
@@ -332,7 +338,7 @@ def discard(out: Path, is_run: Callable[[Mapping[str, Any]], bool]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Tells whether a file in chunks/ is one that a run wrote and nobody changed."""
     if path.is_symlink() or not path.is_file():
         return False

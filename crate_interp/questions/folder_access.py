@@ -145,17 +145,22 @@ def writable(out: Path) -> Iterator[None]:
         raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
 
 
-def check_alone(out: Path, shard: Shard) -> None:
-    """Raises ValueError if another process works on another shard of the folder."""
+def check_alone(out: Path, shard: Shard, every: bool) -> None:
+    """Raises ValueError if another process works with another number of shards.
+
+    every: refuses a process on any other shard too.
+    """
     for path in (out / CHUNKS).glob("shard-*.lock"):
-        if path != lock_of(out, shard):
+        friend = path.stem.endswith(f"-of-{shard.total}") and not every
+        if path != lock_of(out, shard) and not friend:
             try:
                 with FileLock(path, timeout=_MOMENT):
                     pass
             except Timeout:
                 raise ValueError(
-                    f"another process works in {str(out)!r}, and resume=False would remove its "
-                    "chunks. Wait until that process ends, or give another folder."
+                    f"another process works in {str(out)!r}, with another number of shards, or "
+                    "resume=False would remove its chunks. Wait until that process ends, or give "
+                    "another folder."
                 ) from None
 
 

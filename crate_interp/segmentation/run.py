@@ -138,11 +138,12 @@ class Segment(Question):
         )  # fmt: skip
         own = sweep_pass("segment", [self.probe])
         twins = copies(own, self.untrained, "untrained", twin, run.samples)
-        masks, scores, *others = yield [constants, own, *twins]
-        tables = masks
+        tables, scores, *others = yield [constants, own, *twins]
         for name in ("samples", "head_samples"):
             tables[name] = scores[name]
-            tables[f"untrained_{name}"] = stacked([other[name] for other in others])
+            tables[f"untrained_{name}"] = stacked(
+                [other[name] for other in others if name in other]
+            )
         blank = {"examples": pd.DataFrame(columns=_COLUMNS, dtype=object)}
         images = SegmentResult(tables | blank, run.facts_of("segment")).table("images")
         shown = partial(_examples, images=images, settings=settings)

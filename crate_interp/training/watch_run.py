@@ -74,25 +74,32 @@ class Watch:
         if self._open is not None:
             raise RuntimeError("this watch is open already: use one `with` at a time.")
         self._open, self.now = ExitStack(), self.start
+        try:
+            self._begin(self._open)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _begin(self, stack: ExitStack) -> None:
         if self.out is not None:
             fixed = {name: value for name, value in self.meta.items() if name not in _FREE}
             settings = {**fixed, "every": self.every}
             folder = in_folder(self.out, WatchResult, settings, self.code, resume=self.resume)
-            self._chunks = self._open.enter_context(folder)
+            self._chunks = stack.enter_context(folder)
             self._chunks.open(self.work.step)
             for step, block in sorted(self._chunks.blocks[self.work.step.name].items()):
                 if step <= self.start:
                     self._steps[step] = self._chunks.read(self.work.step, block)
         if self.now in self._steps:
-            try:
-                self._check_same_training()
-            except BaseException:
-                self._open.close()
-                self._open = self._chunks = None
-                raise
+            self._check_same_training()
         if not self._steps:
             self._measure()
-        return self
+
+    def _close(self) -> None:
+        stack, self._open, self._chunks = self._open, None, None
+        if stack is not None:
+            stack.close()
 
     def _check_same_training(self) -> None:
         """Raises ValueError if the model's numbers at this step differ from those in the folder."""
@@ -111,14 +118,14 @@ class Watch:
                     )
 
     def __exit__(self, kind: type | None, *error: object) -> None:
-        assert self._open is not None
-        with self._open:  # closes the folder, even after an error
+        try:
             if kind is None and self.now not in self._steps:
                 self._measure()
             if self.out is not None and self._steps:
                 with writable(self.out):
                     self.result().save(self.out)
-        self._open = self._chunks = None
+        finally:
+            self._close()
 
     def step(self, number: int | None = None) -> None:
         """Counts an update, and measures the model if the update's number is a multiple of `every`.
@@ -165,16 +172,15 @@ class Watch:
         """
         started, step = time.perf_counter(), self.now
         try:
-            tables = self._tables()
-        except ValueError as error:
-            self.not_measured[step] = plain(error, 300)
-            warnings.warn(f"step {step} was not measured: {plain(error, 300)}", stacklevel=3)
-        else:
-            self._steps[step] = tables
-            if self._chunks is not None:
+            tables = self._steps[step] = self._tables()
+            if self._chunks is not None:  # a full disk does not end a training
                 data: Any = self.work.data
                 task = Task(step, data.start, data.start + data.n)
                 self._chunks.put(self.work.step, task, tables)
+        except ValueError as error:
+            words = "kept" if step in self._steps else "measured"
+            self.not_measured |= {} if step in self._steps else {step: plain(error, 300)}
+            warnings.warn(f"step {step} was not {words}: {plain(error, 300)}", stacklevel=3)
         finally:
             self.seconds += time.perf_counter() - started
 

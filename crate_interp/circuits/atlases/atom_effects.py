@@ -192,6 +192,8 @@ def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
         total, squares = total + effects.sum(dim=0), squares + effects.square().sum(dim=0)
         value, n = value + float(of_each.sum()), n + len(of_each)
         groups.add(effects, numbers)
+    if not n:  # no sample of the chunk can be decoded
+        return {}
     layer, atom = np.indices(total.shape).reshape(2, -1)
     sums = {"total": total.flatten().numpy(), "squares": squares.flatten().numpy()}
     table = pd.DataFrame({"layer": layer, "atom": atom, "n": n, "loss": value} | sums)

@@ -205,6 +205,8 @@ def _named(chunk: Chunk, seed: int, progress: bool) -> Tables:
         count = compared(batch, codes[0][0].shape[1])
         inputs.append(batch.inputs[:count].cpu())
         masks += [] if batch.masks is None else [batch.masks[:count]]
+    if not numbers:
+        return {}
     tokens = [torch.cat(parts) for parts in codes]
     if chunk.model.cfg.kind == "text":
         words = [visible(word) for word in answer_names(chunk.model)]

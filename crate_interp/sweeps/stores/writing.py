@@ -23,6 +23,7 @@ from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk
+from crate_interp.questions.chunks import is_ours
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.folder_access import CHUNKS, writable
 from crate_interp.questions.provenance import model_meta
@@ -108,6 +109,8 @@ class Store(Question):
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
         folder: Any = run.chunks.out
+        if folder is None:
+            raise ValueError("ci.store has no dry run: it says what it will write before it does.")
         if not run.options.resume:
             folders.discard(folder, META)  # removes the index of files that no longer exist
         _check_space(run, folder, self)
@@ -184,8 +187,8 @@ def _of_chunk(chunk: Chunk, folder: Path, store: Store) -> Tables:
 
     check_regular(path)
     with writable(folder.parent):
-        if path.exists():  # it is damaged, or not ours
-            os.replace(path, path.with_name(f"{path.name}.damaged"))
+        if path.exists() and not is_ours(path):
+            os.replace(path, path.with_name(f"{path.name}.{digest(path)[7:19]}.damaged"))
         write(path, writer)
     row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
     row |= {"bytes": path.stat().st_size}
