@@ -162,11 +162,12 @@ class InFolder(InMemory):
         """Reads which blocks are finished; a damaged file is put aside, and measured again."""
         with writable(self.out), self.alone():
             self._list(step)
-            for block in self.blocks[step.name].values() if look else ():
-                look(self.read(step, block))
+            if look is not None:
+                for block in self.blocks[step.name].values():
+                    look(self.read(step, block))
 
     def _list(self, step: Pass) -> None:
-        self.blocks[step.name] = {}
+        kept = self.blocks[step.name] = {}
         found: list[Block] = []
         for path in (self.out / CHUNKS).glob(f"{step.name}-*.parquet"):
             if re.fullmatch(re.escape(step.name) + _BLOCK, path.name):
@@ -178,7 +179,6 @@ class InFolder(InMemory):
                     note(f"{path}: damaged, and measured again. It is kept as {aside.name}.")
                 else:
                     found.append(block)
-        kept = self.blocks[step.name]
         for block in sorted(found, key=lambda one: (-one.count, one.first)):
             if self.finished(step, block.first):  # its writer died before it removed the parts
                 self.path(step, block).unlink()
