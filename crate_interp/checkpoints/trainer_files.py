@@ -73,9 +73,9 @@ def config_of(contents: Contents) -> CrateConfig:
     where, fields = contents.where, fields_of(None, contents.given, contents.family)
     if not {"family", "d_model", "n_layers"} <= set(fields):
         raise CheckpointError(
-            f"{where} has the names of a hooked model, but no config.json next to it. Give the "
-            "whole config: ci.load(..., config=model.cfg), or config='path/to/config.json'. Or "
-            "call model.save_pretrained(folder) and load the folder."
+            f"{where} has the names of a hooked model, but no config.json next to it. Put its "
+            "config.json there, or load the folder that model.save_pretrained(folder) writes; in "
+            "Python, the whole config is ci.load(file, config=model.cfg)."
         )
     cfg = CrateConfig.from_dict(fields)
     cfg.assume(fields)

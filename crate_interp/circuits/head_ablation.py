@@ -121,7 +121,7 @@ def _unclassed(model: Any, samples: Samples) -> str:
     names = f"0 to {count - 1}" if classes is None else checks.shown(classes[:20])
     return (
         f"the label {where} is not one class of the model, whose classes are {names}: give data "
-        "with these as labels or folders, or load the model with other labels=[...]."
+        "with these as labels or folders, or load the model with labels=[...], its own names."
     )
 
 

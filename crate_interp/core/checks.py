@@ -65,7 +65,7 @@ def limit(value: Any) -> int | None:
     """
     if value is not None and (not is_int(value) or value < 1):
         raise ValueError(
-            f"limit={shown(value)}: give a whole number of at least 1, or None for all samples."
+            f"limit={shown(value)}: give a whole number of at least 1; without it, all samples."
         )
     return value
 

@@ -36,8 +36,8 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(
         f"{where} has no published layout: its {len(shapes)} keys begin with {some}, but "
-        f"{_known(shapes)}. If only names differ, give rename=, a function from a key to the "
-        "published key. ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
+        f"{_known(shapes)}. If only names differ, give rename='s/PATTERN/REPLACEMENT/'. "
+        "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
     )
 
 
