@@ -23,7 +23,7 @@ from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.batches import check_model
 from crate_interp.questions.chunk_facts import OF_A_CHUNK, with_facts
-from crate_interp.questions.chunks import Block, InFolder, InMemory, check_places, discard
+from crate_interp.questions.chunks import Block, InFolder, InMemory, check_places, discard, is_run
 from crate_interp.questions.engines import ENGINES, Engine
 from crate_interp.questions.experiment import Answer, Pass, Question, Tables, Task, Work
 from crate_interp.questions.folder_access import (
@@ -198,11 +198,12 @@ class Experiment:
         self.facts[step.name] = {}
         work = Work(step, self.model, self.samples, self.options)
         streamed = isinstance(self.samples, Stream)
+        tasks = work.tasks() if streamed else list(work.tasks())
         total = 0
 
         def left() -> Iterator[Task]:
             nonlocal total
-            for task in work.tasks():
+            for task in tasks:
                 total = task.number + 1
                 block = self.chunks.finished(step, task.number)
                 if block is not None:
@@ -210,9 +211,9 @@ class Experiment:
                 elif self._is_mine(step, task.number):
                     yield task
 
-        if not streamed:  # a shard has blocks of neighbours, which merge without the other shards
-            chunks = sum(1 for _ in work.tasks())
-            self.length = max(1, 1 << (chunks // (4 * self.chunks.shard.total)).bit_length() >> 1)
+        if isinstance(tasks, list):  # a shard has blocks of neighbours, which merge by themselves
+            each = len(tasks) // (4 * self.chunks.shard.total)
+            self.length = max(1, 1 << each.bit_length() >> 1)
         look = partial(self._check_pictures, mine=step) if self.samples.files else None
         self.chunks.open(step, look)
         todo = None if streamed else sum(task.stop - task.start for task in left())
@@ -270,12 +271,6 @@ class Experiment:
             )
 
 
-def is_run(settings: Mapping[str, Any]) -> bool:
-    """Tells whether the content of a run.json is that of a run of ours, of whatever version."""
-    kinds = {"format": int, "kind": str, "settings": dict}
-    return all(type(settings.get(name)) is kind for name, kind in kinds.items())
-
-
 @contextmanager
 def _chunks_of(
     question: Question, meta: Mapping[str, Any], options: RunOptions, model: HookedModel
@@ -325,7 +320,7 @@ def in_folder(
             check_alone(out, shard, every=not resume)
             remove_leftovers(out)
             if not resume:
-                discard(out, is_run)
+                discard(out)
             with alone(out):
                 began = _agree(out, run)
         digest = files.digest_of_bytes(json.dumps(run | began, sort_keys=True).encode())

@@ -31,17 +31,12 @@ from crate_interp.core.files import (
 from crate_interp.core.folders import read_index
 from crate_interp.core.progress import note
 from crate_interp.questions.experiment import Pass, Tables, Task
-from crate_interp.questions.folder_access import (
-    CHUNKS,
-    RUN,
-    WHOLE,
-    Shard,
-    writable,
-)
+from crate_interp.questions.folder_access import CHUNKS, RUN, WHOLE, Shard, writable
 from crate_interp.results.result_files import table_from
 
 LOCK = "merge.lock"
 _ABOUT = b"crate_interp"  # the entry of a file's metadata that says what it holds
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
 _BLOCK = r"-(\d{6,})(?:\+(\d+))?\.parquet"  # the first chunk; how many, if there are several
 _FILE = re.compile(r"[a-z]+(-\d+)?" + _BLOCK)
 
@@ -203,9 +198,8 @@ class InFolder(InMemory):
                     return None
                 self.seen[path] = stamp, block
             return self.seen[path][1]
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
-            pass
-        return None
+        except _UNREADABLE:
+            return None
 
     def put(self, step: Pass, task: Task, tables: Tables) -> None:
         """Writes the tables of a chunk; they are on the disk when this returns."""
@@ -242,7 +236,7 @@ class InFolder(InMemory):
         path = self.path(step, block)
         try:
             return _opened(path)[1]
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        except _UNREADABLE as error:
             raise ValueError(
                 f"{str(path)!r} is damaged or missing ({error}). Run the same command again: it "
                 "measures the chunk again."
@@ -255,7 +249,7 @@ class InFolder(InMemory):
         try:
             about = json.loads((parquet.read_schema(path).metadata or {})[_ABOUT])
             return Block(*about["block"]) if about["run"] == self.run else None
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+        except _UNREADABLE:
             return None  # damaged: found when the pass is opened again
 
     def _keep(self, step: Pass, block: Block, tables: Tables) -> None:
@@ -318,7 +312,13 @@ def check_places(out: Path) -> None:
         )
 
 
-def discard(out: Path, is_run: Callable[[Mapping[str, Any]], bool]) -> None:
+def is_run(settings: Mapping[str, Any]) -> bool:
+    """Tells whether the content of a run.json is that of a run of ours, of whatever version."""
+    kinds = {"format": int, "kind": str, "settings": dict}
+    return all(type(settings.get(name)) is kind for name, kind in kinds.items())
+
+
+def discard(out: Path) -> None:
     """Removes the settings and chunks of a run; its result stays.
 
     Raises ValueError, before anything is removed, if something there is not ours.
@@ -349,5 +349,5 @@ def is_ours(path: Path) -> bool:
             with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as rows:
                 return {"sample", "input"} <= set(rows.schema.names)
         return bool(_FILE.fullmatch(path.name) and _opened(path))
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+    except _UNREADABLE:
         return False
