@@ -28,4 +28,4 @@ def test_chance_is_dotted(model):
             if line.get_linestyle() == ":"
         ]
         np.testing.assert_allclose(dotted.get_ydata(), [level] * LAYERS, rtol=1e-6)
-    assert ", 2.565 if attention is even; 95 % interval" in result.sharpest().splitlines()[0]
+    assert "(even attention: 2.565 nats)" in result.sharpest().splitlines()[0]

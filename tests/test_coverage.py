@@ -20,7 +20,7 @@ from crate_interp.stats.intervals import (
     share_interval,
     student_interval,
 )
-from crate_interp.sweeps import sweep_findings
+from crate_interp.sweeps import findings, moments
 
 COUNTS = (2, 4, 8, 32, 256)
 LEAST = 0.93
@@ -48,7 +48,7 @@ def test_students(n):
     assert covered(student_interval(mean, error, n), 3) >= LEAST
     assert covered(interval_of_sums(pd.DataFrame(sums))[1:], 3) >= LEAST
     rows = pd.DataFrame({"mean": mean, "std": error * n**0.5, "n": n})
-    assert covered(sweep_findings.mean_ends(independent(n), rows), 3) >= LEAST
+    assert covered(moments.mean_ends(independent(n), rows), 3) >= LEAST
 
 
 @many
@@ -57,7 +57,7 @@ def test_a_change_in_a_headline(n):
     random, layers = np.random.default_rng(n), 4000
     before = random.uniform(90, 110, size=(n, layers))
     after = before * random.normal(1.05, 0.1, size=before.shape)
-    change = sweep_findings._change(independent(n), range(layers), pd.DataFrame(before), after)
+    change = findings._change(independent(n), range(layers), pd.DataFrame(before), after)
     assert covered((change.low, change.high), 0.05) >= LEAST
 
 

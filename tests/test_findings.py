@@ -9,9 +9,8 @@ import torch
 import crate_interp as ci
 from conftest import HEADS, LAYERS, make
 from crate_interp.probes.built_in import statistic
+from crate_interp.sweeps.findings import along_layers, at_attention, finding, strip
 from crate_interp.sweeps.layer_curves import numbers
-from crate_interp.sweeps.report_findings import finding, strip
-from crate_interp.sweeps.sweep_findings import along_layers, at_attention
 from crate_interp.viz.pages.chart import HEIGHT, WIDTH, Line, chart
 from crate_interp.viz.pages.report_page import hero, panel
 
@@ -78,19 +77,16 @@ def test_a_change_is_that_of_an_audit(data, result):
 
 
 def test_the_finding_says_the_numbers_of_the_tables(result, twins):
-    said = finding(result, twins)
-    official, along = said.split(" With lengths")
+    along, official = finding(result, twins).split(" With every code")
     rates = table(result, "official")
     untrained = np.mean([table(twin, "official") for twin in twins], axis=0)
     for value in (rates.iloc[0], rates.iloc[-1]):
         assert f" {value:.4g}" in official
-    ends = f"{untrained[0]:.4g} to {untrained[-1]:.4g}"
-    assert official.endswith(f"(in untrained copies it falls from {ends}).")
-    steady = planted(result, official=np.tile([80.0, 81.0, 79.0], (6, 1)))
-    assert "(untrained copies stay near 80)." in finding(result, [steady])
+    assert official.endswith(f"(untrained copies: {untrained[0]:.4g} to {untrained[-1]:.4g}).")
     assert ("falls from" in official) == (rates.iloc[-1] < rates.iloc[0])
     change = 100 * at_attention(result).change
-    assert f"by {change.min():+.1f} to {change.max():+.1f}\u00a0% (untrained " in along
+    ends = f"({change.min():+.1f} to {change.max():+.1f}\u00a0%; untrained copies "
+    assert ends in along
     header, rows = numbers(result, twins)
     (row,) = [row for row in rows if row[0] == statistic(result.meta, NAMES["official"]).title]
     assert row[2] == f"{rates.iloc[0]:.4g} ({untrained[0]:.4g})" and header[2] == "layer 0"
@@ -103,12 +99,12 @@ def test_planted_changes_are_found_and_told_apart(result):
     after = before + np.stack([-2 + 0.1 * noise, 3 + 0.1 * noise, noise], axis=1)
     official = np.stack([20 + noise, 19.6 + noise, 30 + noise], axis=1)
     one = planted(result, before=before, after=after, official=official)
-    first, second = finding(one, []).split(" With lengths")
+    second, first = finding(one, []).split(" With every code")
     assert "rises from 20 nats per token in layer 0 to 30 in layer 2." in first
-    words = "attention raises R^c of the stream in 1 of 3 layers and lowers it in 1"
+    words = "Attention lowers R^c of the stream at eps 0.1 in 1 and raises it in 1 of 3 layers"
     assert words in second and "untrained" not in first + second
     change = 100 * (after / before - 1).mean(axis=0)
-    assert f"by {change[0]:+.1f} to {change[1]:+.1f}\u00a0%." in second
+    assert f"({change[0]:+.1f} to {change[1]:+.1f}\u00a0%)." in second
     rows = {row.title: "".join(sign.mark for sign in row.signs) for row in strip(one, [])}
     assert rows == {
         "R^c of the stream falls at attention": "+\N{MINUS SIGN}?",

@@ -8,7 +8,7 @@ import torch
 import crate_interp as ci
 from conftest import make
 from crate_interp.questions.untrained_twins import shuffled, twin
-from crate_interp.sweeps.report_findings import strip
+from crate_interp.sweeps.findings import strip
 
 SEEDS, SHARE = 5, 0.05
 RUN = {"limit": 16, "progress": False}

@@ -110,12 +110,10 @@ def test_tables(report, model, data):
     pd.testing.assert_frame_equal(samples, result.samples())
     lines = (report.parent / "summary.txt").read_text().splitlines()
     finding = lines.pop(0)
-    assert finding.startswith("With every code scaled to unit length, as the authors count, R^c ")
-    assert lines[0] == (
-        "mine & <yours>, 6 images: means over them; in brackets, the untrained mean of 2 seeds."
-    )
+    assert "With every code scaled to unit length, as the authors count, R^c " in finding
+    assert lines[0].startswith("mine & <yours>, 6 images: means; in brackets, the mean of ")
     # the heading, the columns, and the controls with what each of them is
-    assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + 4 + LAYERS + 2 + 4 + 1
+    assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + 4 + LAYERS + 1 + 4 + 1
     assert sum(line.startswith("Sharpest heads by entropy") for line in lines) == 3
     assert any(line.startswith("tight frame: a stream of the same energy") for line in lines)
     assert any(line.startswith("U defect: alignment.orthonormality. |U_k^T") for line in lines)

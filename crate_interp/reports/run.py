@@ -26,7 +26,6 @@ from crate_interp.results.result import Result
 from crate_interp.results.result_files import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
-from crate_interp.sweeps.sweep_findings import sharpest
 from crate_interp.viz.figures.attention_images import attention_on_image, even_share, map_heading
 from crate_interp.viz.pages.audit_page import audit_page
 from crate_interp.viz.pages.report_page import AttentionPictures, report_page
@@ -154,7 +153,7 @@ def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPi
     images = torch.cat([piece.inputs for piece in found]).to(model.cfg.device)
     numbers = [piece.start + place for piece in found for place in range(len(piece.inputs))]
     count = len(model.blocks)
-    sharp = sharpest(result, _SHARP)["layer"].head(1).astype(int).tolist()
+    sharp = result.sharpest_heads(_SHARP)["layer"].head(1).astype(int).tolist()
     shown = [*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS]
     points = every_layer(model, points_of(model.cfg.facts["attention"], True), sorted(shown))
     with torch.no_grad():

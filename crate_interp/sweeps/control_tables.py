@@ -89,45 +89,14 @@ def an_eighth(start: int, count: int) -> list[int]:
 
 def few_controlled(result: Result) -> str:
     """Returns a caution if there are too few controlled samples to rule out chance, else ""."""
-    counts: Any = result.table("controls")["n"]
-    least, asked, n = int(counts.min()), result.meta["controls"], result.meta["n_samples"]
-    what, groups = "samples", result.groups_at(result.table("samples")["sample"].unique()[:asked])
-    if groups is not None and len(set(groups)) < least:
-        least, what = len(set(groups)), result.independent[1]
+    least, asked = int(result.table("controls")["n"].min()), result.meta["controls"]
+    groups = result.groups_at(result.table("samples")["sample"].unique()[:asked])
+    least = least if groups is None else min(least, len(set(groups)))
     if least > _TELLS:
         return ""
-    words = (
-        f"With {least} {what}, the model is better in all or none by chance once in "
-        f"{2 ** (least - 1):,}"
-    )
-    if n <= asked:
-        return f"{words}. For more samples, measure more {result.meta['unit']}."
-    more = len(an_eighth(0, n))
-    return f"{words}. `crate-interp sweep` with `--controls {n}` raises this number to {more}."
-
-
-def by_rate(result: Result) -> str:
-    """Returns a text with the number of samples in which the model beats random subspaces.
-
-    There is a number for each rate and layer. The text is "" for fewer than two rates.
-    """
-    table: Any = result.table("controls")
-    if "lower" not in table:
-        return ""
-    said = []
-    for name, words in CONTROLLED.items():
-        rows = table[(table["probe"] + "." + table["statistic"] == name)]
-        rows = rows[rows["control"] == "random subspaces"]
-        if len(rows):
-            better = ", ".join(str(_better(row)) for row in rows.itertuples())
-            said.append(f"by {words} in {better} of {rows['n'].max()}")
-    if len(said) < 2:
-        return ""
     return (
-        "Samples in which the model is better than random subspaces, layer by layer: "
-        f"{'; '.join(said)}. R^c and R - R^c depend on how long tokens are, and therefore on "
-        "how much of a token a subspace holds; the authors' R^c depends only on the directions of "
-        "the codes. So the rates may disagree."
+        f"With {least} independent samples, the model is better in all or none by chance once in "
+        f"{2 ** (least - 1):,}: give more with controls=N (`--controls N`)."
     )
 
 
@@ -141,7 +110,7 @@ def controls_text(result: Result) -> str:
             return (
                 f"\nNegative controls: {name} over {controlled(result)}, next to the model on the "
                 f"same {result.meta['unit']}. {IN_BRACKETS} {few_controlled(result)}\n"
-                f"{as_text(header, rows)}\n{by_rate(result)}\n\n{of_each}\n"
+                f"{as_text(header, rows)}\n\n{of_each}\n"
                 f"d/2 ln K = {bound:.4g} nats per token is the most that R - R^c can be for "
                 "complete orthonormal subspaces; other subspaces may exceed it.\n"
             )
@@ -151,11 +120,10 @@ def controls_text(result: Result) -> str:
 def controlled(result: Result) -> str:
     """Returns how many samples the controls have seen, in words."""
     counts: Any = result.table("controls")["n"]
-    most, least, unit = counts.max(), counts.min(), result.meta["unit"]
-    words = f"the first {most} {unit}"
-    if least == most:
+    words = f"the first {counts.max()} {result.meta['unit']}"
+    if counts.min() == counts.max():
         return words
-    return f"{words} (random weights; the other controls on {least} of them, evenly spread)"
+    return f"{words} (random weights; the others on {counts.min()} of them, evenly spread)"
 
 
 def rate_reduction_bound(result: Result) -> float:

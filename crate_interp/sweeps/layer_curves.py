@@ -1,8 +1,8 @@
 """The numbers by layer that figures draw and summaries print: curves, intervals, baselines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -10,9 +10,19 @@ from jaxtyping import Float
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
-from crate_interp.results.result import model_name
-from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.sweep_findings import even
+from crate_interp.results.result import Result, model_name
+
+if TYPE_CHECKING:
+    from crate_interp.sweeps.result import SweepResult
+
+# statistic of attention -> its value for even attention, given the number of keys and of tokens
+# before the patches
+_OF_EVEN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "attention.entropy": lambda keys, _: np.log(keys),
+    "attention.entropy_cls": lambda keys, _: np.log(keys),
+    "attention.entropy_patches": lambda keys, special: np.log(keys - special),
+    "attention.support_cls": lambda keys, _: keys,
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class Curve:
     heads: Float[np.ndarray, "layer head"] | None
 
 
-def names(result: SweepResult) -> list[str]:
+def names(result: "SweepResult") -> list[str]:
     """Returns all names "probe.statistic" of a result, in the order of measurement."""
     pairs = [
         (probe, statistic)
@@ -42,7 +52,7 @@ def names(result: SweepResult) -> list[str]:
     return sorted((f"{probe}.{statistic}" for probe, statistic in pairs), key=order.index)
 
 
-def curve(result: SweepResult, statistic: str) -> Curve:
+def curve(result: "SweepResult", statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
     A statistic per head is averaged over heads in each sample; the mean and its interval are over
@@ -72,7 +82,7 @@ def _wide(rows: Any, values: str) -> np.ndarray:
 
 
 def baseline(
-    untrained: Sequence[SweepResult] | None, statistic: str
+    untrained: "Sequence[SweepResult] | None", statistic: str
 ) -> Float[np.ndarray, "seed layer"] | None:
     """Returns the mean of a statistic by layer for each untrained twin, or None without twins.
 
@@ -80,7 +90,7 @@ def baseline(
     """
     if not untrained:
         return None
-    if isinstance(untrained, SweepResult):
+    if isinstance(untrained, Result):
         raise ValueError(
             "untrained is one result, but must be a list of results, one for each seed. Give "
             "[result]."
@@ -95,7 +105,7 @@ def baseline(
 
 
 def chance(
-    results: Sequence[SweepResult], statistic: str
+    results: Sequence["SweepResult"], statistic: str
 ) -> tuple[str, Float[np.ndarray, "layer"]] | None:
     """Returns the name and the values by layer of a statistic's chance level, or None.
 
@@ -108,7 +118,7 @@ def chance(
     return found[0] if len(levels) == len(found) and np.allclose(levels, levels[0]) else None
 
 
-def _chance(result: SweepResult, statistic: str) -> tuple[str, np.ndarray] | None:
+def _chance(result: "SweepResult", statistic: str) -> tuple[str, np.ndarray] | None:
     config, every = result.meta["config"], curve(result, statistic).layers
     if statistic in ("alignment.head_overlap", "alignment.energy_head"):
         p, d = config.get("d_head"), config.get("d_model")
@@ -124,8 +134,20 @@ def _chance(result: SweepResult, statistic: str) -> tuple[str, np.ndarray] | Non
     return None if level is None else ("even attention", level)
 
 
+def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
+    """Returns, by layer, the value of a statistic of attention if all keys get equal shares.
+
+    Returns None for other statistics, or if the entropy of even attention was not measured.
+    """
+    uniform = _rows(result.table("layers"), "attention.entropy_uniform")
+    if statistic not in _OF_EVEN or not len(uniform):
+        return None
+    keys = np.exp(uniform["mean"].to_numpy(float))
+    return _OF_EVEN[statistic](keys, result.meta["config"].get("special_tokens", 1))
+
+
 def head_interval(
-    result: SweepResult, statistic: str
+    result: "SweepResult", statistic: str
 ) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None:
     """Returns the ends of each head's 95 % interval, or None for a statistic of the weights."""
     rows = _rows(result.heads(), statistic)
@@ -135,7 +157,7 @@ def head_interval(
 
 
 def summary(
-    result: SweepResult, untrained: Sequence[SweepResult]
+    result: "SweepResult", untrained: Sequence["SweepResult"]
 ) -> tuple[list[str], list[list[str]]]:
     """Returns the header and the rows of the summary, one row per layer.
 
@@ -150,7 +172,7 @@ def summary(
     return header, [[str(layer), *cells] for layer, cells in sorted(rows.items())]
 
 
-def columns(result: SweepResult) -> list[tuple[str, str]]:
+def columns(result: "SweepResult") -> list[tuple[str, str]]:
     """Returns the statistics of the summary, and the headings of their columns.
 
     If no statistic has a heading, these are the first six statistics, under their own names.
@@ -165,7 +187,7 @@ def columns(result: SweepResult) -> list[tuple[str, str]]:
     ]
 
 
-def _cells(result: SweepResult, untrained: Sequence[SweepResult], name: str) -> dict[int, str]:
+def _cells(result: "SweepResult", untrained: Sequence["SweepResult"], name: str) -> dict[int, str]:
     """Returns the mean of a statistic in each layer, with the untrained mean in brackets."""
     drawn, random = curve(result, name), baseline(untrained, name)
     cells = [f"{mean:.4g}" for mean in drawn.mean]
@@ -175,20 +197,19 @@ def _cells(result: SweepResult, untrained: Sequence[SweepResult], name: str) -> 
     return dict(zip(drawn.layers.astype(int).tolist(), cells, strict=True))
 
 
-def heading(result: SweepResult, untrained: Sequence[SweepResult], data: str) -> str:
+def heading(result: "SweepResult", untrained: Sequence["SweepResult"], data: str) -> str:
     """Returns a line that says what was measured, on which data, and what the brackets hold."""
-    meta = result.meta
-    what = f"{model_name(meta)}, {result.counted_samples()}"
-    what += f" of {plain(data)}" if data else ""
-    if not untrained:
-        return f"{what}: means over them."
-    seen = max(twin.meta["n_samples"] for twin in untrained)
-    few = f" over the first {seen}" if seen < meta["n_samples"] else ""
-    seeds = f"{len(untrained)} seed{'s' * (len(untrained) > 1)}"
-    return f"{what}: means over them; in brackets, the untrained mean of {seeds}{few}."
+    words = f"{model_name(result.meta)}, {result.counted_samples()}"
+    words += f" of {plain(data)}: means" if data else ": means"
+    if untrained:
+        seen = max(twin.meta["n_samples"] for twin in untrained)
+        words += (
+            f"; in brackets, the mean of untrained copies (seeds: {len(untrained)}, {seen} seen)"
+        )
+    return f"{words}."
 
 
-def legend(result: SweepResult) -> str:
+def legend(result: "SweepResult") -> str:
     """Returns a line for each column of the summary: its statistic, unit and how to read it."""
     lines = []
     for name, column in columns(result):
@@ -200,7 +221,7 @@ def legend(result: SweepResult) -> str:
 
 
 def numbers(
-    result: SweepResult, untrained: Sequence[SweepResult]
+    result: "SweepResult", untrained: Sequence["SweepResult"]
 ) -> tuple[list[str], list[list[str]]]:
     """Returns the header and a row for every statistic, with a column per layer.
 

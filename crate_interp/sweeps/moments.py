@@ -10,6 +10,7 @@ from torch import Tensor
 
 from crate_interp.results.result import Merge, Result
 from crate_interp.stats.contrasts import mean_error, of_sums
+from crate_interp.stats.intervals import student_interval
 
 STATISTIC = ["probe", "statistic", "layer"]
 TOGETHER = -1  # in place of a head's number: the moments of each sample's mean over heads
@@ -121,6 +122,14 @@ def errors(result: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     found = [result.errors_over_groups.get(place, (np.nan, 0)) for place in places]
     error, count = np.array(found, dtype=float).reshape(-1, 2).T
     return error, count
+
+
+def mean_ends(result: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`, by Student's t.
+
+    The ends are NaN for a single sample, and for statistics of the weights.
+    """
+    return student_interval(rows["mean"].to_numpy(float), *errors(result, rows))
 
 
 def to_bytes(values: Tensor) -> bytes:

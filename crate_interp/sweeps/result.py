@@ -10,8 +10,9 @@ from crate_interp.core.safe_text import notebook_view, table_in_html
 from crate_interp.results.result import Result, by, first
 from crate_interp.sweeps import sweep_tables
 from crate_interp.sweeps.control_tables import controls_text
-from crate_interp.sweeps.moments import errors_over_groups, merged_moments
-from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpest
+from crate_interp.sweeps.findings import headline
+from crate_interp.sweeps.layer_curves import even
+from crate_interp.sweeps.moments import errors_over_groups, mean_ends, merged_moments
 
 _EVERY = "every layer"  # the name under which `layers()` keeps its answer
 
@@ -126,34 +127,41 @@ class SweepResult(Result):
         """Returns lines of text on the heads with the sharpest attention, lowest entropy first.
 
         There is a line for each of `attention.entropy_cls`, `entropy_patches` and `entropy` that
-        was measured; "" if none was. A line has the means over samples in nats, the value of even
-        attention, the 95 % intervals of the means by Student's t, the standard deviation over
-        samples (sd; if it is large, the head is sharp only on some samples), the share that CLS
-        gives to itself, and how many intervals overlap the interval of the first head. Two heads
-        whose intervals do not overlap differ (p < .05), however they correlate over samples.
+        was measured; "" if none was. A line has the means over samples in nats with their 95 %
+        intervals by Student's t, the standard deviation over samples (sd; if it is large, the head
+        is sharp only on some samples), the value of even attention, and how many other intervals
+        overlap the interval of the first head. Two heads whose intervals do not overlap differ (p <
+        .05), however they correlate over samples.
         """
-        tokens = self.meta["probes"].get("attention", {}).get("settings", {}).get("tokens", "all")
-        queries = "all queries" if tokens == "all" else f"the queries {tokens}"
-        readers = {
-            "entropy_cls": "CLS, which a classifier reads",
-            "entropy_patches": "CLS over the patches alone",
-            "entropy": queries,
-        }
         lines = []
-        for statistic, of in readers.items():
-            found = sharpest(self, statistic)
-            if len(found):
+        for statistic in ("entropy_cls", "entropy_patches", "entropy"):
+            heads = self.sharpest_heads(statistic)
+            if len(heads):
+                shown = [
+                    f"L{row.layer}H{row.head} {row.mean:#.4g} ({row.low:#.4g} to {row.high:#.4g}; "
+                    f"sd {row.std:.2g})"
+                    for row in heads.head(count).itertuples()
+                ]
                 most = even(self, f"attention.{statistic}")
-                same = most is not None and np.ptp(most) < 1e-6  # the same in all layers
-                scale = (
-                    "nats"
-                    if most is None or not same
-                    else f"nats, {most[0]:.4g} if attention is even"
+                level = "" if most is None else f" (even attention: {most[0]:.4g} nats)"
+                near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
+                lines.append(
+                    f"Sharpest heads by {statistic}{level}: {'; '.join(shown)}. Other intervals "
+                    f"that overlap the first: {near} of {len(heads) - 1}."
                 )
-                scale += f"; 95 % interval; sd over {self.meta['unit']}"
-                words = f"Sharpest heads by {statistic} (of {of}; {scale}): "
-                lines.append(words + _ranked(found, statistic, count))
         return "\n".join(lines)
+
+    def sharpest_heads(self, statistic: str) -> pd.DataFrame:
+        """Returns the rows of `heads()` for a statistic of attention, lowest mean first.
+
+        low, high: the 95 % interval of the mean by Student's t; NaN for a single sample.
+        """
+        table: Any = self.table("heads").query("probe == 'attention'")
+        rows = table[table["statistic"] == statistic].sort_values(
+            "mean", kind="stable", ignore_index=True
+        )
+        low, high = self.mean_ends(rows)
+        return rows.assign(low=low, high=high)
 
     def _shown(self) -> pd.DataFrame:
         return self._table("heads").head(20)  # a probe may have only statistics per head
@@ -165,23 +173,3 @@ class SweepResult(Result):
         columns = ["probe", "statistic"]
         wide = table.pivot_table(index="layer", columns=columns, values="mean", sort=False)
         return notebook_view(self._words(), table_in_html(wide, index=True))
-
-
-def _ranked(heads: Any, statistic: str, count: int) -> str:
-    """Returns a text on the first `count` heads, and on how other heads compare with the first."""
-    shown = []
-    for row in heads.head(count).itertuples():
-        ends = f" ({row.low:#.4g} to {row.high:#.4g}; sd {row.std:.2g})"
-        ends = "" if pd.isna(row.low) else ends
-        own = "" if pd.isna(row.own) else f", CLS gives {row.own:.0%} to itself"
-        shown.append(f"L{row.layer}H{row.head} {row.mean:#.4g}{ends}{own}")
-    words = "; ".join(shown) + "."
-    near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
-    if near:
-        many = "that of 1 other head" if near == 1 else f"those of {near} other heads"
-        return (
-            f"{words} The interval of the first head overlaps {many}, which may be sharper: "
-            f'compare two heads by sample, with per_head=["{statistic}"] of ci.probes.attention.'
-        )
-    known = not heads["low"].isna().all() and len(heads) > 1
-    return f"{words} No other interval overlaps that of the first head." if known else words

@@ -17,10 +17,9 @@ from crate_interp.probes.built_in import BUILT_IN, DEFAULT, OF_MEMBERS, heading,
 from crate_interp.results.result import as_text
 from crate_interp.results.result_files import assumed
 from crate_interp.results.sample_ranges import counted
-from crate_interp.sweeps import control_tables, layer_curves, report_findings
-from crate_interp.sweeps.report_findings import ends, finding, read_through_norm
+from crate_interp.sweeps import control_tables, findings, layer_curves
+from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.sweep_findings import at_attention, instead_of_u
 from crate_interp.viz.figures.by_layer import PUBLISHED, is_crate_s, layers
 from crate_interp.viz.figures.canvas import quiet
 from crate_interp.viz.pages.chart import Line, chart
@@ -54,7 +53,7 @@ class Panel:
 def hero(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[Panel]:
     """Returns the panels at the top of a report, chosen among the measured statistics."""
     known = layer_curves.names(result)
-    chosen = [panel(result, twins, shuffled, name) for name in report_findings.beginning(known)]
+    chosen = [panel(result, twins, shuffled, name) for name in findings.beginning(known)]
     change = _change(result, twins, shuffled)
     chosen = chosen if change is None else [change, *chosen]
     return chosen or [panel(result, twins, shuffled, name) for name in known[:3]]
@@ -176,7 +175,7 @@ def report_page(
             "what each layer does",
             twins=twins,
             shuffled=shuffled,
-            findings=report_findings,
+            findings=findings,
             curves=layer_curves,
             controls=control_tables,
             controlled=[
@@ -209,7 +208,7 @@ def _caution(result: SweepResult, twins: Sweeps) -> str:
 
 def _summary(result: SweepResult, twins: Sweeps, data: str, caution: str) -> str:
     """Returns the text of summary.txt."""
-    parts = finding(result, twins), read_through_norm(result), assumed(result.meta)
+    parts = findings.finding(result, twins), assumed(result.meta)
     table = as_text(*layer_curves.summary(result, twins))
     words = f"{' '.join(part for part in parts if part)}\n"
     words += f"{layer_curves.heading(result, twins, data)}\n{caution}\n{table}\n\n"

@@ -1,0 +1,312 @@
+"""What a sweep found: how the two rates called R^c change, as numbers, signs and sentences."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int, Shaped
+
+from crate_interp.probes.built_in import statistic
+from crate_interp.results.result import Result
+from crate_interp.results.sample_ranges import counted
+from crate_interp.results.statistic import Row, low_to_high, sign_of
+from crate_interp.stats.contrasts import against_networks, mean_error
+from crate_interp.stats.intervals import interval_words, signs, student_interval
+from crate_interp.sweeps.layer_curves import baseline, curve, names
+from crate_interp.sweeps.moments import errors
+
+OFFICIAL = "compression.official_rate"
+# what an attention was derived to lower -> its statistics before and after the attention
+_RATES = {
+    "R^c": ("compression.subspace_rate_pre", "compression.subspace_rate_mid"),
+    "TSSA's bound of the stream": ("membership.bound_pre", "membership.bound_mid"),
+    "CBSA's rate of the stream": ("representatives.rate_pre", "representatives.rate_mid"),
+}
+# statistic -> (expectation for a trained network, its sign: 1 above untrained, -1 below)
+_BESIDE_UNTRAINED = {
+    OFFICIAL: ("Authors' R^c is lower than untrained", -1),
+    "sparsity.zero_fraction": ("More zeros than untrained", 1),
+    "alignment.head_overlap": ("Heads overlap less than untrained", -1),
+    "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
+    "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
+}
+_BACK = 0.05  # a rate still falls (rises) if it turns back by at most this share of its range
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a number changes, layer by layer: its means, and the relative change by sample.
+
+    before, after: the means. change: the mean over samples of after / before - 1, as in an audit.
+    low, high: the 95 % interval of change by Student's t; NaN for a single sample.
+    """
+
+    layers: Shaped[np.ndarray, "layer"]
+    before: Float[np.ndarray, "layer"]
+    after: Float[np.ndarray, "layer"]
+    change: Float[np.ndarray, "layer"]
+    low: Float[np.ndarray, "layer"]
+    high: Float[np.ndarray, "layer"]
+    of: str = "samples"  # what there are too few of, if there is no interval
+
+    @property
+    def signs(self) -> list[int]:
+        """Returns a sign per layer: 1 shown to rise, -1 shown to fall, 0 neither."""
+        return signs(self.low, self.high).tolist()
+
+
+def at_attention(result: Result, rate: str = "R^c") -> Change | None:
+    """Returns how a rate changes at the attention of each layer; None if it was not measured."""
+    before, after = (_by_layer(result, name) for name in _RATES[rate])
+    if before is None or after is None:
+        return None
+    layers = [layer for layer in before if layer in after]
+    return _change(result, layers, before[layers], after[layers].to_numpy(float))
+
+
+def along_layers(result: Result) -> Change | None:
+    """Returns how the authors' rate changes from each layer to the next; None if it is unknown.
+
+    A layer's entry compares its rate with that of the layer before; the first layer has no entry.
+    """
+    rates = _by_layer(result, OFFICIAL)
+    if rates is None or rates.shape[1] < 2:
+        return None
+    later = rates.columns[1:]
+    return _change(result, list(later), rates[rates.columns[:-1]], rates[later].to_numpy(float))
+
+
+def _by_layer(result: Result, name: str) -> Any:
+    """Returns a statistic as a table [sample, layer] of the layers that have it; None if none."""
+    samples = result.table("samples")
+    if name not in samples:
+        return None
+    wide = samples.pivot(index="sample", columns="layer", values=name).dropna(axis=1, how="all")
+    return wide if wide.size else None
+
+
+def _change(
+    result: Result, layers: Sequence[int], first: pd.DataFrame, after: Float[np.ndarray, "n layer"]
+) -> Change:
+    before = first.to_numpy(float)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a stream of zeros has no rate
+        share = np.where(before != 0, after / before - 1, np.nan)
+    was, now, mean = (
+        pd.DataFrame(table).mean().to_numpy(float) for table in (before, after, share)
+    )
+    ends = student_interval(mean, *mean_error(result.by_group(share, first.index)))
+    return Change(np.asarray(layers), was, now, mean, *ends, result.few)
+
+
+def headline(result: Result) -> str:
+    """Returns what was measured, and how both rates that are called R^c change."""
+    meta = result.meta
+    number = counted(len(meta["statistics"]), "statistics")
+    words = f"{number} of {meta['model'] or 'a model'} on {result.counted_samples()}."
+    return " ".join([words, *_changes_in_words(result, ()), instead_of_u(result)]).rstrip()
+
+
+def finding(result: Result, twins: Sequence[Result]) -> str:
+    """Returns the first sentences of a report: each rate, and its untrained copies beside it."""
+    said = _changes_in_words(result, twins)
+    if said:
+        return " ".join(said)
+    name = names(result)[0]  # no rates were measured
+    return f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
+
+
+def _changes_in_words(result: Result, twins: Sequence[Result]) -> list[str]:
+    """Returns a sentence about each rate; the rates differ in the lengths of the tokens."""
+    said = []
+    for rate in _RATES:
+        change = at_attention(result, rate)
+        if change is None:
+            continue
+        rises, falls = (change.signs.count(sign) for sign in (1, -1))
+        what = f"R^c of {stream(result)}" if rate == "R^c" else rate
+        beside = [twin.change for twin in (at_attention(one, rate) for one in twins) if twin]
+        untrained = f"; untrained copies {_per_cents(np.mean(beside, axis=0))}" if beside else ""
+        few = interval_words(np.nan, np.nan, of=change.of)
+        said.append(
+            f"Attention lowers {what} in {falls} and raises it in {rises} of "
+            f"{len(change.signs)} layers ({_per_cents(change.change)}{untrained})"
+            f"{f': {few}' if np.isnan(change.low).all() else ''}."
+        )
+        if rate == "R^c" and not _reads_norm(result):
+            said.append("Attention reads LN(Z), where R^c may move the other way: see the audit.")
+    along = along_layers(result)
+    if along is not None:
+        known = [twin for twin in map(along_layers, twins) if twin]
+        beside = [(twin.before[0], twin.after[-1]) for twin in known]
+        untrained = ""
+        if beside:
+            first, last = (np.mean([ends[at] for ends in beside]) for at in (0, 1))
+            untrained = f" (untrained copies: {first:.4g} to {last:.4g})"
+        said.append(
+            "With every code scaled to unit length, as the authors count, R^c "
+            f"{path([along.before[0], *along.after], int(along.layers[0]) - 1)}{untrained}."
+        )
+    return said
+
+
+def path(values: Sequence[float], first: int) -> str:
+    """Returns how a rate goes from layer to layer, such as "falls from 9 in layer 0 to 7 in ...".
+
+    An extreme in between is named if the rate turns back by more than 5 % of its range. first: the
+    number of the first layer.
+    """
+    start, end = values[0], values[-1]
+    where = f"from {start:.4g} nats per token in layer {first}"
+    where += f" to {end:.4g} in layer {first + len(values) - 1}"
+    low, high = sorted((start, end))
+    beyond = [max(low - value, value - high) for value in values]
+    far = int(np.argmax(beyond))
+    if beyond[far] > _BACK * (high - low):
+        kind = "lowest" if values[far] < start else "highest"
+        return f"goes {where}, with its {kind}, {values[far]:.4g}, in layer {first + far}"
+    return f"{'falls' if end < start else 'rises' if end > start else 'stays,'} {where}"
+
+
+def _reads_norm(result: Result) -> bool:
+    probes = result.meta["probes"]
+    return bool(probes.get("compression", {"settings": {}})["settings"].get("norm"))
+
+
+def stream(result: Result) -> str:
+    """Returns what R^c is measured on, such as "the stream at eps 0.1"."""
+    settings = result.meta["probes"].get("compression", {"settings": {}})["settings"]
+    return f"{'LN(Z)' if _reads_norm(result) else 'the stream'} at eps {settings.get('eps')}"
+
+
+def _per_cents(change: np.ndarray) -> str:
+    """Returns the lowest and highest change over layers, such as "+0.2 to +8.5 %"."""
+    return f"{low_to_high(np.round(100 * change, 1) + 0.0, '{:+.1f}'.format)}\u00a0%"
+
+
+def instead_of_u(result: Result) -> str:
+    """Returns a sentence on what was measured in place of U in a black box, or ""."""
+    config = result.meta["config"]
+    role, probes = config.get("subspaces"), result.meta.get("probes", {}).values()
+    if role is None or not any("subspaces" in probe["settings"] for probe in probes):
+        return ""
+    shared = role != "query" and config["value_heads"] != config["n_heads"]
+    each = "group of heads" if shared else "head"
+    return f"U_k is the {role} map of each {each}: a choice, as this network ties none of its maps."
+
+
+def beginning(known: Sequence[str]) -> list[str]:
+    """Returns the statistics with which a report begins, with at most one on attention."""
+    chosen = [name for name in _BESIDE_UNTRAINED if name in known]
+    return [n for n in chosen if n != "attention.entropy" or "attention.support_cls" not in known]
+
+
+def ends(result: Result, twins: Sequence[Result], name: str) -> str:
+    """Returns a statistic's values in the first and last layer, and those of untrained copies."""
+    drawn, random = curve(result, name), baseline(twins, name)
+    first, last, unit = drawn.layers[0], drawn.layers[-1], statistic(result.meta, name).unit
+    where = f"in layer {last:g}" if last < result.meta["n_layers"] else "after the last layer"
+    words = f"{drawn.mean[0]:.4g} in layer {first:g}, {drawn.mean[-1]:.4g} {where}"
+    if random is not None:
+        untrained = random.mean(axis=0)
+        words += f"; untrained {untrained[0]:.4g} and {untrained[-1]:.4g}"
+    return words + (f" ({unit})" if unit else "")
+
+
+def strip(result: Result, twins: Sequence[Result], shuffled: Sequence[Result] = ()) -> list[Row]:
+    """Returns the rows of the strip: what the theory expects, and which layers agree with it.
+
+    twins, shuffled: the two kinds of networks with random weights. A number is above or below
+    untrained networks only if it is shown to lie on that side of both kinds.
+    """
+    frame = "LN(Z)" if _reads_norm(result) else "the stream"
+    measures: dict[str, Callable[[Result], Change | None]] = {
+        f"{rate if of else f'R^c of {frame}'} falls at attention": partial(at_attention, rate=rate)
+        for of, rate in enumerate(_RATES)
+    }
+    measures["Authors' R^c is lower than a layer before"] = along_layers
+    rows = []
+    for words, measure in measures.items():
+        change = measure(result)
+        if change is not None:
+            kinds = [[one for one in map(measure, kind) if one] for kind in (twins, shuffled)]
+            rows.append(_falls(words, result, change, kinds))
+    known = beginning(names(result)) if twins else []
+    return rows + [_beside_untrained(result, twins, shuffled, name) for name in known]
+
+
+def _falls(words: str, result: Result, change: Change, kinds: Sequence[Sequence[Change]]) -> Row:
+    """Returns a row: whether a rate is shown to fall in each layer, and with random weights.
+
+    A layer gets a ring if all networks of a kind change the same way.
+    """
+    layers = dict(zip(change.layers.tolist(), change.signs, strict=True))
+    said = {1: "rises", -1: "falls", 0: "its interval includes 0", None: "nothing to compare with"}
+    numbers, untrained = [_per_cents(change.change)], dict.fromkeys(layers, 0)
+    for networks in kinds:
+        if not networks:
+            numbers.append("")
+            continue
+        ways = np.sign([one.change for one in networks])
+        for place, (layer, sign) in enumerate(layers.items()):
+            if sign and (ways[:, place] == sign).all():
+                untrained[layer] = sign
+        numbers.append(_per_cents(np.mean([one.change for one in networks], axis=0)))
+    return _row(words, result, layers, said, -1, numbers, untrained)
+
+
+def _beside_untrained(
+    result: Result, twins: Sequence[Result], shuffled: Sequence[Result], name: str
+) -> Row:
+    """Returns a row: whether each layer's mean differs from those with random weights."""
+    words, better = _BESIDE_UNTRAINED[name]
+    drawn, kinds = curve(result, name), [baseline(twins, name), baseline(shuffled, name)]
+    found = np.stack([_beyond(result, name, random) for random in kinds if random is not None])
+    ways = np.where((found == found[0]).all(axis=0), found[0], 0)
+    layers = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
+    said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
+    means = [drawn.mean, *(None if random is None else random.mean(axis=0) for random in kinds)]
+    numbers = ["" if mean is None else low_to_high(mean, "{:.3g}".format) for mean in means]
+    return _row(words, result, layers, {**said, None: "not measured"}, better, numbers, {})
+
+
+def _beyond(
+    result: Result, name: str, untrained: Float[np.ndarray, "seed layer"]
+) -> Int[np.ndarray, "layer"]:
+    """Returns 1 or -1 for each layer whose mean is shown above or below one more network, else 0.
+
+    untrained: the means of the networks with random weights.
+    """
+    table: Any = result.layers()
+    rows = table[table["probe"] + "." + table["statistic"] == name]
+    mean, (error, n) = rows["mean"].to_numpy(float), errors(result, rows)
+    weights = result.table("weights")
+    if name in set(weights["probe"] + "." + weights["statistic"]):
+        error = np.zeros(len(mean))
+    return signs(*against_networks(mean, error, untrained, n).ends)
+
+
+def _row(
+    title: str,
+    result: Result,
+    ways: Mapping[int, int],
+    said: Mapping[int | None, str],
+    better: int,
+    numbers: list[str],
+    untrained: Mapping[int, int],
+) -> Row:
+    """Returns a row of the strip.
+
+    ways: layer -> 1 for shown to be higher, -1 lower, 0 neither. said: the words for each; None is
+    the key for a layer without a number. better: the sign that the theory expects. untrained: layer
+    -> the sign with random weights; a layer with the same sign gets a ring.
+    """
+    cells = []
+    for layer in range(result.meta["n_layers"]):
+        way, other = ways.get(layer), untrained.get(layer, 0)
+        same = f", untrained {said[other]}" if other else ""
+        good = None if way is None else better * way
+        cells.append(sign_of(good, f"layer {layer}: {said[way]}{same}", bool(way) and other == way))
+    return Row(title, cells, numbers)
