@@ -42,6 +42,7 @@ DONE = {
     "sweep {m} {d} --probes sparsity --controls 0 --format csv": ["probe,statistic"],
     "sweep {m} {d} --probes sparsity --controls 0 --format markdown": ["| probe | stat"],
     "explore {m} {e} --sample 3 --circuit c.json": ["sample 3 of embedded:fashion"],
+    "explore crate-tiny-lm --text 'A girl drew a house'": ["crate-tiny-lm: A girl drew a house. "],
     "explore {m} {e} --size 56": ["sample 0 of embedded:fashion"],
 }  # fmt: skip
 SLOW = {
@@ -64,6 +65,8 @@ WRONG = {
     f"convert w.pth --out w.pth {SIZED}": "exists already",
     "convert w.pth --out other": "n_heads cannot be inferred",
     f"inspect odd.pth {SIZED}": "keys not used (1): transformer.odd",
+    "explore {m} --text hello --out other": "crate-tiny-fashion reads images: --image",
+    "graph {m} --out other": "give --text TEXT, --image FILE, or --data with --sample NUMBER.",
     "report {m} {d} --config source=x": "no field 'source'",
     "report {m} {d} --config family=crate": "write --family crate.",
     "report {m} {d} --config mean=grey": "mean='grey': give a list",

@@ -102,7 +102,7 @@ for name, function in _functions.items():
 # parameters of Python that an error may name, such as limit=0, and that are options
 _NAMES = {item for each in _functions.values() for item in each.__annotations__}
 _NAMES -= {*options.POSITIONAL, "config", "head", "json"}
-_ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(sorted(_NAMES))})=")
+_ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(sorted(_NAMES))})=(True\b)?")
 _LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")
 _FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
 _WORDS = {
@@ -131,4 +131,4 @@ def spoken(text: str) -> str:
     text = _LOAD.sub(lambda found: " ".join(map(option, _FIELD.finditer(found[1]))), text)
     for python, words in _WORDS.items():
         text = text.replace(python, words)
-    return _ARGUMENT.sub(lambda found: f"{options.typed(found[1])} ", text)
+    return _ARGUMENT.sub(lambda at: options.typed(at[1]) + " " * (at[2] is None), text)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import crate_interp as ci
-from crate_interp.cli.request import LOADING, LOOKING, MEASURING, Request, say
+from crate_interp.cli.request import LOADING, MEASURING, ONE_INPUT, Request, say
+from crate_interp.core.safe_text import plain
 
 HEADS = 10  # heads or atoms that are printed
 NAMED = 256  # samples of the data from which atoms get their names
@@ -195,7 +196,11 @@ def concentration(request: Request) -> None:
     request.show(result, ci.viz.concentration_page, table, more)
 
 
-@command(example="crate-tiny-fashion --data embedded:fashion --without", fields=LOOKING)
+@command(
+    example="crate-tiny-fashion --data embedded:fashion --without",
+    fields=ONE_INPUT,
+    required=("source",),
+)
 def explore(
     request: Request,
     sample: Annotated[int, _SAMPLE] = 0,
@@ -209,13 +214,13 @@ def explore(
     model runs once for each head, atom and patch.
     """
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
-    cache, inputs, name = _one_sample(request.model, request.data, sample, size)
+    cache, inputs, name = _one_sample(request.model, request.looked_at, sample, size)
     off = ci.circuits.switched_off(request.model, inputs[0]) if without else None
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name, without=off)
     say(f"{page.title}. The page: {page.save(request.out / 'explore.html')}")
 
 
-@command("graph", fields=LOOKING)
+@command("graph", fields=ONE_INPUT, required=("source",))
 def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
     """Explain one answer by a graph of codes, and write it with its page.
 
@@ -223,8 +228,10 @@ def graph(request: Request, sample: Annotated[int, _SAMPLE] = 0) -> None:
     OUT/graph.json the graph as circuit-tracer's page reads it.
     """
     model = request.model
-    cache, inputs, name = _one_sample(model, request.data, sample)
-    names = ci.circuits.atom_names(model, request.data, limit=NAMED, progress=False)
+    cache, inputs, name = _one_sample(model, request.looked_at, sample)
+    names = None  # atoms get their names from data
+    if request.data is not None:
+        names = ci.circuits.atom_names(model, request.data, limit=NAMED, progress=False)
     result = ci.graph(model, inputs, names=names, **request.options)
     with result.saved_with_pages(request.out) as stage:
         ci.viz.graph(result).save(stage / "graph.html")
@@ -283,14 +290,14 @@ def models(request: Request, json: Annotated[bool, "Print JSON."] = False) -> No
     if json:
         say(json_text.dumps(rows, indent=2, default=str))
         return
-    lines = [("name", "family", "parameters", "licence", "status", "where")]
+    lines = [["name", "family", "parameters", "licence", "status", "where"]]
     for row in rows:
         where = f"{row['repo']}/{row['file']}" if row["file"] else row["link"] or row["repo"]
         steps = ", ".join(f"step-{step}" for step in row["steps"] or ())
         where = f"embedded, revisions {steps}" if steps else "embedded" * row["embedded"] or where
         size = f"{row['params']:,}" if row["params"] else "unknown"
         lines.append(
-            (row["name"], row["family"] or "?", size, row["licence"], row["status"], where)
+            [row["name"], row["family"] or "?", size, row["licence"], row["status"], where]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -334,4 +341,5 @@ def _one_sample(
     labels = samples.names or getattr(model.cfg, "labels", None)
     if isinstance(label, int) and labels is not None and 0 <= label < len(labels):
         label = labels[label]
-    return cache, inputs, f"sample {sample} of {data}" + ("" if label is None else f", {label}")
+    name = plain(data[0], 60) if isinstance(data, list) else f"sample {sample} of {data}"
+    return cache, inputs, name + ("" if label is None else f", {label}")

@@ -19,6 +19,7 @@ from crate_interp.core import checks
 LOADING = ("source", "family", "file", "revision", "config", "rename", "weights")
 LOOKING = ("source", "data", "out", *LOADING[1:], "device", "dtype", "threads")
 MEASURING = (*LOOKING, "verbose", "dry_run")
+ONE_INPUT = (*LOOKING, "text", "image")
 CHUNKED = ("address", "restart", "format")
 SESSION = ("quiet", "debug")
 FORMATS = ("csv", "markdown")
@@ -47,6 +48,10 @@ class Request:
     source: Annotated[str, _MODEL] = ""
     data: Annotated[str, _DATA] = cast(str, None)
     out: Annotated[Path, _OUT] = cast(Path, None)
+    text: Annotated[str | None, "A text to look at, in place of a sample of --data."] = None
+    image: Annotated[Path | None, "An image file to look at, in place of a sample of --data."] = (
+        None
+    )
     family: Annotated[str | None, "Model family. Default: inferred from the keys."] = None
     file: Annotated[str | None, "A file of a repo on the Hub."] = None
     revision: Annotated[str | None, "A commit on the Hub, or step-N of an embedded model."] = None
@@ -78,6 +83,17 @@ class Request:
             if self.options.get("engine") != "ray":
                 raise ValueError(f"--address {self.address} works with --engine ray only.")
             os.environ["RAY_ADDRESS"] = self.address
+
+    @property
+    def looked_at(self) -> Any:
+        """Returns the data of a command that looks at one input: --text, --image or --data."""
+        given = [one for one in (self.text, self.image, self.data) if one is not None]
+        if not given:
+            raise ValueError("give --text TEXT, --image FILE, or --data with --sample NUMBER.")
+        text = self.model.unit == "windows"
+        if (self.image if text else self.text) is not None:
+            raise ValueError(f"{self.source} reads {'texts: --text' if text else 'images: --image'}.")
+        return self.data if self.text is self.image is None else [str(given[0])]
 
     def checkpoint(self, source: str) -> tuple[str, dict[str, Any]]:
         """Returns a source without its @step, and the arguments of `ci.load` that were given."""

@@ -24,7 +24,7 @@ from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.models.preprocess import preprocess
 
 Forward = Callable[[Any, Tensor], Any]
-_SKIP = "skip_bad=True (--skip-bad) leaves such samples out, and the result lists them"
+_SKIP = "skip_bad=True leaves such samples out, and the result lists them"
 _DTYPES = {"bfloat16": torch.bfloat16}
 
 
