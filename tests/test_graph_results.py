@@ -194,8 +194,7 @@ def test_headline_says_first_that_a_graph_is_not_faithful(graph):
     words = graph.headline()
     assert words.startswith(graph.warning()) and bool(graph.warning()) != graph.faithful()
     by_layer = graph.of("agreement")["pearson"].dropna()
-    assert f"r = {by_layer.min():.2f} (layer" in words
-    assert f" to {by_layer.max():.2f} (layer" in words
+    assert f"r = {by_layer.min():.2f} to {by_layer.max():.2f}, by layer" in words
     worse = graph.table("agreement").assign(pearson=0.3)
     bad = ci.AttributionGraph({**graph.stored, "agreement": worse}, graph.meta)
     assert "Do not rely on its attributions: they predict " in bad.warning()
