@@ -38,7 +38,7 @@ def _shares_of(result: Result, pairs: pd.DataFrame, swaps: pd.DataFrame, carried
 
 def _measured(result: Result) -> tuple[Shares, Shares, list[Shares], pd.DataFrame]:
     """Returns what the model moves and carries, what each twin moves, and layer and k of rows."""
-    own = result.table("pairs"), result.table("swaps")
+    own: Any = result.table("pairs"), result.table("swaps")
     pairs, swaps = result.table("untrained_pairs"), result.table("untrained_swaps")
     twins = [
         _shares_of(result, pairs[pairs["seed"] == seed], swaps[swaps["seed"] == seed], False)  # pyright: ignore
@@ -46,7 +46,8 @@ def _measured(result: Result) -> tuple[Shares, Shares, list[Shares], pd.DataFram
     ]
     places = own[1][own[1]["basis"] == NATIVE][["layer", "k"]].drop_duplicates()
     places = places.sort_values(["layer", "k"], ignore_index=True)
-    return _shares_of(result, *own, False), _shares_of(result, *own, True), twins, places
+    moved, carried = (_shares_of(result, own[0], own[1], one) for one in (False, True))
+    return moved, carried, twins, places
 
 
 def _native_less(shares: Shares, basis: str, logs: bool = False) -> Difference:

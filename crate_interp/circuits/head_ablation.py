@@ -140,7 +140,7 @@ class HeadAblation(Result):
         metric, config = self.meta["settings"]["metric"], self.meta["config"]
         choices = config.get("n_classes") or config.get("d_vocab") or 1
         even = math.log(choices) if metric == "loss" else 1 / choices
-        base = float(self._table("heads")["base"].mean())
+        base = self._table("heads")["base"].to_numpy().mean()
         if choices == 1 or (base <= even if metric == "loss" else base >= even):
             return ""
         return (

@@ -67,8 +67,9 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
         given = net.preprocess(given if isinstance(given, list) else [given])
     elif not text and isinstance(given, Tensor) and not given.is_floating_point():
         given = net.preprocess(given if given.ndim == 4 else given[None])
-    axes, shape = (2 if text else 4), getattr(given, "shape", ())
-    batch: Any = given[None] if len(shape) == axes - 1 else given
+    axes, shape = (2 if text else 4), tuple(getattr(given, "shape", ()))
+    batch: Any = given
+    batch = batch[None] if len(shape) == axes - 1 else batch
     if len(shape) not in (axes - 1, axes) or len(batch) != 1:
         wanted = "a text or token ids [pos]" if text else "a picture or [channels, height, width]"
         raise ValueError(f"inputs is {checks.shown(inputs)}: give one sample, {wanted}.")
