@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
     from crate_interp.circuits.graphs.result import AttributionGraph
     from crate_interp.circuits.graphs.run import graph
-    from crate_interp.circuits.head_ablation import ablate_heads
-    from crate_interp.circuits.head_ablation_result import HeadAblation
+    from crate_interp.circuits.head_ablation import HeadAblation, ablate_heads
     from crate_interp.comparisons.result import Comparison
     from crate_interp.comparisons.run import compare
     from crate_interp.config import CrateConfig

@@ -65,12 +65,12 @@ def single_codes(case: Explained) -> dict[str, float]:
     """
     generator = torch.Generator().manual_seed(0)
     layers = []
-    for layer, code in enumerate(case.values.codes):
+    for layer, code in enumerate(case.codes):
         active = code.nonzero()
         nodes = active[torch.randperm(len(active), generator=generator)[:SINGLE]]
-        effect = pd.Series(case.values.target - without(case, layer, nodes).numpy())
+        effect = pd.Series(case.target - without(case, layer, nodes).numpy())
         at = nodes[:, 0], nodes[:, 1]
-        attribution = pd.Series(case.values.attribution(layer)[at].numpy())
+        attribution = pd.Series(case.attribution(layer)[at].numpy())
         size = pd.Series(code[at].abs().numpy())
         helps = float((effect > 0).mean())
         found = {
@@ -120,7 +120,7 @@ def measured(name: str, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     for sample in tqdm(inputs_of(name, model, count), total=count, desc=name):
         graph = ci.graph(model, sample)
         question = asked(model, model(sample).detach(), None, None)
-        case = Explained(model, sample, question, values(model, sample, question, ()))
+        case = values(model, sample, question, ())
         curve = curves[len(rows)] = curves_of(graph)
         beyond: Any = curve["logit"] - curve["largest"]
         numbers = {

@@ -97,7 +97,7 @@ def test_other_samples_choose_the_atoms():
     one = ci.atlas(model, data[:1], ablate=9, progress=False)  # no other sample could choose
     assert not one.table()["ablated"].any() and "(too few samples for an interval" in one.headline()
     best = one.table("effects").loc[lambda rows: rows["squares"].idxmax()].astype(int)
-    assert f"are those of atom {best['atom']} of layer {best['layer']}: to first" in one.headline()
+    assert f"To first order, atom {best['atom']} of layer {best['layer']} ch" in one.headline()
 
 
 def test_the_headline_names_the_atom_that_other_samples_chose():
@@ -115,13 +115,10 @@ def test_the_headline_names_the_atom_that_other_samples_chose():
     planted = ci.circuits.Atlas(found.stored | {"ablations": tried}, found.meta)
     judges = tried.query("layer == 0 and atom == 7 and sample % 2 == 1")["ablation"].to_numpy()
     low, high = (float(end[0]) for end in mean_interval(judges[:, None]))
-    words = f"Set to 0 everywhere, atom 7 of layer 0 changes the loss by {judges.mean():+.2g} nats "
-    words += f"(95 % interval {low:+.2g} to {high:+.2g}, 13 images): of 4 atoms it has the largest"
+    words = "Set to 0 everywhere, atom 7 of layer 0 changes the loss most: by "
+    words += f"{judges.mean():+.2g} nats (95 % interval {low:+.2g} to {high:+.2g}, 13 images)."
     assert words in planted.headline() and words in planted.largest()
-    means = tried.groupby(["layer", "atom"])[["first_order", "ablation"]].mean().to_numpy()
-    assert f"a correlation of {np.corrcoef(means.T)[0, 1]:.2f} (Pearson)." in planted.largest()
-    assert "atom 3 of layer 1 changes the loss by" in planted.largest(1)
-    assert "of 2 atoms" in planted.largest(1)
+    assert "atom 3 of layer 1 changes the loss most" in planted.largest(1)
 
 
 def test_agreement_is_the_rank_correlation_of_both_effects():

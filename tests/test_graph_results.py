@@ -9,7 +9,7 @@ import torch
 import crate_interp as ci
 from conftest import make, make_lm, refuses
 from crate_hooks import full_name
-from crate_interp.circuits.graphs.derivatives import CODE, Explained, values
+from crate_interp.circuits.graphs.derivatives import CODE, values
 from crate_interp.circuits.graphs.question import asked
 from crate_interp.circuits.graphs.trust import (
     agreement,
@@ -33,13 +33,13 @@ def network(name):
 def explained(name):
     model, sample = network(name)
     question = asked(model, model(sample), None, None)
-    return Explained(model, sample, question, values(model, sample, question, ()))
+    return values(model, sample, question, ())
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_ablations_are_forwards_with_a_code_of_zero(name):
     case = explained(name)
-    for layer, code in enumerate(case.values.codes):
+    for layer, code in enumerate(case.codes):
         nodes = code.nonzero()[::53]
         found = without(case, layer, nodes)
         for (pos, atom), target in zip(nodes.tolist(), found.tolist(), strict=True):
@@ -77,14 +77,14 @@ def test_without_an_embedding_its_token_is_zero(name):
 def test_what_stays_alone(name):
     """All nodes give the answer, all coordinates in other axes too, and none another one."""
     case = explained(name)
-    every = [torch.arange(code.numel())[None] for code in case.values.codes]
-    width = case.values.codes[0].shape[1]
+    every = [torch.arange(code.numel())[None] for code in case.codes]
+    width = case.codes[0].shape[1]
     axes = [torch.linalg.qr(torch.randn(width, width).double())[0] for _ in every]
-    assert float(keeping(case, every)[0]) == pytest.approx(case.values.target, abs=1e-9)
+    assert float(keeping(case, every)[0]) == pytest.approx(case.target, abs=1e-9)
     turned = float(keeping(case, every, axes=axes)[0])
-    assert turned == pytest.approx(case.values.target, abs=1e-7)
+    assert turned == pytest.approx(case.target, abs=1e-7)
     none = float(keeping(case, every, others=True)[0])
-    assert abs(none - case.values.target) > 1e-3
+    assert abs(none - case.target) > 1e-3
     nothing = [nodes[:, :0] for nodes in every]
     assert float(keeping(case, nothing)[0]) == pytest.approx(none, abs=1e-12)
 
@@ -124,13 +124,13 @@ def test_nodes_hold_their_values_and_real_effects(graph):
     codes = table[(table["atom"] >= 0)]
     assert len(codes) and (codes["value"] != 0).all() and (codes["influence"] > 0).all()
     for row in codes.itertuples():
-        at = case.values.codes[row.layer][row.pos, row.atom]
+        at = case.codes[row.layer][row.pos, row.atom]
         assert row.value == pytest.approx(float(at))
-        wanted = case.values.attribution(row.layer)[row.pos, row.atom]
+        wanted = case.attribution(row.layer)[row.pos, row.atom]
         assert row.attribution == pytest.approx(float(wanted), abs=1e-12)
         nodes = torch.tensor([[row.pos, row.atom]])
         after = without(case, row.layer, nodes)
-        assert row.effect == pytest.approx(case.values.target - float(after[0]), abs=1e-9)
+        assert row.effect == pytest.approx(case.target - float(after[0]), abs=1e-9)
     outside = graph.table("ablations").merge(codes, on=["layer", "pos", "atom"])
     assert outside[outside["network"] == "model"].empty
     names = set(table["node"])
@@ -194,8 +194,7 @@ def test_headline_says_first_that_a_graph_is_not_faithful(graph):
     words = graph.headline()
     assert words.startswith(graph.warning()) and bool(graph.warning()) != graph.faithful()
     by_layer = graph.of("agreement")["pearson"].dropna()
-    assert f"r = {by_layer.min():.2f} (layer" in words
-    assert f" to {by_layer.max():.2f} (layer" in words
+    assert f"r = {by_layer.min():.2f} to {by_layer.max():.2f}, by layer" in words
     worse = graph.table("agreement").assign(pearson=0.3)
     bad = ci.AttributionGraph({**graph.stored, "agreement": worse}, graph.meta)
     assert "Do not rely on its attributions: they predict " in bad.warning()

@@ -15,7 +15,6 @@ from crate_interp.circuits.graphs.derivatives import (
     PRE,
     CutPass,
     embedding_point,
-    strict,
     through_heads,
     values,
 )
@@ -53,7 +52,7 @@ def explained(name, freeze=(), **over):
     model, sample = network(name, **over)
     question = asked(model, model(sample), None, None)
     found = values(model, sample, question, freeze)
-    return model, sample, question, found, CutPass(model, sample, question, freeze)
+    return model, sample, question, found, CutPass(found)
 
 
 def active(found, layer):
@@ -81,7 +80,7 @@ def test_edges_of_a_crate_are_those_of_its_matrices():
     width, heads = found.codes[layer].shape[1], model.cfg.n_heads
     sources = active(found, layer - 1)[::17]
     places = torch.stack([sources // width, sources % width], dim=1)
-    change = through_heads(model, found, BOTH, layer, places)
+    change = through_heads(found, layer, places)
     for node, row in zip(nodes.tolist(), effects[layer - 1], strict=True):
         q, i = divmod(node, width)
         after = linear_norm(block.ln2, scales[1][q]) @ step
@@ -107,7 +106,7 @@ def test_edges_are_finite_differences_with_other_codes_held(name):
     top = LAYERS - 1
     nodes = active(found, top)[3::97]
     effects, _ = cut.effects(top, nodes)
-    assert set(effects) == ({top - 1} if strict(model) else set(range(-1, top)))
+    assert set(effects) == ({top - 1} if not model.cfg.residual else set(range(-1, top)))
 
     first = full_name("ln1.hook_scale", 0)
     scale = model.run_with_cache(sample, names_filter=first)[1][first]
@@ -190,8 +189,8 @@ def test_biases_are_what_is_missing_between_layers():
 
 def test_parts_of_heads_add_up_to_the_edge():
     model, _, _, found, cut = explained("crate")
-    graph = select(cut, found, 1.0, 1.0, 60)
-    edges = edge_table(cut, found, graph, ())
+    graph = select(cut, 1.0, 1.0, 60)
+    edges = edge_table(found, graph)
     sums = {}
     for source, target, weight, _ in edges:
         sums[source, target] = sums.get((source, target), 0) + weight
@@ -257,7 +256,7 @@ def test_the_largest_scores_that_hold_a_share():
 def test_a_graph_of_all_nodes_is_complete():
     model, _, _, found, cut = explained("crate-lm", d_mlp=11)
     everything = LAYERS * max(code.numel() for code in found.codes)
-    graph = select(cut, found, 1.0, 1.0, everything)
+    graph = select(cut, 1.0, 1.0, everything)
     counts = [int((graph.nodes[:, 0] == layer).sum()) for layer in range(LAYERS)]
     reached = [int((code != 0).sum()) for code in found.codes]
     assert counts[-1] <= reached[-1] and graph.kept.completeness == pytest.approx(1, abs=1e-9)
@@ -270,11 +269,11 @@ def test_a_graph_of_all_nodes_is_complete():
 def test_an_embedding_acts_through_heads():
     """Through a norm that is free to follow, a whole token would have no effect at all."""
     model, _, _, found, cut = explained("crate-lm")
-    graph = select(cut, found, 1.0, 1.0, 60)
+    graph = select(cut, 1.0, 1.0, 60)
     table = graph.nodes.tolist()
     across = [
         (source, target, weight, head)
-        for source, target, weight, head in edge_table(cut, found, graph, ())
+        for source, target, weight, head in edge_table(found, graph)
         if table[source][0] < 0 and table[target][0] == 0 and table[source][1] != table[target][1]
     ]
     carried = max(abs(weight) for *_, weight, head in across if head >= 0)
@@ -317,7 +316,7 @@ def test_a_network_of_two_layers_made_by_hand():
     model, sample = by_hand(2)
     question = asked(model, model(sample), None, None)
     found = values(model, sample, question, BOTH)
-    cut = CutPass(model, sample, question, BOTH)
+    cut = CutPass(found)
     codes, width = found.codes[0], found.codes[0].shape[1]
     nodes = active(found, 1)[::41]
     effects, _ = cut.effects(1, nodes)

@@ -8,7 +8,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import binomtest
 
 import crate_interp as ci
-from crate_interp.circuits.head_ablation_result import HeadAblation
+from crate_interp.circuits.head_ablation import HeadAblation
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.intervals import paired_shares
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from crate_interp.circuits.graphs.result import AttributionGraph
     from crate_interp.circuits.graphs.run import graph
     from crate_interp.circuits.graphs.steering import Steering
-    from crate_interp.circuits.head_ablation import ablate_heads
-    from crate_interp.circuits.head_ablation_result import HeadAblation
+    from crate_interp.circuits.head_ablation import HeadAblation, ablate_heads
     from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
     from crate_interp.circuits.patching import attribution_patch, path_patch
     from crate_interp.circuits.switching_off import switched_off

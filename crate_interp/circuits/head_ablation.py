@@ -1,6 +1,7 @@
 """What each head does for the answers, measured by ablating one head at a time."""
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.circuits.atlases.atom_effects import Loss, at_once, check_logits, loss_on, losses
-from crate_interp.circuits.head_ablation_result import HeadAblation
+from crate_interp.circuits.circuit import head_name
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
@@ -26,10 +27,137 @@ from crate_interp.questions.asking import Experiment, Perhaps, ask
 from crate_interp.questions.batches import Batch, Chunk, Reading
 from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
+from crate_interp.results.result import Result, by
+from crate_interp.results.result_files import near_chance
+from crate_interp.stats.bootstrap import RESAMPLES
+from crate_interp.stats.contrasts import paired
+from crate_interp.stats.intervals import LEVEL, holm, max_t, paired_shares
 from crate_interp.sweeps.moments import added, from_bytes, to_bytes
 
 _Z, _STREAM = "attn.hook_z", "hook_resid_pre"
+_UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
 Means = Float[Tensor, "pos head d_head"]
+
+
+def _heads(result: Result) -> pd.DataFrame:
+    base = result.table("base").set_index("sample")["base"]
+    wide: Any = result.table("samples").pivot(
+        index="sample", columns=["layer", "head"], values="ablated"
+    )
+    worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
+    ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
+    drops = worse * (ablated - whole)
+    values = result.by_group(drops, wide.index)
+    if _one_answer(result):
+        found = paired_shares(drops)
+        adjusted = holm(found.p)
+    else:
+        found = paired(values)
+        adjusted = max_t(values, found.p)
+    places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
+    means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
+    tests = {"low": found.low, "high": found.high, "p_alone": found.p, "p": adjusted}
+    return places.assign(**means, **tests, n=len(wide))
+
+
+def _one_answer(result: Result) -> bool:
+    """Tells whether each independent sample has one right answer; a text has one per token."""
+    accuracy = result.meta["settings"]["metric"] == "accuracy"
+    return accuracy and result.independent[1] == "images"
+
+
+class HeadAblation(Result):
+    """How much worse a model answers without each head.
+
+    `table()` has a row per layer and head. base and ablated: the mean of the metric without and
+    with the ablation. drop: how much worse the metric becomes (ablated - base for a loss, base -
+    ablated for an accuracy); it is above 0 for a head that helps. low, high: the 95 % interval of
+    the drop. p_alone: the p of this head by itself, twice the smaller tail. p: the p adjusted
+    over all heads. n: the number of samples. Intervals and p_alone come from the bootstrap-t of the
+    drops, paired by sample, and p from the largest t of all heads (`max_t` in
+    crate_interp/stats/intervals.py). For the accuracy of images, where an answer flips or does
+    not, they are Tango's score interval, the exact sign test and Holm's adjustment
+    (`paired_shares` in crate_interp/stats/intervals.py). Intervals and p are NaN for a single
+    sample, and from the bootstrap for a head whose drops are all equal.
+
+    Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
+    """
+
+    KIND = "head_ablation"
+    MAIN = "heads"
+    STORED = {"samples": by("sample", "layer", "head"), "base": by("sample")}
+    DERIVED = {"heads": _heads}
+    INTERVALS = True
+
+    @property
+    def alone(self) -> str:
+        """Returns why this result does not merge, or "" if it does."""
+        if self.meta["settings"]["how"] == "zero":
+            return ""
+        return "mean ablation takes the mean over all samples: use all at once, or how='zero'."
+
+    def heads(self) -> pd.DataFrame:
+        """Returns a row per layer and head.
+
+        Its columns: layer, head, base, ablated, drop, low, high, p_alone, p, n.
+        """
+        return self.table("heads")
+
+    def legend(self) -> str:
+        """Returns the meaning of the columns of `heads()`."""
+        settings = self.meta["settings"]
+        test = f"the bootstrap-t over {self.independent[1]}, {RESAMPLES:,} resamples"
+        way = "the largest effect of all heads in these resamples"
+        if _one_answer(self):
+            test, way = "Tango's score and the exact sign test of the changed answers", "Holm"
+        return (
+            f"base, ablated: the mean {settings['metric']} of n samples, with the whole model and "
+            f"without the head ({settings['how']} ablation). drop: how much worse ablated is; "
+            "below 0 the head harms.\nlow, high, p_alone: the 95 % interval and p of the drop of "
+            f"each head by itself ({test}). Read them for a head that you chose before you saw any "
+            f"drop.\np: the same, adjusted for all heads ({way}). Read it for a head that you "
+            f"chose for its drop. A p above {LEVEL} does not show that a head has no effect."
+        )
+
+    def finding(self) -> str:
+        """Returns how many heads matter, and the largest effect."""
+        table: Any = self._table("heads")
+        settings, shown = self.meta["settings"], table[table["p"] <= LEVEL]
+        among = shown if len(shown) else table
+        best = among.loc[among["drop"].abs().idxmax()]
+        ends = self.interval_words(best["low"], best["high"], before="by itself ")
+        sure = "" if len(shown) else f", which may be chance (p {best['p']:.2g} over all heads),"
+        return (
+            f"{self._worse()}Of {len(table)} heads of {self.meta['model'] or 'the model'} on "
+            f"{self.counted_samples()}, {(shown['drop'] > 0).sum()} are shown to help and "
+            f"{(shown['drop'] < 0).sum()} to harm. The largest effect{sure} is that of "
+            f"{head_name(int(best['layer']), int(best['head']))} ({settings['how']} ablation): "
+            f"{best['drop']:+.3g} {_UNITS[settings['metric']]} ({ends})."
+        )
+
+    def _worse(self) -> str:
+        """Returns a warning if answers are worse than by chance, else ""."""
+        metric, config = self.meta["settings"]["metric"], self.meta["config"]
+        choices = config.get("n_classes") or config.get("d_vocab") or 1
+        even = math.log(choices) if metric == "loss" else 1 / choices
+        base = self._table("heads")["base"].to_numpy().mean()
+        if choices == 1 or (base <= even if metric == "loss" else base >= even):
+            return ""
+        return (
+            f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}. "
+            "Check the order of the labels and how inputs are prepared. "
+        )
+
+    def caution(self) -> str:
+        """Returns `Result.caution`, and whether an accuracy near chance may be that of settings."""
+        if self.meta["settings"]["metric"] == "loss":
+            return super().caution()
+        base: Any = self._table("base")["base"]
+        return f"{super().caution()} {near_chance(self.meta, float(base.mean()))}".strip()
+
+    def _shown(self) -> pd.DataFrame:
+        table: Any = self._table("heads")
+        return table.sort_values("drop", key=abs, ascending=False, kind="stable").head(20)
 
 
 @in_full_precision
@@ -102,26 +230,17 @@ class AblateHeads(Question):
 def _unclassed(model: Any, samples: Samples) -> str:
     """Returns why labels are not classes of the model, and what to type."""
     labels, classes, count = samples.labels, model.cfg.labels, model.W_U.shape[1]
-    if not labels or None in labels:
-        return (
-            'labels are missing: give "imagefolder:DIR" with a folder for each class, or a '
-            "datasets.Dataset with a column of labels."
-        )
-    if samples.names is not None and isinstance(labels[0], int):
-        labels = [samples.names[label] for label in labels]
-    known = [*(classes or ()), *range(count)]
-    wrong = next((label for label in labels if known.count(label) != 1), labels[0])
-    where = f"{checks.shown(wrong)} of sample {samples.start + labels.index(wrong)}"
-    if classes is None and not checks.is_int(wrong):
-        return (
-            f"the label {where} does not tell which of {count} classes it is: load the model with "
-            f"labels=[...], {count} class names in the order of its outputs (torchvision's "
-            "ImageFolder numbers folders in the order of their names)."
-        )
-    names = f"0 to {count - 1}" if classes is None else checks.shown(classes[:20])
+    what = "labels are missing"
+    if labels and None not in labels:
+        if samples.names is not None and isinstance(labels[0], int):
+            labels = [samples.names[label] for label in labels]
+        known = [*(classes or ()), *range(count)]
+        wrong = next((label for label in labels if known.count(label) != 1), labels[0])
+        number = samples.start + labels.index(wrong)
+        what = f"the label {checks.shown(wrong)} of sample {number} is not one class of the model"
     return (
-        f"the label {where} is not one class of the model, whose classes are {names}: give data "
-        "with these as labels or folders, or load the model with labels=[...], its own names."
+        f"{what}: give data with folders or labels that are {checks.shown(classes or range(count))}"
+        f", or load the model with labels=[...], {count} class names in the order of its outputs."
     )
 
 

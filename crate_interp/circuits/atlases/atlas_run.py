@@ -8,7 +8,7 @@ from typing import Any, Unpack, cast
 import pandas as pd
 import torch
 
-from crate_interp.circuits.atlases import atom_ablation
+from crate_interp.circuits.atlases import atom_effects
 from crate_interp.circuits.atlases.atom_effects import Loss, check_logits, effect_sums, loss_on
 from crate_interp.circuits.atlases.atom_logits import directions, logit_effects, named
 from crate_interp.circuits.atlases.excerpts import excerpts
@@ -26,7 +26,7 @@ from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Result, by, first, sums
 from crate_interp.results.sample_ranges import counted
-from crate_interp.stats.intervals import LEVEL, interval_of_sums, signs
+from crate_interp.stats.intervals import interval_of_sums, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, Atoms
 
 _KEYS = ["layer", "atom"]
@@ -44,7 +44,7 @@ def _atlas(result: Result) -> pd.DataFrame:
     atoms = result.table("atoms").merge(effects, on=_KEYS)
     tried = result.table("ablations")
     atoms = atoms.merge(
-        atom_ablation.ablated(tried, result.groups_at(tried["sample"])), on=_KEYS, how="left"
+        atom_effects.ablated(tried, result.groups_at(tried["sample"])), on=_KEYS, how="left"
     )
     atoms = atoms.assign(ablated=atoms["ablated"].fillna(0).astype(int))
     sides: Any = result.table("directions")
@@ -101,7 +101,7 @@ class Atlas(AtomResult):
     DERIVED = {
         **AtomResult.DERIVED,
         "atlas": _atlas,
-        "agreement": lambda result: atom_ablation.agreement(result.table("ablations")),
+        "agreement": lambda result: atom_effects.agreement(result.table("ablations")),
     }
 
     def row(self, layer: int, atom: int) -> dict[str, Any]:
@@ -125,29 +125,15 @@ class Atlas(AtomResult):
         return Atlas({**merged.stored, **shown}, merged.meta)
 
     def finding(self) -> str:
-        """Returns how many atoms there are, how many are dead, and the effect of the top atom.
-
-        If atoms were set to 0, it also says how well first order predicts the exact effects, and
-        how many intervals exclude 0.
-        """
+        """Returns how many atoms there are, how many are dead, and the effect of the top atom."""
         clear, every = self.clear("ablation")
-        words = f"{super().finding()} {self.largest()}"
-        if not every:
-            return words
-        return (
-            f"{words} Removing {clear:,} of {every:,} tested atoms measurably changes the loss; "
-            f"about {LEVEL * every:.0f} would by chance."
-        )
+        words = f"Removing {clear:,} of {every:,} tested atoms measurably changes the loss."
+        return f"{super().finding()} {self.largest()} {words if every else ''}".strip()
 
     def lead(self, layer: int | None = None) -> tuple[int, int]:
         """Returns (layer, atom) of the atom that `largest` is about."""
-        tried, effects = (self._of_layer(name, layer) for name in ("ablations", "effects"))
-        found = atom_ablation.strongest(tried, self.groups_at(tried["sample"]))
-        if found is not None:
-            return int(found["layer"]), int(found["atom"])
-        place = (effects["squares"] / effects["n"]).idxmax()
-        first, second = effects.loc[place, _KEYS].astype(int)
-        return int(first), int(second)
+        found = self._strongest(layer)
+        return int(found["layer"]), int(found["atom"])
 
     def largest(self, layer: int | None = None) -> str:
         """Returns how the loss changes without the atom that changes it most.
@@ -156,27 +142,24 @@ class Atlas(AtomResult):
         samples give its effect. If no atom was set to 0 on two samples, it is the atom with the
         largest first-order effects, by their root mean square. layer: only atoms of this layer.
         """
-        unit = self.meta["unit"]
-        tried = self._of_layer("ablations", layer)
-        found = atom_ablation.strongest(tried, self.groups_at(tried["sample"]))
-        if found is None:
-            found = self.row(*self.lead(layer))
-            low, high = found["first_order_low"], found["first_order_high"]
-            return (
-                f"The largest first-order effects on the loss (by root mean square) are those of "
-                f"atom {found['atom']} of layer {found['layer']}: to first order it changes the "
-                f"loss by {found['first_order']:+.2g} nats "
-                f"({self.interval_words(low, high, form='+.2g')}, "
-                f"{self.counted_samples()})."
-            )
+        found, unit = self._strongest(layer), self.meta["unit"]
         ends = self.interval_words(found["low"], found["high"], form="+.2g")
+        how = "Set to 0 everywhere" if found["exact"] else "To first order"
         return (
-            f"Set to 0 everywhere, atom {found['atom']} of layer {found['layer']} changes the loss "
-            f"by {found['effect']:+.2g} nats ({ends}, {counted(found['n'], unit)}): of "
-            f"{len(tried[_KEYS].drop_duplicates()):,} atoms it has the largest exact effect on "
-            f"other {unit}. First order predicts the exact effects of these atoms with a "
-            f"correlation of {atom_ablation.predicted(tried):.2f} (Pearson)."
+            f"{how}, atom {found['atom']} of layer {found['layer']} changes the loss most: by "
+            f"{found['effect']:+.2g} nats ({ends}, {counted(found['n'], unit)})."
         )
+
+    def _strongest(self, layer: int | None) -> dict[str, Any]:
+        """Returns layer, atom, effect, low, high, n of the top atom, and whether it is exact."""
+        tried, effects = (self._of_layer(name, layer) for name in ("ablations", "effects"))
+        found = atom_effects.strongest(tried, self.groups_at(tried["sample"]))
+        if found is not None:
+            return found | {"exact": True}
+        place = (effects["squares"] / effects["n"]).idxmax()
+        row = self.row(*effects.loc[place, _KEYS].astype(int).tolist())
+        ends = {"effect": row["first_order"], "n": self.meta["n_samples"], "exact": False}
+        return row | ends | {end: row[f"first_order_{end}"] for end in ("low", "high")}
 
     def _of_layer(self, name: str, layer: int | None) -> Any:
         """Returns a table, or its rows of one layer."""
@@ -319,7 +302,7 @@ def _of_few(
         known = directions(model)
     tables = {
         "logits": logit_effects(model, None if model.cfg.residual else inputs, numbers, samples),
-        "ablations": atom_ablation.ablations(model, inputs, numbers, loss, effects, progress),
+        "ablations": atom_effects.ablations(model, inputs, numbers, loss, effects, progress),
         "directions": known,
         **excerpts(top, model, samples, progress),
     }

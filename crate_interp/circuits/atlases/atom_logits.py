@@ -130,8 +130,7 @@ def logit_effects(
             for piece in inputs.split(size):
                 answers += net(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
         chosen = sorted(answers.topk(FEW).indices.tolist())
-    total = squares = torch.zeros(())
-    groups = atom_effects.SumsOfGroups(samples)
+    sums = atom_effects.EffectSums(samples)
     for start, piece in zip(range(0, len(inputs), size), inputs.split(size), strict=True):
         found = []
         with torch.enable_grad():
@@ -141,15 +140,13 @@ def logit_effects(
             for place in chosen:
                 gradients = torch.autograd.grad(centred[:, place].sum(), codes, retain_graph=True)
                 found.append(atom_effects.sums_over_tokens(codes, gradients))
-        effects = torch.stack(found)  # [logit, batch, layer, atom]
-        groups.add(effects.transpose(0, 1), numbers[start : start + size])
-        total, squares = total + effects.sum(dim=1), squares + effects.square().sum(dim=1)
+        effects = torch.stack(found, dim=1)  # [batch, logit, layer, atom]
+        sums.add(effects, numbers[start : start + size])
     names = answer_names(model)
-    logit, layer, atom = np.indices(total.shape).reshape(3, -1)
+    logit, layer, atom = np.indices(sums.total.shape).reshape(3, -1)
     name = np.array([names[one] for one in chosen], dtype=object)[logit]
     table = pd.DataFrame({"layer": layer, "atom": atom, "logit": np.array(chosen)[logit]})
-    sums = {"total": total.flatten().numpy(), "squares": squares.flatten().numpy()}
-    return table.assign(name=name, n=len(inputs), **sums, **groups.columns())
+    return table.assign(name=name, n=len(inputs), **sums.columns())
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:

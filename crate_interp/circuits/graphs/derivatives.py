@@ -33,8 +33,8 @@ Hook = tuple[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Values:
-    """The values of one sample, and the derivative of the target.
+class Explained:
+    """A sample, an answer, a network's values for it, and the derivative of the target.
 
     codes, before: the code of each layer and its pre-threshold value, `[pos, atom]`. streams: the
     stream after each layer. embedded: the stream that the first layer reads, `[pos, d_model]`.
@@ -42,6 +42,10 @@ class Values:
     codes and before; slope_embedded likewise.
     """
 
+    model: HookedModel
+    sample: Tensor
+    question: Question
+    freeze: Sequence[str]
     target: float
     logits: Float[Tensor, "answers"]
     codes: list[Float[Tensor, "pos atom"]]
@@ -57,21 +61,6 @@ class Values:
         if layer < 0:
             return (self.embedded.double() * self.slope_embedded.double()).sum(-1, keepdim=True)
         return self.codes[layer].double() * self.slopes[layer].double()
-
-
-@dataclass(frozen=True)
-class Explained:
-    """A sample, an answer, and the values of a network for it."""
-
-    model: HookedModel
-    sample: Tensor
-    question: Question
-    values: Values
-
-
-def strict(model: HookedModel) -> bool:
-    """Tells whether a code replaces the stream, so that every path passes through each layer."""
-    return not model.cfg.residual
 
 
 def directions(model: HookedModel, layer: int) -> Float[Tensor, "atom d_model"]:
@@ -108,7 +97,9 @@ def detaching(model: HookedModel, freeze: Sequence[str]) -> list[Hook]:
     return [(name, lambda value, hook: value.detach()) for name in names]
 
 
-def values(model: HookedModel, sample: Tensor, question: Question, freeze: Sequence[str]) -> Values:
+def values(
+    model: HookedModel, sample: Tensor, question: Question, freeze: Sequence[str]
+) -> Explained:
     """Returns the values of a sample and the derivatives of the target; takes two forwards."""
     kept: dict[str, list[Tensor]] = {CODE: [], PRE: [], "hook_resid_post": []}
     start: list[Tensor] = []
@@ -130,8 +121,9 @@ def values(model: HookedModel, sample: Tensor, question: Question, freeze: Seque
         slopes = [one[0] for one in torch.autograd.grad(target, wanted)]
     n = len(layers)
     plain = {kind: [one[0].detach() for one in found] for kind, found in kept.items()}
-    return Values(
-        float(target.detach()), question.at(logits)[0].detach(), plain[CODE], plain[PRE],
+    return Explained(
+        model, sample, question, freeze, float(target.detach()), question.at(logits)[0].detach(),
+        plain[CODE], plain[PRE],
         plain["hook_resid_post"], start[0][0].detach(), slopes[:n], slopes[n : 2 * n], slopes[-1],
     )  # fmt: skip
 
@@ -139,10 +131,10 @@ def values(model: HookedModel, sample: Tensor, question: Question, freeze: Seque
 class CutPass:
     """A forward of one sample whose codes are leaves: it gives the direct effects on any node."""
 
-    def __init__(
-        self, model: HookedModel, sample: Tensor, question: Question, freeze: Sequence[str]
-    ) -> None:
-        self.model, self.strict = model, strict(model)
+    def __init__(self, case: Explained) -> None:
+        model, self.case = case.model, case
+        # a code that replaces the stream: every path passes through each layer
+        self.strict = not model.cfg.residual
         self.codes: list[Tensor] = []
         self.before: list[Tensor] = []
         self.heads: list[Tensor] = []
@@ -156,13 +148,13 @@ class CutPass:
             into.append(value)
 
         hooks: list[Hook] = [(embedding_point(model), partial(leaf, into=embedded))]
-        hooks += detaching(model, freeze)
+        hooks += detaching(model, case.freeze)
         lists = ((PRE, note, self.before), (CODE, leaf, self.codes), (Z, note, self.heads))
         for kind, keep, into in lists:
             names = [full_name(kind, layer) for layer in range(model.cfg.n_layers)]
             hooks += [(name, partial(keep, into=into)) for name in names]
         with torch.enable_grad():
-            self.target = question.of(model.run_with_hooks(sample, fwd_hooks=hooks))
+            self.target = case.question.of(model.run_with_hooks(case.sample, fwd_hooks=hooks))
         self.embedded = embedded[0]
 
     def sources(self, layer: int) -> list[int]:
@@ -178,7 +170,7 @@ class CutPass:
 
     def at_once(self, layer: int) -> int:
         """Returns how many nodes of a layer may be differentiated at once."""
-        cfg = self.model.cfg
+        cfg = self.case.model.cfg
         pos = self.embedded.shape[1]
         width = pos * (pos * cfg.n_heads * 2 + cfg.d_mlp * 2 + cfg.d_model * 8)
         depth = 1 if self.strict else layer + 1
@@ -194,7 +186,7 @@ class CutPass:
         `[node, pos, 1]`. Also returns the derivative with respect to the heads of the node's own
         layer at its own token, or None for the target.
         """
-        if layer == self.model.cfg.n_layers:
+        if layer == self.case.model.cfg.n_layers:
             outputs, places = self.target, None
         else:
             outputs = self.before[layer].flatten()[nodes]
@@ -226,18 +218,15 @@ class CutPass:
 
 
 def through_heads(
-    model: HookedModel,
-    values: Values,
-    freeze: Sequence[str],
-    layer: int,
-    nodes: Int[Tensor, "source 2"],
+    case: Explained, layer: int, nodes: Int[Tensor, "source 2"]
 ) -> Float[Tensor, "source pos head d_head"]:
     """Returns how the heads of a layer change with nodes of the layer below, to first order.
 
     nodes: (token, atom) of each source in layer - 1; atom -1 with layer 0 is an embedding. The
     change is that of hook_z if the node's value is added once more.
     """
-    stream = values.embedded if layer == 0 else values.streams[layer - 1]
+    model = case.model
+    stream = case.embedded if layer == 0 else case.streams[layer - 1]
     written = None if layer == 0 else directions(model, layer - 1)
     found: list[Tensor] = []
     heads: list[Tensor] = []
@@ -245,7 +234,7 @@ def through_heads(
     def note(value: Tensor, hook: Any) -> None:
         heads[:] = [value]
 
-    hooks = [(full_name(Z, layer), note), *detaching(model, freeze)]
+    hooks = [(full_name(Z, layer), note), *detaching(model, case.freeze)]
     size = max(1, _BYTES // (16 * len(stream) * (len(stream) * model.cfg.n_heads * 2 + 1)))
     for group in nodes.split(size):
         change = stream.new_zeros(len(group), *stream.shape)
@@ -253,7 +242,7 @@ def through_heads(
             if written is None:
                 change[place, token] = stream[token]
             else:
-                change[place, token] = values.codes[layer - 1][token, atom] * written[atom]
+                change[place, token] = case.codes[layer - 1][token, atom] * written[atom]
         copies = stream.repeat(len(group), 1, 1).requires_grad_()
         with torch.enable_grad():
             model.run_with_hooks(

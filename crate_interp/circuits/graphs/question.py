@@ -1,7 +1,7 @@
 """The question that a graph answers: one sample, and the answer that is asked about."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -33,9 +33,8 @@ class Question:
     def of(self, logits: Float[Tensor, "batch *pos answers"]) -> Float[Tensor, "batch"]:
         """Returns the target of each sample: a centred logit, or a difference of two logits."""
         here = self.at(logits)
-        if self.versus is not None:
-            return here[:, self.answer] - here[:, self.versus]
-        return here[:, self.answer] - here.mean(dim=-1)
+        less = here.mean(dim=-1) if self.versus is None else here[:, self.versus]
+        return here[:, self.answer] - less
 
     def at(self, logits: Float[Tensor, "batch *pos answers"]) -> Float[Tensor, "batch answers"]:
         """Returns the logits that the question reads."""
@@ -48,15 +47,9 @@ def check_model(model: HookedModel) -> None:
     check_logits(model, "a graph")
     check_atoms(model.cfg, "a graph")
     if model.cfg.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"the model is {model.cfg.dtype}, in which the effect of one code is lost in rounding: "
-            "give model.float()."
-        )
+        raise ValueError("the effect of one code is lost in rounding: give model.float().")
     if model.cfg.facts.get("bridged"):
-        raise ValueError(
-            "a graph runs layers one at a time, which a network behind a bridge does not do: give "
-            "a hooked model, such as ci.load(...) returns."
-        )
+        raise ValueError("a network behind a bridge has no graph: give one that ci.load returns.")
 
 
 def one_sample(model: HookedModel, inputs: object) -> Tensor:
@@ -68,21 +61,18 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
     net: Any = model
     given: Any = inputs
     text = model.cfg.kind == "text"
-    wanted = (
-        "a text or token ids [pos]" if text else "one picture, or its [channels, height, width]"
-    )
     if text and isinstance(given, str):
         given = net.to_tokens(given)
     elif not text and not isinstance(given, (Tensor, str, bytes)):
         given = net.preprocess(given if isinstance(given, list) else [given])
     elif not text and isinstance(given, Tensor) and not given.is_floating_point():
         given = net.preprocess(given if given.ndim == 4 else given[None])
-    axes, shape = (2 if text else 4), getattr(given, "shape", ())
-    batch = cast(Any, given)
+    axes, shape = (2 if text else 4), tuple(getattr(given, "shape", ()))
+    batch: Any = given
     batch = batch[None] if len(shape) == axes - 1 else batch
     if len(shape) not in (axes - 1, axes) or len(batch) != 1:
-        got = f"of shape {tuple(shape)}" if shape else checks.shown(inputs)
-        raise ValueError(f"inputs is {got}: give one sample, {wanted}.")
+        wanted = "a text or token ids [pos]" if text else "a picture or [channels, height, width]"
+        raise ValueError(f"inputs is {checks.shown(inputs)}: give one sample, {wanted}.")
     if batch.is_floating_point() and not bool(batch.isfinite().all()):
         raise ValueError("the sample holds NaN or Inf: repair it, or give another sample.")
     return batch.to(model.cfg.device, model.cfg.dtype if batch.is_floating_point() else None)
@@ -116,14 +106,10 @@ def asked(
     if logits.ndim == 3:
         number: Any = count - 1 if position is None else position
         if not checks.is_int(number) or not -count <= number < count:
-            raise ValueError(
-                f"position={checks.shown(position)}: the sample has tokens 0 to {count - 1}."
-            )
+            raise ValueError(f"position={checks.shown(position)}: give tokens 0 to {count - 1}.")
         place = int(number) % count
     elif position is not None:
-        raise ValueError(
-            "the logits of a classifier belong to the whole image: leave out position."
-        )
+        raise ValueError("logits of a classifier are those of the image: leave out position.")
     here = logits[0] if place is None else logits[0, place]
     if not bool(here.isfinite().all()):
         raise ValueError("the model's logits hold NaN or Inf, so there is no answer to explain.")

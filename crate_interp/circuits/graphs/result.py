@@ -75,14 +75,6 @@ class AttributionGraph(Result):
     )
     ALONE = "a graph explains one answer of one sample, and graphs do not merge."
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if "largest" not in self.stored["whole"]:
-            raise ValueError(
-                "the table 'whole' lacks the largest activations: an earlier version made this "
-                "graph. Make it again, ci.graph(model, inputs)."
-            )
-
     def of(self, name: str, network: str = MODEL) -> pd.DataFrame:
         """Returns the rows of a table that belong to the model, or to the untrained network."""
         table: Any = self._table(name)
@@ -167,55 +159,45 @@ class AttributionGraph(Result):
 
     def warning(self) -> str:
         """Returns what is wrong with a graph that is not faithful, or ""."""
-        reasons, whole = [], self.of("whole")
-        if max(self.beyond_size) < CLEAR and int(whole["nodes"].iloc[0]):
-            reasons.append(
-                "Size is as good a choice as attribution here: the largest activations at the same "
-                "tokens do as well as the graph's codes."
-            )
-        if self.slope_agreement < FAITHFUL:
-            reasons.append(
-                "Go by effects, not by attributions: over the graph's own codes they agree with "
-                f"r = {self.slope_agreement:.2f}."
-            )
-        if np.isnan(self.predicts):
-            reasons.append("Too few codes are on to test attributions.")
-        elif self.predicts < FAITHFUL:
-            reasons.append(
-                "Do not rely on its attributions: they predict ablations with "
-                f"r = {self.predicts:.2f}."
-            )
-        if not self.kept >= FAITHFUL:
-            reasons.append("A part of the story: these nodes alone do not give half of the answer.")
-        return " ".join(reasons)
+        small = max(self.beyond_size) < CLEAR and int(self.of("whole")["nodes"].iloc[0]) > 0
+        reasons = {
+            "Size is as good a choice as attribution here: the largest activations at the same "
+            "tokens do as well as the graph's codes.": small,
+            "Go by effects, not by attributions: over the graph's own codes they agree with "
+            f"r = {self.slope_agreement:.2f}.": self.slope_agreement < FAITHFUL,
+            "Too few codes are on to test attributions.": np.isnan(self.predicts),
+            "Do not rely on its attributions: they predict ablations with "
+            f"r = {self.predicts:.2f}.": self.predicts < FAITHFUL,
+            "A part of the story: these nodes alone do not give half of the answer.": (
+                not self.kept >= FAITHFUL
+            ),
+        }
+        return " ".join(words for words, holds in reasons.items() if holds)
 
     def finding(self) -> str:
         """Returns the answer, what the graph's codes do beside others, and how well it predicts."""
         target, whole = self.meta["target"], self.of("whole").set_index("edit")
         keep, gone = whole.loc["keep"], whole.loc["remove"]
-        where = "" if target["position"] is None else f" after token {target['position']}"
-        random = "{random_mean:.2f} (95 % of draws: {random_q025:.2f} to {random_q975:.2f})"
         enough, needed = (gain >= CLEAR for gain in self.beyond_size)
         claims = {
             "what is enough": enough and self.kept >= FAITHFUL,
             "what is needed": needed and gone["logit"] / target["logit"] < FAITHFUL,
         }
         better = " and ".join(words for words, holds in claims.items() if holds)
+        where = "" if target["position"] is None else f" after token {target['position']}"
+        lead = f"{plain(self.meta['model'] or 'The model')}{where}: {self.question}:"
+        if target["answer"] == self.top:
+            lead = f"{plain(self.meta['model'] or 'The model')} answers {self.answer}{where},"
         less = "the mean of all logits" if target["versus"] is None else "the other answer"
-        name = plain(self.meta["model"] or "The model")
-        lead = f"{name} answers {self.answer}{where},"
-        if target["answer"] != self.top:
-            lead = f"{name}{where}: {self.question}:"
-        side = "above" if target["logit"] >= 0 else "below"
+        known = self.of("agreement")["pearson"]
         return (
-            f"{lead} {abs(target['logit']):.2f} {side} {less}. "
-            + (f"Attributions choose better than size {better}. " if better else "")
+            f"{lead} {abs(target['logit']):.2f} {'above' if target['logit'] >= 0 else 'below'} "
+            f"{less}. " + f"Attributions choose better than size {better}. " * bool(better)
             + f"{int(keep['nodes'])} codes alone give {keep['logit']:.2f}, the largest activations "
-            f"there {keep['largest']:.2f}, random codes there {random.format(**keep)}. "
-            f"Without them {gone['logit']:.2f} is left, without the largest activations "
-            f"{gone['largest']:.2f}, without random codes {random.format(**gone)}. Attributions "
-            f"predict real ablations of other nodes with r = {self._by_layer()}."
-        )
+            f"there {keep['largest']:.2f}, random codes there {keep['random_mean']:.2f}. Without "
+            f"these codes {gone['logit']:.2f} is left. Attributions predict real ablations of "
+            f"other nodes with r = {known.min():.2f} to {known.max():.2f}, by layer."
+        )  # fmt: skip
 
     @property
     def rival_rank(self) -> str:
@@ -224,12 +206,6 @@ class AttributionGraph(Result):
         above = int((table > table[self.meta["rival"]["answer"]]).sum())
         words = {0: "the model's answer", 1: "the next answer"}
         return words.get(above, "the likeliest other answer")
-
-    def _by_layer(self) -> str:
-        """Returns the lowest and the highest r of a layer, such as "0.25 (layer 5) to 0.97"."""
-        table: Any = self.of("agreement").dropna(subset=["pearson"]).sort_values("pearson")
-        words = [f"{row.pearson:.2f} (layer {int(row.layer)})" for row in table.itertuples()]
-        return " to ".join(dict.fromkeys(words[:1] + words[-1:])) or "nan"
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("nodes")
@@ -249,25 +225,17 @@ class AttributionGraph(Result):
         first_model, sample = self.__dict__.get("_case", (None, None))
         model = first_model if model is None else model
         if model is None or (inputs is None and sample is None):
-            raise ValueError(
-                "this graph was loaded, and a saved graph holds no model: give model= and inputs=."
-            )
+            raise ValueError("a saved graph holds no model: give model= and inputs=.")
         check_hooked(model)
         if model_meta(model, 1)["model_digest"] != self.meta["model_digest"]:
-            raise ValueError(
-                "the model is not the one of this graph, or its weights have changed since: give "
-                "that model, or make a graph of this one, ci.graph(model, inputs)."
-            )
+            raise ValueError("the model or its weights are not those of this graph: give these.")
         target = self.meta["target"]
         question = Question(target["answer"], target["versus"], target["position"])
         if inputs is not None:
             sample = read_part(model, one_sample(model, inputs), question)
         # a graph of an earlier version does not say which sample it is of
         if self.meta.get("sample", sample_digest(sample)) != sample_digest(sample):
-            raise ValueError(
-                "inputs are not the sample of this graph: give that sample, or make a graph of "
-                "these, ci.graph(model, inputs)."
-            )
+            raise ValueError("inputs are not the sample of this graph: give that sample.")
         return model, sample, question
 
     @in_full_precision
@@ -318,7 +286,7 @@ def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:
     their own types. Biases are left out: their page has no such type.
     """
     table: Any = graph.table("nodes")
-    table = table[table["atom"] != -2]
+    table = table[table["atom"] != BIAS]
     meta = graph.meta
     count, tokens, _ = meta["settings"]["shape"]
     words = meta["tokens"] or [str(n) for n in range(tokens)]
@@ -333,7 +301,7 @@ def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:
     for row, influence in zip(table.itertuples(), share.tolist(), strict=True):
         node = _node(row, count, place, meta["target"], words)
         ids[row.node] = node["node_id"]
-        if row.atom == -3:
+        if row.atom == TARGET:
             node["token_prob"] = float(chances.get(meta["target"]["answer"], 0.0))
         value = None if np.isnan(row.value) else float(row.value)
         nodes.append(node | {"influence": influence, "activation": value})
@@ -362,10 +330,10 @@ def circuit_tracer_json(graph: "AttributionGraph") -> dict[str, Any]:
 
 def _node(row: Any, count: int, place: int, target: Any, words: list[str]) -> dict[str, Any]:
     """Returns a node without its numbers. Their ids are LAYER_FEATURE_POSITION, "E" for layer."""
-    if row.atom == -3:
+    if row.atom == TARGET:
         layer, feature, pos, kind = str(count + 1), int(target["answer"]), place, "logit"
         words_of = f"Output {target['name']}"
-    elif row.atom == -1:
+    elif row.atom == EMBEDDING:
         layer, feature, pos, kind = "E", int(row.pos), int(row.pos), "embedding"
         words_of = f"Emb: {words[row.pos]}"
     else:

@@ -1,17 +1,20 @@
 """ci.graph: why a model gave one answer, in the nodes of its own codes."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from crate_interp.circuits.atlases.atom_logits import answer_names
+from crate_interp.circuits.atlases.excerpts import as_webp, rgb
 from crate_interp.circuits.graphs import trust
 from crate_interp.circuits.graphs.atom_names import AtomNames
 from crate_interp.circuits.graphs.concepts import special_tokens
 from crate_interp.circuits.graphs.derivatives import FREEZABLE, CutPass, Explained, values
-from crate_interp.circuits.graphs.graph_tables import graph_tables, inside, names_of
 from crate_interp.circuits.graphs.question import (
     Question,
     Target,
@@ -22,13 +25,17 @@ from crate_interp.circuits.graphs.question import (
     sample_digest,
 )
 from crate_interp.circuits.graphs.result import (
+    BIAS,
+    EMBEDDING,
     MODEL,
     RIVAL,
     RIVAL_NODES,
+    TARGET,
     UNTRAINED,
     AttributionGraph,
+    node_name,
 )
-from crate_interp.circuits.graphs.selection import Graph, select
+from crate_interp.circuits.graphs.selection import SKIP, Graph, edge_table, select
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import visible
@@ -39,6 +46,9 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.questions.provenance import model_meta
 from crate_interp.questions.untrained_twins import twin
 
+# of so many nodes the effect is measured at least; of as many more as forwards of a tiny network,
+# in tokens times parameters, make half a minute
+_EFFECTS, _WORK = 24, 2**34
 _WAIT = 5.0  # a graph that takes longer shows how far it is
 
 
@@ -126,17 +136,18 @@ def _measured(
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Returns the tables and the meta of a graph."""
     with torch.enable_grad(), tqdm(total=5, desc="graph", delay=_WAIT, leave=False) as bar:
-        case, cut, chosen = _chosen(model, sample, question, settings)
+        cut, chosen = _chosen(model, sample, question, settings)
+        case = cut.case
         bar.update()
-        tables = graph_tables(case, cut, chosen, settings["freeze"], names)
+        tables = graph_tables(cut, chosen, names)
         bar.update()
         own = _trust(case, chosen, trust.DRAWS, seed)
         bar.update()
         other: Any = twin(model, seed)
         with torch.no_grad():
             own_answer = asked(other, other(sample), None, question.position)
-        untrained, _, drawn = _chosen(other, sample, own_answer, settings)
-        beside = _trust(untrained, drawn, trust.DRAWS_UNTRAINED, seed)
+        untrained, drawn = _chosen(other, sample, own_answer, settings)
+        beside = _trust(untrained.case, drawn, trust.DRAWS_UNTRAINED, seed)
         bar.update()
         rival, table = _rival(case, settings, seed)
         bar.update()
@@ -147,35 +158,29 @@ def _measured(
     answers = names_of(model)
     target = {
         "answer": question.answer, "versus": question.versus, "position": question.position,
-        "name": answers[question.answer], "logit": case.values.target,
+        "name": answers[question.answer], "logit": case.target,
         "versus_name": "" if question.versus is None else answers[question.versus],
     }  # fmt: skip
-    words: list[Any] = []
-    if model.cfg.kind == "text":
-        net: Any = model
-        words = sample[0].tolist()
-        try:
-            words = net.to_str_tokens(sample[0])
-        except ValueError:  # there is no tokenizer
-            pass
-    codes, kept = case.values.codes, chosen.kept
+    net: Any = model
+    words: list[Any] = sample[0].tolist() if model.cfg.kind == "text" else []
+    with suppress(ValueError):  # there is no tokenizer
+        words = words and net.to_str_tokens(sample[0])
+    codes, kept = case.codes, chosen.kept
     return tables, model_meta(model, 1) | {
         "settings": settings | {"seed": seed, "shape": [len(codes), *codes[0].shape]},
         "target": target, "sample": sample_digest(sample),
         "scores": {"completeness": kept.completeness, "replacement": kept.replacement},
         "tokens": [visible(str(word)) for word in words], "special": special_tokens(model),
-        "untrained": untrained.values.target,
+        "untrained": untrained.case.target,
     } | rival  # fmt: skip
 
 
 def _chosen(
     model: HookedModel, sample: Tensor, question: Question, settings: dict[str, Any]
-) -> tuple[Explained, CutPass, Graph]:
-    """Returns a sample with its values, a forward that gives effects, and the graph."""
-    own = values(model, sample, question, settings["freeze"])
-    cut = CutPass(model, sample, question, settings["freeze"])
-    chosen = select(cut, own, settings["nodes"], settings["edges"], settings["most"])
-    return Explained(model, sample, question, own), cut, chosen
+) -> tuple[CutPass, Graph]:
+    """Returns a forward that gives effects, with the values of a sample, and the graph."""
+    cut = CutPass(values(model, sample, question, settings["freeze"]))
+    return cut, select(cut, settings["nodes"], settings["edges"], settings["most"])
 
 
 def _rival(
@@ -185,20 +190,20 @@ def _rival(
 
     They are chosen as those of the answer are. Without another answer both are empty.
     """
-    question, logits = case.question, case.values.logits
+    question, logits = case.question, case.logits
     own = (question.answer, question.versus)
     others = [number for number in logits.argsort(descending=True).tolist() if number not in own]
     if not others:
         return {}, pd.DataFrame()
-    asked_too = Question(others[0], None, question.position)
-    rival, _, chosen = _chosen(case.model, case.sample, asked_too, settings)
-    nodes = inside(rival, chosen)
+    other = Question(others[0], None, question.position)
+    cut, chosen = _chosen(case.model, case.sample, other, settings)
+    nodes = inside(cut.case, chosen)
     tables = [
         trust.alone_and_gone(one, nodes, 0, seed).assign(network=name)
-        for name, one in ((RIVAL, rival), (RIVAL_NODES, case))
+        for name, one in ((RIVAL, cut.case), (RIVAL_NODES, case))
     ]
     name = names_of(case.model)[others[0]]
-    found = {"answer": others[0], "name": name, "logit": rival.values.target}
+    found = {"answer": others[0], "name": name, "logit": cut.case.target}
     return {"rival": found}, pd.concat(tables)
 
 
@@ -212,3 +217,108 @@ def _trust(case: Explained, chosen: Graph, draws: int, seed: int) -> dict[str, p
         "sufficiency": trust.sufficiency(case, seed),
         "whole": trust.alone_and_gone(case, masks, draws, seed),
     }
+
+
+def graph_tables(cut: CutPass, chosen: Graph, names: AtomNames | None) -> dict[str, pd.DataFrame]:
+    """Returns the tables of the graph itself; "picture" is empty for a text."""
+    case, model = cut.case, cut.case.model
+    nodes, edges = _nodes_and_edges(cut, chosen)
+    places = []
+    for layer in range(-1, len(case.codes)):
+        sums = case.attribution(layer).sum(dim=1).cpu().numpy()
+        places.append(pd.DataFrame({"layer": layer, "pos": range(len(sums)), "attribution": sums}))
+    logits = case.logits.double().cpu()
+    answers = pd.DataFrame({"name": names_of(model), "logit": logits - logits.mean()})
+    answers = answers.assign(probability=logits.softmax(dim=0).numpy()).rename_axis("answer")
+    rows = []
+    for layer, bias in enumerate(trust.baselines(case)):
+        total = float(case.attribution(layer).sum())
+        active = int((case.codes[layer] != 0).sum())
+        rows.append((layer, active, total, bias, case.target - total - bias))
+    layers = pd.DataFrame(rows, columns=["layer", "active", "attribution", "bias", "error"])
+    picture = pd.DataFrame({"webp": [], "rows": [], "columns": []}).astype({"webp": object})
+    if model.cfg.kind != "text":
+        cfg: Any = model.cfg
+        grid = [n // side for n, side in zip(case.sample.shape[2:], cfg.patch_size, strict=True)]
+        file = as_webp(rgb(case.sample[0], model.cfg))
+        picture = pd.DataFrame({"webp": [file], "rows": grid[:1], "columns": grid[1:]})
+    examples = []
+    if names is not None:
+        labels = [
+            (names.name_of(layer, atom) or "no name") if atom >= 0 else ""
+            for layer, atom in nodes[["layer", "atom"]].itertuples(index=False)
+        ]
+        nodes = nodes.assign(label=labels)
+        kept = chosen.nodes[chosen.kept.nodes].tolist()
+        for layer, atom in sorted({(layer, atom) for layer, _, atom in kept if atom >= 0}):
+            for one in names.examples(layer, atom):
+                examples.append((layer, atom, one["value"], one["words"], one["webp"]))
+    return {
+        "nodes": nodes,
+        "edges": edges,
+        "layers": layers,
+        "answers": answers.reset_index().astype({"logit": float}),
+        "places": pd.concat(places, ignore_index=True),
+        "picture": picture,
+        "examples": pd.DataFrame(examples, columns=["layer", "atom", "value", "words", "webp"]),
+    }
+
+
+def _nodes_and_edges(cut: CutPass, chosen: Graph) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns the tables "nodes" and "edges".
+
+    Nodes are kept codes, embeddings with an edge, the target, and biases of each layer; edges of
+    biases come last.
+    """
+    case, count = cut.case, len(cut.case.codes)
+    linked = chosen.kept.edges.any(dim=0) | (chosen.nodes[:, 0] >= 0)
+    kept = (chosen.kept.nodes & linked).nonzero()[:, 0].tolist()
+    names = [
+        node_name(layer, pos, TARGET if layer == count else atom)
+        for layer, pos, atom in chosen.nodes.tolist()
+    ]
+    nodes: list[tuple] = []
+    edges = [(names[s], names[t], *more) for s, t, *more in edge_table(case, chosen)]
+    for number in kept:
+        layer, pos, atom = chosen.nodes[number].tolist()
+        value, rest = np.nan, float(chosen.rest[number])
+        influence = float(chosen.influence[number]) if layer < count else 1.0
+        if layer == count:
+            value, attribution, atom = case.target, case.target, TARGET
+        else:
+            attribution = float(case.attribution(layer)[pos, max(atom, 0)])
+            value = float(case.codes[layer][pos, atom]) if layer >= 0 else np.nan
+        nodes.append((names[number], layer, pos, atom, value, attribution, influence))
+        if layer >= 0 and rest:
+            edges.append((node_name(layer, -1, BIAS), names[number], rest, SKIP))
+    for layer in range(count + 1):
+        added = float(chosen.rest[-1])
+        if layer < count:
+            slope = case.slopes_before[layer]
+            whole = float((case.before[layer].double() * slope.double()).sum())
+            added = whole - cut.carried(layer, slope)
+        nodes.append((node_name(layer, -1, BIAS), layer, -1, BIAS, np.nan, added, 0.0))
+    columns = ["node", "layer", "pos", "atom", "value", "attribution", "influence"]
+    table: Any = pd.DataFrame(nodes, columns=columns).assign(effect=np.nan, label="")
+    # real forwards without each node; in a large network without those of the largest influence
+    real = table[(table["atom"] >= EMBEDDING) & (table["layer"] < count)]
+    work = len(case.embedded) * case.model.n_params_total
+    for layer, rows in real.nlargest(max(_EFFECTS, _WORK // work), "influence").groupby("layer"):
+        after = trust.without(case, int(layer), torch.tensor(rows[["pos", "atom"]].to_numpy()))
+        table.loc[rows.index, "effect"] = case.target - after.numpy()
+    table = table.sort_values(["layer", "pos", "atom"], ignore_index=True)
+    return table, pd.DataFrame(edges, columns=["source", "target", "weight", "head"])
+
+
+def inside(case: Explained, chosen: Graph) -> list[Tensor]:
+    """Returns for each layer which codes `[pos, atom]` are nodes of the graph."""
+    masks = [torch.zeros(code.shape, dtype=torch.bool) for code in case.codes]
+    for layer, pos, atom in chosen.nodes[chosen.kept.nodes].tolist():
+        if 0 <= layer < len(masks):
+            masks[layer][pos, atom] = True
+    return masks
+
+
+def names_of(model: HookedModel) -> list[str]:
+    """Returns the names of the answers; characters that could harm a page are escaped."""
+    return [visible(name) for name in answer_names(model)]

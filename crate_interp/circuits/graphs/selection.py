@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.circuits.graphs.derivatives import CutPass, Values, through_heads
+from crate_interp.circuits.graphs.derivatives import CutPass, Explained, through_heads
 from crate_interp.circuits.head_ablation import may_share
 
 # The effects of a node are kept for so many sources of each layer, those with the largest
@@ -64,7 +64,7 @@ class _Rows:
     slopes: Float[Tensor, "node head d_head"] | None
 
 
-def select(cut: CutPass, values: Values, nodes: float, edges: float, most: int) -> Graph:
+def select(cut: CutPass, nodes: float, edges: float, most: int) -> Graph:
     """Returns the graph of one answer.
 
     From the target down, in each layer the `most / n_layers` nodes with the largest influence are
@@ -72,53 +72,51 @@ def select(cut: CutPass, values: Values, nodes: float, edges: float, most: int) 
     `prune` keeps what holds the given shares of the influence. A node that was not looked at is no
     node of the graph, but it counts in the shares of what it feeds.
     """
-    count = len(values.codes)
-    width = {layer: values.attribution(layer).shape[1] for layer in range(-1, count)}
-    sources = {layer: _largest(values, layer) for layer in range(-1, count)}
+    case, count = cut.case, len(cut.case.codes)
+    width = {layer: case.attribution(layer).shape[1] for layer in range(-1, count)}
+    sources = {layer: _largest(case, layer) for layer in range(-1, count)}
     shares = {layer: torch.zeros(len(own), dtype=torch.float64) for layer, own in sources.items()}
     chosen: dict[int, Tensor] = {}
-    rows: dict[int, _Rows] = {count: _rows(cut, values, count, torch.zeros(1).long(), sources)}
+    rows: dict[int, _Rows] = {count: _rows(cut, count, torch.zeros(1).long(), sources)}
     _pass_on(rows[count], torch.ones(1, dtype=torch.float64), shares)
     for layer in reversed(range(count)):
         own = shares[layer]
         best = own.topk(min(max(1, most // count), len(own)))
         chosen[layer] = best.indices[best.values > 0].sort().values
         if len(chosen[layer]):
-            rows[layer] = _rows(cut, values, layer, sources[layer][chosen[layer]], sources)
+            rows[layer] = _rows(cut, layer, sources[layer][chosen[layer]], sources)
             _pass_on(rows[layer], own[chosen[layer]], shares)
     chosen[-1] = torch.arange(len(sources[-1]))
     return _joined(chosen, rows, sources, width, nodes, edges)
 
 
-def _largest(values: Values, layer: int) -> Int[Tensor, "source"]:
+def _largest(case: Explained, layer: int) -> Int[Tensor, "source"]:
     """Returns the nodes of a layer whose effects are kept, by their numbers in the flat code."""
-    size = values.attribution(layer).abs().flatten().cpu()
+    size = case.attribution(layer).abs().flatten().cpu()
     if layer < 0:
         return torch.arange(len(size))
-    active = values.codes[layer].flatten().cpu().nonzero()[:, 0]
+    active = case.codes[layer].flatten().cpu().nonzero()[:, 0]
     if len(active) <= _SOURCES:
         return active
     return active[size[active].topk(_SOURCES).indices].sort().values
 
 
-def _rows(
-    cut: CutPass, values: Values, layer: int, nodes: Tensor, sources: dict[int, Tensor]
-) -> _Rows:
+def _rows(cut: CutPass, layer: int, nodes: Tensor, sources: dict[int, Tensor]) -> _Rows:
     """Returns the effects on nodes of a layer, which are given by their numbers in its code."""
-    effects: dict[int, list[Tensor]] = {}
+    case, effects = cut.case, {}
     totals, sums, slopes = [], [], []
     for group in nodes.split(cut.at_once(layer)):
-        found, heads = cut.effects(layer, group.to(values.embedded.device))
+        found, heads = cut.effects(layer, group.to(case.embedded.device))
         for source, own in found.items():
             kept = own.flatten(1)[:, sources[source].to(own.device)]
             effects.setdefault(source, []).append(kept.double().cpu())
         totals.append(sum(own.double().abs().sum(dim=(1, 2)) for own in found.values()).cpu())  # pyright: ignore
         sums.append(sum(own.double().sum(dim=(1, 2)) for own in found.values()).cpu())  # pyright: ignore
         slopes += [] if heads is None else [heads]
-    if layer == len(values.codes):
-        whole = torch.tensor([values.target], dtype=torch.float64)
+    if layer == len(case.codes):
+        whole = torch.tensor([case.target], dtype=torch.float64)
     else:
-        whole = values.before[layer].flatten().double().cpu()[nodes]
+        whole = case.before[layer].flatten().double().cpu()[nodes]
     joined = {source: torch.cat(parts) for source, parts in effects.items()}
     all_slopes = torch.cat(slopes) if slopes else None
     return _Rows(joined, torch.cat(totals), whole - torch.cat(sums), all_slopes)
@@ -170,9 +168,7 @@ def _joined(
     return Graph(joined, effects, rest, influence, slopes, kept)
 
 
-def edge_table(
-    cut: CutPass, values: Values, graph: Graph, freeze: tuple[str, ...]
-) -> list[tuple[int, int, float, int]]:
+def edge_table(case: Explained, graph: Graph) -> list[tuple[int, int, float, int]]:
     """Returns (source, target, weight, head) of every kept edge, split over heads.
 
     The part of each head is what its output carries; the remainder is the skip connection, head -1.
@@ -183,12 +179,12 @@ def edge_table(
     pairs = list(zip(sources, targets, strict=True))
     table = graph.nodes.tolist()
     parts: dict[tuple[int, int], Tensor] = {}
-    for layer in range(len(values.codes)) if may_share(cut.model) else ():
+    for layer in range(len(case.codes)) if may_share(case.model) else ():
         here = [(s, t) for s, t in pairs if table[t][0] == layer and table[s][0] == layer - 1]
         read = sorted({s for s, _ in here})
         if not read:
             continue
-        change = through_heads(cut.model, values, freeze, layer, graph.nodes[read][:, 1:])
+        change = through_heads(case, layer, graph.nodes[read][:, 1:])
         place = {node: number for number, node in enumerate(read)}
         for s, t in here:
             slope = graph.slopes[t].double()

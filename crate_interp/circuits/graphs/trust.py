@@ -25,8 +25,8 @@ _NUMBERS = 2**26  # of the largest activation of a batch of edited copies
 
 def copies_at_once(case: Explained) -> int:
     """Returns how many copies of the sample one forward may take."""
-    pos, cfg = len(case.values.embedded), case.model.cfg
-    answers = len(case.values.logits) * (pos if cfg.kind == "text" else 1)
+    pos, cfg = len(case.embedded), case.model.cfg
+    answers = len(case.logits) * (pos if cfg.kind == "text" else 1)
     return max(1, _NUMBERS // max(pos * max(pos * cfg.n_heads, cfg.d_mlp * 2), answers))
 
 
@@ -37,7 +37,7 @@ def without(case: Explained, layer: int, nodes: Int[Tensor, "node 2"]) -> Float[
     A code of 0 takes its place; layer -1 stands for embeddings, which become 0. The layers below
     do not run again, except in nanochat-crate.
     """
-    found, model, own = [], case.model, case.values
+    found, model, own = [], case.model, case
 
     def zeroed(value: Tensor, hook: Any, nodes: Tensor) -> Tensor:
         value = value.clone()
@@ -96,16 +96,16 @@ def keeping(
 
 
 @torch.no_grad()
-def baselines(case: Explained, freeze: tuple[str, ...]) -> list[float]:
+def baselines(case: Explained) -> list[float]:
     """Returns the target without all nodes of a layer, for each layer, with what is frozen held.
 
-    Which codes are on in the layers above stays as it is, as do patterns and norms that `freeze`
-    names. If both are frozen, the network is affine in the codes, and the target is the sum of the
+    Which codes are on in the layers above stays as it is, as do patterns and norms that are
+    frozen. If both are frozen, the network is affine in the codes, and the target is the sum of the
     layer's attributions and of this baseline.
     """
-    model, sample, values = case.model, case.sample, case.values
+    model, sample = case.model, case.sample
     layers = range(model.cfg.n_layers)
-    points = frozen_points(model, freeze)
+    points = frozen_points(model, case.freeze)
     # where a node's value is its pre-threshold value or 0: a ReLU, not a GELU
     masked = [
         (full_name(pre, layer), full_name(post, layer))
@@ -131,7 +131,7 @@ def baselines(case: Explained, freeze: tuple[str, ...]) -> list[float]:
             hooks.append((full_name(CODE, layer), lambda code, hook: torch.zeros_like(code)))
             logits = model.run_with_hooks(sample, fwd_hooks=hooks)
         else:
-            stream = values.streams[layer] - values.codes[layer] @ directions(model, layer)
+            stream = case.streams[layer] - case.codes[layer] @ directions(model, layer)
             above = [
                 (name, hook) for name, hook in hooks
                 if not name.startswith("blocks.") or int(name.split(".")[1]) > layer
@@ -153,11 +153,11 @@ def ablations(
     """
     rows = []
     generator = torch.Generator().manual_seed(seed)
-    count = len(case.values.codes)
+    count = len(case.codes)
     each = max(8, _TESTED // count) // 2
     for layer in range(count):
-        attribution = case.values.attribution(layer).cpu()
-        free = (case.values.codes[layer].cpu() != 0) & ~inside[layer]
+        attribution = case.attribution(layer).cpu()
+        free = (case.codes[layer].cpu() != 0) & ~inside[layer]
         places = free.flatten().nonzero()[:, 0]
         order = places[attribution.flatten()[places].abs().argsort(descending=True)]
         rest = order[each:][torch.randperm(max(0, len(order) - each), generator=generator)]
@@ -166,7 +166,7 @@ def ablations(
         after = without(case, layer, nodes)
         places = {"layer": layer, "pos": nodes[:, 0].numpy(), "atom": nodes[:, 1].numpy()}
         numbers = {"attribution": attribution.flatten()[chosen].numpy()}
-        numbers["effect"] = case.values.target - after.numpy()
+        numbers["effect"] = case.target - after.numpy()
         rows.append(pd.DataFrame(places | numbers))
     return pd.concat(rows, ignore_index=True)
 
@@ -199,7 +199,7 @@ def sufficiency(case: Explained, seed: int) -> pd.DataFrame:
     rotated: with the k largest coordinates of the codes in random orthonormal axes, by attribution
     in these axes.
     """
-    codes, own = [code.cpu() for code in case.values.codes], case.values
+    codes, own = [code.cpu() for code in case.codes], case
     active = [int((code != 0).sum()) for code in codes]
     axes = [rotation(code.shape[1], seed).to(code) for code in own.codes]
     turned = [
@@ -234,7 +234,7 @@ def alone_and_gone(
     """
     generator = torch.Generator().manual_seed(seed)
     nodes = []
-    for code, mask in zip(case.values.codes, inside, strict=True):
+    for code, mask in zip(case.codes, inside, strict=True):
         size, counts = code.cpu().abs(), mask.sum(dim=-1)
         beside = random_nodes(size, counts, draws, generator)
         nodes.append(torch.cat([largest(torch.stack([mask.to(size), size]), counts), beside]))

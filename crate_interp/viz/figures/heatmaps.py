@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.circuits.head_ablation_result import HeadAblation
+from crate_interp.circuits.head_ablation import HeadAblation
 from crate_interp.probes import built_in
 from crate_interp.stats.intervals import LEVEL, signs
 from crate_interp.sweeps.layer_curves import curve, head_interval

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from crate_interp.circuits.code_swaps_result import Concentration
-from crate_interp.circuits.head_ablation_result import HeadAblation
+from crate_interp.circuits.head_ablation import HeadAblation
 from crate_interp.core.files import write_text
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.viz.figures.compared_curves import concentration
