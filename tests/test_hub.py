@@ -107,7 +107,7 @@ def test_a_wrong_digest_is_refused_each_time(table, hub, tmp_path):
     good = files[FILE]
     files[FILE] = good[:-1] + bytes([good[-1] ^ 1])
     for _ in range(2):
-        said = fails("has the digest .* expected " + row["sha256"], REPO, file=FILE,
+        said = fails("has sha256 .* expected " + row["sha256"], REPO, file=FILE,
                      cache_dir=tmp_path)  # fmt: skip
     assert "Remove it and load it again" in said
     files[FILE] = good

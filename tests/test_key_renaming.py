@@ -51,7 +51,7 @@ def test_it_is_strict(fork):
     with pytest.raises(ci.CheckpointError, match=r"is 3: return a name, or None"):
         ci.load(weights, rename=lambda key: 3, **GIVEN)
     for option in ({"rename": back}, {"weights": "ema"}):
-        with pytest.raises(ci.CheckpointError, match="is for a weight file or a state dict"):
+        with pytest.raises(ci.CheckpointError, match="are for a weight file or a state dict"):
             ci.load("crate-tiny-fashion", **option)
 
 

@@ -171,7 +171,7 @@ def test_traps_are_refused():
     )
     fails("holds an argparse.Namespace|has no published layout", {"a": torch.ones(1)})
     fails("models of family 'crate-lm' have no image_size", lm, n_heads=5, image_size=8)
-    fails("hook_name is an option of sparse autoencoders only", lm, n_heads=5, hook_name="x")
+    fails("no field 'hook_name'", lm, n_heads=5, hook_name="x")
 
 
 def test_lambdas_may_be_missing():

@@ -144,8 +144,7 @@ UNKNOWN = {  # first words -> a source, and what is given beside it
         {"n_heads": 1},
     ),
     "ci.bridge.load loads ViT, DeiT": {"vit.layernorm.weight": torch.ones(2)},
-    "holds no tensors": {},
-    "is not a state dict: 'a' is a int, not a tensor": {"a": 3},
+    "is not a state dict: it holds no tensors": {"a": 3},
 }
 
 

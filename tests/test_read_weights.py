@@ -296,12 +296,12 @@ def test_what_is_no_weight_file(tmp_path):
         (safe[:-4], "truncated"),
         (safe.replace(b'"F32"', b'"F99"'), "is not a readable checkpoint"),
         (b"<!DOCTYPE html><html>Virus scan warning", "holds an HTML page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "is a git-lfs pointer"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "holds a git-lfs pointer"),
     ):
         (tmp_path / "w").write_bytes(content)
         fails(match, tmp_path / "w")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     fails("is no file, no folder", tmp_path / "loop")
     os.mkfifo(tmp_path / "pipe")
-    fails("is not a regular file", tmp_path / "pipe")
-    fails("is not a regular file", "/dev/zero")
+    fails("is not a readable checkpoint.* pipe", tmp_path / "pipe")
+    fails("is not a readable checkpoint.* device", "/dev/zero")

@@ -202,7 +202,7 @@ def test_sharded_folders(suffix, tmp_path):
     fails("has no weight_map: it is no index", folder)
     index.write_text(json.dumps({"weight_map": mapped}))
     (folder / name).unlink()
-    fails(rf"{name} is missing, but {index.name} names it: download it into the folder", folder)
+    fails(rf"{name} is missing, but {index.name} names it: download it", folder)
 
 
 def test_what_a_training_dict_says(tmp_path):

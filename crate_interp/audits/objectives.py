@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.models.layers.attention import Attention
-from crate_interp.models.layers.contraction import CBSA
-from crate_interp.models.layers.token_statistics import TSSA
+from crate_interp.models.layers.patternless import CBSA, TSSA
 
 Stream = Float[Tensor, "batch pos d_model"]
 SparseCode = Float[Tensor, "batch pos d_mlp"]

@@ -11,9 +11,9 @@ from safetensors import safe_open
 
 from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.load import load as load_crate
+from crate_interp.checkpoints.model_folders import files_of
 from crate_interp.checkpoints.read_weights import read_json
 from crate_interp.checkpoints.sources import Source, names_a_repo
-from crate_interp.checkpoints.trainer_files import files_of
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError

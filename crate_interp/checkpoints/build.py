@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints import native_format, sae_formats, trainer_files
+from crate_interp.checkpoints import model_folders, sae_formats
 from crate_interp.checkpoints.hub import byte_bar
 from crate_interp.checkpoints.layouts import find_layout
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes
 from crate_interp.checkpoints.read_weights import Contents, check_dense, check_weights
-from crate_interp.config import FAMILIES, CrateConfig
+from crate_interp.checkpoints.state_dicts import ANCHORS
+from crate_interp.config import FAMILIES, CrateConfig, check_names
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
@@ -59,32 +60,19 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     cfg, tensors, target_of = parts.cfg, parts.tensors, parts.target_of
     contents.tensors.clear()  # so that each tensor is released as soon as it is copied
     what = f"{contents.where} does not fit a {cfg.family} model"
+    kind: Any = SparseAutoencoder
     if isinstance(cfg, CrateConfig):
         what += f" of {cfg.n_layers} layers"
-        for name, value in cfg.to_dict().items():
-            if name.endswith("layers") and value > len(tensors):
-                raise CheckpointError(
-                    f"{what}: {name}={value} layers are claimed, but there are tensors for only "
-                    f"{len(tensors)}."
-                )
+        kind = HookedTextTower if cfg.family == "clipa-text" else _MODELS[cfg.kind]
         if cfg.kind == "vision" and cfg.n_classes == 0:
-            _leave_head_out(tensors, target_of, contents.where)
+            head = [key for key in tensors if target_of.get(key, "").startswith(_HEAD)]
+            _leave_out(tensors, head, f"{contents.where}: the head is left out")
     with torch.device("meta"):
-        if isinstance(cfg, SAEConfig):
-            model = SparseAutoencoder(cfg)
-        else:
-            kind = HookedTextTower if cfg.family == "clipa-text" else _MODELS[cfg.kind]
-            model = kind(cfg)
+        model = kind(cfg)
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     _check_keys(tensors, target_of, wanted, what)
     check_weights(tensors, contents.where, dtype)
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
-    for parameter, key in named.items():
-        if parameter.endswith("running_var") and bool((tensors[key] < 0).any()):
-            least = float(tensors[key].min())
-            raise CheckpointError(
-                f"{contents.where}: {key} holds {least:g}, but no variance is below 0."
-            )
     weights = {}
     title = f"reading {Path(contents.where).name}"
     with byte_bar(sum(value.nbytes for value in tensors.values()), title) as bar:
@@ -106,15 +94,19 @@ def parts_of(contents: Contents) -> Parts:
     if isinstance(cfg, SAEConfig) or (cfg is None and (is_sae or contents.family == "sae")):
         cfg, layout = sae_formats.config_of(contents), "sparse autoencoder"
     elif cfg is None:
-        alone = [name for name in sae_formats.GIVEN_FIELDS if name in contents.given]
-        if alone:
-            raise CheckpointError(
-                f"{alone[0]} is an option of sparse autoencoders only: leave it out, or give "
-                "family='sae' if the file holds an autoencoder."
-            )
-        if not trainer_files.is_hooked(tensors):
+        check_names(contents.given)  # not the options that only autoencoders have
+        if not any(key.endswith(ANCHORS) for key in tensors):
             return _published_parts(contents)
-        cfg, layout = trainer_files.config_of(contents), "state dict of a hooked model"
+        layout = "state dict of a hooked model"
+        fields = model_folders.fields_of(None, contents.given, contents.family)
+        if not {"family", "d_model", "n_layers"} <= set(fields):
+            raise CheckpointError(
+                f"{contents.where} has the names of a hooked model, but no config.json next to it. "
+                "Put its config.json there, or load the folder that model.save_pretrained(folder) "
+                "writes; in Python, the whole config is ci.load(file, config=model.cfg)."
+            )
+        cfg = CrateConfig.from_dict(fields)
+        cfg.assume(fields)
     else:
         layout = "folder saved by crate_interp"
     origins = {"argument": contents.given, "config": cfg.to_dict()}
@@ -134,7 +126,15 @@ def _published_parts(contents: Contents) -> Parts:
     tensors = layout.as_parameters(tensors)
     target_of = layout.key_map({stack.count: getattr(cfg, stack.count) for stack in layout.stacks})
     if layout.tolerant:
-        _leave_out(tensors, target_of, where)
+        # unknown keys of a known module are not left out: they would change the module's output
+        ours = {key.split(".")[0] for key in target_of}
+        small = [
+            key
+            for key, value in tensors.items()
+            if key not in target_of and value.numel() <= _SMALL and key.split(".")[0] not in ours
+        ]
+        words = "small tensors that no published code describes are left out"
+        _leave_out(tensors, small, f"{where}: {len(small)} {words}")
     for key, value in layout.optional.items():
         tensors.setdefault(key, torch.full((cfg.n_layers,), value))
     words = f"{layout.family}, with the keys {', '.join(layout.markers)}"
@@ -155,16 +155,12 @@ def _config(
     told = contents.config | (contents.namespace if layout.namespace else {})
     given, in_file = checked(contents.given), checked(layout.translate(told))
     for name, value in in_file.items():
-        if name not in native_format.STRUCTURE:
+        if name not in model_folders.STRUCTURE:
             continue
-        if given.get(name, value) != value:
+        told, source = (row | given).get(name, value), "" if name in given else ", of the table,"
+        if told != value:
             raise CheckpointError(
-                f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}."
-            )
-        if name not in given and row.get(name, value) != value:
-            raise CheckpointError(
-                f"the config in {where} says {name}={value!r}, but the table of models says "
-                f"{row[name]!r}."
+                f"{name}={told!r}{source} contradicts the config in {where}, which says {value!r}."
             )
     known = {**in_file, **checked(row), **given}
     if layout.any_size and "crop" in given and "image_size" not in given:
@@ -210,29 +206,10 @@ def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -
     return {"output_matrix": True} if told else {}
 
 
-def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
-    # unknown keys of a known module are not left out: they would change the module's output
-    ours = {key.split(".")[0] for key in target_of}
-    small = [
-        key
-        for key, value in tensors.items()
-        if key not in target_of and value.numel() <= _SMALL and key.split(".")[0] not in ours
-    ]
-    if small:
-        warnings.warn(
-            f"{where}: {len(small)} small tensors that no published code describes are left out: "
-            f"{', '.join(small[:8])}.",
-            stacklevel=2,
-        )
-    for key in small:
-        del tensors[key]
-
-
-def _leave_head_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
-    head = [key for key in tensors if target_of.get(key, "").startswith(_HEAD)]
-    if head:
-        warnings.warn(f"{where}: the head is left out: {', '.join(head)}.", stacklevel=2)
-    for key in head:
+def _leave_out(tensors: dict[str, Tensor], keys: list[str], words: str) -> None:
+    if keys:
+        warnings.warn(f"{words}: {', '.join(keys[:8])}.", stacklevel=3)
+    for key in keys:
         del tensors[key]
 
 

@@ -117,23 +117,18 @@ def fetch(
         )
     except Exception as error:  # the client raises its own errors, those of HTTP and the system's
         raise _explained(error, repo, file, revision, local_files_only) from error
-    _check_row(Path(path), row or {})
-    return Path(path)
-
-
-def _check_row(path: Path, row: dict[str, Any]) -> None:
-    """Raises CheckpointError unless a file has the size and the digest of its row."""
-    size = path.stat().st_size
-    for column, words in (("bytes", f"{size} bytes"), ("sha256", "the digest {}")):
-        if row.get(column) is None:
-            continue
-        value = size if column == "bytes" else digest(path).removeprefix("sha256:")
-        if value != row[column]:
+    path, row = Path(path), row or {}
+    for column, value in (("bytes", path.stat().st_size), ("sha256", None)):
+        wanted = row.get(column)
+        if wanted is not None and value is None:
+            value = digest(path).removeprefix("sha256:")
+        if wanted not in (None, value):
             raise CheckpointError(
-                f"{row['name']}: {path} has {words.format(value)}; expected {row[column]}. Remove "
-                "it and load it again. If that fails too, the file on the Hub has changed: give "
+                f"{row['name']}: {path} has {column} {value}; expected {wanted}. Remove it and "
+                "load it again. If that fails too, the file on the Hub has changed: give "
                 "revision='main' to load it as it is."
             )
+    return path
 
 
 def _explained(
@@ -143,45 +138,33 @@ def _explained(
     from huggingface_hub import constants, errors
 
     at = f" at revision {revision!r}" if revision else ""
-    what = f"{repo}/{file}{at}"
-    reason = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+    uncached = isinstance(error, errors.LocalEntryNotFoundError)
+    reason = error.__cause__ if uncached else error
     words = plain(" ".join(str(reason or error).split()) or type(error).__name__, 200)
-    match error:
-        case errors.HFValidationError():
-            return CheckpointError(f"{plain(repr(repo), 80)} is not the name of a repo: {words}")
-        case errors.GatedRepoError():
-            return CheckpointError(
-                f"{repo} is gated: accept its terms on huggingface.co, then run `hf auth login`, "
-                "or give a token with access: token='hf_...'."
-            )
-        case errors.RepositoryNotFoundError():
-            return CheckpointError(
-                f"the Hub has no repo {repo!r}, or it is private: check the name, or give a token "
-                "with access: token='hf_...'."
-            )
-        case errors.RevisionNotFoundError():
-            return CheckpointError(
-                f"{repo} has no revision {revision!r}: give a branch, a tag or a full commit hash, "
-                "or leave revision out."
-            )
-        case errors.LocalEntryNotFoundError() if local_files_only or constants.HF_HUB_OFFLINE:
-            return NotCached(
-                f"{what} is not in the cache, and the network is switched off (local_files_only, "
-                "or HF_HUB_OFFLINE=1): load it once with the network on."
-            )
-        case errors.LocalEntryNotFoundError():
-            return CheckpointError(
-                f"cannot reach the Hub for {what}, and the cache does not have it: {words}. Try "
-                "again later."
-            )
-        case errors.EntryNotFoundError():
-            tree = f"https://huggingface.co/{repo}/tree/{revision or 'main'}"
-            return MissingFile(f"{repo} has no file {file!r}{at}: see {tree}.")
-        case _:
-            return CheckpointError(
-                f"cannot download {what}: {words}. Load it again: what came is kept, and the "
-                "download goes on."
-            )
+    access = "give a token with access: token='hf_...'."
+    if uncached and (local_files_only or constants.HF_HUB_OFFLINE):
+        return NotCached(
+            f"{repo}/{file}{at} is not in the cache, and the network is switched off "
+            "(local_files_only, or HF_HUB_OFFLINE=1): load it once with the network on."
+        )
+    if isinstance(error, errors.EntryNotFoundError) and not uncached:
+        tree = f"https://huggingface.co/{repo}/tree/{revision or 'main'}"
+        return MissingFile(f"{repo} has no file {file!r}{at}: see {tree}.")
+    # kind of error -> what it means; the first that fits
+    meanings: dict[type[Exception], str] = {
+        errors.HFValidationError: f"{plain(repr(repo), 80)} is not the name of a repo: {words}",
+        errors.GatedRepoError: f"{repo} is gated: accept its terms on huggingface.co, then run "
+        f"`hf auth login`, or {access}",
+        errors.RepositoryNotFoundError: f"the Hub has no repo {repo!r}, or it is private: check "
+        f"the name, or {access}",
+        errors.RevisionNotFoundError: f"{repo} has no revision {revision!r}: give a branch, a tag "
+        "or a full commit hash, or leave revision out.",
+        errors.LocalEntryNotFoundError: f"cannot reach the Hub for {repo}/{file}{at}, and the "
+        f"cache does not have it: {words}. Try again later.",
+        Exception: f"cannot download {repo}/{file}{at}: {words}. Load it again: what came is kept, "
+        "and the download goes on.",
+    }
+    return CheckpointError(next(text for kind, text in meanings.items() if isinstance(error, kind)))
 
 
 SHOWN_FROM = 2**28  # bytes

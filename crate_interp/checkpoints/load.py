@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from crate_interp.checkpoints.build import build, parts_of
+from crate_interp.checkpoints.model_folders import GivenConfig, fields_of
 from crate_interp.checkpoints.read_weights import DTYPES
 from crate_interp.checkpoints.sae_formats import GIVEN_FIELDS
 from crate_interp.checkpoints.sources import Given, Source, contents_of
 from crate_interp.checkpoints.state_dicts import WEIGHTS_TO_TAKE, LeftOutWarning, Rename
 from crate_interp.checkpoints.tokenizer_files import attach
-from crate_interp.checkpoints.trainer_files import GivenConfig, fields_of
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError

@@ -9,25 +9,31 @@ import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from crate_interp.checkpoints.state_dicts import PLAIN, Choice, find_weights
+from crate_interp.checkpoints.state_dicts import find_weights
 from crate_interp.config import CrateConfig
 from crate_interp.core.errors import CheckpointError
+from crate_interp.core.files import open_regular
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.sae import SAEConfig
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ZIP, _OLD_TORCH = b"PK\x03\x04", b"\x80\x02\x8a\x0a"  # how files begin
+# how files begin that people take for weights -> what they are
+_NO_WEIGHTS = {
+    b"<!doctype html": "an HTML page, such as the warning of a drive: download the file itself",
+    b"<html": "an HTML page, such as the warning of a drive: download the file itself",
+    b"version https://git-lfs.github.com/": "a git-lfs pointer, and no weights: run git lfs pull",
+}
 _NUMBERS = {
     "f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
     "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?",
@@ -95,56 +101,43 @@ def _number(dtype: _Dtype, raw: bytes) -> int | float | bool:
     return struct.unpack("<" + _NUMBERS[dtype.name], raw)[0]
 
 
-def _path(*parts: str) -> str:
-    """Returns a path of the machine that wrote the file as text."""
-    return "/".join(parts)
-
-
-def _defaultdict(*_: object) -> dict:
-    return {}
-
-
 # What a pickle may name besides tensors. torch has taken pairs of a form and a name since 2.6.
 # NumPy's own dtype and scalar must never stand here: together they make objects of a file's bytes.
 _FORMS: list[Any] = [
     (_Namespace, "argparse.Namespace"),
     (dict, "collections.Counter"),
-    (_defaultdict, "collections.defaultdict"),
+    (lambda *_: {}, "collections.defaultdict"),
     *((kind, f"builtins.{kind.__name__}") for kind in (dict, list, int, float)),
     (_Dtype, "numpy.dtype"),
     (_Array, "numpy.ndarray"),
     *((_Array, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
     *((_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
     *(
-        (_path, f"{module}.{name}")
+        (lambda *parts: "/".join(parts), f"{module}.{name}")
         for module in ("pathlib", "pathlib._local")  # the second in Python 3.13
         for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
     ),
 ]
 
 
-def read_file(path: Path, choice: Choice = PLAIN) -> Contents:
+def read_file(path: Path, **choice: object) -> Contents:
     """Returns the weights in a .safetensors, torch or .npz file, recognised by its first bytes.
 
     Nothing in a torch file is run. Tensors are mapped from the disk where the format allows it, so
-    an optimiser's state is not read. Raises CheckpointError for any other file.
+    an optimiser's state is not read. choice: as in `find_weights`. Raises CheckpointError for any
+    other file.
     """
     content = read_content(path)
-    found = find_weights(content, str(path), choice=choice)
+    options: Any = choice
+    tensors, notes = find_weights(content, str(path), **options)
     config = model_args(content)
     if not config:  # sparse autoencoders are published with separate config files
         safe = path.suffix == ".safetensors"
         config = read_config(path.with_name("config.json" if safe else f"{path.stem}_cfg.json"))
     values = content.values() if isinstance(content, Mapping) else ()
     namespace = next((value for value in values if isinstance(value, _Namespace)), None)
-    return Contents(
-        found.tensors,
-        str(path),
-        config,
-        plain_values(namespace),
-        folder=path.parent,
-        notes=found.notes,
-    )
+    namespace = plain_values(namespace)
+    return Contents(tensors, str(path), config, namespace, folder=path.parent, notes=notes)
 
 
 def read_content(path: Path) -> object:
@@ -152,21 +145,12 @@ def read_content(path: Path) -> object:
 
     Raises CheckpointError as `read_file` does.
     """
-    if not path.is_file():
-        raise CheckpointError(f"{path} is not a regular file: give a file or a folder.")
-    with _readable(path):
-        with open(path, "rb") as file:
+    try:
+        with open_regular(path) as file:
             head = file.read(64)
-        begin = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-        if begin.startswith((b"<!doctype html", b"<html")):
-            raise CheckpointError(
-                f"{path} holds an HTML page, such as the warning of a drive, and no weights: "
-                "download the file itself."
-            )
-        if begin.startswith(b"version https://git-lfs.github.com/"):
-            raise CheckpointError(
-                f"{path} is a git-lfs pointer, and holds no weights: run git lfs pull."
-            )
+        for start, words in _NO_WEIGHTS.items():
+            if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(start):
+                raise CheckpointError(f"{path} holds {words}.")
         if head[8:9] == b"{":
             with safe_open(path, framework="pt", device="cpu") as tensors:
                 return {name: tensors.get_tensor(name) for name in tensors.keys()}
@@ -175,21 +159,8 @@ def read_content(path: Path) -> object:
         if head.startswith(_OLD_TORCH):
             return _read_torch(path, mmap=False)
         raise ValueError("it begins as none of them")
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turns every error of a reader into a CheckpointError."""
-    try:
-        yield
     except CheckpointError:
         raise
-    except PermissionError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is not a readable checkpoint: {error}. Is it truncated?"
-        ) from None
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         said = re.sub(r"(?s).*(?:WeightsUnpickler error:|load failed\.)\s*", "", str(error))
@@ -288,11 +259,8 @@ def read_json(path: Path) -> Any:
     Raises CheckpointError if it is not a regular file, or not JSON.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path} is not a regular file.")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except CheckpointError:
-        raise
+        with open_regular(path) as file:
+            return json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -305,12 +273,10 @@ def read_config(path: Path) -> dict[str, Any]:
     The result is empty if there is no such file, or if the file is a config of our own. Raises
     CheckpointError if the file holds something other than a JSON object.
     """
-    if not path.exists():
-        return {}
     content = read_json(path)
-    if not isinstance(content, dict):
+    if content is not None and not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a JSON object.")
-    return {} if content.get("library") == "crate_interp" else content
+    return {} if content is None or content.get("library") == "crate_interp" else content
 
 
 def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype) -> None:
@@ -337,9 +303,4 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
     if kind not in DTYPES:
         raise CheckpointError(
             f"{where}: {name} is {kind}; expected a dense floating point tensor of 16 bits or more."
-        )
-    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise CheckpointError(
-            f"{where}: {name} claims {value.numel()} numbers, but stores fewer (it is an expanded "
-            "view)."
         )

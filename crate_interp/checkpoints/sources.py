@@ -10,18 +10,13 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import (
-    hub,
-    native_format,
-    read_weights,
-    sae_formats,
-    trainer_files,
-)
+from crate_interp.checkpoints import hub, model_folders, read_weights, sae_formats
 from crate_interp.checkpoints.read_weights import Contents
-from crate_interp.checkpoints.state_dicts import Choice, Rename, find_weights, rename_function
+from crate_interp.checkpoints.state_dicts import Rename, find_weights, rename_function
 from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
+from crate_interp.core.folders import differs, listed
 from crate_interp.models.hooked import hooked_part
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
@@ -58,9 +53,10 @@ class Source:
         return str(self.given) if isinstance(self.given, (str, Path)) else "the state dict"
 
     @property
-    def choice(self) -> Choice:
-        """Which weights to take, under which names."""
-        return Choice(rename_function(self.rename), self.weights, self.family)
+    def choice(self) -> dict[str, Any]:
+        """Which weights to take, under which names: the options of find_weights."""
+        rename = rename_function(self.rename)
+        return {"rename": rename, "weights": self.weights, "family": self.family}
 
     def refuse_options(self, where: str, *names: str) -> None:
         """Raises CheckpointError for given options that have no meaning here."""
@@ -73,12 +69,11 @@ class Source:
 
     def refuse_choice(self) -> None:
         """Raises CheckpointError for options about keys, which a saved model does not need."""
-        for name in ("rename", "weights"):
-            if getattr(self, name) is not None:
-                raise CheckpointError(
-                    f"{name}= is for a weight file or a state dict, but {self.name!r} is a saved "
-                    f"model: leave out {name}."
-                )
+        if self.rename is not None or self.weights is not None:
+            raise CheckpointError(
+                "rename= and weights= are for a weight file or a state dict, but "
+                f"{self.name!r} is a saved model: leave them out."
+            )
 
     def fetch(self, repo: str, file: str, revision: str | None) -> Path:
         """Returns the path of a file of a repo, downloaded unless the cache has it."""
@@ -101,23 +96,16 @@ def contents_of(source: Source) -> Contents:
 
     Raises CheckpointError if the source cannot be read.
     """
+    name = source.name
     if isinstance(source.given, (Mapping, torch.nn.Module)):
         source.refuse_options("a state dict", "revision", "file")
         wrapped = hooked_part(source.given)
         if wrapped not in (None, "model"):
-            raise CheckpointError(
-                f"the source wraps a hooked model: use the wrapped model, {wrapped}."
-            )
-        found = find_weights(source.given, source.name, choice=source.choice)
-        return Contents(
-            found.tensors,
-            source.name,
-            read_weights.model_args(source.given),
-            family=source.family,
-            given=source.fields,
-            notes=found.notes,
-        )
-    name, path = source.name, Path(source.given).expanduser()
+            raise CheckpointError(f"the source wraps a hooked model: use {wrapped}.")
+        tensors, notes = find_weights(source.given, name, **source.choice)
+        config, fields = read_weights.model_args(source.given), source.fields
+        return Contents(tensors, name, config, family=source.family, given=fields, notes=notes)
+    path = Path(source.given).expanduser()
     if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
         source.refuse_options(str(path), "file")
         return _directory(source, path)
@@ -130,7 +118,7 @@ def contents_of(source: Source) -> Contents:
         if not row["embedded"]:
             return _row(source, row)
         folder = hub.ASSETS / row["name"]
-        weights = native_format.weights_of(folder, source.revision, row["note"])
+        weights = model_folders.weights_of(folder, source.revision, row["note"])
         return _saved_folder(source, folder, weights)
     if names_a_repo(name):
         return _repo(source, name)
@@ -148,18 +136,18 @@ def contents_of(source: Source) -> Contents:
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
     """Reads a weight file, or the files of an index; row: its row in the table of models."""
     family = source.family or (row or {}).get("family")
-    sharded = path.name in trainer_files.INDEXES
-    read = trainer_files.read_sharded if sharded else read_weights.read_file
-    contents = read(path, replace(source.choice, family=family))
+    sharded = path.name in model_folders.INDEXES
+    read = model_folders.read_sharded if sharded else read_weights.read_file
+    contents = read(path, **source.choice | {"family": family})
     config = None if row is None else row.get("config", {})
     return replace(contents, family=family, row=config, given=source.fields)
 
 
 def _directory(source: Source, path: Path) -> Contents:
     """Reads a local folder that save_pretrained, SAELens or a trainer wrote."""
-    weights, config = trainer_files.weights_in(path) or path / WEIGHTS, path / CONFIG
-    if (path / native_format.STEPS).is_dir() and config.exists():
-        return _saved_folder(source, path, native_format.weights_of(path, source.revision))
+    weights, config = model_folders.weights_in(path) or path / WEIGHTS, path / CONFIG
+    if (path / model_folders.STEPS).is_dir() and config.exists():
+        return _saved_folder(source, path, model_folders.weights_of(path, source.revision))
     source.refuse_options(str(path), "revision")
     if source.family in (None, "sae") and sae_formats.is_saelens(path):
         source.refuse_choice()
@@ -169,7 +157,7 @@ def _directory(source: Source, path: Path) -> Contents:
         return _file(source, weights)
     if config.exists() and weights.name == WEIGHTS:
         return _saved_folder(source, path, weights)
-    trained = trainer_files.trained_folder(path)
+    trained = model_folders.trained_folder(path)
     if trained is None:
         raise CheckpointError(
             f"{path} has no {CONFIG}: give the weight file in it, or a folder made by "
@@ -177,7 +165,7 @@ def _directory(source: Source, path: Path) -> Contents:
         )
     weights, beside = trained
     if beside is not None:
-        fields = trainer_files.fields_of(beside, source.fields, source.family)
+        fields = model_folders.fields_of(beside, source.fields, source.family)
         source = replace(source, family=fields.pop("family"), fields=fields)
     return _file(source, weights)
 
@@ -189,11 +177,18 @@ def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
     """
     family = source.family
     source.refuse_choice()
-    cfg = native_format.read_config(folder, source.fields | ({"family": family} if family else {}))
+    cfg = model_folders.read_own_config(
+        folder, source.fields | ({"family": family} if family else {})
+    )
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
-    if weights == folder / WEIGHTS:  # not a step of the training
-        native_format.check_files(folder)
+    changed = differs(folder, listed(folder / CONFIG)) if weights == folder / WEIGHTS else ()
+    if changed:  # a step of a training has no digest
+        raise CheckpointError(
+            f"{folder / changed[0]} does not belong to {folder / CONFIG}, which lists another "
+            "digest for it. Save or download the folder again; or remove `files` from the config "
+            "to load the file as it is."
+        )
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
         raise CheckpointError(f"family={family!r} contradicts {folder / CONFIG}, which says 'sae'.")
     contents = read_weights.read_file(weights)

@@ -29,36 +29,14 @@ WEIGHTS_TO_TAKE = ("ema",)
 _AUTOENCODER = ("W_enc", "W_dec")
 _STEPS_OF_NORM = ".num_batches_tracked"  # how many batches a batch norm has seen; never read
 _SHOWN = 8
+# s/PATTERN/REPLACEMENT/ or with g, in which a backslash keeps a sign from ending a part
+_SED = re.compile(r"s([^\w\\\s])((?:\\.|(?!\1).)+)\1((?:\\.|(?!\1).)*)\1(g?)")
 _FORM = "such as 's/^net\\.//' or 's/encoder/transformer/g'"
 Rename = Callable[[str], str | None]
 
 
 class LeftOutWarning(UserWarning):
     """Names the tensors of a source that are no part of the loaded model."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the caller of ci.load says about the weights in a source.
-
-    rename: a function from a key to the published key, or None. weights: "ema" for averaged
-    weights, else None. family: the model's family, if it is known.
-    """
-
-    rename: Rename | None = None
-    weights: str | None = None
-    family: str | None = None
-
-
-PLAIN = Choice()
-
-
-@dataclass(frozen=True)
-class Found:
-    """The weights of one model by their published names, and notes on what was left out."""
-
-    tensors: dict[str, Any]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,24 +67,19 @@ def rename_function(rename: Rename | str | None) -> Rename | None:
 
     rename: such a function, or a text s/PATTERN/REPLACEMENT/ as in sed: PATTERN is a regular
     expression of Python, a g at the end replaces all matches instead of the first, and any other
-    character may take the place of the slash. A key of which nothing remains is left out. Raises
+    sign may take the place of the slash. A key of which nothing remains is left out. Raises
     CheckpointError for anything else.
     """
     if rename is None or callable(rename):
         return rename
-    if not isinstance(rename, str):
+    parts = _SED.fullmatch(rename) if isinstance(rename, str) else None
+    if parts is None:
         raise CheckpointError(
-            f"rename={checks.shown(rename)}: give a function from a key to the published key, such "
-            f"as lambda key: key.replace('encoder.', 'transformer.'), or a text, {_FORM}."
+            f"rename={checks.shown(rename)}: write s/PATTERN/REPLACEMENT/, {_FORM}, or give a "
+            "function from a key to the published key."
         )
-    sign = rename[1:2]
-    parts = re.split(rf"(?<!\\){re.escape(sign)}", rename) if sign else []
-    if len(parts) != 4 or parts[0] != "s" or not parts[1] or parts[3] not in ("", "g"):
-        parts = []
-    if not parts or sign.isalnum() or sign in "\\ ":
-        raise CheckpointError(f"rename={rename!r}: write s/PATTERN/REPLACEMENT/, {_FORM}.")
-    pattern, replacement = (part.replace("\\" + sign, sign) for part in parts[1:3])
-    count = 0 if parts[3] else 1
+    sign, count = parts[1], 0 if parts[4] else 1
+    pattern, replacement = (part.replace("\\" + sign, sign) for part in parts.group(2, 3))
     try:
         compiled = re.compile(pattern)
         compiled.sub(replacement, "")  # raises for a group that the pattern lacks
@@ -118,12 +91,21 @@ def rename_function(rename: Rename | str | None) -> Rename | None:
     return lambda key: compiled.sub(replacement, key, count=count) or None
 
 
-def find_weights(loaded: object, where: str, choice: Choice = PLAIN) -> Found:
-    """Returns the weights in a state dict, in a training dict that holds one, or in a module.
+def find_weights(
+    loaded: object,
+    where: str,
+    *,
+    rename: Rename | None = None,
+    weights: str | None = None,
+    family: str | None = None,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the weights of one model by their published names, and notes on what is left out.
 
-    loaded: anything that a torch file can hold. where: the source's name in errors. If nothing fits
-    a layout, the largest mapping is returned as it is, for a later error. Raises CheckpointError if
-    there are no tensors, or several sets of weights with nothing to choose between them.
+    loaded: a state dict, a training dict that holds one, or a module. where: the source's name in
+    errors. rename: a function from a key to the published key. weights: "ema" for averaged weights.
+    family: the model's family, if it is known. If nothing fits a layout, the largest mapping is
+    returned as it is, for a later error. Raises CheckpointError if there are no tensors, or several
+    sets of weights with nothing to choose between them.
     """
     if isinstance(loaded, torch.nn.Module):
         loaded = loaded.state_dict()
@@ -131,22 +113,50 @@ def find_weights(loaded: object, where: str, choice: Choice = PLAIN) -> Found:
         raise CheckpointError(
             f"{where} holds a {type(loaded).__name__}; expected a state dict of names and tensors."
         )
-    mappings = _mappings(loaded, where, choice)
+    mappings = _mappings(loaded, where, rename)
     candidates = [
         candidate
         for place, tensors in mappings.items()
-        for candidate in _candidates(place, tensors, choice.family)
+        for candidate in _candidates(place, tensors, family)
     ]
     if not candidates:
         largest = max(mappings.values(), key=len)
         floating = {key: value for key, value in largest.items() if not _is_integer(value)}
-        return Found(floating or largest)
-    chosen, note = _chosen(candidates, where, choice)
-    tensors, notes = _separated(chosen, candidates)
-    return Found(tensors, (*note, *notes))
+        return floating or largest, ()
+    averaged = [one for one in candidates if one.averaged]
+    plain = [one for one in candidates if not one.averaged]
+    if weights == "ema" and not averaged:
+        raise CheckpointError(f"{where} holds no averaged weights: leave out weights='ema'.")
+    rivals = averaged if weights == "ema" or not plain else plain
+    if rename is not None and len(rivals) > 1:  # what `rename` made a published name
+        rivals = [one for one in rivals if not one.prefix] or rivals
+    titles = {
+        kind: " and ".join(repr(one.title) for one in group[:4])
+        for kind, group in (("averaged", averaged), ("rivals", rivals))
+    }
+    if len(rivals) > 1:
+        one = next((one for one in rivals if one.prefix), rivals[0])
+        pattern = re.escape(one.prefix).replace("/", "\\/")
+        way = f"choose one, such as ci.load(..., rename='s/^{pattern}//') for {one.title!r}."
+        if len({one.place for one in rivals}) > 1:
+            way = "pass one of them, as a state dict."
+        raise CheckpointError(f"{where} holds weights under {titles['rivals']}: {way}")
+    tensors, notes = _separated(rivals[0], candidates)
+    if weights != "ema" and averaged:
+        if plain:
+            note = f"the plain weights are taken, and the averaged ones under {titles['averaged']}"
+            note += " are left out (weights='ema' takes them)"
+        else:
+            note = (
+                f"the weights, under {titles['averaged']}, are averaged ones; there are no others"
+            )
+        notes = [note, *notes]
+    return tensors, tuple(notes)
 
 
-def _mappings(loaded: Mapping[Any, Any], where: str, choice: Choice) -> dict[str, dict[str, Any]]:
+def _mappings(
+    loaded: Mapping[Any, Any], where: str, rename: Rename | None
+) -> dict[str, dict[str, Any]]:
     """Returns the tensors, by published names, of the top level ("") and each mapping below it."""
     parts = {id(loaded): ("", loaded)}
     for key, value in loaded.items():
@@ -158,18 +168,14 @@ def _mappings(loaded: Mapping[Any, Any], where: str, choice: Choice) -> dict[str
         if keys:
             mappings[place] = {key: part[key] for key in keys}
     if not mappings:
-        odd = [(key, value) for key, value in loaded.items() if not isinstance(value, Mapping)]
         raise CheckpointError(
-            f"{where} is not a state dict: {odd[0][0]!r} is a {type(odd[0][1]).__name__}, "
-            "not a tensor."
-            if odd
-            else f"{where} holds no tensors, neither at its top nor one level down: give the state "
-            "dict itself."
+            f"{where} is not a state dict: it holds no tensors, neither at its top nor one level "
+            "down. Give the state dict itself."
         )
-    if choice.rename is not None:
+    if rename is not None:
         usual = [place for place in mappings if place in _USUAL or _AVERAGED.search(place)]
         mappings = {place: mappings[place] for place in usual or mappings}
-    named = {place: _named(part, where, choice.rename) for place, part in mappings.items()}
+    named = {place: _named(part, where, rename) for place, part in mappings.items()}
     if not any(named.values()):
         raise CheckpointError(f"rename leaves out every tensor of {where}.")
     return named
@@ -182,31 +188,24 @@ def _named(tensors: dict[str, Any], where: str, rename: Rename | None) -> dict[s
         words = [word for word in key.split(".") if word not in _WRAPPERS]
         while len(words) > 1 and words[0] == _PARALLEL:
             words.pop(0)
-        name = ".".join(words) or key
+        name = plain = ".".join(words) or key
+        if rename is not None:
+            name = rename(plain)
+            if name is None:
+                continue
+            if not isinstance(name, str) or not name:
+                raise CheckpointError(
+                    f"rename({plain!r}) is {checks.shown(name)}: return a name, or None to leave "
+                    "the tensor out."
+                )
         if name in key_of:
+            cause = f"{where} gives" if rename is None else "rename gives"
+            both = f"{key_of[name]!r} and {key!r}"
             raise CheckpointError(
-                f"{where} holds {name} twice, as {key_of[name]} and {key}: give the state dict of "
-                "one model."
+                f"{cause} {both} the same name, {name!r}: give the state dict of one model."
             )
         key_of[name] = key
-    if rename is None:
-        return {name: tensors[key] for name, key in key_of.items()}
-    published: dict[str, str] = {}
-    for name in key_of:
-        new = rename(name)
-        if new is None:
-            continue
-        if not isinstance(new, str) or not new:
-            raise CheckpointError(
-                f"rename({name!r}) is {checks.shown(new)}: return a name, or None to leave the "
-                "tensor out."
-            )
-        if new in published:
-            raise CheckpointError(
-                f"rename gives {published[new]!r} and {name!r} the same name, {new!r}."
-            )
-        published[new] = name
-    return {new: tensors[key_of[name]] for new, name in published.items()}
+    return {name: tensors[key] for name, key in key_of.items()}
 
 
 def _candidates(place: str, tensors: dict[str, Any], family: str | None) -> list[_Candidate]:
@@ -234,39 +233,6 @@ def _candidates(place: str, tensors: dict[str, Any], family: str | None) -> list
     for prefix in hooked:
         words.setdefault(prefix, set())
     return [_Candidate(place, prefix, tensors, names) for prefix, names in words.items()]
-
-
-def _chosen(
-    candidates: list[_Candidate], where: str, choice: Choice
-) -> tuple[_Candidate, tuple[str, ...]]:
-    """Returns the only candidate of the wanted kind, plain or averaged, and a note on the other."""
-    averaged = [one for one in candidates if one.averaged]
-    plain = [one for one in candidates if not one.averaged]
-    if choice.weights == "ema" and not averaged:
-        raise CheckpointError(f"{where} holds no averaged weights: leave out weights='ema'.")
-    rivals = averaged if choice.weights == "ema" or not plain else plain
-    if choice.rename is not None and len(rivals) > 1:  # what `rename` made a published name
-        rivals = [one for one in rivals if not one.prefix] or rivals
-    if len(rivals) > 1:
-        one = next((one for one in rivals if one.prefix), rivals[0])
-        pattern = re.escape(one.prefix).replace("/", "\\/")
-        way = f"choose one, such as ci.load(..., rename='s/^{pattern}//') for {one.title!r}."
-        if len({one.place for one in rivals}) > 1:
-            way = "pass one of them, as a state dict."
-        raise CheckpointError(f"{where} holds weights under {_titles(rivals[:4])}: {way}")
-    if choice.weights == "ema" or not averaged:
-        return rivals[0], ()
-    if not plain:
-        note = f"the weights, under {_titles(averaged)}, are averaged ones; there are no others"
-        return rivals[0], (note,)
-    return rivals[0], (
-        f"the plain weights are taken, and the averaged ones under {_titles(averaged)} are left "
-        "out (weights='ema' takes them)",
-    )
-
-
-def _titles(candidates: list[_Candidate]) -> str:
-    return " and ".join(repr(one.title) for one in candidates)
 
 
 def _separated(

@@ -36,15 +36,16 @@ def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
 
 
 def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTokenizerFast":
-    beside = [folder / name for name in TOKENIZER_FILES] if folder and kind == "file" else []
+    beside = [folder / name for name in TOKENIZER_FILES] if folder else []
     path = next((path for path in beside if path.is_file()), None)
-    if path is None and kind == "file":
+    if kind != "file":
+        path = hub.fetch(_ON_THE_HUB[kind], _JSON, **net)
+    if path is None:
         where = f"in {folder}" if folder else "for a model loaded from a state dict"
         raise NoTokenizerError(
             f"there is no {_JSON} and no {_PICKLE} {where}: give token ids instead of text, or "
             "load the model from a folder with one of these files."
         )
-    path = path or hub.fetch(_ON_THE_HUB[kind], _JSON, **net)
     try:
         if path.name == _PICKLE:
             return read_tiktoken(path.read_bytes())
@@ -68,9 +69,8 @@ def read_tiktoken(content: bytes) -> "PreTrainedTokenizerFast":
     from tokenizers import Tokenizer as Core
 
     state = _state_of_encoding(content)
-    ranks, pattern, specials = (
-        state.get(name) for name in ("mergeable_ranks", "pat_str", "special_tokens")
-    )
+    names = "mergeable_ranks", "pat_str", "special_tokens"
+    ranks, pattern, specials = map(state.get, names)
     if not (
         isinstance(ranks, dict)
         and sorted(ranks.values()) == list(range(len(ranks)))
@@ -84,8 +84,12 @@ def read_tiktoken(content: bytes) -> "PreTrainedTokenizerFast":
         )
     signs = {byte: sign for sign, byte in bytes_of_signs().items()}
     spelled = {token: "".join(signs[byte] for byte in token) for token in ranks}
-    pairs = (_last_pair(token, ranks) for token in sorted(ranks, key=ranks.__getitem__))
-    merges = [(spelled[pair[0]], spelled[pair[1]]) for pair in pairs if pair]
+    merges = [
+        (spelled[token[:at]], spelled[token[at:]])
+        for token in sorted(ranks, key=ranks.__getitem__)
+        for at in range(1, len(token))
+        if token[:at] in ranks and token[at:] in ranks
+    ]
     vocab = {spelled[token]: rank for token, rank in ranks.items()}
     core = Core(models.BPE(vocab=vocab, merges=merges))
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -121,26 +125,3 @@ def _state_of_encoding(content: bytes) -> dict[str, Any]:
             f"the tokenizer's pickle holds a {type(encoding).__name__}; expected a {_ENCODING}."
         )
     return encoding.state
-
-
-def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Returns the two tokens whose merge completes `token`, or None if no merge does.
-
-    One pair per token is enough. Until this last merge, the bytes of `token` merge only with one
-    another, so they merge in the same way as when `token` stands alone. So no other two tokens that
-    together form `token` ever become neighbours.
-    """
-    never = len(ranks)
-    ends = list(range(len(token) + 1))  # where the parts begin, and where the last part ends
-    costs = [ranks.get(token[at : at + 2], never) for at in range(len(token) - 1)]
-    while len(costs) > 1:
-        least = min(costs)
-        if least == never:
-            return None
-        at = costs.index(least)
-        del ends[at + 1], costs[at]
-        if at < len(costs):
-            costs[at] = ranks.get(token[ends[at] : ends[at + 2]], never)
-        if at:
-            costs[at - 1] = ranks.get(token[ends[at - 1] : ends[at + 1]], never)
-    return (token[: ends[1]], token[ends[1] :]) if costs else None

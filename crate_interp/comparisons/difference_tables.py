@@ -287,11 +287,9 @@ def shared(
     names = list(dict.fromkeys(key for one in (*a, *b) for key in one))
     for name in names:
         lacking = {side: sum(name not in one for one in own) for side, own in (("a", a), ("b", b))}
-        side = next((side for side, count in lacking.items() if count), None)
-        if side is not None:
-            every = lacking[side] == len(a if side == "a" else b)
-            some = "" if every else f" in {lacking[side]} of its networks"
-            left[name] = f"{side} does not have it{some}"
+        lacking = [s for s, own in sides.items() if any(name not in one for one in own.networks)]
+        if lacking:
+            found[name] = f"not every network of {lacking[0]} has it"
             continue
         units = [meta["statistics"][name][0] or "no unit" for meta in metas]
         probe, both = name.partition(".")[0], [one[name] for one in (*a, *b)]

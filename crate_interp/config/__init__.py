@@ -11,9 +11,15 @@ means the papers' epsilon, not its square.
 
 from crate_interp.config.base import CrateConfig, check_names
 from crate_interp.config.families import FAMILIES
-from crate_interp.config.images import ImageConfig
-from crate_interp.config.text import BridgedImageConfig, BridgedTextConfig, TextConfig
-from crate_interp.config.vision import CLIPConfig, MAEConfig, VisionConfig
+from crate_interp.config.kinds import (
+    BridgedImageConfig,
+    BridgedTextConfig,
+    CLIPConfig,
+    ImageConfig,
+    MAEConfig,
+    TextConfig,
+    VisionConfig,
+)
 
 # kind of the family -> the class that CrateConfig(family=...) makes
 CrateConfig.classes = {

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar
 
 from crate_interp.config import families
-from crate_interp.config.families import FAMILIES, FIELD_ORDER, UNTESTABLE, Facts
-from crate_interp.config.field_checks import CHECKS
+from crate_interp.config.families import FAMILIES, UNTESTABLE, Facts
+from crate_interp.config.fields import FIELDS
 from crate_interp.core import checks
 
 # Some fields accept more types than they store. So each type below is defined twice: type checkers
@@ -28,6 +28,11 @@ DEFAULT: Any = None  # the value of a Filled field that was not given
 
 # In the official code of these families, MSSA has no output matrix if one head spans the stream.
 _NO_MATRIX_FOR_ONE_HEAD = ("crate", "crate-alpha", "crate-mae")
+
+
+def fact(name: str, doc: str) -> Any:
+    """Returns a property that the families' table says; False where it says nothing."""
+    return property(lambda cfg: cfg.facts.get(name, False), doc=doc)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +95,16 @@ class CrateConfig:
         if cls is CrateConfig:
             family = checks.one_of("family", values.get("family"), FAMILIES)
             cls = CrateConfig.classes[class_name(FAMILIES[family])]
-        cls._check_own(values)
+        check_names(values)
+        for name in values:
+            if name not in cls.__dataclass_fields__:
+                kinds = [kind for kind, one in cls.classes.items() if hasattr(one, name)]
+                having = [family for family in FAMILIES if class_name(FAMILIES[family]) in kinds]
+                raise ValueError(
+                    f"{name}={checks.shown(values[name])}: models of family "
+                    f"{checks.shown(values.get('family'))} have no {name}; those of "
+                    f"{', '.join(having)} have it."
+                )
         return object.__new__(cls)
 
     if TYPE_CHECKING:  # so that type checkers accept the fields of every kind in CrateConfig(...)
@@ -99,38 +113,17 @@ class CrateConfig:
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        checks.one_of("family", self.family, FAMILIES)
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        self._set(**self.checked_values(values))
         if not isinstance(self, CrateConfig.classes[class_name(self.facts)]):
             raise ValueError(
                 f"family={self.family!r} is of kind {self.facts['kind']!r}, not {self.kind!r}: "
                 "use CrateConfig(family=...), which makes a config of the right kind."
             )
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        self._set(**self.checked_values(values))
         self._set(**{k: self.facts.get(k) for k in values if getattr(self, k) is None})
         self._fill_sizes()
         self._check_steps()
         self._check_kind()
-
-    @classmethod
-    def _check_own(cls, values: Mapping[str, Any]) -> None:
-        """Raises ValueError for a key that is not a field of this kind."""
-        check_names(values)
-        own = [f.name for f in dataclasses.fields(cls)]
-        for name in values:
-            if name not in own:
-                value, family = checks.shown(values[name]), checks.shown(values.get("family"))
-                raise ValueError(
-                    f"{name}={value}: models of family {family} have no {name}; "
-                    f"{cls._who_has(name)}. {checks.did_you_mean(name, own)}".rstrip()
-                )
-
-    @classmethod
-    def _who_has(cls, name: str) -> str:
-        """Returns, for an error message, the kinds and families whose configs have a field."""
-        kinds = [kind for kind, each in cls.classes.items() if name in each.__dataclass_fields__]
-        having = [family for family, facts in FAMILIES.items() if class_name(facts) in kinds]
-        return f"models of kind {' and '.join(kinds)} have it: {', '.join(having)}"
 
     @classmethod
     def checked_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,9 +134,9 @@ class CrateConfig:
         """
         fields = cls.__dataclass_fields__
         return {
-            name: value
-            if name not in CHECKS or (value is None and fields[name].default is None)
-            else CHECKS[name](name, value)
+            name: None
+            if value is None and fields[name].default is None
+            else FIELDS[name](name, value)
             for name, value in values.items()
         }
 
@@ -166,24 +159,15 @@ class CrateConfig:
         without += () if self.family in families.WITH_VARIANTS else ("variant",)
         without += () if self.rotary else ("window",)
         known = set(told) - set(told.get("assumed", ()))
-        self._set(
-            assumed=tuple(
-                name
-                for name in UNTESTABLE
-                if name in self.__dataclass_fields__ and name not in (*known, *without)
-            )
-        )
+        names = [name for name in UNTESTABLE if name in self.__dataclass_fields__]
+        self._set(assumed=tuple(name for name in names if name not in (*known, *without)))
 
     def _fill_sizes(self) -> None:
         """Replaces None by a default that is computed from other fields."""
-        if self.variant is None:
-            self._set(variant="crate")
+        ratio = 1 if self.sparse_step in families.SQUARE_STEPS else self.facts["d_mlp_ratio"]
+        self._set(variant=self.variant or "crate", d_mlp=self.d_mlp or self.d_model * ratio)
         if self.d_head is None:
             self._set(d_head=self.share("n_heads", "d_model"))
-        if self.d_mlp is None:
-            square = self.sparse_step in families.SQUARE_STEPS
-            ratio = 1 if square else self.facts["d_mlp_ratio"]
-            self._set(d_mlp=self.d_model * ratio)
         if self.output_matrix is None:
             spans = self.n_heads == 1 and self.d_head == self.d_model
             left_out = spans and self.family in _NO_MATRIX_FOR_ONE_HEAD
@@ -215,14 +199,10 @@ class CrateConfig:
                 f"got {self.n_heads} * {self.d_head} != {self.d_model}. Change n_heads or d_head."
             )
         if self.output_matrix and self.variant not in ("crate", "fix"):
-            raise ValueError(
-                f"variant={self.variant!r} has no output matrix: leave output_matrix out."
-            )
+            raise ValueError(f"variant={self.variant!r} has no output matrix: leave it out.")
         if self.variant != "crate" and self.family not in families.WITH_VARIANTS:
-            raise ValueError(
-                f"variant={self.variant!r}: only the families "
-                f"{', '.join(families.WITH_VARIANTS)} have this variant. Leave variant out."
-            )
+            having = ", ".join(families.WITH_VARIANTS)
+            raise ValueError(f"variant={self.variant!r}: only {having} have it. Leave it out.")
 
     def _check_kind(self) -> None:
         """Checks fields that only one kind of config has."""
@@ -235,11 +215,12 @@ class CrateConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values; `CrateConfig.from_dict` is the inverse."""
-        own = [name for name in FIELD_ORDER if name in self.__dataclass_fields__]
         return {
             name: list(value) if isinstance(value := getattr(self, name), tuple) else value
-            for name in own
-            if name not in self.derived and (name != "assumed" or self.assumed)
+            for name in FIELDS
+            if name in self.__dataclass_fields__
+            and name not in self.derived
+            and (name != "assumed" or self.assumed)
         }
 
     @classmethod
@@ -271,10 +252,8 @@ class CrateConfig:
         bias = self.facts.get("code_bias", False)
         return self.bias if bias is None else bias
 
-    @property
-    def layer_scale(self) -> bool:
-        """Whether what a layer adds to the stream is scaled by a learned factor per feature."""
-        return self.facts.get("layer_scale", False)
+    layer_scale = fact("layer_scale", "Whether what a layer adds is scaled, feature by feature.")
+    causal = fact("causal", "Whether a token sees only itself and the tokens before it.")
 
     @property
     def norm_bias(self) -> bool:
@@ -290,11 +269,6 @@ class CrateConfig:
     def has_mlp(self) -> bool:
         """Whether an MLP stands where CRATE has its sparse step."""
         return self.sparse_step.startswith("mlp")
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only itself and the tokens before it."""
-        return self.facts.get("causal", False)
 
     @property
     def rotary(self) -> bool:
@@ -322,35 +296,20 @@ class CrateConfig:
         return self._runtime and self._runtime.dtype
 
     @property
-    def d_vocab_out(self) -> int:
-        """The number of tokens that have a logit."""
-        return self.d_vocab
-
-    @property
-    def eps(self) -> float:
-        """The eps of the norms, under TransformerLens' name for it."""
-        return self.ln_eps
-
-    @property
-    def default_prepend_bos(self) -> bool:
-        """Whether BOS is put before texts."""
-        return False
-
-    @property
     def normalization_type(self) -> str:
         """The kind of norm: "LN" or "RMS"."""
         return self.facts["norm"]
-
-    @property
-    def final_rms(self) -> bool:
-        """Whether the last norm is an RMS norm."""
-        return self.normalization_type == "RMS"
 
     @property
     def positional_embedding_type(self) -> str:
         """How positions enter: "rotary" turns queries and keys, "standard" adds to the stream."""
         return "rotary" if self.rotary else "standard"
 
+    d_vocab_out = property(lambda self: self.d_vocab)  # how many tokens have a logit
+    eps = property(lambda self: self.ln_eps)
+    final_rms = property(lambda self: self.normalization_type == "RMS")
+    # whether BOS is put before texts
+    default_prepend_bos = property(lambda self: bool(getattr(self, "prepend_bos", False)))
     n_key_value_heads = None
     parallel_attn_mlp = False
     n_devices = 1
@@ -366,8 +325,6 @@ def class_name(facts: Facts) -> str:
 def check_names(values: Mapping[str, Any]) -> None:
     """Raises ValueError, with the nearest names, for a key that no kind of config has."""
     for name in values:
-        if name not in FIELD_ORDER:
-            hint = checks.did_you_mean(
-                name, FIELD_ORDER, f"The fields are: {', '.join(FIELD_ORDER)}."
-            )
+        if name not in FIELDS:
+            hint = checks.did_you_mean(name, FIELDS, f"The fields are: {', '.join(FIELDS)}.")
             raise ValueError(f"CrateConfig has no field {checks.shown(name)}. {hint}")

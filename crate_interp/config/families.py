@@ -1,14 +1,8 @@
 """How the families of CRATE differ, as data: properties, defaults and choices."""
 
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
-VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 WITH_VARIANTS = ("crate", "crate-alpha", "aot")  # the families that may have another than "crate"
-POOLS = ("cls", "mean")
-STEMS = ("linear", "conv")
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
-TRANSPARENCIES = ("drop", "white")
-TOKENIZERS = ("gpt2", "bert", "file")
 # the maps of a network behind a bridge that can be measured in place of U
 SUBSPACES = ("value", "key", "query")
 
@@ -40,91 +34,64 @@ class Facts(TypedDict):
     bridged: NotRequired[bool]  # whether its models are other networks than CRATE, behind a bridge
 
 
-FAMILIES: dict[str, Facts] = {
-    "crate": {  # Ma-Lab-Berkeley/CRATE model/crate.py
-        "kind": "vision", "sparse_step": "ista", "d_mlp_ratio": 1, "residual": False,
-        "attention": "mssa", "output_bias": True, "head_bias": True, "norm": "LN",
-        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1,
-    },
-    "crate-alpha": {  # UCSC-VLAA/CRATE-alpha torch_inference/model/crate_alpha.py
-        "kind": "vision", "sparse_step": "odl", "d_mlp_ratio": 4, "residual": True,
-        "attention": "mssa", "output_bias": False, "conv_bias": True, "head_bias": True,
-        "norm": "LN", "ln_eps": 1e-6, "ln_final_eps": 1e-5, "lambd": 0.1,
-    },
-    "crate-mae": {  # Ma-Lab-Berkeley/CRATE model/crate_ae
-        "kind": "mae", "sparse_step": "ista", "d_mlp_ratio": 1, "residual": False,
-        "attention": "mssa", "output_bias": True, "conv_bias": True, "norm": "LN",
-        "ln_eps": 1e-5, "ln_final_eps": 1e-6, "lambd": 0.5,
-    },
-    "crate-lm": {  # crate-lm/crate-lm crate_overcomplete.py; crate.py with sparse_step="ista"
-        "kind": "text", "sparse_step": "tied-odl", "d_mlp_ratio": 4, "residual": False,
-        "attention": "mssa", "output_bias": True, "norm": "LN",
-        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1, "causal": True, "prepend_bos": False,
-    },
-    "gpt-baseline": {  # crate-lm/crate-lm gpt.py
-        "kind": "text", "sparse_step": "mlp-relu", "d_mlp_ratio": 4, "residual": True,
-        "attention": "self", "output_bias": None, "norm": "LN",
-        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1, "causal": True, "prepend_bos": False,
-    },
-    "nanochat-crate": {  # modularflow/nanochat-crate-a nanochat/crate.py
-        "kind": "text", "sparse_step": "threshold", "d_mlp_ratio": 4, "residual": True,
-        "attention": "mssa", "output_bias": False, "norm": "RMS",
-        "ln_eps": 2.0**-23, "ln_final_eps": 2.0**-23, "lambd": 0.1, "causal": True,
-        "prepend_bos": True, "softcap": 15.0,
-    },
-    "clipa": {  # UCSC-VLAA/CRATE-alpha torch_inference/model/clipa_model.py: both towers
-        "kind": "clip", "sparse_step": "odl", "d_mlp_ratio": 4, "residual": True,
-        "attention": "mssa", "output_bias": False, "norm": "LN",
-        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1, "prepend_bos": True,
-    },
-    "clipa-visual": {  # the image tower of clipa
-        "kind": "vision", "sparse_step": "odl", "d_mlp_ratio": 4, "residual": True,
-        "attention": "mssa", "output_bias": False, "conv_bias": False, "head_bias": False,
-        "norm": "LN", "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1,
-    },
-    "clipa-text": {  # the text tower of clipa: a plain transformer
-        "kind": "text", "sparse_step": "mlp-gelu", "d_mlp_ratio": 4, "residual": True,
-        "attention": "self", "output_bias": None, "norm": "LN",
-        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1, "causal": False, "prepend_bos": True,
-    },
-    "tost": {  # RobinWu218/ToST tost_vision/tost.py
-        "kind": "vision", "sparse_step": "mlp-gelu-exact", "d_mlp_ratio": 4, "residual": True,
-        "attention": "tssa", "output_bias": True, "code_bias": True, "layer_scale": True,
-        "class_layers": 2, "fourier": True, "stem": "conv", "head_bias": True, "norm": "LN",
-        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.0,
-    },
-    "tost-lm": {  # RobinWu218/ToST tost_lang/model_TSSA.py
-        "kind": "text", "sparse_step": "mlp-gelu-exact", "d_mlp_ratio": 4, "residual": True,
-        "attention": "tssa", "output_bias": None, "code_bias": None, "layer_scale": True,
-        "norm": "LN", "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.0, "causal": True,
-        "prepend_bos": False,
-    },
-    "cbt": {  # QishuaiWen/CBSA CBSA_image_classification/models.py
-        "kind": "vision", "sparse_step": "ista", "d_mlp_ratio": 1, "residual": False,
-        "attention": "cbsa", "output_bias": True, "stem": "conv", "head_bias": True, "norm": "LN",
-        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1,
-    },
-    "tost-ista": {  # the same file: ToST's attention, then ISTA
-        "kind": "vision", "sparse_step": "ista", "d_mlp_ratio": 1, "residual": False,
-        "attention": "tssa", "output_bias": True, "stem": "conv", "head_bias": True, "norm": "LN",
-        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1,
-    },
-    "aot": {  # arXiv 2506.03790, attention only; no code is public
-        "kind": "vision", "sparse_step": "none", "d_mlp_ratio": 1, "residual": True,
-        "attention": "mssa", "variant": "c", "output_bias": True, "head_bias": True, "norm": "LN",
-        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.0,
-    },
-    "vit": {  # any image network behind a bridge: crate_interp/bridge/bridge_to_hooked.py
-        "kind": "vision", "sparse_step": "mlp", "d_mlp_ratio": 4, "residual": True,
-        "attention": "self", "output_bias": True, "norm": "LN",
-        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.0, "bridged": True,
-    },
-    "gpt": {  # any causal language model behind a bridge
-        "kind": "text", "sparse_step": "mlp", "d_mlp_ratio": 4, "residual": True,
-        "attention": "self", "output_bias": True, "norm": "LN",
-        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.0, "causal": True, "bridged": True,
-    },
+# what most families have, and what some families share
+_COMMON: dict[str, Any] = {
+    "d_mlp_ratio": 4, "residual": True, "attention": "mssa", "output_bias": True, "norm": "LN",
+    "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1,
 }  # fmt: skip
+_CLASSES: dict[str, Any] = {"kind": "vision", "head_bias": True}
+_TEXT: dict[str, Any] = {"kind": "text", "causal": True, "prepend_bos": False}
+_ISTA: dict[str, Any] = {"sparse_step": "ista", "d_mlp_ratio": 1, "residual": False}
+_ODL: dict[str, Any] = {
+    "sparse_step": "odl", "output_bias": False, "ln_eps": 1e-6, "ln_final_eps": 1e-6,
+}  # fmt: skip
+_TSSA: dict[str, Any] = {
+    "sparse_step": "mlp-gelu-exact", "attention": "tssa", "layer_scale": True, "lambd": 0.0,
+}  # fmt: skip
+_BRIDGED: dict[str, Any] = {
+    "sparse_step": "mlp", "attention": "self", "lambd": 0.0, "bridged": True,
+}  # fmt: skip
+
+_OWN: dict[str, dict[str, Any]] = {
+    # Ma-Lab-Berkeley/CRATE model/crate.py
+    "crate": _CLASSES | _ISTA,
+    # UCSC-VLAA/CRATE-alpha torch_inference/model/crate_alpha.py
+    "crate-alpha": _CLASSES | _ODL | {"conv_bias": True, "ln_final_eps": 1e-5},
+    # Ma-Lab-Berkeley/CRATE model/crate_ae
+    "crate-mae": _ISTA | {"kind": "mae", "conv_bias": True, "ln_final_eps": 1e-6, "lambd": 0.5},
+    # crate-lm/crate-lm crate_overcomplete.py; crate.py with sparse_step="ista"
+    "crate-lm": _TEXT | {"sparse_step": "tied-odl", "residual": False},
+    # crate-lm/crate-lm gpt.py
+    "gpt-baseline": _TEXT | {"sparse_step": "mlp-relu", "attention": "self", "output_bias": None},
+    # modularflow/nanochat-crate-a nanochat/crate.py
+    "nanochat-crate": _TEXT | {
+        "sparse_step": "threshold", "output_bias": False, "norm": "RMS", "ln_eps": 2.0**-23,
+        "ln_final_eps": 2.0**-23, "prepend_bos": True, "softcap": 15.0,
+    },
+    # UCSC-VLAA/CRATE-alpha torch_inference/model/clipa_model.py: both towers, then each of them
+    "clipa": _ODL | {"kind": "clip", "prepend_bos": True},
+    "clipa-visual": _CLASSES | _ODL | {"conv_bias": False, "head_bias": False},
+    "clipa-text": {
+        "kind": "text", "sparse_step": "mlp-gelu", "attention": "self", "output_bias": None,
+        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "causal": False, "prepend_bos": True,
+    },
+    # RobinWu218/ToST tost_vision/tost.py
+    "tost": _CLASSES | _TSSA | {
+        "code_bias": True, "class_layers": 2, "fourier": True, "stem": "conv", "ln_eps": 1e-6,
+        "ln_final_eps": 1e-6,
+    },
+    # RobinWu218/ToST tost_lang/model_TSSA.py
+    "tost-lm": _TEXT | _TSSA | {"output_bias": None, "code_bias": None},
+    # QishuaiWen/CBSA CBSA_image_classification/models.py: CBT, and ToST's attention, then ISTA
+    "cbt": _CLASSES | _ISTA | {"attention": "cbsa", "stem": "conv"},
+    "tost-ista": _CLASSES | _ISTA | {"attention": "tssa", "stem": "conv"},
+    # arXiv 2506.03790, attention only; no code is public
+    "aot": _CLASSES | {"sparse_step": "none", "d_mlp_ratio": 1, "variant": "c", "lambd": 0.0},
+    # any image network, and any causal language model, behind a bridge
+    "vit": _BRIDGED | {"kind": "vision", "ln_eps": 1e-6, "ln_final_eps": 1e-6},
+    "gpt": _BRIDGED | {"kind": "text", "causal": True},
+}  # fmt: skip
+FAMILIES = {name: cast(Facts, _COMMON | own) for name, own in _OWN.items()}
 
 # Steps whose dictionary is square and whose code replaces the stream.
 SQUARE_STEPS = ("ista",)
@@ -133,18 +100,6 @@ STEPS_WITH_ETA = ("ista", "odl", "tied-odl")  # eta and lambd are numbers in the
 # The sparse steps that a family may have besides its default, because its authors published both.
 OTHER_STEPS = {"crate-alpha": ("ista",), "crate-lm": ("ista",)}
 
-# The fields of all kinds of configs, in the order of config.json.
-FIELD_ORDER = (
-    "family", "d_model", "n_layers", "n_heads", "variant", "output_matrix", "sparse_step",
-    "image_size", "patch_size", "channels", "n_classes", "d_features", "d_head", "d_mlp", "eta",
-    "lambd", "ln_eps", "ln_final_eps", "n_ctx", "d_vocab", "bias", "window", "window_pattern",
-    "softcap", "rotary_base", "tokenizer", "prepend_bos", "decoder_n_layers", "decoder_n_heads",
-    "norm_pix_loss", "d_embed", "text_d_model", "text_n_layers", "text_n_heads", "pool", "stem",
-    "class_layers",
-    "interpolate_pos", "resize", "crop", "interpolation", "transparency", "bits", "mean", "std",
-    "labels", "model_name", "architecture", "subspaces", "value_heads", "special_tokens",
-    "rms_norm", "rotations", "grid_guessed", "assumed",
-)  # fmt: skip
 # Settings that no tensor of a file can contradict: a wrong one gives other numbers and no error.
 UNTESTABLE = (
     "eta", "lambd", "ln_eps", "ln_final_eps", "variant", "pool", "window", "mean", "std", "resize",

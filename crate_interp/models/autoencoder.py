@@ -19,6 +19,7 @@ from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import ConvPatchEmbed, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.layers.shapes import Pixels, Stream
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Reconstruction:
     pred: Float[Tensor, "batch patch patch_values"]
     mask: Float[Tensor, "batch patch"]
     loss: Float[Tensor, ""]
-    latent: Float[Tensor, "batch pos d_model"]
+    latent: Stream
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class CrateDecoderBlock(nn.Module):
         self.hook_attn_out = HookPoint()
         self.hook_resid_post = HookPoint()
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         """Returns the tokens after the layer: dictionary first, then attention is subtracted."""
         mid: Tensor = self.hook_resid_mid(self.ln1(self.hook_resid_pre(x)) @ self.D.T)
         out = -self.attn.of_stream(mid, self.ln2, None)
@@ -203,7 +204,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
     def loss(
         self,
-        images: Float[Tensor, "batch channels height width"],
+        images: Pixels,
         pred: Float[Tensor, "batch patch patch_values"],
         mask: Float[Tensor, "batch patch"],
     ) -> Float[Tensor, ""]:
@@ -223,16 +224,14 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         mean = (errors * mask).sum() / torch.where(some, removed, 1)
         return torch.where(some, mean, errors.mean())
 
-    def patchify(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch patch patch_values"]:
+    def patchify(self, images: Pixels) -> Float[Tensor, "batch patch patch_values"]:
         """Returns images cut into patches, each flattened as (row, column, channel)."""
         height, width = self.cfg.patch_size
         return rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=height, q=width)
 
     def unpatchify(
         self, pred: Float[Tensor, "batch patch patch_values"], size: tuple[int, int] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
+    ) -> Pixels:
         """Returns a `pred` as pictures of `size` (default cfg.image_size).
 
         This is the inverse of `patchify`.

@@ -15,6 +15,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.core import checks, pictures
 from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers import embed
+from crate_interp.models.layers.shapes import Pixels, Stream
 from crate_interp.models.preprocess import check_preprocessed, preprocess, preprocess_masks
 
 Images = pictures.Picture | Sequence[pictures.Picture] | np.ndarray | Tensor
@@ -30,7 +31,7 @@ class ImageMixin:
     def _allows_other_sizes(self) -> bool:
         return self.cfg.interpolate_pos or self.cfg.fourier
 
-    def _check_images(self, images: Tensor) -> Float[Tensor, "batch channels height width"]:
+    def _check_images(self, images: Tensor) -> Pixels:
         if not isinstance(images, Tensor) or not images.is_floating_point():
             kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise ValueError(
@@ -71,9 +72,7 @@ class ImageMixin:
             )
         return x
 
-    def _with_positions(
-        self, tokens: Float[Tensor, "batch pos d_model"], images: Float[Tensor, "batch c h w"]
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def _with_positions(self, tokens: Stream, images: Float[Tensor, "batch c h w"]) -> Stream:
         """Returns tokens plus their position embeddings, resampled for images of another size."""
         height, width = self.cfg.patch_size
         grid = (images.shape[2] // height, images.shape[3] // width)
@@ -83,7 +82,7 @@ class ImageMixin:
             table = embed.interpolate_positions(self.pos_embed, self.cfg.grid, grid)
         return tokens + embed.hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
-    def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
+    def preprocess(self, images: Images) -> Pixels:
         """Turns PIL images, paths or integer arrays into the model's input.
 
         The preprocessing is that of training: crate_interp/models/preprocess.py.

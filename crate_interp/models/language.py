@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
@@ -26,6 +26,7 @@ from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.context import Padding, Past, contexts
 from crate_interp.models.layers.embed import TokenEmbed, hooked_positions
 from crate_interp.models.layers.norm import HookedLayerNorm, NoNorm, make_norm
+from crate_interp.models.layers.shapes import Ids, Mask, Stream, Vectors
 from crate_interp.models.text.generation import GenerateMixin
 from crate_interp.models.text.losses import check_labels, next_token_loss
 from crate_interp.models.text.padding import padding_of
@@ -60,7 +61,7 @@ class Unembed(nn.Module):
         """Zeros: no published model has this bias."""
         return self.W_U.new_zeros(self.d_vocab)
 
-    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
+    def forward(self, x: Vectors) -> Float[Tensor, "*batch d_vocab"]:
         """Returns the logits of tokens, with the softcap if the model has one."""
         return self.cap(x @ self.W_U)
 
@@ -119,12 +120,12 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
         attention_mask: Tensor | None = None,
-        labels: Int[Tensor, "batch pos"] | None = None,
+        labels: Ids | None = None,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         *,
         past: Past | None = None,
-        input_ids: Int[Tensor, "batch pos"] | None = None,
+        input_ids: Ids | None = None,
         check: bool = False,
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
@@ -172,7 +173,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             z, tokens, return_type, loss_per_token, padding, labels, input_ids is not None
         )
 
-    def real_tokens(self, *args: object, **kwargs: object) -> Bool[Tensor, "batch pos"] | None:
+    def real_tokens(self, *args: object, **kwargs: object) -> Mask | None:
         """Returns which tokens of a forward with these arguments are real, or None if all are."""
         own = signature(self.forward)
         known = {name: value for name, value in kwargs.items() if name in own.parameters}
@@ -193,13 +194,13 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     def _through(
         self,
-        z: Float[Tensor, "batch pos d_model"],
+        z: Stream,
         start: int,
         stop: int | None,
         embedded: bool,
         past: Past | None,
         padding: Padding | None,
-    ) -> Float[Tensor, "batch pos d_model"]:
+    ) -> Stream:
         """Returns the stream after all layers, or the input of layer `stop`.
 
         embedded: whether z is the embedding; otherwise it is the input of layer `start`.
@@ -241,9 +242,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             return CausalLMOutput(**fields)
         return {"logits": logits, "loss": loss, "both": (logits, loss)}[return_type]
 
-    def _embed(
-        self, tokens: Int[Tensor, "batch pos"], past: Past | None, padding: Padding | None
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def _embed(self, tokens: Ids, past: Past | None, padding: Padding | None) -> Stream:
         x = self.embed(tokens)
         if self.cfg.rotary:
             return self.hook_embed(F.rms_norm(x, x.shape[-1:], eps=self.cfg.ln_eps))
@@ -337,7 +336,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     def loss_fn(
         self,
         logits: Float[Tensor, "batch pos d_vocab"],
-        tokens: Int[Tensor, "batch pos"],
+        tokens: Ids,
         attention_mask: Tensor | None = None,
         per_token: bool = False,
     ) -> Float[Tensor, "..."]:
@@ -362,7 +361,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
         attention_mask: Tensor | None = None,
-    ) -> tuple[Float[Tensor, "batch pos d_model"], Tensor, None, Tensor | None]:
+    ) -> tuple[Stream, Tensor, None, Tensor | None]:
         """Returns `(stream before layer 0, tokens, None, attention_mask)` of tokens or text.
 
         `model(stream, start_at_layer=0)` continues the run. padding_side applies to texts. The

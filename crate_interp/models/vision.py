@@ -20,8 +20,7 @@ from crate_interp.models.hooked import (
     own_config,
 )
 from crate_interp.models.image_inputs import ImageMixin
-from crate_interp.models.layers.block import CrateBlock
-from crate_interp.models.layers.contraction import ClassBlock
+from crate_interp.models.layers.block import ClassBlock, CrateBlock
 from crate_interp.models.layers.embed import (
     ClassHead,
     ConvPatchEmbed,
@@ -31,6 +30,7 @@ from crate_interp.models.layers.embed import (
     cat_tokens,
 )
 from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.layers.shapes import Pixels, Stream
 from crate_interp.models.text.losses import check_labels
 from crate_interp.models.weights import Answers
 
@@ -137,16 +137,14 @@ class HookedCrate(ImageMixin, HookedModel):
         as_output = labels is not None or pixel_values is not None
         return _transformers_output(logits, labels) if as_output else logits
 
-    def _tokens(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def _tokens(self, images: Pixels) -> Stream:
         patches = self.embed(images)
         batch = patches.shape[0]  # not len(), which torch.export would treat as a constant
         if self.has_cls:
             patches = cat_tokens(self.cls_token.expand(batch, -1, -1), patches)
         return self._with_positions(self.hook_embed(patches), images)
 
-    def _pool(self, z: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_model"]:
+    def _pool(self, z: Stream) -> Float[Tensor, "batch d_model"]:
         if self.cfg.class_layers:
             z = cat_tokens(self.cls_token.expand(z.shape[0], -1, -1), z)
             for block in self.cls_blocks:

@@ -43,6 +43,17 @@ class Labels(list[str]):
         return self
 
 
+def stacked(path: str) -> Any:
+    """Returns a property: a weight of every block, by its part and TransformerLens' name, stacked.
+
+    It raises AttributeError for a weight that the layers do not have.
+    """
+    part, name = path.split(".")
+    return property(
+        lambda model: torch.stack([getattr(getattr(block, part), name) for block in model.blocks])
+    )
+
+
 class WeightsMixin:
     """Weights under TransformerLens' names; a model has `cfg`, `blocks` and `unembed`."""
 
@@ -50,38 +61,15 @@ class WeightsMixin:
     blocks: nn.ModuleList
     unembed: Any
 
-    def _stacked(self, name: str, part: str = "attn") -> Tensor:
-        return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
-
-    @property
-    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """The query maps of every layer: the subspace bases U, except in a plain transformer."""
-        return self._stacked("W_Q")
-
-    @property
-    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """The key maps of every layer: U again, except in a plain transformer."""
-        return self._stacked("W_K")
-
-    @property
-    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """The value maps of every layer: U again, except in a plain transformer."""
-        return self._stacked("W_V")
-
-    @property
-    def b_Q(self) -> Float[Tensor, "layer head d_head"]:
-        """The query biases of every layer; zeros if query, key and value are the same code."""
-        return self._stacked("b_Q")
-
-    @property
-    def b_K(self) -> Float[Tensor, "layer head d_head"]:
-        """The key biases of every layer; zeros if query, key and value are the same code."""
-        return self._stacked("b_K")
-
-    @property
-    def b_V(self) -> Float[Tensor, "layer head d_head"]:
-        """The value biases of every layer; zeros if query, key and value are the same code."""
-        return self._stacked("b_V")
+    # of every layer: [layer, head, d_model, d_head] the maps (U, except in a plain transformer) and
+    # [layer, head, d_head] the biases (zeros if query, key and value are one code) of the roles
+    W_Q, W_K, W_V = stacked("attn.W_Q"), stacked("attn.W_K"), stacked("attn.W_V")
+    b_Q, b_K, b_V = stacked("attn.b_Q"), stacked("attn.b_K"), stacked("attn.b_V")
+    # [layer, head, d_head, d_model] and [layer, d_model], zeros for layers without a bias
+    W_O, b_O = stacked("attn.W_O"), stacked("attn.b_O")
+    # dictionaries [layer, d_model, d_mlp] and decoders [layer, d_mlp, d_model], which CRATE's ISTA
+    # has not, and biases, of which b_in belongs to a plain transformer's MLP
+    W_in, W_out, b_in, b_out = map(stacked, ("mlp.W_in", "mlp.W_out", "mlp.b_in", "mlp.b_out"))
 
     @property
     def QK(self) -> FactoredMatrix:
@@ -92,36 +80,6 @@ class WeightsMixin:
     def OV(self) -> FactoredMatrix:
         """W_V W_O of every layer and head, as factors."""
         return FactoredMatrix(self.W_V, self.W_O)
-
-    @property
-    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
-        """The dictionaries of every layer; raises AttributeError for CRATE's ISTA step."""
-        return self._stacked("W_in", "mlp")
-
-    @property
-    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
-        """The decoders of every layer; raises AttributeError for CRATE's ISTA step."""
-        return self._stacked("W_out", "mlp")
-
-    @property
-    def b_in(self) -> Float[Tensor, "layer d_mlp"]:
-        """The input biases of a plain transformer's MLPs; sparse steps have none."""
-        return self._stacked("b_in", "mlp")
-
-    @property
-    def b_out(self) -> Float[Tensor, "layer d_model"]:
-        """The output biases of the sparse steps; raises AttributeError for CRATE's ISTA step."""
-        return self._stacked("b_out", "mlp")
-
-    @property
-    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
-        """The output maps of every layer."""
-        return self._stacked("W_O")
-
-    @property
-    def b_O(self) -> Float[Tensor, "layer d_model"]:
-        """The output biases of every layer; zeros for layers without one."""
-        return self._stacked("b_O")
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -186,12 +144,18 @@ class WeightsMixin:
         CRATE (the `b_in` of a sparse step, `W_in` and `W_out` of ISTA) are left out. Shapes are
         TransformerLens': W_Q `[head, d_model, d_head]`, W_in `[d_model, d_mlp]`.
         """
-        found: dict[str, Tensor] = {}
-        _collect(found, "", self, _OF_MODEL)
+        parts = {"": (self, _OF_MODEL)} | {
+            f"blocks.{layer}.": (block, _OF_BLOCK) for layer, block in enumerate(self.blocks)
+        }
+        named = {
+            f"{prefix}{part}.{name}": getattr(getattr(whole, part, None), name, None)
+            for prefix, (whole, table) in parts.items()
+            for part, names in table.items()
+            for name in names
+        }
+        found = {name: value for name, value in named.items() if isinstance(value, Tensor)}
         if hasattr(self, "W_pos"):
             found["pos_embed.W_pos"] = cast(Any, self).W_pos
-        for layer, block in enumerate(self.blocks):
-            _collect(found, f"blocks.{layer}.", block, _OF_BLOCK)
         # the W_U and b_U of the model combine both maps if the class head has two
         for name in ("W_U", "b_U") if getattr(self.cfg, "n_classes", 1) else ():
             found[f"unembed.{name}"] = getattr(self, name)
@@ -201,9 +165,7 @@ class WeightsMixin:
         """Returns the (name, weight) pairs of `tl_parameters()`."""
         return iter(self.tl_parameters().items())
 
-    def get_params(self) -> dict[str, Tensor]:
-        """Returns `tl_parameters()`, under TransformerLens' other name for it."""
-        return self.tl_parameters()
+    get_params = tl_parameters  # TransformerLens' other name
 
     def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
         """Returns `(layer, block)` of the layers that have a part of this name, such as "attn"."""
@@ -224,10 +186,7 @@ class WeightsMixin:
         cfg = self.cfg
         return Labels(f"L{i}H{head}" for i in range(cfg.n_layers) for head in range(cfg.n_heads))
 
-    @property
-    def attn_head_labels(self) -> Labels:
-        """The heads of the layers that have attention, which is every layer."""
-        return self.all_head_labels
+    attn_head_labels = all_head_labels  # every layer has attention
 
     def composition_layer_indices(self) -> list[int]:
         """Returns the layers that have attention, which is every layer."""
@@ -255,14 +214,3 @@ class WeightsMixin:
             layer_indices=self.composition_layer_indices(),
             head_labels=list(self.all_head_labels),
         )
-
-
-def _collect(
-    found: dict[str, Tensor], prefix: str, whole: object, table: dict[str, tuple[str, ...]]
-) -> None:
-    """Adds to `found` those weights named in `table` that the parts of `whole` have."""
-    for part, names in table.items():
-        for name in names:
-            value = getattr(getattr(whole, part, None), name, None)
-            if isinstance(value, Tensor):
-                found[f"{prefix}{part}.{name}"] = value

@@ -4,17 +4,15 @@ A layout has a map from keys to parameters, the keys that identify it, and a fun
 config fields.
 """
 
-from crate_interp.checkpoints.layouts import crate, crate_alpha, crate_lm, tost
-from crate_interp.checkpoints.layouts.clipa import CLIPA
-from crate_interp.checkpoints.layouts.crate_lm import NANOCHAT
-from crate_interp.checkpoints.layouts.crate_mae import MAE
+from crate_interp.checkpoints.layouts import images, language, stems
 from crate_interp.checkpoints.layouts.layout import Layout, Shapes, nearest
 from crate_interp.core.errors import CheckpointError
 
 LAYOUTS: tuple[Layout, ...] = (
-    crate.CRATE, crate.DEMO_21K, crate_alpha.TORCH, crate_alpha.VANILLA, crate_alpha.JAX, MAE,
-    crate_lm.OVERCOMPLETE, crate_lm.VANILLA, crate_lm.GPT, crate_lm.GPT_BIASED, NANOCHAT, CLIPA,
-    tost.VISION, tost.LANGUAGE, tost.LANGUAGE_BIASED, tost.CRATE, tost.TOST_ISTA, tost.CBT,
+    images.CRATE, images.DEMO_21K, images.ALPHA, images.ALPHA_VANILLA, images.ALPHA_JAX,
+    images.MAE, language.OVERCOMPLETE, language.VANILLA, language.GPT, language.GPT_BIASED,
+    language.NANOCHAT, images.CLIPA, stems.TOST, language.TOST, language.TOST_BIASED, stems.CRATE,
+    stems.TOST_ISTA, stems.CBT,
 )  # fmt: skip
 
 

@@ -12,12 +12,13 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.compat.offload import at_hand, bias_of
 from crate_interp.models.layers.context import Context, rotate
-from crate_interp.models.layers.norm import HookedNorm, is_hooked
+from crate_interp.models.layers.norm import HookedNorm, HookedPart, is_hooked
+from crate_interp.models.layers.shapes import Bases, Codes, HeadBias, Stream
 
 _INTO_HEADS = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
 
 
-class Attention(nn.Module):
+class Attention(HookedPart):
     """What every attention has: an output map of its heads.
 
     A subclass adds its own weights and `forward`. gamma: with LayerScale, the learned factor of
@@ -51,15 +52,13 @@ class Attention(nn.Module):
         return bias if self.gamma is None else bias * self.gamma
 
     @property
-    def b_Q(self) -> Float[Tensor, "head d_head"]:
+    def b_Q(self) -> HeadBias:
         """The bias of the queries; zeros if the layer has none, as for b_K and b_V."""
         return self.W_O.new_zeros(self.cfg.n_heads, self.cfg.d_head)
 
     b_K = b_V = b_Q
 
-    def of_stream(
-        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def of_stream(self, z: Stream, norm: HookedNorm, context: Context | None) -> Stream:
         """Returns the attention of norm(z)."""
         return self(norm(z), context=context)
 
@@ -68,24 +67,18 @@ class Attention(nn.Module):
         assert self.out_proj is not None
         return at_hand(self.out_proj)
 
-    def _written(
-        self, heads: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def _written(self, heads: Codes) -> Stream:
         """Returns what the heads write into the stream."""
         if self.cfg.use_attn_result:
             return self._sum_of_results(heads)
         out = self._output(heads)
         return out if self.gamma is None else self.gamma * out
 
-    def _output(
-        self, heads: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def _output(self, heads: Codes) -> Stream:
         assert self.out_proj is not None
         return self.out_proj(heads.flatten(2))  # [batch, pos, head * d_head]
 
-    def _sum_of_results(
-        self, heads: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def _sum_of_results(self, heads: Codes) -> Stream:
         """Returns the output as the sum of each head's own contribution, `hook_result`."""
         pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
         # hook_result holds each head's contribution with this sign
@@ -102,14 +95,12 @@ class SubspaceCodes(nn.Module):
     hook_u: HookPoint
 
     @property
-    def U(self) -> Float[Tensor, "head d_model d_head"]:
+    def U(self) -> Bases:
         """The subspace bases as stored; they are orthonormal only if training made them so."""
         rows = at_hand(self.u_proj).view(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
         return rows.transpose(1, 2)  # [head, d_model, d_head]
 
-    def _codes(
-        self, x: Float[Tensor, "batch pos d_model"]
-    ) -> Float[Tensor, "batch pos head d_head"]:
+    def _codes(self, x: Stream) -> Codes:
         return self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head)))
 
 
@@ -120,33 +111,24 @@ class PatternAttention(Attention):
     """
 
     def _add_points(self) -> None:
-        self.hook_q = HookPoint()
-        self.hook_k = HookPoint()
-        self.hook_v = HookPoint()
-        self.hook_attn_in = HookPoint()
-        self.hook_q_input = HookPoint()
-        self.hook_k_input = HookPoint()
-        self.hook_v_input = HookPoint()
-        self.hook_attn_scores = HookPoint()
-        self.hook_pattern = HookPoint()
-        self.hook_z = HookPoint()
-        self.hook_result = HookPoint()
+        self.add_points(
+            "hook_q", "hook_k", "hook_v", "hook_attn_in", "hook_q_input", "hook_k_input",
+            "hook_v_input", "hook_attn_scores", "hook_pattern", "hook_z", "hook_result",
+        )  # fmt: skip
 
-    def codes(
-        self, x: Float[Tensor, "batch pos d_model"], context: Context | None
-    ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+    def codes(self, x: Stream, context: Context | None) -> Sequence[Codes]:
         """Returns queries, keys and values of the normalised stream, before their hooks."""
         raise NotImplementedError
 
     def split_codes(
         self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
-    ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
+    ) -> Iterable[Codes]:
         """Returns queries, keys and values from separate inputs `[batch, pos, head, d_model]`."""
         raise NotImplementedError
 
     def forward(
         self,
-        z: Float[Tensor, "batch pos d_model"],
+        z: Stream,
         norm: HookedNorm | None = None,
         context: Context | None = None,
     ) -> Float[Tensor, "batch query d_model"]:
@@ -171,9 +153,7 @@ class PatternAttention(Attention):
         gathered = torch.matmul(self._pattern(q, k, context), v.transpose(1, 2))
         return self._written(self.hook_z(gathered.transpose(1, 2)))  # [batch, pos, head, d_head]
 
-    def split_inputs(
-        self, z: Float[Tensor, "batch pos d_model"]
-    ) -> tuple[Float[Tensor, "batch pos head d_model"], ...] | None:
+    def split_inputs(self, z: Stream) -> tuple[Float[Tensor, "batch pos head d_model"], ...] | None:
         """Returns the separate inputs of queries, keys and values, if inputs are split.
 
         With `cfg.use_split_qkv_input` each role has its own copy; with `cfg.use_attn_in` the three
@@ -187,9 +167,7 @@ class PatternAttention(Attention):
         points = (self.hook_q_input, self.hook_k_input, self.hook_v_input)
         return tuple(point(wide.clone()) for point in points)
 
-    def of_stream(
-        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def of_stream(self, z: Stream, norm: HookedNorm, context: Context | None) -> Stream:
         """Returns the attention of norm(z).
 
         The norm runs before the attention module, so that tools that watch modules count it once.
@@ -267,27 +245,21 @@ class MSSA(SubspaceCodes, PatternAttention):
             return weight
         return torch.eye(self.cfg.d_model, dtype=weight.dtype, device=weight.device)
 
-    def codes(
-        self, x: Float[Tensor, "batch pos d_model"], context: Context | None
-    ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+    def codes(self, x: Stream, context: Context | None) -> Sequence[Codes]:
         """Returns the code in its three roles, which are the same tensor."""
         return (self._placed(self._codes(x), context),) * 3
 
     def split_codes(
         self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
-    ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
+    ) -> Iterable[Codes]:
         """Returns the code of each role's own input; hook_u does not fire."""
         return (self._placed(einsum(norm(given), self.U, _INTO_HEADS), context) for given in inputs)
 
-    def _placed(
-        self, u: Float[Tensor, "batch pos head d_head"], context: Context | None
-    ) -> Float[Tensor, "batch pos head d_head"]:
+    def _placed(self, u: Codes, context: Context | None) -> Codes:
         """Returns the codes that the roles use: rotated if positions are rotations."""
         return rotate(u, context.rotation, self.cfg.ln_eps) if context and context.rotation else u
 
-    def _output(
-        self, heads: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def _output(self, heads: Codes) -> Stream:
         if self.out_proj is not None:
             return super()._output(heads)
         if self.cfg.variant in ("identity", "crate", "fix"):
@@ -309,35 +281,23 @@ class SelfAttention(PatternAttention):
         self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.output_bias)
         self._add_points()
 
-    def _role(self, index: int) -> Float[Tensor, "head d_model d_head"]:
+    def _role(self, index: int) -> Bases:
         rows = at_hand(self.qkv_proj).unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))[index]
         return rows.transpose(1, 2)  # [head, d_model, d_head]
 
-    @property
-    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
-        """The maps to the queries, `[head, d_model, d_head]`."""
-        return self._role(0)
+    W_Q, W_K, W_V = (property(lambda self, role=role: self._role(role)) for role in range(3))
+    b_Q, b_K, b_V = (  # pyright: ignore[reportIncompatibleMethodOverride]
+        property(lambda self, role=role: self._biases()[role]) for role in range(3)
+    )
 
-    @property
-    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
-        """The maps to the keys, `[head, d_model, d_head]`."""
-        return self._role(1)
-
-    @property
-    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
-        """The maps to the values, `[head, d_model, d_head]`."""
-        return self._role(2)
-
-    def codes(
-        self, x: Float[Tensor, "batch pos d_model"], context: Context | None
-    ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+    def codes(self, x: Stream, context: Context | None) -> Sequence[Codes]:
         """Returns queries, keys and values, which are views of one tensor."""
         shape = (3, self.cfg.n_heads, self.cfg.d_head)
         return self.qkv_proj(x).unflatten(-1, shape).unbind(dim=2)
 
     def split_codes(
         self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
-    ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
+    ) -> Iterable[Codes]:
         """Returns queries, keys and values, each from its own input."""
         return [
             einsum(norm(given), self._role(index), _INTO_HEADS) + bias
@@ -346,18 +306,3 @@ class SelfAttention(PatternAttention):
 
     def _biases(self) -> Float[Tensor, "role head d_head"]:
         return bias_of(self.qkv_proj).view(3, self.cfg.n_heads, self.cfg.d_head)
-
-    @property
-    def b_Q(self) -> Float[Tensor, "head d_head"]:
-        """The biases of the queries, `[head, d_head]`."""
-        return self._biases()[0]
-
-    @property
-    def b_K(self) -> Float[Tensor, "head d_head"]:
-        """The biases of the keys, `[head, d_head]`."""
-        return self._biases()[1]
-
-    @property
-    def b_V(self) -> Float[Tensor, "head d_head"]:
-        """The biases of the values, `[head, d_head]`."""
-        return self._biases()[2]

@@ -1,19 +1,19 @@
 """One layer: compress, then sparsify. A plain transformer's layer has the same parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
+from torch import Tensor
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.layers.attention import MSSA, Attention, SelfAttention
 from crate_interp.models.layers.context import Context
-from crate_interp.models.layers.contraction import CBSA
-from crate_interp.models.layers.norm import is_hooked, make_norm
-from crate_interp.models.layers.sparse_steps import STEPS, SparseStep
-from crate_interp.models.layers.token_statistics import TSSA
+from crate_interp.models.layers.norm import HookedPart, is_hooked, make_norm
+from crate_interp.models.layers.patternless import CBSA, TSSA
+from crate_interp.models.layers.shapes import Stream
+from crate_interp.models.layers.sparse_steps import MLP, STEPS, SparseStep
 
 # `attention` of a family -> its class
 ATTENTIONS: dict[str, Callable[[CrateConfig], Attention]] = {
@@ -24,7 +24,7 @@ ATTENTIONS: dict[str, Callable[[CrateConfig], Attention]] = {
 }
 
 
-class Layer(nn.Module):
+class Layer(HookedPart):
     """A layer, as the measures read it: norm, attention, second norm, sparse step or MLP."""
 
     attn: Any
@@ -53,13 +53,10 @@ class CrateBlock(Layer):
         if not cfg.attn_only:
             self.ln2 = make_norm(cfg, cfg.ln_eps)
         self.mlp: SparseStep = STEPS[cfg.sparse_step](cfg)
-        self.hook_resid_pre = HookPoint()
-        self.hook_attn_out = HookPoint()
-        self.hook_resid_mid = HookPoint()
+        self.add_points("hook_resid_pre", "hook_attn_out", "hook_resid_mid")
         if not cfg.attn_only:
-            self.hook_mlp_in = HookPoint()
-            self.hook_mlp_out = HookPoint()
-        self.hook_resid_post = HookPoint()
+            self.add_points("hook_mlp_in", "hook_mlp_out")
+        self.add_points("hook_resid_post")
 
     @property
     def mssa(self) -> Attention:
@@ -71,9 +68,7 @@ class CrateBlock(Layer):
         """The sparse step, by the paper's name."""
         return self.mlp
 
-    def forward(
-        self, z: Float[Tensor, "batch pos d_model"], context: Context | None = None
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, z: Stream, context: Context | None = None) -> Stream:
         """Returns the stream after attention and the sparse step, Z^{l+1}."""
         z = self.hook_resid_pre(z)
         mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn.of_stream(z, self.ln1, context)))
@@ -89,3 +84,50 @@ class CrateBlock(Layer):
             # stays the same to the bit
             out = out + (self.hook_mlp_out(change.clone()) - change)
         return self.hook_resid_post(out)
+
+
+class ClassAttention(SelfAttention):
+    """Attention in which only CLS, the first token, asks; a pattern is `[batch, head, 1, pos]`."""
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__(cfg)
+        for name in ("attn_in", "q_input", "k_input", "v_input"):  # inputs are never split here
+            delattr(self, f"hook_{name}")
+
+    def codes(
+        self, x: Stream, context: Context | None
+    ) -> Sequence[Float[Tensor, "batch _ head d_head"]]:
+        """Returns the query of CLS, and the keys and values of all tokens."""
+        query, key, value = super().codes(x, context)
+        return query[:, :1], key, value
+
+
+class ClassBlock(HookedPart):
+    """One layer of class attention, as ToST's code runs it.
+
+    `x = Z + gamma_1 (attention of y at CLS, y itself at the patches)` with y = LN(Z), then
+    `Z+ = y' + (gamma_2 MLP(y') at CLS, y' at the patches)` with y' = LN(x). Two things are unlike
+    CaiT's layer, and the published weights were trained with both: the patches move too, and the
+    second LayerNorm replaces the stream, so that the patches are doubled. `hook_attn_out` and
+    `hook_mlp_out` are what is added. Code: ToST `tost_vision/tost.py` `ClassAttentionBlock` with
+    `tokens_norm=True`.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.ln1 = make_norm(cfg, cfg.ln_eps)
+        self.attn = ClassAttention(cfg)
+        self.ln2 = make_norm(cfg, cfg.ln_eps)
+        self.mlp = MLP(cfg)
+        self.add_points(
+            "hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post",
+        )  # fmt: skip
+
+    def forward(self, z: Stream) -> Stream:
+        """Returns the stream after the layer; CLS comes first."""
+        z = self.hook_resid_pre(z)
+        y = self.ln1(z)
+        moved = torch.cat([self.attn(y), self.attn.gamma * y[:, 1:]], dim=1)
+        y = self.ln2(self.hook_resid_mid(z + self.hook_attn_out(moved)))
+        added = torch.cat([self.mlp(y[:, :1]), y[:, 1:]], dim=1)
+        return self.hook_resid_post(y + self.hook_mlp_out(added))

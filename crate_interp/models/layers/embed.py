@@ -14,6 +14,7 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.compat.offload import at_hand, bias_of
 from crate_interp.models.layers.norm import is_hooked
+from crate_interp.models.layers.shapes import Patches, Pixels, Stream
 
 
 class TokenEmbed(nn.Embedding):
@@ -58,9 +59,7 @@ class CratePatchEmbed(nn.Module):
         self.proj = nn.Linear(values, cfg.d_model)
         self.norm_token = nn.LayerNorm(cfg.d_model)
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch patch d_model"]:
+    def forward(self, images: Pixels) -> Patches:
         """Returns the patches of images as tokens; the linear map is between two norms."""
         height, width = self.patch_size
         pattern = "batch channels (h p1) (w p2) -> batch (h w) (p1 p2 channels)"
@@ -122,9 +121,7 @@ class ConvPatchEmbed(nn.Module):
             bias=cfg.conv_bias,
         )
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch patch d_model"]:
+    def forward(self, images: Pixels) -> Patches:
         """Returns the patches of images as tokens."""
         return self.conv(images).flatten(2).transpose(1, 2)  # [batch, patch, d_model]
 
@@ -165,9 +162,7 @@ def hooked_positions(
     return point(table.expand(batch, -1, -1).clone()) if is_hooked(point) else table
 
 
-def cat_tokens(
-    cls: Float[Tensor, "batch one d_model"], patches: Float[Tensor, "batch patch d_model"]
-) -> Float[Tensor, "batch pos d_model"]:
+def cat_tokens(cls: Float[Tensor, "batch one d_model"], patches: Patches) -> Stream:
     """Returns the CLS token, then the patches."""
     return torch.cat([cls, patches], dim=1)
 
@@ -218,9 +213,7 @@ class ConvStem(nn.Module):
         )
         self.norms = nn.ModuleList(FrozenBatchNorm(width) for width in widths[1:])
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch patch d_model"]:
+    def forward(self, images: Pixels) -> Patches:
         """Returns the patches of images as tokens."""
         x = images
         for place, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):

@@ -1,5 +1,7 @@
 """Norms with TransformerLens' two hook points, and the test for whether a point is hooked."""
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -8,6 +10,19 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.compat.torch_compile import readable
+
+
+class HookedPart(nn.Module):
+    """A part of a layer; its hook points are attributes."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def add_points(self, *names: str) -> None:
+        """Gives the part hook points, in this order."""
+        for name in names:
+            self.add_module(name, HookPoint())
 
 
 def is_hooked(point: HookPoint) -> bool:

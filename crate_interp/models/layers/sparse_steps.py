@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.compat.offload import at_hand, bias_of
+from crate_interp.models.layers.norm import HookedPart
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Lasso:
         return code
 
 
-class SparseStep(nn.Module):
+class SparseStep(HookedPart):
     """The step that follows attention in a layer.
 
     A step is a subclass with `forward`, `lasso`, `linear`, and `W_out` or `written`. The forward
@@ -87,12 +87,9 @@ class ISTA(SparseStep):
         super().__init__()
         self.eta, self.lambd = cfg.eta, cfg.lambd
         self.D = _kaiming(cfg.d_model, cfg.d_mlp)
-        self.hook_recon = HookPoint()
-        self.hook_gram = HookPoint()
-        self.hook_corr = HookPoint()
-        self.hook_grad = HookPoint()
-        self.hook_pre = HookPoint()
-        self.hook_post = HookPoint()
+        self.add_points(
+            "hook_recon", "hook_gram", "hook_corr", "hook_grad", "hook_pre", "hook_post",
+        )  # fmt: skip
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
         """Returns the code after one step of ISTA, `relu(y + eta D^T (y - D y) - eta lambda)`."""
@@ -174,14 +171,10 @@ class OvercompleteODL(DecodedStep):
             self.decoder = "D"
         else:
             self.D1 = _kaiming(cfg.d_model, cfg.d_mlp)
-        self.hook_corr = HookPoint()
-        self.hook_pre_init = HookPoint()
-        self.hook_post_init = HookPoint()
-        self.hook_recon = HookPoint()
-        self.hook_error = HookPoint()
-        self.hook_grad = HookPoint()
-        self.hook_pre = HookPoint()
-        self.hook_post = HookPoint()
+        self.add_points(
+            "hook_corr", "hook_pre_init", "hook_post_init", "hook_recon", "hook_error", "hook_grad",
+            "hook_pre", "hook_post",
+        )  # fmt: skip
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Returns the decoded code after two ISTA steps on an overcomplete dictionary."""
@@ -216,8 +209,7 @@ class ThresholdODL(DecodedStep):
         self.D = _kaiming(cfg.d_model, cfg.d_mlp)
         self.D1 = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_mlp))
         self.threshold = nn.Parameter(torch.zeros(cfg.d_mlp))
-        self.hook_pre = HookPoint()
-        self.hook_post = HookPoint()
+        self.add_points("hook_pre", "hook_post")
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Returns the decoded code, `relu(D^T y - threshold) D1^T`."""
@@ -250,8 +242,7 @@ class MLP(SparseStep):
         self.fc_out = nn.Linear(cfg.d_mlp, cfg.d_model, bias=cfg.output_bias)
         self.gamma = nn.Parameter(torch.ones(cfg.d_model)) if cfg.layer_scale else None
         self.gelu = _GELUS.get(cfg.sparse_step)
-        self.hook_pre = HookPoint()
-        self.hook_post = HookPoint()
+        self.add_points("hook_pre", "hook_post")
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Returns what the MLP adds to the stream."""

@@ -15,8 +15,6 @@ from crate_interp.models.text.padding import check_side
 from crate_interp.models.text.text_and_tokens import TextMixin, is_text
 from crate_interp.models.text.tokenizer import is_hugging_face, separator
 
-_RETURNS = ("input", "str", "tokens")
-
 
 @dataclass(frozen=True)
 class Options:
@@ -45,11 +43,7 @@ class Options:
         if self.top_k is not None and self.top_p is not None:
             raise ValueError("top_k and top_p both limit the choice of a token: give only one.")
         check_side(self.padding_side)
-        if self.return_type not in _RETURNS:
-            raise ValueError(
-                f"return_type={self.return_type!r}: give 'input', 'str' or 'tokens'. For "
-                "embeddings, use model(tokens, stop_at_layer=0)."
-            )
+        checks.one_of("return_type", self.return_type, ("input", "str", "tokens"))
 
     def choose(self, logits: Float[Tensor, "batch d_vocab"]) -> Int[Tensor, "batch"]:
         """Returns the next token of each row: the likeliest, or one drawn among the likely ones."""
@@ -63,7 +57,7 @@ class Options:
             ordered, places = logits.sort(dim=-1, descending=True)
             before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
             before[:, 0] = 0.0  # the likeliest token always stays
-            unlikely = torch.zeros_like(logits, dtype=torch.bool)
+            unlikely = torch.zeros_like(places, dtype=torch.bool)
             unlikely = unlikely.scatter(-1, places, before > self.top_p)
             logits = logits.masked_fill(unlikely, -torch.inf)
         chances = logits.softmax(dim=-1)
@@ -168,15 +162,12 @@ def _started(
     if real is not None:
         if real.shape != tokens.shape:
             raise ValueError(
-                f"attention_mask of shape {list(real.shape)} does not match the prompt shape "
-                f"{list(tokens.shape)}: give a number per token of the prompt."
+                f"attention_mask has shape {list(real.shape)}: give {list(tokens.shape)}, a number "
+                "per token of the prompt."
             )
         real = real.to(tokens.device).bool()
         if not bool(real[:, -1].all()):
-            raise ValueError(
-                "a row of the prompt ends in padding, but generation continues from its last "
-                "token: pad on the left."
-            )
+            raise ValueError("a row of the prompt ends in padding: pad on the left.")
         real = None if bool(real.all()) else real
     ends = _ends(model, options.eos_token_id) if options.stop_at_eos else ()
     as_text = options.return_type == "str" or (options.return_type == "input" and text)
@@ -218,15 +209,15 @@ def _steps(
 def _ends(model: TextMixin, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
     """Returns the tokens that end a text: the caller's, or the tokenizer's."""
     if eos_token_id is None:
-        reason = "the model has no tokenizer that names one"
+        reason = "the model has no tokenizer that names one."
         try:
             eos_token_id = getattr(model.tokenizer, "eos_token_id", None)
         except errors.CheckpointError as error:
-            reason = str(error).rstrip(".")
+            reason = str(error)
         if eos_token_id is None:
             raise errors.TextError(
-                f"stop_at_eos=True needs an eos_token_id: {reason}. Give eos_token_id=..., or "
-                "stop_at_eos=False."
+                "stop_at_eos=True needs an end: give eos_token_id=..., or stop_at_eos=False. "
+                f"{reason}"
             )
     ids: Any = eos_token_id if isinstance(eos_token_id, (list, tuple)) else [eos_token_id]
     return tuple(checks.count("eos_token_id", index, least=0) for index in ids)
@@ -250,15 +241,13 @@ class _Writer:
         texts = []
         for row, (ids, new) in enumerate(zip(self.rows, part.tolist(), strict=True)):
             ids += new
-            text = self._decoded(ids)
+            if is_hugging_face(self.tokenizer):
+                options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+                text = self.tokenizer.decode(ids, **options)
+            else:
+                bos = separator(self.tokenizer)
+                text = self.tokenizer.decode([index for index in ids if index != bos])
             text = text if whole else text.rstrip("\ufffd")
             texts.append(text[self.written[row] :])
             self.written[row] = max(len(text), self.written[row])
         return texts[0] if len(texts) == 1 else texts
-
-    def _decoded(self, ids: list[int]) -> str:
-        if is_hugging_face(self.tokenizer):
-            tokenizer, options = self.tokenizer, {"clean_up_tokenization_spaces": False}
-            return tokenizer.decode(ids, skip_special_tokens=True, **options)
-        bos = separator(self.tokenizer)
-        return self.tokenizer.decode([index for index in ids if index != bos])

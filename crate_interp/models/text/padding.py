@@ -3,13 +3,11 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
 from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Padding, Past
-
-SIDES = ("left", "right")
+from crate_interp.models.layers.shapes import Ids, Mask
 
 
 def padding_of(
@@ -31,15 +29,24 @@ def padding_of(
         raise ValueError(f"attention_mask is {type(mask).__name__}: give a tensor of 0 and 1.")
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.shape != (batch, length + n_new):
-        whole = f" (first the {length} of the past)" if length else ""
         raise ValueError(
             f"attention_mask has shape {list(mask.shape)}: give shape [{batch}, {length + n_new}], "
-            f"one row per text and one number per token{whole}. The mask says which tokens are "
-            "padding; the model itself decides which earlier tokens a token sees."
+            f"one row per text and one number per token, first of the {length} in the past. It "
+            "says which tokens are padding; the model decides which earlier tokens a token sees."
         )
     real = mask.to(device).bool()
     if readable(mask):
-        _check_values(mask, real, before, length)
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise ValueError("attention_mask: give 1 for real tokens and 0 for padding.")
+        if not bool(real.any(dim=1).all()):
+            row = int(real.any(dim=1).logical_not().nonzero()[0])
+            raise ValueError(f"attention_mask hides every token of row {row}: leave the row out.")
+        known = torch.ones_like(real[:, :length]) if before is None else before
+        if not torch.equal(real[:, :length], known):
+            raise ValueError(
+                f"attention_mask differs from the mask with which the {length} tokens of the past "
+                "were read: repeat that mask for them, or give no mask."
+            )
         if before is None and bool(real.all()):
             return None  # so that bits and cost are the same as without a mask
     return Padding(real)
@@ -53,31 +60,13 @@ def after_past(mask: Tensor, past: Past | None) -> Tensor:
     return torch.cat([before.to(mask), mask], dim=1)
 
 
-def _check_values(mask: Tensor, real: Tensor, before: Tensor | None, length: int) -> None:
-    if not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError(
-            "attention_mask has numbers other than 0 and 1: give 1 for real tokens, 0 for padding."
-        )
-    if not bool(real.any(dim=1).all()):
-        row = int(real.any(dim=1).logical_not().nonzero()[0])
-        raise ValueError(f"attention_mask hides every token of row {row}: leave the row out.")
-    known = torch.ones_like(real[:, :length]) if before is None else before
-    if not torch.equal(real[:, :length], known):
-        raise ValueError(
-            f"attention_mask differs from the mask with which the {length} tokens of the past were "
-            "read. Give the earlier mask followed by entries for the new tokens, or give no mask."
-        )
-
-
 def check_side(side: str | None) -> None:
     """Raises ValueError for anything but "left", "right" and None."""
-    if side is not None and side not in SIDES:
+    if side not in (None, "left", "right"):
         raise ValueError(f"padding_side={side!r}: give 'left' or 'right'.")
 
 
-def padded(
-    rows: list[list[int]], pad: int, side: Literal["left", "right"]
-) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
+def padded(rows: list[list[int]], pad: int, side: Literal["left", "right"]) -> tuple[Ids, Mask]:
     """Returns rows of token ids as one padded tensor, and which tokens are real."""
     longest = max(map(len, rows))
     tokens = torch.full((len(rows), longest), pad, dtype=torch.long)
@@ -88,9 +77,7 @@ def padded(
     return tokens, real
 
 
-def mask_from_pads(
-    tokens: Int[Tensor, "batch pos"], pad: int, side: str, separator: int | None
-) -> Int[Tensor, "batch pos"]:
+def mask_from_pads(tokens: Ids, pad: int, side: str, separator: int | None) -> Ids:
     """Returns the attention mask of tokens that are already padded.
 
     Pad tokens at the beginning of a row (side "left") or at its end ("right") count as padding.

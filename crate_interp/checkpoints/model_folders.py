@@ -1,4 +1,4 @@
-"""What trainers write: folders with files beside the weights, and weights in several files."""
+"""Folders and configs of models: ours, which save_pretrained wrote, and those of trainers."""
 
 import re
 from collections.abc import Mapping
@@ -6,13 +6,83 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.checkpoints.read_weights import Contents, read_config, read_content, read_json
-from crate_interp.checkpoints.state_dicts import ANCHORS, PLAIN, Choice, find_weights
+from crate_interp.checkpoints.state_dicts import find_weights
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core.errors import CheckpointError
+from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, LIBRARY, WEIGHTS
 
+STEPS = "steps"  # subfolder of files step-N.safetensors: the weights after step N of a training
+
+# Fields that decide which tensors exist and what the tensors mean. A given field must not
+# contradict the folder's config.
+STRUCTURE = (
+    "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step",
+    "n_classes", "d_features", "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers",
+    "decoder_n_heads", "d_embed", "text_d_model", "text_n_layers", "text_n_heads",
+    "window_pattern", "output_matrix", "stem", "class_layers",
+)  # fmt: skip
+
+
+def read_own_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
+    """Returns the config of a folder, with the given fields in place of the folder's.
+
+    Raises CheckpointError if the folder was not written by save_pretrained, or if a given field
+    that decides the shapes of tensors contradicts the folder's config.
+    """
+    path = folder / CONFIG
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("library") != LIBRARY:
+        raise CheckpointError(
+            f"{path} was not written by crate_interp: give the weight file in that folder instead."
+        )
+    fields = content.get("config")
+    if content.get("format") != 1 or not isinstance(fields, dict):
+        raise CheckpointError(
+            f"{path} has format {content.get('format')!r}; this version reads format 1."
+        )
+    try:
+        if fields.get("family") == "sae":
+            return SAEConfig(**fields)
+        stored = CrateConfig.from_dict(fields)
+        sure: dict[str, Any] = {"grid_guessed": False} if "image_size" in given else {}
+        sure["assumed"] = [name for name in stored.assumed if name not in given]
+        cfg = CrateConfig.from_dict(fields | sure | given)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{error} The other fields come from {path}.") from None
+    for name in STRUCTURE:
+        headless = name == "n_classes" and cfg.kind == "vision" and cfg.n_classes == 0
+        if name in given and getattr(cfg, name) != getattr(stored, name) and not headless:
+            raise CheckpointError(
+                f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}."
+            )
+    return cfg
+
+
+def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
+    """Returns the path of a folder's weights, or of the weights after a step of training.
+
+    elsewhere: the end of the error's text if the folder has no steps. Raises CheckpointError, with
+    a list of the folder's steps, for a revision that is none of these steps.
+    """
+    steps = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
+    names = sorted(steps, key=lambda name: (len(name), name))
+    if revision is None:
+        if steps and not (folder / WEIGHTS).exists():
+            raise CheckpointError(
+                f"{folder} has no {WEIGHTS}: give revision={names[0]!r}, or another of "
+                f"{', '.join(names)}."
+            )
+        return folder / WEIGHTS
+    if revision not in steps:
+        ways = f"give one of {', '.join(names)}, or None." if names else elsewhere
+        raise CheckpointError(
+            f"{folder.name} has no revision {revision!r}: {ways or 'it has no steps.'}"
+        )
+    return steps[revision]
+
+
 GivenConfig = CrateConfig | Mapping[str, Any] | str | Path
-_STEP = re.compile(r"checkpoint-(\d{1,12})")
 
 
 def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> dict[str, Any]:
@@ -30,10 +100,7 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
         one, other = (list(x) if isinstance(x, tuple) else x for x in (told, value))
         headless = name == "n_classes" and value == 0  # the head is left out
         if one != other and not headless:
-            raise CheckpointError(
-                f"{name}={value!r} contradicts config=, which says {told!r}: "
-                "give only one of the two."
-            )
+            raise CheckpointError(f"{name}={value!r} contradicts config=, which says {told!r}.")
     unsure = [name for name in assumed if name not in given]
     return fields | dict(given) | ({"assumed": unsure} if unsure else {})
 
@@ -60,28 +127,6 @@ def _config_fields(config: object) -> dict[str, Any]:
     return dict(content)
 
 
-def is_hooked(tensors: Mapping[str, Any]) -> bool:
-    """Tells whether some key ends with the name of a parameter that only hooked models have."""
-    return any(key.endswith(ANCHORS) for key in tensors)
-
-
-def config_of(contents: Contents) -> CrateConfig:
-    """Returns the config of a hooked model from the given fields.
-
-    Raises CheckpointError if the given fields lack family, d_model or n_layers.
-    """
-    where, fields = contents.where, fields_of(None, contents.given, contents.family)
-    if not {"family", "d_model", "n_layers"} <= set(fields):
-        raise CheckpointError(
-            f"{where} has the names of a hooked model, but no config.json next to it. Put its "
-            "config.json there, or load the folder that model.save_pretrained(folder) writes; in "
-            "Python, the whole config is ci.load(file, config=model.cfg)."
-        )
-    cfg = CrateConfig.from_dict(fields)
-    cfg.assume(fields)
-    return cfg
-
-
 def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
     """Returns two paths for a folder that a Trainer wrote: of the weights and of our config.json.
 
@@ -92,7 +137,7 @@ def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
     steps = {
         int(match[1]): part
         for part in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _STEP.fullmatch(part.name)) and weights_in(part)
+        if (match := re.fullmatch(r"checkpoint-(\d{1,12})", part.name)) and weights_in(part)
     }
     place = folder if weights_in(folder) or not steps else steps[max(steps)]
     weights = weights_in(place)
@@ -112,23 +157,23 @@ def weights_in(folder: Path) -> Path | None:
     return next((folder / name for name in (WEIGHTS, *INDEXES) if (folder / name).exists()), None)
 
 
-def read_sharded(index: Path, choice: Choice = PLAIN) -> Contents:
+def read_sharded(index: Path, **choice: object) -> Contents:
     """Returns the weights in the files that an index names; they lie in the folder of the index.
 
-    Raises CheckpointError for a file that is missing, or whose name leads out of the folder.
+    choice: as in `find_weights`. Raises CheckpointError for a file that is missing, or whose name
+    leads out of the folder.
     """
     content: dict[str, Any] = {}
     for name in files_of(read_json(index), str(index), INDEXES[index.name]):
         path = index.parent / name
         if not path.is_file():
-            raise CheckpointError(
-                f"{path} is missing, but {index.name} names it: download it into the folder."
-            )
+            raise CheckpointError(f"{path} is missing, but {index.name} names it: download it.")
         held = read_content(path)
         content |= held if isinstance(held, Mapping) else {}
-    found = find_weights(content, str(index), choice)
+    options: Any = choice
+    tensors, notes = find_weights(content, str(index), **options)
     config = read_config(index.parent / CONFIG)
-    return Contents(found.tensors, str(index), config, folder=index.parent, notes=found.notes)
+    return Contents(tensors, str(index), config, folder=index.parent, notes=notes)
 
 
 def files_of(index: object, where: str, suffix: str) -> list[str]:

@@ -1,10 +1,12 @@
-"""RobinWu218/ToST: the classifier (`tost_vision/tost.py`) and the language model (`tost_lang`)."""
+"""The layouts with a convolutional stem: ToST, and CRATE, ToST with ISTA and CBT in CBSA's code.
+
+Code: RobinWu218/ToST `tost_vision/tost.py`, QishuaiWen/CBSA `CBSA_image_classification/models.py`.
+"""
 
 import warnings
 from dataclasses import replace
 
-from crate_interp.checkpoints.layouts import crate_lm
-from crate_interp.checkpoints.layouts.crate import LAYER, TOP
+from crate_interp.checkpoints.layouts.images import LAYER, TOP
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
 
 # a convolutional stem, whose keys count the GELUs between convolutions too; CBT has the same
@@ -30,24 +32,21 @@ def stem_sizes(shapes: Shapes, prefix: str) -> Fields:
 
 
 def _images(shapes: Shapes, given: Fields) -> Fields:
-    size = given.get("image_size") or _published_size()
-    return stem_sizes(shapes, "patch_embed.") | {"image_size": size}
-
-
-def _published_size() -> int:
-    """Returns the side of the images of all published ToSTs, and warns that it is assumed."""
-    warnings.warn(
-        "a ToST's weights do not tell the size of its images: 224 x 224 is assumed. If it was "
-        "trained at another size, give it, such as image_size=96 (--config image_size=96).",
-        stacklevel=2,
-    )
-    return 224
+    """Returns channels, patch size and image size, which no tensor tells."""
+    size = given.get("image_size")
+    if not size:
+        warnings.warn(
+            "a ToST's weights do not tell the size of its images: 224 x 224 is assumed. If it was "
+            "trained at another size, give it, such as image_size=96 (--config image_size=96).",
+            stacklevel=2,
+        )
+    return stem_sizes(shapes, "patch_embed.") | {"image_size": size or 224}
 
 
 _MLP = {"norm2.*": "ln2.*", "mlp.fc1.*": "mlp.fc_in.*", "mlp.fc2.*": "mlp.fc_out.*"}
 _SCALES = {"gamma1": "attn.gamma", "gamma2": "mlp.gamma", "norm1.*": "ln1.*"}
 
-VISION = Layout(
+TOST = Layout(
     family="tost",
     markers=("patch_embed.proj.0.0.weight", "blocks.0.attn.temp", "cls_attn_blocks.0.gamma1"),
     top=stem("patch_embed.")
@@ -87,47 +86,6 @@ VISION = Layout(
     # positions are a 1 x 1 convolution
     views={r"token_projection\.weight": ((4,), lambda weight: weight.flatten(1))},
 )
-
-# as in a plain transformer, but one map makes the codes
-_LAYER = crate_lm.GPT_BLOCK | {"attn.c_attn": "attn.u_proj"}
-_OWN = {
-    "gamma1": "attn.gamma",
-    "gamma2": "mlp.gamma",
-    "attn.temp": "attn.temp",
-    "attn.denom_bias": "attn.denom_bias",
-}
-
-
-LANGUAGE = replace(  # model_TSSA.py with bias=False
-    crate_lm.GPT,
-    family="tost-lm",
-    markers=(
-        "transformer.wpe.weight",
-        "transformer.h.0.attn.temp",
-        "transformer.h.0.attn.denom_bias",
-    ),
-    stacks=(
-        Stack(
-            "transformer.h.{l}.",
-            _OWN | {f"{key}.weight": f"{name}.weight" for key, name in _LAYER.items()},
-        ),
-    ),
-    sizes=crate_lm.GPT.sizes | {"transformer.h.0.attn.c_attn.weight": ("inner", None)},
-    followed={"TSSA": True},
-)
-
-LANGUAGE_BIASED = replace(  # model_TSSA.py with bias=True
-    LANGUAGE,
-    markers=(*LANGUAGE.markers, "transformer.h.0.ln_1.bias"),
-    top=crate_lm.OVERCOMPLETE.top,
-    stacks=(
-        Stack(
-            "transformer.h.{l}.",
-            _OWN | {f"{key}.*": f"{name}.*" for key, name in _LAYER.items()},
-        ),
-    ),
-)
-
 
 _STEM, _FIRST = "to_patch_embedding.", LAYER.format(l=0)
 _BLOCK = {

@@ -1,6 +1,7 @@
-"""crate-lm/crate-lm: CRATE-LM overcomplete and vanilla, and the baseline that is like GPT-2.
+"""The layouts of language models: CRATE-LM and its baseline, nanochat's CRATE-alpha, and ToST.
 
-The model_args in a file give the fields that its shapes do not reveal.
+The model_args in a file of CRATE-LM or ToST give the fields that its shapes do not reveal. Code:
+crate-lm/crate-lm, modularflow/nanochat-crate-a `nanochat/crate.py`, RobinWu218/ToST `tost_lang`.
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ _CRATE_BLOCK = {
     "prenorm_2.*": "ln2.*",
     "ista.weight": "mlp.D",
 }
-GPT_BLOCK = {
+_GPT_BLOCK = {
     "ln_1": "ln1",
     "attn.c_attn": "attn.qkv_proj",
     "attn.c_proj": "attn.out_proj",
@@ -27,15 +28,10 @@ GPT_BLOCK = {
 }
 
 
-TABLES: dict[str, tuple[str | None, ...]] = {
+_TABLES: dict[str, tuple[str | None, ...]] = {
     "transformer.wte.weight": ("d_vocab", "d_model"),
     "transformer.wpe.weight": ("n_ctx", None),
 }
-
-
-def has_bias(shapes: Shapes, given: Fields) -> Fields:
-    """Returns whether the norms of a plain transformer have biases."""
-    return {"bias": _FIRST + "ln_1.bias" in shapes}
 
 
 OVERCOMPLETE = Layout(  # crate_overcomplete.py
@@ -43,7 +39,7 @@ OVERCOMPLETE = Layout(  # crate_overcomplete.py
     markers=("transformer.wpe.weight", "transformer.h.0.ista.weight", "transformer.ln_f.weight"),
     top=_TOP | {"transformer.ln_f.*": "ln_final.*"},
     stacks=(Stack(_LAYER, _CRATE_BLOCK),),
-    sizes=TABLES
+    sizes=_TABLES
     | {_FIRST + "attn.c_attn.weight": ("inner", None), _FIRST + "ista.weight": ("d_mlp", None)},
     config_names={
         "n_layer": "n_layers", "n_head": "n_heads", "n_embd": "d_model", "block_size": "n_ctx",
@@ -68,12 +64,14 @@ GPT = replace(  # gpt.py with bias=False
     family="gpt-baseline",
     markers=("transformer.wpe.weight", "transformer.h.0.mlp.c_fc.weight"),
     top=_TOP | {"transformer.ln_f.weight": "ln_final.weight"},
-    stacks=(Stack(_LAYER, {f"{key}.weight": f"{name}.weight" for key, name in GPT_BLOCK.items()}),),
-    sizes=TABLES
+    stacks=(
+        Stack(_LAYER, {f"{key}.weight": f"{name}.weight" for key, name in _GPT_BLOCK.items()}),
+    ),
+    sizes=_TABLES
     # all heads' queries, keys and values are one map
     | {_FIRST + "attn.c_attn.weight": ("3 inner", None)}
     | {_FIRST + "mlp.c_fc.weight": ("d_mlp", None)},
-    infer=has_bias,
+    infer=lambda shapes, given: {"bias": _FIRST + "ln_1.bias" in shapes},
     config_switches=("bias",),  # the CRATE classes ignore this switch
     defaults={"tokenizer": "gpt2"},
 )
@@ -82,7 +80,7 @@ GPT_BIASED = replace(  # gpt.py with bias=True
     GPT,
     markers=(*GPT.markers, "transformer.h.0.ln_1.bias"),
     top=OVERCOMPLETE.top,
-    stacks=(Stack(_LAYER, {f"{key}.*": f"{name}.*" for key, name in GPT_BLOCK.items()}),),
+    stacks=(Stack(_LAYER, {f"{key}.*": f"{name}.*" for key, name in _GPT_BLOCK.items()}),),
 )
 
 
@@ -134,3 +132,43 @@ NANOCHAT = Layout(
     optional={"resid_lambdas": 1.0, "x0_lambdas": 0.0},  # older code has neither
     views={r"D_enc\.weight": ((2,), lambda weight: weight.mT)},  # ours is [d_model, d_mlp]
 )  # fmt: skip
+
+# as in a plain transformer, but one map makes the codes
+_TOST_LAYER = _GPT_BLOCK | {"attn.c_attn": "attn.u_proj"}
+_OWN = {
+    "gamma1": "attn.gamma",
+    "gamma2": "mlp.gamma",
+    "attn.temp": "attn.temp",
+    "attn.denom_bias": "attn.denom_bias",
+}
+
+
+TOST = replace(  # model_TSSA.py with bias=False
+    GPT,
+    family="tost-lm",
+    markers=(
+        "transformer.wpe.weight",
+        "transformer.h.0.attn.temp",
+        "transformer.h.0.attn.denom_bias",
+    ),
+    stacks=(
+        Stack(
+            "transformer.h.{l}.",
+            _OWN | {f"{key}.weight": f"{name}.weight" for key, name in _TOST_LAYER.items()},
+        ),
+    ),
+    sizes=GPT.sizes | {"transformer.h.0.attn.c_attn.weight": ("inner", None)},
+    followed={"TSSA": True},
+)
+
+TOST_BIASED = replace(  # model_TSSA.py with bias=True
+    TOST,
+    markers=(*TOST.markers, "transformer.h.0.ln_1.bias"),
+    top=OVERCOMPLETE.top,
+    stacks=(
+        Stack(
+            "transformer.h.{l}.",
+            _OWN | {f"{key}.*": f"{name}.*" for key, name in _TOST_LAYER.items()},
+        ),
+    ),
+)
