@@ -32,7 +32,7 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, check_masks, fitting, sweep
 
 Network = SweepResult | HookedModel
-Results = Sequence[Sequence[SweepResult]]  # of side a, of side b
+Results = Sequence[list[SweepResult]]  # of side a, of side b
 Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
 Names = tuple[str, str] | None
 SEEDS = 5  # untrained twins of each side by default
@@ -99,18 +99,11 @@ def compare(
     if names is not None and (len(names) != 2 or not all(isinstance(one, str) for one in names)):
         raise ValueError(f"names={names!r}: give two texts, for a and for b.")
     if models and data is None:
-        raise ValueError(
-            "models are compared on data, but none is given: call ci.compare(a, b, data) with "
-            'data such as "embedded:fashion" or "imagefolder:DIR".'
-        )
+        raise ValueError("models are compared on data: give it, such as 'embedded:fashion'.")
     if not models and any(one is not None for one in (data, probes, options.limit)):
-        raise ValueError(
-            "data, probes and limit are for models, but a and b are results, already measured: "
-            "leave them out, or give the models."
-        )
+        raise ValueError("data, probes and limit are for models, but a and b are results.")
     count, twins = _count_twins(untrained, bool(models))
-    results = [one for side in (*sides, *twins) for one in side if isinstance(one, SweepResult)]
-    places = [(one.meta["data"], one.meta["unit"]) for one in results]
+    places = []
     for model in models:
         assert data is not None
         check_model(model)
@@ -119,15 +112,17 @@ def compare(
         stop = samples.start + samples.n
         place = sample_ranges.of(samples.fingerprint, samples.start, stop)
         places.append((place, model.unit))
-    _check_samples(places)
+    given = [one for side in (*sides, *twins) for one in side if isinstance(one, SweepResult)]
+    _check_samples(given, places)
     with ExitStack() as stack:
         if options.out is not None:
             stack.enter_context(locked(options.out))
             Comparison.check_folder(options.out)
         started = time.perf_counter()
         measure = partial(_swept, data=data, given=probes, options=options)
-        swept, twins = _measured(sides, count, twins, measure, options.progress)
-        result = _compared(swept, twins, names)
+        swept, new = _measured(sides, count, options.progress, measure)
+        _check_samples(sum(swept, []))
+        result = _compared(swept, new if count else twins, names)
         result.meta["seconds"] = round(time.perf_counter() - started, 3)
         if options.out is not None:
             result.save(options.out)
@@ -147,14 +142,10 @@ def _listed(name: str, given: object) -> list[Network]:
     if wrong or not many:
         raise ValueError(
             f"{name} is {checks.shown(given)}: give a model such as ci.load(...) returns, a result "
-            "such as ci.sweep(...) returns (SweepResult.load reads a saved one), or a list of them "
-            "for seeds."
+            "of ci.sweep, or a list of them for seeds."
         )
     if len({_architecture(one) for one in many}) > 1:
-        raise ValueError(
-            f"{name} is a list of networks of different architectures: a list stands for "
-            "networks that differ in their seeds or their training. Compare them one by one."
-        )
+        raise ValueError(f"{name} is a list of networks of different architectures: give one.")
     return many
 
 
@@ -184,8 +175,12 @@ def _count_twins(untrained: Any, models: bool) -> tuple[int, Results]:
     return 0, groups
 
 
-def _check_samples(places: Sequence[tuple[list[sample_ranges.Range], str]]) -> None:
-    """Raises ValueError unless all data ranges and units are of the same, known samples."""
+def _check_samples(results: Sequence[SweepResult], of_models: Sequence[tuple] = ()) -> None:
+    """Raises ValueError unless all results are of the same, known samples.
+
+    of_models: the samples of models, as a result's meta has them: data and unit.
+    """
+    places = [*((one.meta["data"], one.meta["unit"]) for one in results), *of_models]
     if any(entry["fingerprint"] is None for data, _ in places for entry in data):
         raise ValueError(
             "a result was measured on a cache, so its samples are unknown: use ci.sweep on data."
@@ -204,43 +199,37 @@ def _check_samples(places: Sequence[tuple[list[sample_ranges.Range], str]]) -> N
 
 
 def _measured(
-    sides: Sequence[list[Network]],
-    count: int,
-    twins: Results,
-    measure: Callable[[HookedModel, str], SweepResult],
-    progress: bool,
+    sides: Sequence[list[Network]], count: int, progress: bool, measure: Callable[..., SweepResult]
 ) -> tuple[Results, Results]:
-    """Returns the results of both sides and of their untrained twins, seeds 0 to count - 1.
+    """Returns the results of both sides and of `count` untrained twins of each, seeds 0, 1, ...
 
     Given results are kept. A side of results has no new twins, because its models are unknown.
     Sides of the same architecture share twins.
     """
-    first = [next((one for one in side if isinstance(one, HookedModel)), None) for side in sides]
-    kinds = [None if model is None else _architecture(model) for model in first]
-    models = sum(isinstance(one, HookedModel) for side in sides for one in side)
-    total = models + count * len({*kinds} - {None})
-    with tqdm(total=total, desc="networks", leave=False, disable=not progress or total < 2) as bar:
-
-        def measured(model: HookedModel, name: str) -> SweepResult:
-            result = measure(model, name)
-            bar.update()
-            return result
-
-        results = [
-            [
-                measured(one, f"{name}-{number}") if isinstance(one, HookedModel) else one
-                for number, one in enumerate(side)
-            ]
-            for name, side in zip("ab", sides, strict=True)
-        ]
-        _check_samples([(one.meta["data"], one.meta["unit"]) for one in sum(results, [])])
-        made: dict[str | None, list[SweepResult]] = {None: []}
-        for name, model, kind in zip("ab", first, kinds, strict=True):
-            if model is not None and kind not in made:
-                made[kind] = [
-                    measured(twin(model, seed), f"{name}-untrained-{seed}") for seed in range(count)
-                ]
-    return results, [made[kind] for kind in kinds] if count else twins
+    jobs: dict[str, tuple[HookedModel, int | None]] = {
+        f"{name}-{number}": (one, None)
+        for name, side in zip("ab", sides, strict=True)
+        for number, one in enumerate(side)
+        if isinstance(one, HookedModel)
+    }
+    twins: dict[str, list[str]] = {"": []}  # architecture -> jobs
+    kinds = []
+    for name, side in zip("ab", sides, strict=True):
+        model = next((one for one in side if isinstance(one, HookedModel)), None)
+        kinds.append("" if model is None else _architecture(model))
+        if model is not None and kinds[-1] not in twins:
+            new = {f"{name}-untrained-{seed}": (model, seed) for seed in range(count)}
+            twins[kinds[-1]], jobs = list(new), jobs | new
+    hidden = not progress or len(jobs) < 2
+    swept = {
+        name: measure(model if seed is None else twin(model, seed), name)
+        for name, (model, seed) in tqdm(jobs.items(), "networks", leave=False, disable=hidden)
+    }
+    results: Any = [
+        [swept.get(f"{name}-{number}", one) for number, one in enumerate(side)]
+        for name, side in zip("ab", sides, strict=True)
+    ]
+    return results, [[swept[name] for name in twins[kind]] for kind in kinds]
 
 
 def _swept(
