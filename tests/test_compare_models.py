@@ -7,7 +7,7 @@ import torch
 import crate_interp as ci
 from comparing import row
 from conftest import LAYERS, make, make_lm, refuses
-from crate_interp.comparisons import networks
+from crate_interp.comparisons import run
 from crate_interp.questions.untrained_twins import twin
 
 N = 7
@@ -84,8 +84,8 @@ def test_twins_are_the_untrained_networks_of_each_side(data):
 @pytest.mark.slow
 def test_sides_of_one_architecture_share_their_twins(data, monkeypatch):
     made = []
-    real = networks.twin
-    monkeypatch.setattr(networks, "twin", lambda *args: made.append(args) or real(*args))
+    real = run.twin
+    monkeypatch.setattr(run, "twin", lambda *args: made.append(args) or real(*args))
     result = ci.compare([make(), make(seed=1)], [make(seed=2)], data, untrained=3, **FEW)
     assert len(made) == 3 and result.meta["a"]["untrained"] == result.meta["b"]["untrained"]
     assert (result.table()["untrained"].dropna() == 0).all()
@@ -93,7 +93,7 @@ def test_sides_of_one_architecture_share_their_twins(data, monkeypatch):
 
 @pytest.mark.slow
 def test_what_was_swept_is_kept_and_taken_again(data, tmp_path, monkeypatch):
-    real, swept = networks.sweep, []
+    real, swept = run.sweep, []
 
     def counted(model, *args, **options):
         swept.append(model)
@@ -101,7 +101,7 @@ def test_what_was_swept_is_kept_and_taken_again(data, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(model, *args, **options)
 
-    monkeypatch.setattr(networks, "sweep", counted)
+    monkeypatch.setattr(run, "sweep", counted)
     options = dict(untrained=1, out=tmp_path / "out", **FEW)
     with pytest.raises(KeyboardInterrupt):
         ci.compare(make(), make(seed=1), data, **options)
@@ -159,8 +159,8 @@ def test_steps_of_a_training_differ_and_are_told_apart_by_name():
 def test_misuse_of_models_is_told_before_work_starts(data, monkeypatch, unchecked):
     model, lm = make(), make_lm()
     swept = ci.sweep(model, data, probes="sparsity", controls=0, progress=False)
-    monkeypatch.setattr(networks, "sweep", lambda *_, **__: pytest.fail("work has started"))
-    refuses("data has 5 samples of tensor:.* a result", lambda: ci.compare(model, swept, data[:5]))
+    monkeypatch.setattr(run, "sweep", lambda *_, **__: pytest.fail("work has started"))
+    refuses("different samples, tensor:", lambda: ci.compare(model, swept, data[:5]))
     refuses("models are compared on data", lambda: ci.compare(model, model))
     with pytest.raises(ValueError, match="holds NaN or Inf in 1 of 7 images"):
         ci.compare(model, model, torch.cat([data[:6], data[6:] * torch.nan]))
@@ -172,5 +172,5 @@ def test_misuse_of_models_is_told_before_work_starts(data, monkeypatch, unchecke
     other, tokens = make_lm(n_ctx=6), torch.arange(12).view(2, 6)
     lm.window_rows = lambda texts: iter(tokens.tolist())
     other.window_rows = lambda texts: iter(tokens[:, :5].tolist())
-    refuses("read the data as different samples", lambda: ci.compare(lm, other, ["a text"]))
+    refuses("of different samples", lambda: ci.compare(lm, other, ["a text"]))
     refuses("a CLIP is two models|token", lambda: ci.compare(model, lm, data))

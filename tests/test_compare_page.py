@@ -86,7 +86,7 @@ def test_the_figure_draws_into_axes_and_names_what_is_there(single):
     assert ci.viz.compare(single, "attention.entropy", ax=own.subplots()) is own
     refuses("'compression.rate' is none of", lambda: ci.viz.compare(single, "compression.rate"))
     some = ci.compare(*sweeps((1,)), made({R: numbers(1, N, LAYERS)}))
-    refuses("'sparsity.l1' was not compared: b does", lambda: ci.viz.compare(some, "sparsity.l1"))
+    refuses("'sparsity.l1' was not compared: not", lambda: ci.viz.compare(some, "sparsity.l1"))
 
 
 def test_the_page_holds_every_number_and_the_csv_too(single, tmp_path):

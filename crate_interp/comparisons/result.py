@@ -8,7 +8,6 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from crate_interp.results.result import Result, as_text, first
-from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.intervals import LEVEL, student_interval
 
 _NUMBERS = "layer layer_b a b difference low high p holds n untrained untrained_low untrained_high "
@@ -86,53 +85,46 @@ class Comparison(Result):
         + a is higher, - a is lower, o no more than untrained networks differ, ? undecided, . cannot
         be tested.
         """
-        return overview(self)
+        table: Any = self._table("differences")
+        beside = {"untrained": "untrained", "excess": "beyond untrained"}
+        if not (table["untrained"].fillna(0) != 0).any():
+            beside = {}  # then the whole difference is beyond untrained networks
+        rows: list[list[str]] = []
+        for name, own in table.groupby(["probe", "statistic"], sort=False):
+            signs = "".join(
+                "o" if way and row["excess_p"] > LEVEL else _SIGNS[way]
+                for row in own.to_dict("records")
+                for way in [sign(row)]
+            )
+            cells = [span(own[column].to_numpy()) for column in ("difference", *beside)]
+            rows.append([".".join(name), signs, *cells])
+        return as_text(["statistic", "layers", "a - b", *beside.values()], rows)
 
     def finding(self) -> str:
         """Returns how many differences are evidence, what stands beside that, and the largest."""
-        return headline(self)
+        most = "".join(f"The largest: {words}." for words in list_of_largest(self, shown=1))
+        return f"{' '.join(sentences(self))} {most}".strip()
 
     def caution(self) -> str:
         """Returns a warning: what intervals leave out, and whether layers are paired by depth."""
-        said = []
-        sides = [self.meta[side] for side in "ab"]
+        a, b = self.meta["a"], self.meta["b"]
+        doubts = []
         if self.single:
-            said.append(super().caution())
-            said.append(
-                f"Intervals are over {self.meta['unit']} for these two networks: other seeds may "
-                "differ."
-            )
-        elif min(len(side["networks"]) for side in sides) < _FEW:
-            numbers = " and ".join(counted(len(side["networks"]), "networks") for side in sides)
-            said.append(f"Intervals over {numbers} are wide and rest on Student's t.")
-        if not all(side["untrained"] for side in sides):
-            said.append("At least one side has no untrained networks to compare with.")
-        elif self.single and min(len(side["untrained"]) for side in sides) < 2:
-            said.append(
-                "Whether trainings scatter by as much is unknown: that takes at least two "
-                "untrained networks of each side."
-            )
-        if sides[0]["n_layers"] != sides[1]["n_layers"]:
-            said.append(
-                f"{sides[0]['n_layers']} layers are compared with {sides[1]['n_layers']} at the "
-                "same relative depth."
-            )
-        return " ".join(words for words in said if words)
+            doubts += [super().caution(), "Other seeds of these two networks may differ."]
+        elif min(len(a["networks"]), len(b["networks"])) < _FEW:
+            doubts.append(f"Intervals over fewer than {_FEW} networks are wide.")
+        if not (a["untrained"] and b["untrained"]):
+            doubts.append("At least one side has no untrained networks to compare with.")
+        if a["n_layers"] != b["n_layers"]:
+            pair = f"{a['n_layers']} layers are compared with {b['n_layers']}"
+            doubts.append(f"{pair} at the same relative depth.")
+        return " ".join(filter(None, doubts))
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("differences")
         columns = ["probe", "statistic", "layer", "a", "b", "difference", "low", "high", "p"]
         first = table.loc[(~evidence(table)).sort_values(kind="stable").index]
         return first[[*columns, "holds", "untrained", "excess"]].head(40)
-
-
-def headline(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> str:
-    """Returns how many differences are evidence, and the largest with direction and interval.
-
-    named: a function that returns the title of a "probe.statistic".
-    """
-    most = "; ".join(list_of_largest(result, named, shown))
-    return " ".join([*sentences(result), *([f"The largest: {most}."] if most else [])])
 
 
 def sign(row: Mapping[str, Any]) -> int | None:
@@ -147,26 +139,6 @@ def sign(row: Mapping[str, Any]) -> int | None:
         return None
     holds = row["holds"] if known else row["excess_p"] <= LEVEL
     return int(np.sign(row["difference" if known else "excess"])) if holds else 0
-
-
-def overview(result: Result) -> str:
-    """Returns a table as text: each statistic's signs, and lowest and highest difference."""
-    table: Any = result.table("differences")
-    beside = {"untrained": "untrained", "excess": "beyond untrained"}
-    if not (table["untrained"].fillna(0) != 0).any():
-        # without untrained networks that differ between sides, the whole difference is beyond them
-        beside = {}
-    header = ["statistic", "layers", "a - b", *beside.values()]
-    rows: list[list[str]] = []
-    for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
-        signs = "".join(
-            "o" if way and row["excess_p"] > LEVEL else _SIGNS[way]
-            for row in own.to_dict("records")
-            for way in [sign(row)]
-        )
-        cells = [span(own[name].to_numpy()) for name in ("difference", *beside)]
-        rows.append([f"{probe}.{statistic}", signs, *cells])
-    return as_text(header, rows)
 
 
 def span(values: np.ndarray) -> str:
@@ -194,59 +166,44 @@ def evidence(differences: pd.DataFrame) -> pd.Series:
 
 
 def sentences(result: Result) -> list[str]:
-    """Returns how many differences are evidence, and what stands beside that number.
-
-    That is how many differences hold between these networks, and how many between two untrained
-    networks, which differ by their seeds alone.
-    """
+    """Returns how many differences are evidence, and how many two untrained networks have."""
     table: Any = result.table("differences")
-    one, two = (result.meta[side] for side in "ab")
-    start, count = f"{one['name']} against {two['name']}: ", int(table["p"].notna().sum())
+    start, count = f"{result.meta['model']}:", int(table["p"].notna().sum())
     if len(table) and not (table["difference"].fillna(0) != 0).any():
-        return [f"{start}every difference is 0."]
+        return [f"{start} every difference is 0."]
     if not count:
-        return [f"{start}no difference has an interval."]
+        return [f"{start} no difference has an interval."]
     held, beyond = int(table["holds"].sum()), int(evidence(table).sum())
-    chance = f"(by chance at most {LEVEL * count:.2g})"
-    among, holding = f"of {counted(count, 'differences')}", f"hold{'s' if held < 2 else ''}"
     if beyond <= LEVEL * count:
-        start += "no evidence of a difference: "
+        start += " no evidence of a difference:"
+    start += f" {beyond} of {count} differences"
+    words = f"{start} hold (by chance at most {LEVEL * count:.2g})."
     if table["excess_p"].notna().any():
-        verb, spread = f"exceed{'s' if beyond < 2 else ''}", "that of untrained networks"
-        if one["untrained"] == two["untrained"]:
-            spread = "the spread between random initialisations"
-        said = [f"{start}{beyond or 'none'} {among} {verb} {spread} {chance}."]
-        said.append(f"{held or 'None'} {holding} between these networks.")
-    else:
-        unknown = ""
-        if len(one["networks"]) == len(two["networks"]) == 1:
-            unknown = "; whether other seeds differ as much is unknown"
-        said = [f"{start}{held or 'none'} {among} {holding} {chance}{unknown}."]
-    if "untrained_p" in table and table["untrained_p"].notna().any():  # not in older results
-        twins = int((table["untrained_p"] <= LEVEL).sum())
-        said.append(f"Two untrained networks, compared in the same way, differ in {twins}.")
-    return said
+        words = (
+            f"{start} exceed the spread between untrained networks (by chance at most "
+            f"{LEVEL * count:.2g}); {held} hold between these networks."
+        )
+    alike = table.get("untrained_p", pd.Series(dtype=float))  # not in older results
+    if alike.isna().all():
+        return [words]
+    same = f"Two untrained networks, compared in the same way, differ in {(alike <= LEVEL).sum()}."
+    return [words, same]
 
 
 def list_of_largest(
     result: Result, named: Callable[[str], str] = str, shown: int = SHOWN
 ) -> list[str]:
-    """Returns the largest differences as texts, with direction and interval."""
+    """Returns the largest differences as texts, with their intervals.
+
+    named: a function that returns the title of a "probe.statistic".
+    """
     texts, depth = [], result.meta["a"]["n_layers"]
     for row in largest(result, shown):
-        statistic = f"{row['probe']}.{row['statistic']}"
-        unit = result.meta["statistics"][statistic][0]
-        both = f"{row['a']:.4g} against {row['b']:.4g}" + (f" {unit}" if unit else "")
-        if not np.isnan(row["untrained"]) and row["untrained"] != 0:
-            both += f"; untrained {signed(row['untrained'])}, "
-            both += f"beyond untrained {signed(row['excess'])}"
-        way = "higher" if row["difference"] > 0 else "lower"
-        size, *ends = (abs(row[name]) for name in ("difference", "low", "high"))
-        low, high = sorted(ends)
-        texts.append(
-            f"{named(statistic)}: {way} in {place(row, depth)} by {size:.3g} ({low:.3g} to "
-            f"{high:.3g}), {both}"
-        )
+        name = f"{row['probe']}.{row['statistic']}"
+        ends = f"{row['low']:+.3g} to {row['high']:+.3g}"
+        means = f"{row['a']:.4g} against {row['b']:.4g} {result.meta['statistics'][name][0]}"
+        size = f"{signed(row['difference'])} ({ends}) in {place(row, depth)}"
+        texts.append(f"{named(name)}: {size}, {means}".rstrip())
     return texts
 
 

@@ -1,36 +1,49 @@
 """ci.compare: two networks, or two groups of networks, on the same samples."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from crate_interp.comparisons import difference_tables, networks
+import pandas as pd
+from torch import Tensor
+
+from crate_interp.comparisons import difference_tables
 from crate_interp.comparisons.difference_tables import Side, statistics_of
-from crate_interp.comparisons.networks import Measuring, Network
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
 from crate_interp.core.folders import locked
-from crate_interp.core.run_options import Pass, run_options
+from crate_interp.core.progress import tqdm
+from crate_interp.core.run_options import Pass, RunOptions, run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
 from crate_interp.measures.checks import in_full_precision
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.probes import Probe
+from crate_interp.questions.batches import check_model, samples_of
+from crate_interp.questions.provenance import data_meta, probes_meta
+from crate_interp.questions.untrained_twins import twin
 from crate_interp.results import sample_ranges
+from crate_interp.results.result_files import META
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.run import Probes
+from crate_interp.sweeps.run import Probes, check_masks, fitting, sweep
 
+Network = SweepResult | HookedModel
+Results = Sequence[list[SweepResult]]  # of side a, of side b
 Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
 Names = tuple[str, str] | None
 SEEDS = 5  # untrained twins of each side by default
 _NAME = 80  # characters
+_SAME = ("model_digest", "config", "data", "dtype", "probes", "statistics", "versions")
 
 
 @in_full_precision
 def compare(
-    a: networks.Compared,
-    b: networks.Compared,
+    a: Network | Sequence[Network],
+    b: Network | Sequence[Network],
     data: Data | None = None,
     *,
     probes: Probes = None,
@@ -81,180 +94,246 @@ def compare(
             if the sides have no statistic in common.
     """
     options = run_options(compare, run, Pass, out=out)
-    sides = [networks.listed("a", a), networks.listed("b", b)]
+    sides = [_listed("a", a), _listed("b", b)]
     models = [one for side in sides for one in side if isinstance(one, HookedModel)]
-    how = Measuring(data, probes, options)
-    _check_asked(bool(models), how, names)
-    count, given = _twins_asked(untrained, bool(models))
-    _check_results(sides, given)
-    networks.check_models(sides, how)
+    if names is not None and (len(names) != 2 or not all(isinstance(one, str) for one in names)):
+        raise ValueError(f"names={names!r}: give two texts, for a and for b.")
+    if models and data is None:
+        raise ValueError("models are compared on data: give it, such as 'embedded:fashion'.")
+    if not models and any(one is not None for one in (data, probes, options.limit)):
+        raise ValueError("data, probes and limit are for models, but a and b are results.")
+    count, twins = _count_twins(untrained, bool(models))
+    places = []
+    for model in models:
+        assert data is not None
+        check_model(model)
+        samples = samples_of(model, data, options)
+        check_masks(fitting(probes, model, "blocks"), samples)
+        stop = samples.start + samples.n
+        place = sample_ranges.of(samples.fingerprint, samples.start, stop)
+        places.append((place, model.unit))
+    given = [one for side in (*sides, *twins) for one in side if isinstance(one, SweepResult)]
+    _check_samples(given, places)
     with ExitStack() as stack:
         if options.out is not None:
             stack.enter_context(locked(options.out))
             Comparison.check_folder(options.out)
-        result = _measured(sides, how, count, given, names)
+        started = time.perf_counter()
+        measure = partial(_swept, data=data, given=probes, options=options)
+        swept, new = _measured(sides, count, options.progress, measure)
+        _check_samples(sum(swept, []))
+        result = _compared(swept, new if count else twins, names)
+        result.meta["seconds"] = round(time.perf_counter() - started, 3)
         if options.out is not None:
             result.save(options.out)
     return result
 
 
-def _measured(
-    sides: Sequence[list[Network]], how: Measuring, count: int, given: Any, names: Names
-) -> Comparison:
-    """Sweeps the models and compares the sides, with `count` new twins each or `given` results."""
-    started = time.perf_counter()
-    results = networks.swept(sides, how)
-    _check_samples([one for side in results for one in side])
-    twins = networks.twins_of(sides, count, how) if given is None else given
-    result = _compared(results, twins, names)
-    result.meta["seconds"] = round(time.perf_counter() - started, 3)
-    return result
+def _listed(name: str, given: object) -> list[Network]:
+    """Returns the networks of one side as a list.
 
-
-def _check_asked(models: bool, how: Measuring, names: Names) -> None:
-    if names is not None and (len(names) != 2 or not all(isinstance(one, str) for one in names)):
-        raise ValueError(f"names={names!r}: give two texts, for a and for b.")
-    if models and how.data is None:
+    Raises ValueError for anything but results and hooked models of one architecture.
+    """
+    many: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    wrong = [one for one in many if not isinstance(one, (SweepResult, HookedModel))]
+    for one in wrong:
+        if hasattr(one, "parameters"):
+            check_hooked(one)
+    if wrong or not many:
         raise ValueError(
-            "models are compared on data, but none is given: call ci.compare(a, b, data) with "
-            'data such as "embedded:fashion" or "imagefolder:DIR".'
+            f"{name} is {checks.shown(given)}: give a model such as ci.load(...) returns, a result "
+            "of ci.sweep, or a list of them for seeds."
         )
-    if not models and any(one is not None for one in (how.data, how.probes, how.options.limit)):
-        raise ValueError(
-            "data, probes and limit are for models, but a and b are results, already measured: "
-            "leave them out, or give the models."
-        )
+    if len({_architecture(one) for one in many}) > 1:
+        raise ValueError(f"{name} is a list of networks of different architectures: give one.")
+    return many
 
 
-def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
-    """Returns how many twins to measure, and the given results of twins, or None."""
+def _architecture(one: Network) -> str:
+    """Returns a config's fields as one text, without the model's name and whether sizes are known.
+
+    A size that was guessed and the same size when given make the same network.
+    """
+    config = one.cfg.to_dict() if isinstance(one, HookedModel) else one.meta["config"]
+    left_out = ("model_name", "grid_guessed", "assumed")
+    return repr(sorted((key, value) for key, value in config.items() if key not in left_out))
+
+
+def _count_twins(untrained: Any, models: bool) -> tuple[int, Results]:
+    """Returns how many twins to measure, and the given results of twins."""
     if untrained is None:
-        return (SEEDS if models else 0), None
+        return (SEEDS if models else 0), [[], []]
     if checks.is_int(untrained) and (models or not untrained):
-        return checks.count("untrained", untrained, least=0), None
+        return checks.count("untrained", untrained, least=0), [[], []]
     pair = untrained if isinstance(untrained, (tuple, list)) else ()
     groups = [list(group) if isinstance(group, (list, tuple)) else [group] for group in pair]
-    right = all(isinstance(one, SweepResult) for group in groups for one in group)
-    if len(groups) != 2 or not right:
+    if len(groups) != 2 or not all(isinstance(one, SweepResult) for one in sum(groups, [])):
         raise ValueError(
             f"untrained={checks.shown(untrained)}: give a number of twins to make of models, or "
             "([...], [...]) with the results of the untrained twins of a and of b."
         )
-    return 0, (groups[0], groups[1])
+    return 0, groups
 
 
-def _check_results(sides: Sequence[list[Network]], twins: Any) -> None:
-    """Raises ValueError if the given results cannot be compared."""
-    given = [[one for one in side if isinstance(one, SweepResult)] for side in sides]
-    extra = [] if twins is None else [*twins[0], *twins[1]]
-    _check_samples([*given[0], *given[1], *extra])
-    for name, side in zip("ab", sides, strict=True):
-        configs = [
-            one.cfg.to_dict() if isinstance(one, HookedModel) else one.meta["config"]
-            for one in side
-        ]
-        if len({networks.architecture(config) for config in configs}) > 1:
-            raise ValueError(
-                f"{name} is a list of networks of different architectures: a list stands for "
-                "networks that differ in their seeds or their training. Compare them one by one."
-            )
+def _check_samples(results: Sequence[SweepResult], of_models: Sequence[tuple] = ()) -> None:
+    """Raises ValueError unless all results are of the same, known samples.
 
-
-def _check_samples(results: Sequence[SweepResult]) -> None:
-    """Raises ValueError unless all results are of the same samples of known data."""
-    for one in results:
-        if any(entry["fingerprint"] is None for entry in one.meta["data"]):
-            raise ValueError(
-                "a result was measured on a cache, so its samples are unknown: use ci.sweep on "
-                "data."
-            )
-    for one in results[1:]:
-        mine, theirs = results[0].meta, one.meta
-        if sample_ranges.same(mine["data"], theirs["data"]) and mine["unit"] == theirs["unit"]:
-            continue
-        said = [
-            ", ".join(
-                f"{plain(entry['fingerprint'], 60)} samples {entry['start']} to {entry['stop'] - 1}"
-                for entry in meta["data"]
-            )
-            for meta in (mine, theirs)
-        ]
+    of_models: the samples of models, as a result's meta has them: data and unit.
+    """
+    places = [*((one.meta["data"], one.meta["unit"]) for one in results), *of_models]
+    if any(entry["fingerprint"] is None for data, _ in places for entry in data):
         raise ValueError(
-            f"the results are of different samples, {said[0]} and {said[1]} (where these are the "
-            "same, the files held other pictures): sweep both on the same data, with the same "
-            "limit, or give the models and data."
+            "a result was measured on a cache, so its samples are unknown: use ci.sweep on data."
         )
+    for data, unit in places[1:]:
+        if not sample_ranges.same(places[0][0], data) or places[0][1] != unit:
+            of = (
+                f"{plain(entry['fingerprint'], 60)} samples {entry['start']} to {entry['stop'] - 1}"
+                for entry in (places[0][0][0], data[0])
+            )
+            raise ValueError(
+                f"the networks are of different samples, {' and '.join(of)} (where these are the "
+                "same, the files held other pictures): sweep all on the same data with the same "
+                "limit; windows of tokens need the same tokenizer and n_ctx."
+            )
 
 
-def _compared(
-    results: Sequence[list[SweepResult]], twins: Sequence[Sequence[SweepResult]], names: Names
-) -> Comparison:
+def _measured(
+    sides: Sequence[list[Network]], count: int, progress: bool, measure: Callable[..., SweepResult]
+) -> tuple[Results, Results]:
+    """Returns the results of both sides and of `count` untrained twins of each, seeds 0, 1, ...
+
+    Given results are kept. A side of results has no new twins, because its models are unknown.
+    Sides of the same architecture share twins.
+    """
+    jobs: dict[str, tuple[HookedModel, int | None]] = {
+        f"{name}-{number}": (one, None)
+        for name, side in zip("ab", sides, strict=True)
+        for number, one in enumerate(side)
+        if isinstance(one, HookedModel)
+    }
+    twins: dict[str, list[str]] = {"": []}  # architecture -> jobs
+    kinds = []
+    for name, side in zip("ab", sides, strict=True):
+        model = next((one for one in side if isinstance(one, HookedModel)), None)
+        kinds.append("" if model is None else _architecture(model))
+        if model is not None and kinds[-1] not in twins:
+            new = {f"{name}-untrained-{seed}": (model, seed) for seed in range(count)}
+            twins[kinds[-1]], jobs = list(new), jobs | new
+    hidden = not progress or len(jobs) < 2
+    swept = {
+        name: measure(model if seed is None else twin(model, seed), name)
+        for name, (model, seed) in tqdm(jobs.items(), "networks", leave=False, disable=hidden)
+    }
+    results: Any = [
+        [swept.get(f"{name}-{number}", one) for number, one in enumerate(side)]
+        for name, side in zip("ab", sides, strict=True)
+    ]
+    return results, [[swept[name] for name in twins[kind]] for kind in kinds]
+
+
+def _swept(
+    model: HookedModel, name: str, data: Any, given: Probes, options: RunOptions
+) -> SweepResult:
+    """Sweeps a model with heads averaged for each sample, or loads this sweep if it is saved.
+
+    Averaging gives one number per sample, so that samples can be paired.
+    """
+    samples, seen = samples_of(model, data, options), dict[str, None]()
+    probes = [_averaging(probe, seen) for probe in fitting(given, model, "blocks")]
+    place = None if options.out is None else options.out / "sweeps" / name
+    # nothing in the folder tells whether a saved sweep used the caller's own probe as it is now
+    own = given if isinstance(given, (list, tuple)) else [given]
+    own = any(isinstance(one, Probe) for one in own)
+    if place is not None and not own and (place / META).is_file():
+        found = SweepResult.load(place)
+        meta = data_meta(model, samples, options.batch_size) | probes_meta(probes, model)
+        wanted = SweepResult(found.stored, meta)
+        if all(found.meta.get(name) == wanted.meta[name] for name in _SAME):
+            return found
+    result = sweep(model, samples, probes=probes, controls=0, **options.of_a_pass())
+    result.meta["heads_averaged"] = list(seen)
+    if place is not None:
+        result.save(place)
+    return result
+
+
+def _averaging(probe: Probe, seen: dict[str, None]) -> Probe:
+    """Returns a probe that averages statistics per head over heads.
+
+    seen: collects the names of these statistics. A sample that lacks a value in some head gets NaN.
+    """
+
+    def averaged(measure: Callable[..., Any], axes: int, *args: Any) -> Any:
+        answer = measure(*args)
+        if not isinstance(answer, Mapping):
+            return answer
+        heads = {
+            name
+            for name, value in answer.items()
+            if isinstance(value, Tensor) and value.ndim == axes and name not in probe.counts
+        }
+        seen.update({f"{probe.name}.{name}": None for name in heads})
+        return {
+            name: value.double().mean(dim=-1) if name in heads else value
+            for name, value in answer.items()
+        }
+
+    weights = probe.weights and partial(averaged, probe.weights, 1)
+    measure = partial(averaged, probe.measure, 2 if probe.points else 1)
+    return replace(probe, measure=measure, weights=weights, per_head=())
+
+
+def _compared(results: Results, twins: Results, names: Names) -> Comparison:
     """Returns the comparison of sweeps."""
     a, b = (
         Side([statistics_of(one) for one in own], [statistics_of(one) for one in random])
         for own, random in zip(results, twins, strict=True)
     )
-    metas = (results[0][0].meta, results[1][0].meta)
-    single = len(results[0]) == len(results[1]) == 1
-    chosen, left = difference_tables.shared(a.networks, b.networks, metas, single)
+    metas = [own[0].meta for own in results]
+    left = difference_tables.not_shared(a, b, metas)
+    chosen = [name for name in a.networks[0] if name not in left]
     if not chosen:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:4])
         raise ValueError(f"a and b have no statistic in common. {reasons}.")
     pairs = difference_tables.layer_pairs(metas[0]["n_layers"], metas[1]["n_layers"])
     digests = [[one.meta["model_digest"] for one in random] for random in twins]
     same = bool(digests[0]) and digests[0] == digests[1]
+    parts = [difference_tables.differences(a, b, name, pairs, same) for name in chosen]
     tables = {
-        "differences": difference_tables.differences(a, b, chosen, pairs, same),
+        "differences": pd.concat(parts, ignore_index=True),
         "networks": difference_tables.networks(a, b, chosen),
     }
-    heads = [name for name in chosen if a.networks[0][name].per_head]
-    probes = dict.fromkeys(name.partition(".")[0] for name in chosen)
-    about = {
-        "layers": pairs,
-        "not_compared": left,
-        "noted": difference_tables.noted(metas),
-        "heads_averaged": heads,
-        "statistics": {name: metas[0]["statistics"][name] for name in chosen},
-        "probes": {name: metas[0]["probes"][name] for name in probes},
-        "of_weights": [name for name in chosen if a.networks[0][name].of_weights],
-    }
-    return Comparison(tables, _meta(results, twins, names) | about)
-
-
-def _meta(
-    results: Sequence[list[SweepResult]], twins: Sequence[Sequence[SweepResult]], names: Names
-) -> dict[str, Any]:
-    """Returns the meta: the origin of both sides, and the entries that every result has."""
-    metas = [own[0].meta for own in results]
-    called = _names(metas, names)
+    models = [meta["model"] or f"{meta['config'].get('family', 'a')} model" for meta in metas]
+    called = [plain(name, _NAME) for name in (models if names is None else names)]
+    if called[0] == called[1]:
+        called = [f"{called[0]} (a)", f"{called[1]} (b)"]
     sides = {
         side: {
             "name": name,
             "networks": [one.meta["model_digest"] for one in own],
-            "untrained": [one.meta["model_digest"] for one in random],
+            "untrained": random,
             "n_layers": own[0].meta["n_layers"],
             "versions": own[0].meta["versions"],
         }
-        for side, name, own, random in zip("ab", called, results, twins, strict=True)
+        for side, name, own, random in zip("ab", called, results, digests, strict=True)
     }
+    probes = dict.fromkeys(name.partition(".")[0] for name in chosen)
     both = {
         key: " and ".join(dict.fromkeys(str(meta[key]) for meta in metas))
         for key in ("dtype", "device")
     }
-    digests = (", ".join(side["networks"]) for side in sides.values())
-    return sides | both | {
+    return Comparison(tables, sides | both | {
         "model": f"{called[0]} against {called[1]}",
-        "model_digest": " against ".join(digests),
+        "model_digest": " against ".join(", ".join(side["networks"]) for side in sides.values()),
         "config": {side: meta["config"] for side, meta in zip("ab", metas, strict=True)},
         "n_layers": min(meta["n_layers"] for meta in metas),
         **{key: metas[0][key] for key in ("data", "n_samples", "unit", "versions")},
-    }  # fmt: skip
-
-
-def _names(metas: Sequence[dict[str, Any]], names: Names) -> list[str]:
-    """Returns the names of the sides; if they are equal, (a) and (b) are added."""
-    models = [meta["model"] or f"{meta['config'].get('family', 'a')} model" for meta in metas]
-    called = [plain(name, _NAME) for name in (models if names is None else names)]
-    if called[0] == called[1]:
-        called = [f"{name} ({side})" for name, side in zip(called, "ab", strict=True)]
-    return called
+        "layers": pairs,
+        "not_compared": left,
+        "noted": difference_tables.noted(metas),
+        "heads_averaged": [name for name in chosen if a.networks[0][name].per_head],
+        "statistics": {name: metas[0]["statistics"][name] for name in chosen},
+        "probes": {name: metas[0]["probes"][name] for name in probes},
+        "of_weights": [name for name in chosen if a.networks[0][name].of_weights],
+    })  # fmt: skip
