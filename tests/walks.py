@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import crate_hooks
-
 import crate_interp as ci
 
 ROOTS = tuple(str(Path(str(module.__file__)).parent) for module in (ci, crate_hooks))

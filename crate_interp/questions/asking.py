@@ -155,15 +155,17 @@ class Experiment:
         steps = [wanted] if isinstance(wanted, Pass) else list(wanted)
         if is_dry() and all(step.whole for step in steps) and self.facts:
             stop_dry(self.kind, steps[0].name)
-        totals = {}
+        totals, found = {}, {}
         for place, step in enumerate(steps, 1):
             label = f"{step.name} ({place} of {len(steps)})" if len(steps) > 1 else step.name
             totals[step.name] = self._measure(step, label)
-            check = None if is_dry() else step.check
-            tables = self.chunks.merged(step, totals[step.name]) if check else None
-            if check and tables is not None:
-                check(tables)
-        found = {step.name: self.chunks.merged(step, totals[step.name]) for step in steps}
+            if step.check and not is_dry():
+                found[step.name] = self.chunks.merged(step, totals[step.name])
+                if found[step.name] is not None:
+                    step.check(found[step.name])
+        for step in steps:
+            if found.get(step.name) is None:
+                found[step.name] = self.chunks.merged(step, totals[step.name])
         if any(tables is None for tables in found.values()):
             raise Missing(self._progress(totals))
         for step in steps:
@@ -174,8 +176,8 @@ class Experiment:
             if step.most is None:
                 self.facts_of(step.name)  # raises if no sample can be decoded
         answers = [
-            {name: table for name, table in (tables or {}).items() if name not in OF_A_CHUNK}
-            for tables in found.values()
+            {name: t for name, t in (found[step.name] or {}).items() if name not in OF_A_CHUNK}
+            for step in steps
         ]
         return answers[0] if isinstance(wanted, Pass) else answers
 

@@ -104,9 +104,7 @@ class InMemory:
         tables = self.read(step, last)
         for block in reversed(blocks):
             tables = step.merged(self.read(step, block), tables, self.meta)
-        if blocks and not step.apart:
-            whole = blocks[0].joined(last)
-            self._keep(step, Block(0, total, whole.start, whole.stop), tables)
+        if self.out is None:  # frees their memory; files stay, and so does what was written
             self._drop(step, *blocks, last)
         return tables
 
@@ -188,8 +186,7 @@ class InFolder(InMemory):
     def _whole(self, step: Pass, path: Path) -> Block | None:
         """Returns what a file holds, if it is a whole block of this run."""
         try:
-            there = path.stat()
-            stamp = (there.st_mtime_ns, there.st_size, there.st_ino)
+            stamp = _stamp(path)
             if self.seen.get(path, (None,))[0] != stamp:
                 about, tables = _opened(path)
                 block = Block(*about["block"])
@@ -263,12 +260,13 @@ class InFolder(InMemory):
         file = file.replace_schema_metadata({_ABOUT: json.dumps(about)})
         path = self.path(step, block)
 
-        def writer(part: Path) -> None:
-            parquet.write_table(file, part)
+        def writer(part: Path) -> None:  # its parts are compressed already
+            parquet.write_table(file, part, compression="none", use_dictionary=False)
             flush(part)
 
         write(path, writer)
         flush(path.parent)
+        self.seen[path] = _stamp(path), block
         self.blocks[step.name][block.first] = block
 
     def _drop(self, step: Pass, *blocks: Block) -> None:
@@ -276,6 +274,11 @@ class InFolder(InMemory):
             self.path(step, block).unlink(missing_ok=True)
             if self.blocks[step.name].get(block.first) == block:
                 del self.blocks[step.name][block.first]
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    there = path.stat()
+    return there.st_mtime_ns, there.st_size, there.st_ino
 
 
 def _bytes(table: pd.DataFrame) -> bytes:
