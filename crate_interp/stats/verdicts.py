@@ -3,7 +3,7 @@
 A verdict is stored as one of the words below; pages, tables and commands show it as `SHOWN` says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,7 +148,7 @@ def of_interval(low: float, high: float, bounds: Bounds) -> str:
     return BROKEN if high < bounds[0] or low > bounds[1] else UNDECIDED
 
 
-def together(verdicts: Iterable[Sequence[str]], by_construction: bool) -> str:
+def together(verdicts: Iterable[Iterable[str]], by_construction: bool) -> str:
     """Returns one verdict for a claim that must hold for several numbers, in several settings.
 
     Args:

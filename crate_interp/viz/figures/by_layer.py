@@ -93,7 +93,7 @@ def layers(
         values, spread = PUBLISHED[statistic]
         words = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
         ends = np.array(values) - spread, np.array(values) + spread
-        look: Any = {"color": "#777777", "ls": (0, (6, 1.5, 1, 1.5)), "marker": "x", "lw": 1}
+        look: Any = {"color": "#777777", "ls": (0, (6, 1.5, 1, 1.5)), "marker": "x", "lw": 1.0}
         line(axes, range(len(values)), np.array(values), ends, label=words, **look)
     _draw_chance(axes, results, statistic, drawn[0])
     axes.set_ylabel(canvas.axis_label(results[0], statistic), fontsize=canvas.TEXT)
