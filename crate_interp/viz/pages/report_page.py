@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,29 +32,14 @@ _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean
 _USUAL = {**dict.fromkeys(_OF_NO_FILE), "transparency": "drop", "bits": 8}
 
 
-@dataclass(frozen=True)
-class AttentionPictures:
-    """The attention of an image model's CLS token, or memberships, for the page of a report.
-
-    heading: what the maps show. figures: a figure for each layer that is shown. images: how many
-    images each figure has. uniform: the value of each patch if maps were even. names: the names of
-    the images, if the images have names.
-    """
-
-    heading: str
-    figures: Mapping[int, "matplotlib.figure.Figure"]
-    images: int
-    uniform: float
-    names: Sequence[str] = ()
-
-
 @quiet()
 def report_page(
     result: SweepResult,
     twins: Sweeps,
     out: str | Path,
     *,
-    attention: AttentionPictures | None = None,
+    attention: Mapping[int, "matplotlib.figure.Figure"] | None = None,
+    images: Sequence[str] = (),
     audited: bool = False,
     data: str = "",
     shuffled: Sweeps = (),
@@ -67,7 +51,8 @@ def report_page(
     the meaning of its columns, and the controls; layers.csv has `result.layers()` with the mean,
     lowest and highest value of the twins. Returns the path of the page.
 
-    twins: results of the same network with random weights, one result for each seed. audited:
+    twins: results of the same network with random weights, one result for each seed. attention: a
+    figure of maps over images for each layer that is shown; images: their names. audited:
     whether the page links to the page of an audit, audit/audit.html. data: the name of the data,
     shown in the command that repeats the report. shuffled: results of the network with its weights
     in random order, a second baseline of random weights. progress: whether to show a bar while the
@@ -80,7 +65,7 @@ def report_page(
         write_text(stage / "summary.txt", _summary(result, twins, data, caution))
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
-        for layer, figure in attention.figures.items() if attention else ():
+        for layer, figure in (attention or {}).items():
             figure.savefig(stage / "figures" / f"attention-layer-{layer}.png", dpi=150)
         known = layer_curves.names(result)
         change, first = _change(result, twins, shuffled), report_findings.beginning(known)
@@ -107,8 +92,8 @@ def report_page(
             ],
             hero=[*change, *(by_name[name] for name in first)],
             audited=audited,
-            attention=attention,
-            uri_of=figure_uri,
+            attention={layer: figure_uri(one) for layer, one in (attention or {}).items()},
+            images=images,
             sections=sections,
             command=_command(result, twins, data, audited),
             sources=_sources(result, twins),
