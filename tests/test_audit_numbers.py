@@ -12,8 +12,8 @@ from audit_reference import drawn, number, same, sparse_numbers, steps_of
 from conftest import make, make_lm
 from crate_interp.audits import layer as layers
 from crate_interp.audits.attention import DRAWS_OF_GRID
-from crate_interp.audits.claim_summary import main_rows, tokens_of
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
+from crate_interp.audits.result import main_rows, tokens_of
 from crate_interp.audits.setting import Setting
 from crate_interp.audits.sparse import SCALES, SIZES, _codes, evenly
 from crate_interp.models.layers.sparse_steps import Lasso

@@ -1,6 +1,5 @@
 """The audit's page, its command, and figures of several results."""
 
-import math
 import re
 
 import numpy as np
@@ -10,10 +9,10 @@ import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.audits.claim_summary import change
 from crate_interp.audits.claims import CLAIMS, NUMBERS
+from crate_interp.audits.result import change
+from crate_interp.stats.verdicts import SHOWN
 from crate_interp.viz.figures.by_layer import PUBLISHED
-from crate_interp.viz.pages.chart import Interval, intervals
 from texts import Page
 
 
@@ -34,8 +33,8 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
     assert {a["popovertarget"] for a in signs} == cards and len(cards) == len(signs)
     words = " ".join(" ".join(page.words).split())
     for verdict, count in result.claims()["verdict"].value_counts().items():
-        words_of = [a["title"].removesuffix(", untrained the same") for a in signs]
-        shown = [text for text in words_of if text.endswith(f": {verdict}")]
+        said = SHOWN[verdict].answer or verdict
+        shown = [a for a in signs if re.search(rf": {re.escape(said)}(, |$)", a["title"])]
         assert len(shown) == count, verdict
     for claim in CLAIMS.values():
         # a letter below the line is a text of its own
@@ -55,24 +54,6 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
         assert all(f"\n  {part}: {NUMBERS[part].formula}; " in words for part in claim.numbers)
 
 
-@pytest.mark.slow
-def test_the_finding_counts_the_verdicts_and_the_arrows(tmp_path):
-    model = ci.load("crate-tiny-fashion")
-    images = model.preprocess(ci.data.embedded("fashion")[:11]["image"])
-    result = ci.audit(model, images, untrained=2, grid=False, progress=False)
-    page = Page(ci.viz.audit_page(result, tmp_path).read_text(encoding="utf-8"))
-    words = re.sub(r" (?=[,.;])", "", " ".join(" ".join(page.words).split()))
-    verdicts = result.claims()["verdict"].value_counts().to_dict()
-    applied = sum(verdicts.values()) - verdicts.get("not applicable", 0)
-    kept, broken = (verdicts.get(word, 0) for word in ("kept", "broken"))
-    assert f"{kept} of {applied} verdicts (on " in words and f" are kept, {broken} broken" in words
-    said = re.search(rf"(\d+) of {applied} cells are shown to be nearer .* (\d+) farther", words)
-    assert said is not None
-    signs = [a["title"] for tag, a in page.tags if tag == "button" and "title" in a]
-    counts = [sum(f"{way} " in title for title in signs) for way in ("nearer", "farther")]
-    assert [int(count) for count in said.groups()] == counts and sum(counts) > 0
-
-
 def test_a_change_is_shown_only_if_both_kinds_of_random_networks_agree():
     """Planted numbers of the first claim, for which lower is better."""
     known = dict(number="compresses", frame="read", value=-0.3, untrained=-0.1, shuffled=-0.2)
@@ -88,23 +69,6 @@ def test_a_change_is_shown_only_if_both_kinds_of_random_networks_agree():
     assert found(shuffled=-0.35, shuffled_low=-0.4, shuffled_high=-0.32) == 0  # they disagree
     assert found(difference_high=0.05) == 0 and found(shuffled_low=-0.31) == 0
     assert found(difference_low=np.nan) is None
-
-
-def test_an_interval_is_drawn_where_its_axis_says():
-    rows = [Interval("a", 2.0, 1.0, 4.0, 3.0), Interval("b", math.nan, math.nan, math.nan)]
-    drawn = intervals(rows, None, 0.5, "two intervals")
-    (low, least), (high, most) = drawn["ticks"][0], drawn["ticks"][-1]
-
-    def x(value):
-        return low + (value - float(least)) / (float(most) - float(least)) * (high - low)
-
-    first, second = drawn["rows"]
-    np.testing.assert_allclose([first["at"], *first["ends"]], [x(2), x(1), x(4)], atol=0.2)
-    assert first["untrained"] == pytest.approx(x(3), abs=0.2) and second["at"] is None
-    left, right = drawn["inside"]  # the shaded part ends at the bound
-    assert right == pytest.approx(x(0.5), abs=0.2) and left < right
-    alone = intervals([Interval("a", 2.0, 2.0, 2.0)], 1.0, None, "one value")
-    assert alone["inside"][0] < alone["rows"][0]["at"] < alone["inside"][1]
 
 
 # ---- figures of several results

@@ -251,7 +251,7 @@ def test_the_page_shows_the_finding_and_every_number(result, tmp_path):
     assert "swapping 2 of 403 (token, coordinate) nodes" in text and "5 images." in text
     for name in ("shares", "contrasts"):
         for value in result.table(name).to_numpy(dtype=object)[-1]:
-            cell = f"{value:.3g}" if isinstance(value, float) else value
+            cell = f"{value:.4g}" if isinstance(value, float) else value
             assert f"<td>{cell}</td>" in text
     assert "http:" not in text.replace("http://www.w3.org", "") and "<svg" in text
     assert (tmp_path / "concentration.png").stat().st_size > 10_000

@@ -1,18 +1,14 @@
 """What a report says first: its sentences and signs hold the numbers of its tables."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 
 import crate_interp as ci
-from conftest import HEADS, LAYERS, make
+from conftest import LAYERS, make
 from crate_interp.probes.built_in import statistic
 from crate_interp.sweeps.findings import along_layers, at_attention, finding, strip
 from crate_interp.sweeps.layer_curves import numbers
-from crate_interp.viz.pages.chart import HEIGHT, WIDTH, Line, chart
-from crate_interp.viz.pages.report_page import hero, panel
 
 NAMES = {
     "before": "compression.subspace_rate_pre",
@@ -148,38 +144,3 @@ def test_beyond_untrained_is_outside_the_interval_of_one_more_untrained_network(
         assert [sign.mark for sign in signs] == [mark] * LAYERS, amount
     one = {row.title: row for row in strip(moved(9.0), twins[:1])}
     assert {sign.mark for sign in one["Heads overlap less than untrained"].signs} == {"?"}
-
-
-def test_the_panels_are_of_the_statistics(result, twins):
-    items = hero(result, twins, twins[:1])
-    assert len(items) == 5 and len({item.title for item in items}) == 5
-    item = panel(result, twins, twins[:1], "attention.support_cls")
-    assert item.svg.count('<polyline class="shuffled"') == 1
-    assert item.svg.count('<polyline class="head"') == HEADS and "Thin lines" in item.how
-    tokens = float(re.findall(r'<text class="chance"[^>]*>([^<]+)<', item.svg)[0])
-    uniform = result.layers().query("statistic == 'entropy_uniform'")["mean"].iloc[-1]
-    assert tokens == pytest.approx(np.exp(uniform), rel=1e-2) and tokens > 1
-    assert panel(result, [], [], "sparsity.hoyer").svg.count("untrained") == 0
-
-
-# ---- the chart
-
-
-def points(drawn, kind):
-    (pieces,) = [pieces for name, pieces in drawn["lines"] if name == kind]
-    return [tuple(map(float, point.split(","))) for piece in pieces for point in piece.split()]
-
-
-@pytest.mark.parametrize(
-    "values", [[1, 5, 2], [-3e-9, 4e-9, 0], [7, 7, 7], [0, 0, 0], [1e8, 3e8, 1]]
-)
-def test_heights_are_in_proportion_and_ticks_lie_where_they_say(values):
-    drawn = chart(np.arange(3.0), [Line("trained", np.array(values, dtype=float))], "three layers")
-    ticks = [(at, float(word)) for at, word in drawn["rows"]]
-    heights = [y for _, y in points(drawn, "trained")]
-    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points(drawn, "trained"))
-    assert 1 <= len(ticks) <= 6 and len({word for _, word in ticks}) == len(ticks)
-    if len(ticks) > 1:
-        (low, a), (high, b) = ticks[0], ticks[-1]
-        wanted = [low + (value - a) / (b - a) * (high - low) for value in values]
-        np.testing.assert_allclose(heights, wanted, atol=0.15)

@@ -15,7 +15,6 @@ from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, 
 from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 from crate_interp.audits.objectives import Kind, Objective, PerToken, Stream, kind_of
 from crate_interp.audits.setting import Cells, Setting
-from crate_interp.audits.weights import Bases
 from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.attention import Attention
@@ -84,8 +83,8 @@ class Given:
     single: torch.dtype = torch.float32
 
 
-def layer_of(attn: Any, norm: HookedNorm, random: Bases, maps: int) -> Layer:
-    """Returns the `Layer` of an attention with subspaces U, and with so many random maps."""
+def layer_of(attn: Any, norm: HookedNorm, maps_like: Callable[[Tensor], Iterator[Tensor]]) -> Layer:
+    """Returns the `Layer` of an attention with subspaces U; maps_like: makes random output maps."""
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
@@ -94,7 +93,7 @@ def layer_of(attn: Any, norm: HookedNorm, random: Bases, maps: int) -> Layer:
         for bases in (wide, frames.orthonormal(wide))  # narrower if heads are wider than the stream
     )
     # drawn again for each slice: of all layers together the maps would fill the memory
-    drawn = partial(random.like, out.to(frames.single_of(attn.W_O.dtype)), maps)
+    drawn = partial(maps_like, out.to(frames.single_of(attn.W_O.dtype)))
     shift = attn.b_O.detach().double()
     return Layer(wide, stored, ideal, change, drawn, shift, kind_of(attn), attn)
 

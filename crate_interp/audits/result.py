@@ -1,43 +1,240 @@
-"""AuditResult: layers against claims, nulls and untrained networks, and the cards of its page."""
+"""AuditResult: layers against claims, nulls and untrained networks, and what they come to."""
 
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from crate_interp.audits.claim_summary import (
-    BY_CONSTRUCTION,
-    DEPENDS,
-    MARKS,
-    bounds_of,
-    change,
-    findings,
-    judged,
-    layer_words,
-    main_rows,
-    overview,
-)
-from crate_interp.audits.claims import BESIDE, CLAIMS, NUMBERS, Claim
-from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED, cells, nulls
+from crate_interp.audits.claims import BESIDE, CLAIMS, NUMBERS, Claim, Number
+from crate_interp.audits.objectives import KINDS
+from crate_interp.audits.setting import NO_EPS
+from crate_interp.audits.verdicts import cells, nulls
+from crate_interp.config.families import FAMILIES
 from crate_interp.core.safe_text import in_html, notebook_view
+from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.result import Result, as_text, by, first
-from crate_interp.results.statistic import MINUS, Row, Sign, low_to_high
+from crate_interp.results.statistic import low_to_high
+from crate_interp.stats.verdicts import (
+    BROKEN,
+    BY_CONSTRUCTION,
+    KEPT,
+    NOT_APPLICABLE,
+    SHOWN,
+    UNDECIDED,
+    of_interval,
+    together,
+)
 
-_KINDS = {KEPT: "good", BROKEN: "bad"}
-_COUNTED = {
-    BY_CONSTRUCTION: "by construction: an ideal layer misses the bound too",
-    DEPENDS: "depend on the setting",
-    UNDECIDED: "undecided",
-}
-# change -> its arrow, and its meaning
-CHANGES = {
-    1: ("\N{BLACK UP-POINTING TRIANGLE}", "nearer to the claim than with random weights"),
-    -1: ("\N{BLACK DOWN-POINTING TRIANGLE}", "farther from it than with random weights"),
-}
-_MEANINGS = {
-    DEPENDS: "depends on the setting",
-    BY_CONSTRUCTION: _COUNTED[BY_CONSTRUCTION],
-}
+_SOME = " of "  # in the tokens of a cell: "32 of 197"
+_STILL = 1e-6  # a relative change below this counts as none
+
+
+def judged(result: Result) -> pd.DataFrame:
+    """Returns a row for each claim and layer, with its verdict: `AuditResult.claims()`."""
+    table: Any = result.table("cells")
+    # some numbers count at every eps, others at the main eps
+    every = table["number"].map(lambda name: NUMBERS[name].every_eps)
+    eps = result.meta["settings"]["eps"]
+    rows = table[every | table["eps"].isna() | (table["eps"] == eps)]
+    found: list[tuple] = []
+    for (name, layer), group in rows.groupby(["claim", "layer"], sort=False):
+        claim, applies = CLAIMS[str(name)], group[group["verdict"] != NOT_APPLICABLE]
+        missed = applies[applies["verdict"] != KEPT]
+        by_number = [own["verdict"] for _, own in applies.groupby("number", sort=False)]
+        verdict = together(by_number, bool(missed["by_construction"].all()))
+        reasons = _reasons(group)
+        if verdict == BY_CONSTRUCTION:
+            reasons = [
+                f"an ideal layer misses the bound too ({NUMBERS[part].title}: {low_to_high(ideal)})"
+                for part, ideal in missed.groupby("number", sort=False)["construction"]
+            ]
+        places = {part: _on(applies[applies["number"] == part], claim) for part in claim.numbers}
+        on = [
+            words if len(claim.numbers) == 1 else f"{NUMBERS[part].title}: {words}"
+            for part, words in places.items()
+            if words
+        ]
+        found.append((name, layer, verdict, "; ".join(on), "; ".join(reasons)))
+    claims = pd.DataFrame(found, columns=["claim", "layer", "verdict", "on", "reason"])
+    order = {name: place for place, name in enumerate(CLAIMS)}
+    key = lambda x: x.map(order) if x.name == "claim" else x  # noqa: E731
+    return claims.sort_values(["claim", "layer"], key=key, ignore_index=True)
+
+
+def _reasons(group: pd.DataFrame) -> list[str]:
+    """Returns why cells are not kept; a reason names its frames and eps unless it holds in all."""
+    given: Any = group[group["reason"] != ""]
+    found = []
+    for reason, rows in given.groupby("reason", sort=False):
+        frames = [name for name in dict.fromkeys(rows["frame"]) if name]
+        whole = set(frames) == {name for name in group["frame"] if name}
+        where = [] if whole or not frames else [", ".join(frames)]
+        eps = sorted(set(rows["eps"].dropna()))
+        if eps and set(eps) != set(group["eps"].dropna()):
+            where.append(f"eps {', '.join(f'{one:g}' for one in eps)}")
+        found.append(f"{' at '.join(where)}: {reason}" if where else str(reason))
+    return found
+
+
+def _on(rows: pd.DataFrame, claim: Claim) -> str:
+    """Returns where a number holds: "stream, read: falls; unit: falls (eps 1), rises (eps 10)"."""
+    verbs = {KEPT: claim.held, BROKEN: claim.missed, UNDECIDED: UNDECIDED}
+    said: dict[str, list[str]] = {}
+    for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
+        where: dict[str, list[str]] = {}
+        for row in rows[rows["frame"] == frame].to_dict("records"):
+            ends = [row["value"]] * 2 if np.isnan(row["low"]) else [row["low"], row["high"]]
+            word = verbs[of_interval(*ends, NUMBERS[row["number"]].bounds)]
+            if claim.still and abs(row["value"]) < _STILL:
+                word = claim.still
+            place = f"{row['eps']:g}"
+            place += " orthonormal" if row["basis"] == "orthonormal" else ""
+            place += " patches" if row["tokens"] == "patches" else ""
+            where.setdefault(word, []).append(place)
+        by_eps = [f"{word} (eps {', '.join(places)})" for word, places in where.items()]
+        said.setdefault(next(iter(where)) if len(where) == 1 else ", ".join(by_eps), []).append(
+            frame
+        )
+    return "; ".join(
+        f"{', '.join(frames)}: {words}" if frames != [""] else words
+        for words, frames in said.items()
+    )
+
+
+def main_rows(result: Result, name: str) -> Any:
+    """Returns the rows of a table at the main eps, with U as stored and all tokens, for a page."""
+    table = result.table(name)
+    at = table["eps"].isna() | table["eps"].isin([NO_EPS, result.meta["settings"]["eps"]])
+    tokens = table["tokens"].isin(["", "all"]) | table["tokens"].str.contains(_SOME)
+    return table[at & table["basis"].isin(["", "stored"]) & tokens]
+
+
+def overview(result: Result) -> pd.DataFrame:
+    """Returns a row per claim: layers by verdict, and the range of the claim's first number.
+
+    The column `layers` has a sign for each layer, see `stats.verdicts.SHOWN`.
+    """
+    claims, main = result.table("claims"), main_rows(result, "cells")
+    rows: list[dict[str, Any]] = []
+    for name, claim in CLAIMS.items():
+        words = claims[claims["claim"] == name]["verdict"].tolist()
+        leading = next(iter(claim.numbers))
+        some = main[(main["number"] == leading) & (main["verdict"] != NOT_APPLICABLE)]
+        counts = {word: words.count(word) for word in SHOWN}
+        layers = "".join(SHOWN[word].sign or "." for word in words)
+        shown = ("value", "excess", "share", "untrained")
+        spans = {column: low_to_high(some[column]) for column in shown}
+        start = {"claim": claim.short, "name": name, "layers": layers}
+        wanted = {"wanted": bounds_of(claim.numbers[leading], short=True)}
+        rows.append(start | counts | wanted | spans)
+    return pd.DataFrame(rows)
+
+
+def legend(result: Result) -> str:
+    """Returns the meaning of signs, columns and rows of `AuditResult.text()`, as lines of text."""
+    lines = [
+        "layers: a sign for each layer. + yes, - no, ~ depends on the scaling, ? can't tell, c "
+        "can't tell: an ideal layer misses the bound too, . not applicable.",
+        "A number is kept if its 95 % interval lies within its bounds and it is better than its "
+        "null and than a random D or W_O in the layer's place. It is broken if it lies outside its "
+        "bounds or is worse than its null. For example, the lasso may fall, but less than with a "
+        "random D. The comparison with a random D uses an interval over draws.",
+        "wanted: the bounds of the value. value: lowest to highest mean over layers and frames"
+        f", at eps {result.meta['settings']['eps']:g}. untrained: the value of random networks.",
+        tokens_of(result),
+        "",
+        "Each row with its name in `claims()` and `table()`, and its numbers:",
+    ]
+    for name, claim in CLAIMS.items():
+        lines.append(f"{claim.short} ({name}): {claim.says}")
+        for part in claim.numbers:
+            number = NUMBERS[part]
+            lines.append(f"  {part}: {number.formula}; {bounds_of(number, short=True)}")
+    return "\n".join(lines)
+
+
+def tokens_of(result: Result) -> str:
+    """Returns on which tokens the numbers of the sparse step were measured, as a text."""
+    table = result.table("cells")
+    some: Any = table[table["tokens"].str.contains(_SOME)]
+    said = "The sparse step is measured on all tokens of each sample."
+    for tokens, rows in some.groupby("tokens"):
+        names = " and ".join(f'"{NUMBERS[name].title}"' for name in rows["number"].unique())
+        said += (
+            f" Only {names} need the solution of the lasso: they, and all that they are compared "
+            f"with, are measured on {tokens} tokens of each sample, evenly spaced."
+        )
+    return said
+
+
+def bounds_of(number: Number, short: bool = False) -> str:
+    """Returns a text such as "at most 0.1, lower is better"; a bound of 1e-6 is written as 0."""
+    low, high = number.low, number.high
+    if low is not None and high is not None and abs(low) > 1e-5:
+        return f"{low:g} to {high:g}"
+    least = "" if low is None else f"at least {low:g}" if abs(low) > 1e-5 else "above 0"
+    most = (
+        "" if high is None else f"at most {high:g}" if abs(high) > 1e-5 or not high else "below 0"
+    )
+    words = ", ".join(part for part in (least, most) if part)
+    way = {-1: ", lower is better", 1: ", higher is better"}.get(number.better, "")
+    return words if short else words + way
+
+
+def findings(result: Result) -> tuple[str, str]:
+    """Returns the answer, in how many layers attention lowers its objective, and one doubt."""
+    claims: Any = result.table("claims")
+    counts = claims[claims["claim"] == "compresses"]["verdict"].value_counts()
+    layers = result.meta["n_layers"]
+    where = f"{result.meta['model'] or 'this model'} on {result.counted_samples()}"
+    if counts.get(NOT_APPLICABLE, 0) == layers:
+        return f"No claim about attention applies to the layers of {where}.", ""
+    kept = counts.get(KEPT, 0)
+    facts: Any = FAMILIES.get(result.meta["config"]["family"], {})
+    goal = KINDS.get(facts.get("attention"), KINDS["mssa"]).objective
+    often = f"{kept} of {layers} layers" if kept else f"no layer of {layers}"
+    answer = f"Attention lowers {goal} under every scaling in {often} of {where}."
+    rows = main_rows(result, "cells")
+    rows = rows[(rows["number"] == "compresses") & (rows["frame"] == "read")]
+    falls, beyond = (rows["high"] < 0).sum(), (rows["verdict"] == KEPT).sum()
+    doubt = (
+        f"As the layers read the tokens it falls in {falls}, and in {beyond} by more than with "
+        "shuffled updates and random output maps."
+    )
+    if not rows["gain"].notna().any():
+        doubt = "Random weights were not measured on these samples, so no layer can be told apart."
+    return answer, doubt
+
+
+def change(rows: pd.DataFrame) -> int | None:
+    """Returns whether a number is shown to be nearer to its bounds than with random weights.
+
+    rows: the number's cells in one layer; of several frames, "read" counts. Random weights are
+    those of untrained twins, and the network's own in random order: a difference from both must be
+    shown. 1 is nearer, -1 farther, 0 neither, None unknown.
+    """
+    read = rows[rows["frame"] == "read"]
+    row: Any = (read if len(read) else rows).iloc[0]
+    number, value = NUMBERS[row["number"]], row["value"]
+    ways = []
+    for kind, shown in (
+        ("untrained", row["difference_low"] > 0 or row["difference_high"] < 0),
+        ("shuffled", value < row["shuffled_low"] or value > row["shuffled_high"]),
+    ):
+        if not np.isnan(row[kind]):
+            nearer = _distance(number, row[kind]) - _distance(number, value)
+            ways.append(int(shown) * int(np.sign(nearer)))
+    if not ways or np.isnan(row["difference_low"]):
+        return None
+    return ways[0] if len(set(ways)) == 1 else 0
+
+
+def _distance(number: Number, value: float) -> float:
+    """Returns how far a value is from its bounds; the better of one-sided bounds counts on."""
+    if number.better:
+        return -number.better * value
+    low, high = number.bounds
+    return max(low - value, value - high, 0.0)
 
 
 def _beside(result: Result) -> pd.DataFrame:
@@ -121,7 +318,8 @@ class AuditResult(Result):
     def text(self) -> str:
         """Returns a table as text: a row per claim, a mark per layer, and the claim's first number.
 
-        + kept, - broken, ~ depends on the setting, c missed by an ideal layer too, ? undecided.
+        + yes, - no, ~ depends on the scaling, ? can't tell, c can't tell, because an ideal layer
+        misses the bound too.
         wanted: the bounds of the number; to be kept, it must also be better than its nulls. The
         numbers are at the main eps: the lowest and the highest over layers and frames.
         """
@@ -131,122 +329,8 @@ class AuditResult(Result):
         return as_text(header, lines)
 
     def finding(self) -> str:
-        """Returns the finding in one sentence: how far attention lowers R^c as read, then more."""
-        return " ".join(findings(self))
+        """Returns in how many layers attention lowers its objective, and what is in doubt."""
+        return " ".join(findings(self)).strip()
 
     def _repr_html_(self) -> str:
         return notebook_view(self._words(), f"<pre>{in_html(self.text())}</pre>")
-
-
-@dataclass(frozen=True)
-class Card:
-    """The verdict on a claim in a layer, and its reasons.
-
-    change: 1 if the claim's first number is shown to be nearer to the claim than with random
-    weights, -1 if it is shown to be farther, 0 if neither is shown, None if that is unknown.
-    numbers: the cells of each number at the main eps, as tables, if the claim applies.
-    """
-
-    id: str
-    claim: Claim
-    layer: int
-    verdict: str
-    mark: str
-    words: str
-    change: int | None
-    numbers: dict[str, Any]
-
-
-def cards(result: Result) -> list[Card]:
-    """Returns a card for each verdict, claim by claim and layer by layer."""
-    main: Any = main_rows(result, "cells")
-    rows: Any = result.table("claims").itertuples(index=False)
-    found: list[Card] = []
-    for row in rows:
-        claim, applies = CLAIMS[row.claim], row.verdict != NOT_APPLICABLE
-        here = main[main["layer"] == row.layer]
-        numbers = {name: here[here["number"] == name] for name in claim.numbers if applies}
-        way = change(numbers[next(iter(numbers))]) if applies else None
-        words = ". ".join(text for text in (row.on, row.reason) if text)
-        name, mark = f"{row.claim}-{row.layer}", _shown(MARKS[row.verdict])
-        found.append(Card(name, claim, row.layer, row.verdict, mark, words, way, numbers))
-    return found
-
-
-def _shown(mark: str) -> str:
-    return {"-": MINUS, "": "."}.get(mark, mark)
-
-
-def marks() -> list[tuple[str, str, str]]:
-    """Returns each mark, its meaning, and its kind: "good", "bad" or ""."""
-    return [
-        (_shown(mark), _MEANINGS.get(word, word), _KINDS.get(word, ""))
-        for word, mark in MARKS.items()
-    ]
-
-
-def against_random(found: list[Card]) -> list[str]:
-    """Returns how often claims are nearer, or farther, than with random weights; then where."""
-    known = [card for card in found if card.change is not None]
-    if not known:
-        return ["At least two untrained networks are needed to tell what random weights give."]
-    nearer, farther = (sum(card.change == way for card in known) for way in (1, -1))
-    count = sum(card.verdict != NOT_APPLICABLE for card in found)
-    said = [
-        f"Beside random weights, {nearer} of {count} cells are shown to be nearer to their claim, "
-        f"and {farther} farther from it; the rest is not told apart."
-    ]
-    where = ((how, _where(known, way)) for how, way in (("Nearer", 1), ("Farther", -1)))
-    return said + [f"{how}: {words}." for how, words in where if words]
-
-
-def _where(found: list[Card], way: int) -> str:
-    """Returns the claims that have changed this way, with their layers, the most layers first."""
-    by_claim: dict[str, list[int]] = {}
-    for card in found:
-        if card.change == way:
-            by_claim.setdefault(card.claim.title, []).append(card.layer)
-    ordered = sorted(by_claim.items(), key=lambda item: -len(item[1]))
-    return "; ".join(f"{claim}: {layer_words(layers)}" for claim, layers in ordered)
-
-
-def counted_verdicts(found: list[Card]) -> str:
-    """Returns how many verdicts of each kind there are, as a text."""
-    words = [card.verdict for card in found if card.verdict != NOT_APPLICABLE]
-    if not words:
-        return "No claim applies."
-    claims = len({card.claim.title for card in found if card.verdict != NOT_APPLICABLE})
-    text = f"{words.count(KEPT)} of {len(words)} verdicts (on {claims} claims) are kept, "
-    text += f"{words.count(BROKEN)} broken"
-    text += "".join(
-        f"; {words.count(word)} {what}" for word, what in _COUNTED.items() if word in words
-    )
-    return f"{text}."
-
-
-def strip(result: Result, found: list[Card]) -> tuple[list[Row], list[Row]]:
-    """Returns the map of signs: a row per claim, a sign per layer; clicking a sign opens its card.
-
-    The second list has the claims that an ideal layer misses too, in every layer. Further columns
-    give the bound of the claim's first number, and the number's lowest and highest value for this
-    network and for networks with random weights.
-    """
-    main = main_rows(result, "cells")
-    rows: tuple[list[Row], list[Row]] = ([], [])
-    for claim in CLAIMS.values():
-        first = next(iter(claim.numbers))
-        own = main[(main["number"] == first) & (main["verdict"] != NOT_APPLICABLE)]
-        mine = [card for card in found if card.claim is claim]
-        words = [bounds_of(NUMBERS[first], short=True)]
-        words += [low_to_high(own[column]) for column in ("value", "untrained", "shuffled")]
-        if mine:
-            ideal = all(card.verdict == BY_CONSTRUCTION for card in mine)
-            signs = []
-            for card in mine:
-                arrow, meaning = CHANGES.get(card.change or 0, ("", ""))
-                said = f"{claim.title}, layer {card.layer}: {card.verdict}"
-                said += f", {meaning}" if meaning else ""
-                kind = _KINDS.get(card.verdict, "")
-                signs.append(Sign(card.mark, said, kind, opens=card.id, arrow=arrow))
-            rows[ideal].append(Row(claim.title, signs, words))
-    return rows

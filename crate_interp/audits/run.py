@@ -14,7 +14,6 @@ from crate_interp.audits import layer as layers
 from crate_interp.audits.claims import GRID, IN_VERDICTS, NULLS
 from crate_interp.audits.result import AuditResult
 from crate_interp.audits.setting import Cells, Setting, table_of
-from crate_interp.audits.weights import of_heads, of_weights
 from crate_interp.core import checks
 from crate_interp.core.device_waits import fetched
 from crate_interp.core.run_options import Run, run_options
@@ -230,9 +229,9 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
         weights = [
             (index, name, value, null)
             for index, block in enumerate(blocks)
-            for name, (value, null) in of_weights(block).items()
+            for name, (value, null) in layers.of_weights(block).items()
         ]
-        heads = [of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
+        heads = [layers.of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
         tables["weights"] = pd.DataFrame(weights, columns=["layer", "number", "value", "null"])
         tables["heads"] = pd.concat(heads, ignore_index=True)
     return tables

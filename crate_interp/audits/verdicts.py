@@ -1,8 +1,4 @@
-"""Turns the numbers of all samples into verdicts.
-
-Numbers become cells with intervals, cells become tests, and tests become a verdict and its reason.
-Each step returns new columns and leaves its input tables unchanged.
-"""
+"""The cells of an audit: each number with its interval, its nulls and limits, and its verdict."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +12,17 @@ from crate_interp.audits.setting import NO_EPS
 from crate_interp.results.result import Result
 from crate_interp.stats.bootstrap import studentised
 from crate_interp.stats.contrasts import Difference, against_networks, mean_error, paired
-from crate_interp.stats.intervals import LEVEL, holm
+from crate_interp.stats.verdicts import (
+    BROKEN,
+    KEPT,
+    NOT_APPLICABLE,
+    UNDECIDED,
+    Tests,
+    better,
+    decide,
+    within,
+)
 
-KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 _NEAR = 0.01  # how near its ceiling a value must be, as a share of the way from ceiling to bound
 _GROUP = 8  # draws of random weights, each group of which has to show a verdict
 _ROUNDING = 1e-9  # tolerance for rounding; the audit's numbers are of order 1
@@ -30,41 +34,28 @@ COLUMNS = [
     "construction", "by_construction", "p", "verdict", "reason",
 ]  # fmt: skip
 
-
 # the setting of numbers of weights, which depend on no data and so on no frame
 _NOWHERE = {"frame": "", "eps": NO_EPS, "basis": "", "tokens": "", "by_construction": False}
+# column of a kind of random networks -> how the table of untrained networks calls their weights
+_COPIES = {"untrained": "drawn", "shuffled": "shuffled"}
 Columns = dict[str, Any]  # the cells of a number: an array `[cell]` for each column
 # "layer", or the name of a null or limit -> a row per cell and sample, a column per number
 Parts = dict[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
-class Tests:
-    """P-values `[cell]` of a number, each twice the one-sided p.
-
-    kept: small if the number is shown to pass. broken: small if it is shown to fail.
-    """
-
-    kept: np.ndarray
-    broken: np.ndarray
-
-
-@dataclass(frozen=True)
 class Measured:
-    """A measured number: the layer's values, and the tables with the values to compare with.
-
-    values: a row per cell, a column per sample. own: the numbers of this network. twins,
-    shuffled: the numbers of the untrained networks, and of those with shuffled weights. result:
-    knows which samples belong together.
-    """
+    """A measured number: a row of values per cell, a column per sample, and what is beside it."""
 
     name: str
-    number: Number
     values: pd.DataFrame
     own: Parts
-    twins: Parts
-    shuffled: Parts
     result: Result
+
+    @property
+    def number(self) -> Number:
+        """The record of the number."""
+        return NUMBERS[self.name]
 
     def by_group(self, values: pd.DataFrame) -> np.ndarray:
         """Returns values [cell, sample] as [group, cell], with the same means, for intervals."""
@@ -78,13 +69,14 @@ class Measured:
 def cells(result: Result) -> pd.DataFrame:
     """Returns a row for each layer, number and setting: `AuditResult.table()`."""
     own = parts_of(result.table("numbers"))
-    twins, mixed = (parts_of(made(result, "untrained", kind)) for kind in ("drawn", "shuffled"))
-    parts: list[pd.DataFrame] = []
+    copies = {
+        kind: parts_of(made(result, "untrained", weights)) for kind, weights in _COPIES.items()
+    }
+    parts = [*_of_weights(result), _missing(result)]
     for name, number in NUMBERS.items():
         values = pd.DataFrame() if number.of_weights else by_sample(own, "layer", name)
         if len(values):
-            parts.append(_cells(Measured(name, number, values, own, twins, mixed, result)))
-    parts += [*_of_weights(result), _missing(result)]
+            parts.append(_cells(Measured(name, values, own, result), copies))
     rows: Any = pd.concat([part for part in parts if len(part)], ignore_index=True)
     order = {name: place for place, name in enumerate(NUMBERS)}
     rows = rows.assign(_order=rows["number"].map(order))
@@ -125,122 +117,72 @@ def made(result: Result, name: str, weights: str) -> Any:
     return table[table["weights"] == weights].drop(columns="weights")
 
 
-def _cells(measured: Measured) -> pd.DataFrame:
-    """Returns the cells of one number, with its tests adjusted over layers."""
-    number, values = measured.number, measured.values
+def _cells(measured: Measured, copies: dict[str, Parts]) -> pd.DataFrame:
+    """Returns the cells of one number, with its tests adjusted over layers.
+
+    If the null is random weights, the test of the gain replaces the test of the excess: each draw
+    of weights serves all samples, so only the variation over draws shows what to expect of new
+    weights.
+    """
+    number, values, result = measured.number, measured.values, measured.result
     free = measured.by_group(values)
     resampled, n = studentised(free), (~np.isnan(free)).sum(axis=0)
-    low, high = resampled.interval()
-    columns: Columns = {"n": values.notna().sum(axis=1).to_numpy(), "value": resampled.mean}
-    columns |= {"low": low, "high": high} | _untrained(measured, resampled.mean, resampled.error, n)
-    limits, at_ceiling = _limits(measured, resampled.mean)
+    mean, (low, high) = resampled.mean, resampled.interval()
+    columns: Columns = {"claim": CLAIM_OF[measured.name], "number": measured.name}
+    columns |= {"n": values.notna().sum(axis=1).to_numpy(), "value": mean, "low": low, "high": high}
+    for kind, parts in copies.items():
+        others = by_sample(parts, "layer", measured.name).reindex(values.index)
+        if len(others.columns):
+            by_seed = others.T.groupby(level="seed").mean().to_numpy()
+            difference = against_networks(mean, resampled.error, by_seed, n)
+            columns |= _beside(kind, mean, difference, others.mean(axis=1).to_numpy())
+    limits, at_ceiling = _limits(measured, mean)
     columns |= limits
-    tests = {"": _within(measured, resampled)}
+    rivals: dict[str, Tests] = {}
     if number.null:
-        excess, tests[number.null] = _excess(measured)
-        gain, tests[number.draws] = _gain(measured)
-        columns |= excess | gain
-    # if the null is random weights, the test of the gain replaces the test of the excess: each draw
-    # of weights serves all samples, so only the variation over draws shows what to expect of new
-    # weights
-    columns |= _decided(values.index, list(tests.values()), at_ceiling)
-    columns["reason"] = [
-        _reason(row, number, {key: float(test.kept[place]) for key, test in tests.items()})
-        for place, row in enumerate(pd.DataFrame(columns).to_dict("records"))
-    ]
-    columns |= {"claim": CLAIM_OF[measured.name], "number": measured.name}
-    return pd.DataFrame(columns, index=values.index).reset_index()
-
-
-def _reason(row: dict[str, Any], number: Number, p: dict[str, float]) -> str:
-    """Returns why a cell within its bounds is not kept: the tests that it did not pass."""
-    low, high = number.bounds
-    inside = low <= row["value"] <= high
-    if row["verdict"] == BROKEN and inside:
-        return f"within its bounds, but worse than {NULLS[number.null].words}"
-    if row["verdict"] != UNDECIDED or not inside or not p[""] <= LEVEL:
-        return ""
-    failed = [NULLS[key].words for key, value in p.items() if key and value > LEVEL]
-    if not failed:
-        return (
-            "within its bounds, but this is not shown after the correction for the number of layers"
+        null = measured.beside(number.null).reindex(columns=values.columns)
+        excess, gain = paired(measured.by_group(values - null)), _gains(measured)
+        columns |= {"null": null.mean(axis=1).to_numpy()} | _columns("excess", excess)
+        columns |= _columns("gain", gain[0]) if gain else {}
+        ones = np.ones(len(mean))
+        over_draws = [better(one, number.better or -1) for one in gain] or [Tests(ones, ones)]
+        rivals[NULLS[number.null].words] = better(excess, number.better or -1)
+        rivals[NULLS[number.draws].words] = Tests(
+            *(np.maximum.reduce(ways) for ways in zip(*over_draws, strict=True))
         )
-    if pd.isna(row.get("gain", np.nan)) and number.null:
-        return "within its bounds; random weights and nulls were not measured on these samples"
-    return f"within its bounds, but not shown to be better than {' and '.join(failed)}"
-
-
-def _within(measured: Measured, resampled: Any) -> Tests:
-    """Tests whether the true mean lies within a number's bounds; p is twice the one-sided p.
-
-    If all samples lie on one side of a bound by more than rounding, p is at most that of a sign
-    test, of groups where samples are not independent. So numbers that are nearly or exactly the
-    same in all samples, which resamples cannot test, are decided too. A value on a bound counts as
-    within it.
-    """
-    low, high = measured.number.bounds
-    table, there = measured.values.to_numpy(), measured.values.notna().T
-    groups = measured.result.groups_at(there.index)
-    n = (there if groups is None else there.groupby(groups).any()).sum().to_numpy()
-
-    def beyond(bound: float, sign: int, least: float) -> np.ndarray:
-        p = resampled.above(bound) if sign > 0 else resampled.below(bound)
-        every = np.where(np.isnan(table), True, sign * (table - bound) > least).all(axis=1)
-        return np.fmin(np.where(np.isnan(p), 1.0, p), np.where(every, 0.5**n, 1.0))
-
-    kept = np.maximum(beyond(low, 1, -_ROUNDING), beyond(high, -1, -_ROUNDING))
-    broken = np.minimum(beyond(low, -1, _ROUNDING), beyond(high, 1, _ROUNDING))
-    return Tests(2 * kept, 2 * broken)
+    there = values.notna().T
+    groups = result.groups_at(there.index)
+    independent = (there if groups is None else there.groupby(groups).any()).sum().to_numpy()
+    settings = values.index.to_frame(index=False).groupby(PLACE[1:], sort=False)
+    columns |= decide(
+        (number.bounds[0] <= mean) & (mean <= number.bounds[1]),
+        within(values.to_numpy(), number.bounds, resampled, independent),
+        rivals,
+        family=settings.ngroup().to_numpy(),
+        exempt=at_ceiling,
+        compared=~np.isnan(columns.get("gain", np.full(len(mean), np.nan))),
+    )
+    return pd.DataFrame(columns, index=values.index).reset_index()
 
 
 def _columns(name: str, difference: Difference) -> Columns:
     """Returns a difference and the ends of its interval as columns."""
-    low, high = difference.ends
-    return {name: difference.value, f"{name}_low": low, f"{name}_high": high}
+    return {name: difference.value, f"{name}_low": difference.low, f"{name}_high": difference.high}
 
 
-def _better(number: Number, difference: Difference) -> Tests:
-    """Tests whether a difference is on the better side of 0, or on the worse one.
+def _gains(measured: Measured) -> list[Difference]:
+    """Returns the gains over random weights: over all draws, then over each group of eight draws.
 
-    A difference as small as rounding lies on neither side.
+    Where one group does not show what the others show, the verdict hangs on which weights were
+    drawn, and so it is undecided.
     """
-    equal = np.isnan(difference.value) | (np.abs(difference.value) < _ROUNDING)
-    better = 1 if number.better > 0 else -1
-    kept, broken = difference.towards(better), difference.towards(-better)
-    return Tests(np.where(equal, 1.0, kept), np.where(equal, 1.0, broken))
-
-
-def _excess(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the null and the excess over it, paired by sample, and the tests of the excess."""
-    values, ones = measured.values, np.ones(len(measured.values))
-    null = measured.beside(measured.number.null).reindex(columns=values.columns)
-    columns: Columns = {"null": null.mean(axis=1).to_numpy()}
-    if null.isna().to_numpy().all():
-        return columns, Tests(ones, ones)
-    over = paired(measured.by_group(values - null))
-    return columns | _columns("excess", over), _better(measured.number, over)
-
-
-def _gain(measured: Measured) -> tuple[Columns, Tests]:
-    """Returns the gain over random weights, and tests if newly drawn ones would give it too.
-
-    p is the largest of all draws and of each group of eight: where one group does not show what the
-    others show, the verdict hangs on which weights were drawn, and so it is undecided.
-    """
-    ones = np.ones(len(measured.values))
     start = f"{measured.number.draws} "
-    drawn = sorted(of for of in measured.own if of.startswith(start))
-    tables = [measured.beside(of) for of in drawn]
+    tables = [measured.beside(of) for of in sorted(measured.own) if of.startswith(start)]
     if not tables or not len(tables[0].columns):
-        return {}, Tests(ones, ones)
+        return []
     count = max(len(tables) // _GROUP, 1)
     groups = [tables, *(tables[first::count] for first in range(count))]
-    parts = [_over_draws(measured, group) for group in groups]
-    tests = [_better(measured.number, part) for part in parts]
-    kept, broken = (
-        np.maximum.reduce([getattr(test, way) for test in tests]) for way in ("kept", "broken")
-    )
-    return _columns("gain", parts[0]), Tests(kept, broken)
+    return [_over_draws(measured, group) for group in groups]
 
 
 def _over_draws(measured: Measured, tables: list[Any]) -> Difference:
@@ -251,22 +193,6 @@ def _over_draws(measured: Measured, tables: list[Any]) -> Difference:
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
     # `against_networks` returns 0 minus the mean of `-means`, which is the mean gain over draws
     return against_networks(np.zeros(means.shape[1]), error, -means, n)
-
-
-def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray, n: np.ndarray) -> Columns:
-    """Returns the means of untrained networks and of shuffled ones, and how this one differs.
-
-    The difference is this network's value minus that of a new random network. n: over how many
-    independent samples the mean is.
-    """
-    columns: Columns = {}
-    for kind, twins in (("untrained", measured.twins), ("shuffled", measured.shuffled)):
-        others = by_sample(twins, "layer", measured.name).reindex(measured.values.index)
-        if len(others.columns):
-            by_seed = others.T.groupby(level="seed").mean().to_numpy()
-            difference = against_networks(mean, error, by_seed, n)
-            columns |= _beside(kind, mean, difference, others.mean(axis=1).to_numpy())
-    return columns
 
 
 def _beside(kind: str, value: np.ndarray, difference: Difference, mean: np.ndarray) -> Columns:
@@ -306,24 +232,6 @@ def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
     return columns, near
 
 
-def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
-    """Returns p, adjusted over the layers of each setting by Holm's method, and the verdict.
-
-    tests: first the test of the bounds, then the tests against nulls, which a cell at its ceiling
-    need not pass.
-    """
-    first, *others = tests
-    kept = [first.kept, *(np.where(at_ceiling, 0.0, test.kept) for test in others)]
-    broken = [first.broken, *(np.where(at_ceiling, 1.0, test.broken) for test in others)]
-    kept, broken = np.maximum.reduce(kept), np.minimum.reduce(broken)
-    setting = index.to_frame(index=False).groupby(PLACE[1:], sort=False).ngroup().to_numpy()
-    for group in np.unique(setting):
-        at = setting == group
-        kept[at], broken[at] = holm(kept[at]), holm(broken[at])
-    verdict = np.where(kept <= LEVEL, KEPT, np.where(broken <= LEVEL, BROKEN, UNDECIDED))
-    return {"p": np.minimum(np.minimum(kept, broken), 1.0), "verdict": verdict}
-
-
 def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
     """Yields the cells for what is measured on weights: exact values, with twins that vary."""
     own: Any = result.table("weights")
@@ -332,13 +240,12 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
         if not number.of_weights or not len(rows):
             continue
         value, over = rows["value"].to_numpy(), (rows["value"] - rows["null"]).to_numpy()
-        low, high = number.bounds
-        kept = (low <= value) & (value <= high)
+        kept = (number.bounds[0] <= value) & (value <= number.bounds[1])
         columns: Columns = dict.fromkeys(("low", "high"), value)
         if not np.isnan(over).all():
             columns |= dict.fromkeys(("excess", "excess_low", "excess_high"), over)
             kept &= number.better * over > 0
-        for kind, weights in (("untrained", "drawn"), ("shuffled", "shuffled")):
+        for kind, weights in _COPIES.items():
             others = made(result, "untrained_weights", weights)
             others = others[others["number"] == name] if len(others) else others
             if len(others):

@@ -78,7 +78,7 @@ def audit(request: Request) -> None:
     Prints a table and writes a page about it.
     """
     result = request.measured(ci.audit)
-    from crate_interp.audits.claim_summary import legend
+    from crate_interp.audits.result import legend
 
     signs = "+ kept, - broken, ~ depends on the setting, c missed by an ideal layer, ? undecided."
     request.show(result, ci.viz.audit_page, f"{result.text()}\n{signs}", legend(result))

@@ -26,9 +26,9 @@ from crate_interp.results.result import Result
 from crate_interp.results.result_files import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
-from crate_interp.viz.figures.attention_images import attention_on_image, even_share, map_heading
+from crate_interp.viz.figures.attention_images import attention_on_image
 from crate_interp.viz.pages.audit_page import audit_page
-from crate_interp.viz.pages.report_page import AttentionPictures, report_page
+from crate_interp.viz.pages.report_page import report_page
 
 _SHOWN_IMAGES, _SHOWN_LAYERS = 3, 2
 _SHARP = "entropy_cls"
@@ -108,7 +108,7 @@ def _write(
         result,
         twins,
         out,
-        attention=_attention(model, samples, result) if model.cfg.kind == "vision" else None,
+        **_attention(model, samples, result),
         audited=audit,
         data=name,
         shuffled=shuffles,
@@ -140,25 +140,25 @@ def _random_weights(
     return results[:count], results[count:]
 
 
-def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
-    """Returns the CLS attention of each head, or its memberships, over the first images.
+def _attention(model: Any, samples: Samples, result: SweepResult) -> dict[str, Any]:
+    """Returns figures of the CLS attention of each head, or its memberships, and images' names.
 
-    It does so for a few layers: first, if sharpness was measured, the layer that has the head with
-    the sharpest CLS attention, then the last ones.
+    It is shown on the first images in a few layers: first, if sharpness was measured, the layer
+    that has the head with the sharpest CLS attention, then the last ones.
     """
     first = samples.start
+    if model.cfg.kind != "vision":
+        return {}
     found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs
     if not found:  # none of the images can be decoded
-        return None
+        return {}
     images = torch.cat([piece.inputs for piece in found]).to(model.cfg.device)
     numbers = [piece.start + place for piece in found for place in range(len(piece.inputs))]
-    count = len(model.blocks)
     sharp = result.sharpest_heads(_SHARP)["layer"].head(1).astype(int).tolist()
-    shown = [*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS]
+    shown = [*dict.fromkeys([*sharp, *reversed(range(len(model.blocks)))])][:_SHOWN_LAYERS]
     points = every_layer(model, points_of(model.cfg.facts["attention"], True), sorted(shown))
     with torch.no_grad():
         _, cache = model.run_with_cache(images, names_filter=points)
     figures = {layer: attention_on_image(cache, layer, images) for layer in shown}
-    even = even_share(model, cache[points[0]].shape[-1])
     names = [] if samples.name_of is None else [samples.name_of(number) for number in numbers]
-    return AttentionPictures(map_heading(model, 0), figures, len(images), even, names)
+    return {"attention": figures, "images": names}

@@ -1,4 +1,4 @@
-"""Figures of a statistic: by layer, next to untrained networks, and along training."""
+"""Figures of a statistic: by layer, beside untrained networks, and along training."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -12,9 +12,10 @@ from crate_interp.results.result import Result
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
 from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.sweep_findings import Change
 from crate_interp.training.watch_result import WatchResult
 from crate_interp.viz.figures import canvas
-from crate_interp.viz.figures.canvas import CHANCE, TRAINED, UNTRAINED
+from crate_interp.viz.figures.canvas import CHANCE, SHUFFLED, TRAINED, UNTRAINED, line
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -48,6 +49,7 @@ def layers(
     untrained: Sequence[SweepResult] | None = None,
     labels: Sequence[str] | None = None,
     *,
+    shuffled: Sequence[SweepResult] | None = None,
     ax: "matplotlib.axes.Axes | None" = None,
     title: str | None = None,
     dpi: float | None = None,
@@ -61,7 +63,8 @@ def layers(
     and its band goes from the lowest to the highest of them. A dotted line shows the chance level,
     if it is known. labels: a name for each result; None takes the model's name. For a CRATE-S, the
     published curve of `compression.official_rate` or `sparsity.zero_fraction` is added, labelled as
-    read off a figure (`PUBLISHED` in this file).
+    read off a figure (`PUBLISHED` in this file). shuffled: as `untrained`, with the model's weights
+    in random order.
 
     ax: Axes of your own to draw into, legend included; their Figure is returned. title: None takes
     the statistic's title, "" means no title. dpi: the resolution of the figure. None means 200, or
@@ -72,22 +75,29 @@ def layers(
     """
     results = [result] if isinstance(result, SweepResult) else list(result)
     names = _labels(results, labels)
-    random = baseline(untrained, statistic)
     drawn = [curve(one, statistic) for one in results]
-    if random is not None and random.shape[1] != len(drawn[0].layers):
-        depths = f"{random.shape[1]} layers of {statistic!r}, but the result {len(drawn[0].layers)}"
-        raise ValueError(f"untrained has {depths}. Give untrained networks of the same depth.")
     figure, axes = canvas.canvas(ax, 2.1, dpi)
     looks = zip([TRAINED] if len(drawn) == 1 else _viridis(len(drawn)), cycle(_MARKERS))
     for one, name, (colour, marker) in zip(drawn, names, looks, strict=False):
         _draw(axes, one, name, colour, marker, with_heads=len(drawn) == 1)
     _draw_band_label(axes, drawn, results)
-    if random is not None:
-        _draw_untrained(axes, drawn[0], random)
+    for kind, others in (("untrained", untrained), ("shuffled", shuffled)):
+        random = baseline(others, statistic)
+        if random is not None and random.shape[1] != len(drawn[0].layers):
+            raise ValueError(
+                f"{kind} has {random.shape[1]} layers of {statistic!r}, but the result "
+                f"{len(drawn[0].layers)}. Give {kind} networks of the same depth."
+            )
+        _draw_random(axes, drawn[0].layers, kind, random)
     if any(is_crate_s(one.meta["config"]) for one in results) and statistic in PUBLISHED:
-        _draw_published(axes, statistic)
+        values, spread = PUBLISHED[statistic]
+        words = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
+        ends = np.array(values) - spread, np.array(values) + spread
+        look: Any = {"color": "#777777", "ls": (0, (6, 1.5, 1, 1.5)), "marker": "x", "lw": 1.0}
+        line(axes, range(len(values)), np.array(values), ends, label=words, **look)
     _draw_chance(axes, results, statistic, drawn[0])
-    _set_axes(axes, results[0], statistic)
+    axes.set_ylabel(canvas.axis_label(results[0], statistic), fontsize=canvas.TEXT)
+    canvas.set_layers(axes)
     axes.set_xlabel("layer", fontsize=canvas.TEXT)
     words = built_in.statistic(results[0].meta, statistic).title
     return canvas.finished(figure, [axes], ax, title, words)
@@ -121,9 +131,8 @@ def beside(
         if name == "linear.accuracy":
             permuted = curve(result, "linear.permuted").mean
             axes.plot(one.layers, permuted, color=CHANCE, ls="-.", lw=1, label="permuted labels")
-        _set_axes(axes, result, name, line=22)
-        every = np.concatenate([curve.layers for curve in drawn])
-        axes.set_xlim(every.min() - 0.2, every.max() + 0.2)
+        axes.set_ylabel(canvas.axis_label(result, name, line=22), fontsize=canvas.TEXT)
+        canvas.set_layers(axes, np.concatenate([curve.layers for curve in drawn]))
         words = built_in.statistic(result.meta, name).title
         canvas.set_title(axes, title if axes is rows[0] or title == "" else None, words)
     rows[0].tick_params(labelbottom=False)
@@ -158,9 +167,8 @@ def _draw(
         axes.plot(drawn.layers, drawn.heads, color=colour, lw=0.6, alpha=0.6)
         axes.plot([], [], color=colour, lw=0.6, alpha=0.6, label="one head each")
     words = f"{name}, mean over heads" if drawn.heads is not None else name
-    axes.plot(drawn.layers, drawn.mean, color=colour, lw=1.6, marker=marker, ms=3, label=words)
-    if not np.isnan(drawn.low).all():
-        axes.fill_between(drawn.layers, drawn.low, drawn.high, color=colour, alpha=0.22, lw=0)
+    band = (drawn.low, drawn.high)
+    line(axes, drawn.layers, drawn.mean, band, label=words, color=colour, marker=marker)
 
 
 def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) -> None:
@@ -174,34 +182,21 @@ def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) 
         axes.fill_between([], [], [], color=colour, alpha=0.3, lw=0, label=words)
 
 
-def _draw_untrained(axes: Any, drawn: Curve, random: np.ndarray) -> None:
-    mean, low, high = random.mean(axis=0), random.min(axis=0), random.max(axis=0)
-    several = len(random) > 1
-    words = f"untrained, {len(random)} seeds: mean and range" if several else "untrained, 1 seed"
-    axes.plot(drawn.layers, mean, color=UNTRAINED, lw=1.5, ls="--", label=words)
-    axes.fill_between(drawn.layers, low, high, color=UNTRAINED, alpha=0.22, lw=0)
+def _draw_random(axes: Any, layers: Any, kind: str, random: np.ndarray | None) -> None:
+    """Draws the mean of networks of random weights, with a band from lowest to highest."""
+    if random is not None:
+        several = len(random) > 1
+        words = f"{kind}, {len(random)} seeds: mean and range" if several else f"{kind}, 1 seed"
+        look: Any = {"color": UNTRAINED, "ls": "--"}
+        look = {"color": SHUFFLED, "ls": ":"} if kind == "shuffled" else look
+        band = random.min(axis=0), random.max(axis=0)
+        line(axes, layers, random.mean(axis=0), band, label=words, lw=1.5, **look)
 
 
 def _draw_chance(axes: Any, results: list[SweepResult], statistic: str, drawn: Curve) -> None:
     level = chance(results, statistic)
     if level is not None:
         axes.plot(drawn.layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
-
-
-def _draw_published(axes: Any, statistic: str) -> None:
-    values, spread = PUBLISHED[statistic]
-    line = np.array(values)
-    words = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
-    look: Any = {"color": "#777777", "ls": (0, (6, 1.5, 1, 1.5)), "marker": "x", "ms": 3}
-    places = range(len(line))
-    axes.plot(places, line, lw=1, label=words, **look)
-    axes.fill_between(places, line - spread, line + spread, color="#777777", alpha=0.2, lw=0)
-
-
-def _set_axes(axes: Any, result: SweepResult, statistic: str, line: int = 30) -> None:
-    axes.set_ylabel(canvas.axis_label(result, statistic, line), fontsize=canvas.TEXT)
-    canvas.set_layers(axes)
-    axes.margins(x=0.03)
 
 
 def steps(
@@ -251,3 +246,22 @@ def steps(
     axes.margins(x=0.03)
     words = built_in.statistic(result.meta, statistic).title
     return canvas.finished(figure, [axes], ax, title, f"{words}, along training")
+
+
+def change_at_attention(
+    step: Change, untrained: Sequence[Change], shuffled: Sequence[Change]
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of the change of R^c at attention in per cent, by layer."""
+    figure, axes = canvas.canvas(None, 2.1, None)
+    axes.plot(step.layers, np.zeros(len(step.layers)), color=CHANCE, ls=":", label="no change")
+    for kind, others in (("untrained", untrained), ("shuffled", shuffled)):
+        random = 100 * np.stack([one.change for one in others]) if others else None
+        _draw_random(axes, step.layers, kind, random)
+    band = 100 * step.low, 100 * step.high
+    line(
+        axes, step.layers, 100 * step.change, band, label="this network", color=TRAINED, marker="o"
+    )
+    axes.set_ylabel("change of R^c (%)", fontsize=canvas.TEXT)
+    canvas.set_layers(axes)
+    axes.set_xlabel("layer", fontsize=canvas.TEXT)
+    return canvas.finished(figure, [axes], None, "", "")

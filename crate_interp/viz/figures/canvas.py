@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
@@ -19,12 +21,14 @@ INK = "#0a0b0c"
 TRAINED = "#1f66a3"
 UNTRAINED = "#a8500f"
 CHANCE = "#59616a"
+SHUFFLED = "#75409c"
 # colour of a figure -> its replacement in the SVG of a page, in a light or dark scheme
 ON_A_PAGE = {
     INK: "currentColor",
     TRAINED: "var(--accent)",
     UNTRAINED: "var(--other)",
     CHANCE: "var(--muted)",
+    SHUFFLED: "var(--third)",
 }
 
 LONGEST = 48  # characters of a name; more do not fit next to a figure
@@ -178,12 +182,35 @@ def finished(
     return as_written(figure, *([] if ax is None else rows))
 
 
-def set_layers(axes: Any) -> None:
-    """Numbers the layers below the Axes with whole numbers, and draws the frame."""
+def line(
+    axes: Any,
+    x: Any,
+    mean: Any,
+    band: Any = None,
+    *,
+    band_label: str = "",
+    lw: float = 1.6,
+    **look: Any,
+) -> None:
+    """Draws a line with dots, and the band (low, high) around it unless all of its ends are NaN."""
+    axes.plot(x, mean, lw=lw, ms=3, **look)
+    if band is not None and not np.isnan(np.asarray(band[0], dtype=float)).all():
+        low, high = (np.asarray(end, dtype=float) for end in band)
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.22, lw=0, label=band_label)
+
+
+def set_layers(axes: Any, layers: Any = None) -> None:
+    """Numbers the layers below the Axes with whole numbers, and draws the frame.
+
+    layers: what the axis holds from end to end; None leaves that to the lines.
+    """
     from matplotlib.ticker import MaxNLocator
 
     axes.tick_params(labelsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.03)
+    if layers is not None:
+        axes.set_xlim(layers.min() - 0.2, layers.max() + 0.2)
     set_frame(axes)
 
 

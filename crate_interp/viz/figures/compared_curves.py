@@ -1,10 +1,9 @@
-"""Figures of two panels by layer: a comparison, and a concentration."""
+"""Figures by layer of a comparison, of swapped nodes, and of a number of an audit."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
 from crate_interp.circuits.code_swaps_result import NATIVE, PCA, ROTATED, Concentration
 from crate_interp.comparisons.result import Comparison
@@ -12,13 +11,13 @@ from crate_interp.core import checks
 from crate_interp.probes import built_in
 from crate_interp.results.sample_ranges import counted
 from crate_interp.viz.figures import canvas
-from crate_interp.viz.figures.canvas import CHANCE, INK, SMALL, TRAINED, UNTRAINED
+from crate_interp.viz.figures.canvas import CHANCE, INK, SMALL, TRAINED, UNTRAINED, line
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
-_SIDES = {"a": (TRAINED, "o"), "b": (UNTRAINED, "s")}  # the untrained twins of both are dashed
+_SIDES = (("a", "layer", TRAINED, "o"), ("b", "layer_b", UNTRAINED, "s"))
 _BASES = {
     NATIVE: (TRAINED, "o", "native axes"),
     PCA: (INK, "s", "principal axes"),
@@ -26,38 +25,29 @@ _BASES = {
 }
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A statistic of a comparison, for each layer of side a.
+def audited_number(rows: Any, bounds: Sequence[float | None]) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of a number of an audit by layer, beside untrained networks.
 
-    rows: the columns of `Comparison.table()` as arrays. bands: for each side, the ends of the 95 %
-    interval of its mean. The mean is over samples if the side is one network, else over the side's
-    networks. The ends are NaN if nothing varies.
+    rows: its cells. A line is the mean over frames, its band goes from the lowest to the highest.
+    bounds: dotted lines; None is left out.
     """
-
-    layers: Float[np.ndarray, "layer"]
-    rows: dict[str, np.ndarray]
-    bands: dict[str, tuple[np.ndarray, np.ndarray]]
-
-
-def compared(result: Comparison, statistic: str) -> Compared:
-    """Returns the data to draw for "probe.statistic".
-
-    Raises ValueError if the statistic was not compared; the message gives the reason, or the
-    nearest names.
-    """
-    if reason := result.meta["not_compared"].get(statistic):
-        raise ValueError(f"{statistic!r} was not compared: {reason}.")
-    checks.one_of("statistic", statistic, result.meta["statistics"])
-    probe, _, name = statistic.partition(".")
-    table: Any = result.table()
-    own = table[(table["probe"] == probe) & (table["statistic"] == name)]
-    rows = {column: own[column].to_numpy() for column in own.columns[2:]}
-    bands = {
-        side: result.mean_ends(statistic, side, rows[column])
-        for side, column in (("a", "layer"), ("b", "layer_b"))
-    }
-    return Compared(rows["layer"].astype(float), rows, bands)
+    figure, axes = canvas.canvas(None, 2.1, None)
+    by_layer = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
+    by_layer = by_layer[by_layer["value", "mean"].notna()]
+    for bound in bounds:
+        if bound is not None:
+            level = np.full(len(by_layer), round(bound, 5) + 0.0)  # 1e-6 is 0
+            axes.plot(by_layer.index, level, color=CHANCE, ls=":", lw=1.5, label="bound")
+    for kind, look in (
+        ("untrained", {"color": UNTRAINED, "ls": "--"}),
+        ("value", {"color": TRAINED, "marker": "o", "label": "this network"}),
+    ):
+        mean, low, high = by_layer[kind].to_numpy(float).T
+        if not np.isnan(mean).all():
+            line(axes, by_layer.index, mean, (low, high), **{"label": kind} | look)
+    canvas.set_layers(axes)
+    axes.set_xlabel("layer", fontsize=canvas.TEXT)
+    return canvas.finished(figure, [axes], None, "", "")
 
 
 def compare(
@@ -79,57 +69,50 @@ def compare(
     ax, title, dpi: as in `ci.viz.layers`; ax holds both panels. Raises ValueError, with the nearest
     names, if the statistic was not compared.
     """
-    drawn = compared(comparison, statistic)
+    meta, table = comparison.meta, comparison.table()
+    if reason := meta["not_compared"].get(statistic):
+        raise ValueError(f"{statistic!r} was not compared: {reason}.")
+    checks.one_of("statistic", statistic, meta["statistics"])
+    rows: Any = table[(table["probe"] + "." + table["statistic"]) == statistic]
     figure, (above, below) = canvas.two_panels(ax, dpi)
-    _draw_sides(above, comparison, drawn)
-    _draw_difference(below, drawn)
-    record = built_in.statistic(comparison.meta, statistic)
-    unit = canvas.label(record.unit)
-    words = ", ".join(filter(None, (unit, canvas.label(record.direction))))
-    above.set_ylabel(words, fontsize=SMALL)
-    below.set_ylabel(f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}", fontsize=SMALL)
-    for axes in (above, below):
-        canvas.set_layers(axes)
-        axes.set_xlim(drawn.layers.min() - 0.2, drawn.layers.max() + 0.2)
-    above.tick_params(labelbottom=False)
-    depths = {comparison.meta[side]["n_layers"] for side in "ab"}
-    below.set_xlabel("layer" if len(depths) == 1 else "layer of a", fontsize=canvas.TEXT)
-    return canvas.finished(figure, [above, below], ax, title, record.title)
-
-
-def _draw_sides(axes: Any, result: Comparison, drawn: Compared) -> None:
-    for side, (colour, marker) in _SIDES.items():
-        about = result.meta[side]
-        count = len(about["networks"])
-        several = f", {counted(count, 'networks')}" if count > 1 else ""
-        words = f"{side}: {canvas.label(about['name'])}{several}"
-        look: Any = {"color": colour, "lw": 1.6, "marker": marker, "ms": 3}
-        axes.plot(drawn.layers, drawn.rows[side], label=words, **look)
-        low, high = drawn.bands[side]
-        if not np.isnan(low).all():
-            axes.fill_between(drawn.layers, low, high, color=colour, alpha=0.22, lw=0)
-        untrained = drawn.rows[f"untrained_{side}"]
-        if not np.isnan(untrained).all():
-            axes.plot(drawn.layers, untrained, color=colour, lw=1.3, ls="--")
-    if not all(np.isnan(drawn.rows[f"untrained_{side}"]).all() for side in "ab"):
-        axes.plot([], [], color=CHANCE, lw=1.3, ls="--", label="untrained")
-
-
-def _draw_difference(axes: Any, drawn: Compared) -> None:
-    rows = drawn.rows
-    axes.axhline(0, color=CHANCE, ls=":", lw=1.2)
-    axes.plot(drawn.layers, rows["difference"], color=INK, lw=1.4)
-    if not np.isnan(rows["low"]).all():
-        look: Any = {"color": INK, "alpha": 0.16, "lw": 0, "label": "95 % interval"}
-        axes.fill_between(drawn.layers, rows["low"], rows["high"], **look)
-    holds = rows["holds"].astype(bool)
+    at = rows["layer"].to_numpy(float)
+    for side, column, colour, marker in _SIDES:
+        networks = meta[side]["networks"]
+        words = f"{side}: {canvas.label(meta[side]['name'])}"
+        words += f", {counted(len(networks), 'networks')}" if len(networks) > 1 else ""
+        ends = comparison.mean_ends(statistic, side, rows[column].to_numpy())
+        line(above, at, rows[side], ends, label=words, color=colour, marker=marker)
+        if rows[f"untrained_{side}"].notna().any():
+            line(above, at, rows[f"untrained_{side}"], color=colour, lw=1.3, ls="--")
+    if rows[["untrained_a", "untrained_b"]].notna().any(axis=None):
+        above.plot([], [], color=CHANCE, lw=1.3, ls="--", label="untrained")
+    below.axhline(0, color=CHANCE, ls=":", lw=1.2)
+    band = rows["low"], rows["high"]
+    line(below, at, rows["difference"], band, color=INK, lw=1.4, band_label="95 % interval")
+    holds = rows["holds"].astype(bool).to_numpy()
     for chosen, face, words in ((holds, INK, "holds"), (~holds, "white", "does not hold")):
         if chosen.any():
-            place = (drawn.layers[chosen], rows["difference"][chosen])
-            look = {"marker": "o", "ms": 4, "mfc": face, "color": INK, "ls": "", "label": words}
-            axes.plot(*place, **look)
-    if not np.isnan(rows["untrained"]).all():
-        axes.plot(drawn.layers, rows["untrained"], color=CHANCE, lw=1.3, ls="--")
+            look: Any = {
+                "marker": "o",
+                "ms": 4,
+                "mfc": face,
+                "color": INK,
+                "ls": "",
+                "label": words,
+            }
+            below.plot(at[chosen], rows["difference"][chosen], **look)
+    if rows["untrained"].notna().any():
+        line(below, at, rows["untrained"], color=CHANCE, lw=1.3, ls="--")
+    record = built_in.statistic(meta, statistic)
+    unit = canvas.label(record.unit)
+    above.set_ylabel(canvas.axis_label(comparison, statistic, line=26), fontsize=SMALL)
+    below.set_ylabel(f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}", fontsize=SMALL)
+    canvas.set_layers(above, at)
+    canvas.set_layers(below, at)
+    above.tick_params(labelbottom=False)
+    same = meta["a"]["n_layers"] == meta["b"]["n_layers"]
+    below.set_xlabel("layer" if same else "layer of a", fontsize=canvas.TEXT)
+    return canvas.finished(figure, [above, below], ax, title, record.title)
 
 
 def concentration(
@@ -156,24 +139,20 @@ def concentration(
     shares: Any = result.table("shares")
     for basis, (colour, marker, words) in _BASES.items():
         rows = shares[(shares["basis"] == basis) & (shares["k"] == k)]
-        look: Any = {"color": colour, "lw": 1.6, "marker": marker, "ms": 3, "label": words}
-        above.plot(rows["layer"], rows["carried"], **look)
-        names = ("carried_low", "carried_high")
-        ends = [rows[name].where(np.isfinite(rows[name])) for name in names]
-        above.fill_between(rows["layer"], *ends, color=colour, alpha=0.2, lw=0)
+        band = rows[["carried_low", "carried_high"]].where(np.isfinite).to_numpy(float).T
+        look: Any = {"label": words, "color": colour, "marker": marker}
+        line(above, rows["layer"], rows["carried"], band, **look)
     table: Any = result.table("contrasts")
     rows = table[(table["versus"] == ROTATED) & (table["k"] == k)]
     below.axhline(1, color=CHANCE, ls=":", lw=1.2)
-    below.plot(rows["layer"], rows["ratio"], color=TRAINED, lw=1.6, marker="o", ms=3)
+    line(below, rows["layer"], rows["ratio"], color=TRAINED, marker="o")
     if rows["untrained"].notna().any():
-        look = {"color": CHANCE, "lw": 1.3, "ls": "--", "label": "untrained"}
-        below.plot(rows["layer"], rows["untrained"], **look)
+        line(below, rows["layer"], rows["untrained"], color=CHANCE, ls="--", label="untrained")
     above.set_ylabel("carried of the gap", fontsize=SMALL)
     below.set_ylabel("native / rotated", fontsize=SMALL)
     for axes in (above, below):
-        axes.tick_params(labelsize=SMALL)
+        canvas.set_layers(axes)
         axes.set_xticks(rows["layer"])
-        canvas.set_frame(axes)
     above.tick_params(labelbottom=False)
     below.set_xlabel("layer", fontsize=canvas.TEXT)
     return canvas.finished(figure, [above, below], ax, title, f"Swapping {k} nodes of the code")

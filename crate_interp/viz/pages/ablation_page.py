@@ -7,13 +7,10 @@ import numpy as np
 
 from crate_interp.circuits.code_swaps_result import Concentration
 from crate_interp.circuits.head_ablation import HeadAblation
-from crate_interp.core.files import write_text
 from crate_interp.stats.intervals import LEVEL
 from crate_interp.viz.figures.compared_curves import concentration
 from crate_interp.viz.figures.heatmaps import head_ablation
-from crate_interp.viz.pages.page import cells, check_page, heat_map, inline_svg, page_of
-
-_COLUMNS = ["head", "base", "ablated", "drop", "95 % interval", "p alone", "p"]
+from crate_interp.viz.pages.page import check_page, heat_map, inline_svg, write_page
 
 
 def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None = None) -> Path:
@@ -26,16 +23,16 @@ def ablation_page(result: HeadAblation, out: str | Path, *, explorer: str | None
     check_page("explorer", explorer)
     with result.saved_with_pages(out) as stage:
         head_ablation(result).savefig(stage / "heads.png")
-        page = page_of(
+        table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")
+        write_page(
             result,
-            "ablation.html",
+            stage / "ablation.html",
             "what each head does for the answers",
+            answer=result.finding(),
+            numbers={"Every head": table},
             explorer=explorer,
             map=_map(result, explorer),
-            header=_COLUMNS,
-            rows=_rows(result),
         )
-        write_text(stage / "ablation.html", page)
     return Path(out) / "ablation.html"
 
 
@@ -60,31 +57,24 @@ def _map(result: HeadAblation, explorer: str | None) -> list[list[dict[str, Any]
     return heat_map(matplotlib.colormaps["RdBu_r"](0.5 + 0.5 * drops / most), cell)
 
 
-def _rows(result: HeadAblation) -> list[list[str]]:
-    table: Any = result.heads().sort_values("drop", key=np.abs, ascending=False, kind="stable")
-    return [
-        [f"L{row.layer}H{row.head}", f"{row.base:.4g}", f"{row.ablated:.4g}", f"{row.drop:+.3g}"]
-        + [result.interval_words(row.low, row.high, before="")]
-        + [f"{row.p_alone:.2g}", f"{row.p:.2g}"]
-        for row in table.itertuples()
-    ]
-
-
 def concentration_page(result: Concentration, out: str | Path) -> Path:
     """Writes concentration.html, concentration.png and the result (save) into a folder.
 
     Returns the path of the page. Raises ValueError if the folder cannot be written, or another
     process is writing it.
     """
-    tables = {"Shares of the gap": "shares", "Native axes against others": "contrasts"}
+    numbers = {
+        "Shares of the gap": result.table("shares"),
+        "Native axes against others": result.table("contrasts"),
+    }
     with result.saved_with_pages(out) as stage:
         concentration(result).savefig(stage / "concentration.png")
-        page = page_of(
+        write_page(
             result,
-            "concentration.html",
+            stage / "concentration.html",
             "how few nodes of the code carry an answer?",
+            answer=result.finding(),
+            numbers=numbers,
             curves=inline_svg(concentration(result), result.finding(), salt="curves"),
-            tables=[(title, *cells(result.table(name))) for title, name in tables.items()],
         )
-        write_text(stage / "concentration.html", page)
     return Path(out) / "concentration.html"

@@ -25,7 +25,7 @@ from crate_interp.stats.intervals import LEVEL
 from crate_interp.sweeps.atom_statistics import AtomResult
 from crate_interp.sweeps.atom_sums import OCTAVES, histograms
 from crate_interp.viz.figures.canvas import TEXT, TRAINED, canvas
-from crate_interp.viz.pages.page import cells, fingerprints, inline_svg, page_of, picture_uri
+from crate_interp.viz.pages.page import fingerprints, inline_svg, picture_uri, write_page
 
 SHOWN = 60  # atoms that a page of an atlas shows at once
 CARDS, _TOKENS = 8, 4  # of the page of statistics: cards of each layer, tokens of each card
@@ -79,15 +79,17 @@ def _write(atlas: Atlas, out: Path) -> None:
         atoms = [atom for atom in every if atom["layer"] == layer]
         atoms.sort(key=partial(_order, lead=atlas.lead(layer)))
         cards = [_carried(atom, counts.get((layer, atom["atom"]), [])) for atom in atoms]
-        page = page_of(
+        write_page(
             atlas,
-            "atlas-layer.html",
+            out / f"layer-{layer}.html",
             f"the atoms of layer {layer}",
+            template="atlas-layer.html",
+            answer=atlas.largest(layer),
+            numbers={},
             layer=layer,
             data=data | {"layer": layer, "atoms": cards[:SHOWN], "count": len(cards)},
             **about,
         )
-        write_text(out / f"layer-{layer}.html", page)
         # a page opened from the disk may not read a file of JSON, but may run a script
         rest = json.dumps(cards[SHOWN:], ensure_ascii=False, separators=(",", ":"))
         write_text(out / "layers" / f"layer-{layer}.js", f"more({rest});")
@@ -96,20 +98,21 @@ def _write(atlas: Atlas, out: Path) -> None:
     layers, agreement = atlas.layers(), atlas.table("agreement")
     if len(agreement):
         layers = layers.merge(agreement[["layer", "rank_correlation"]], on="layer", how="left")
-    page = page_of(
+    write_page(
         atlas,
-        "atlas-index.html",
+        out / "index.html",
         "an atlas of its atoms",
+        template="atlas-index.html",
+        answer="",
+        numbers={"Layers": layers},
         loss=LOSSES[atlas.meta["loss"]],
         counts=counts,
         level=LEVEL,
         ablated=int(table["ablated"].max()),
-        layers=cells(layers),
         data=data | {"atoms": [_listed(atom, _ON_INDEX[atlas.meta["unit"]]) for atom in every]},
         sources=[("model", str(atlas.meta["model_digest"])), ("data", fingerprints(atlas.meta))],
         **about,
     )
-    write_text(out / "index.html", page)
 
 
 def _order(atom: Atom, lead: tuple[int, int]) -> tuple[bool, bool, bool, float, int, int]:
@@ -190,15 +193,15 @@ def atoms_page(result: AtomResult, out: str | Path, *, excerpts: Excerpts | None
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
     with result.saved_with_pages(out) as stage:
-        page = page_of(
+        write_page(
             result,
-            "atoms.html",
+            stage / "atoms.html",
             "when its atoms are on",
+            answer=result.finding(),
+            numbers={"Layer by layer": result.layers()},
             rates=inline_svg(_rates(result), result.finding(), salt="rates"),
             layers=_cards(result, excerpts or {}),
-            table_of_layers=cells(result.layers()),
         )
-        write_text(stage / "atoms.html", page)
     return Path(out) / "atoms.html"
 
 

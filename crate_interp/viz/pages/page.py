@@ -8,9 +8,8 @@ import base64
 import html
 import io
 import json
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -98,7 +97,7 @@ def _templates() -> Any:
         keep_trailing_newline=True,
     )
     templates.filters |= {"counted": _counted, "number": format, "plain": plain}
-    templates.filters |= {"score": _score, "superscripts": _superscripts}
+    templates.filters |= {"superscripts": _superscripts, "cells": cells}
     return templates
 
 
@@ -125,25 +124,46 @@ def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'s' if count != 1 else ''}"
 
 
-def _score(value: float) -> str:
-    """Returns a value with three decimals, or a dash for a value that was not measured (NaN)."""
-    return "-" if math.isnan(value) else f"{value:.3f}"
+def write_page(
+    result: Result,
+    path: Path,
+    question: str,
+    *,
+    answer: str,
+    doubts: Sequence[str] = (),
+    numbers: Mapping[str, pd.DataFrame],
+    template: str = "",
+    **values: object,
+) -> None:
+    """Writes a page of a result: the template of the folder `templates` that has the page's name.
 
+    The title is the name of the result's model and the question.
 
-def page_of(result: Result, template: str, title: str, **values: object) -> str:
-    """Returns a template filled in with a result, whose model the title names first.
-
-    The template reads `result`, its `meta` and `sources`, and the values.
+    Args:
+        result: What the page is of.
+        path: Where the page is written.
+        question: What was asked, in a few words.
+        answer: The answer, in at most 20 words.
+        doubts: What makes the answer doubtful; the result's own caution follows.
+        numbers: The tables of "All numbers", by their titles.
+        template: The template, if the page does not have its name.
+        values: What else the template reads.
     """
-    facts = {"meta": result.meta, "sources": sources(result.meta)} | values
-    return render(template, title=f"{model_name(result.meta)}: {title}", result=result, **facts)
+    meta = result.meta
+    parts = {"kicker": "", "command": "", "sources": sources(meta), "meta": meta, "result": result}
+    parts |= {"answer": answer, "doubts": [*doubts, result.caution()], "numbers": numbers}
+    title = f"{model_name(meta)}: {question}"
+    write_text(path, render(template or path.name, title=title, **(parts | values)))
 
 
 def cells(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Returns the header and the rows of a table, with three digits a number."""
+    """Returns the header and the rows of a table, with four digits a number."""
     header = [str(name).replace("_", " ") for name in table.columns]
     return header, [
-        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row]
+        [
+            "" if pd.isna(value) else f"{value:.4g}" if isinstance(value, float) else str(value)
+            for value in row
+        ]
         for row in table.to_numpy(dtype=object)
     ]
 
@@ -295,10 +315,9 @@ def _recolour(figure: Any) -> None:
             item.set_color(INK)
 
 
-_FILE = Path(__file__).with_name("glossary.txt")
 # word -> its other forms, and what it means; docs list the same words
 TERMS: dict[str, tuple[tuple[str, ...], str]] = {}
-for _line in _FILE.read_text(encoding="utf-8").splitlines():
+for _line in Path(__file__).with_name("glossary.txt").read_text(encoding="utf-8").splitlines():
     _names, _, _meaning = _line.partition(": ")
     _word, *_others = _names.split(", ")
     TERMS[_word] = tuple(_others), _meaning
@@ -309,7 +328,7 @@ _SKIPPED = re.compile(
     re.DOTALL,
 )
 _TAG = re.compile(r"<[^>]*>")
-_RATE = "R<sup>c</sup>"  # R^c on a page
+_RATE, _AS_ONE = "R<sup>c</sup>", "\0"  # R^c on a page, and while words are looked for
 
 
 def forms() -> dict[str, str]:
@@ -325,9 +344,9 @@ def finder(known: Iterable[str]) -> re.Pattern[str]:
 
 def explained(document: str) -> str:
     """Returns an HTML page in which the first use of each word of `TERMS` shows its meaning."""
-    start = document.find("<body")
-    known = forms()
-    known.pop("R^c")  # `_with_rate` finds it
+    at = document.find("<body")
+    head, document = document[:at], document[at:].replace(_RATE, _AS_ONE)
+    known = forms() | {_AS_ONE: "R^c"}
     words, explained_words = finder(known), set[str]()
 
     def wrapped(match: re.Match[str]) -> str:
@@ -337,21 +356,9 @@ def explained(document: str) -> str:
         explained_words.add(word)
         return f'<abbr title="{html.escape(TERMS[word][1])}">{match[0]}</abbr>'
 
-    document = _with_rate(document, start)
-    parts, at = [document[:start]], start
+    parts, at = [head], 0
     while (tag := _TAG.search(document, at)) is not None:
         end = (_SKIPPED.match(document, tag.start()) or tag).end()
         parts += [words.sub(wrapped, document[at : tag.start()]), document[tag.start() : end]]
         at = end
-    return "".join(parts) + document[at:]
-
-
-def _with_rate(document: str, start: int) -> str:
-    """Returns a page in which R^c is explained where a paragraph first has it."""
-    at = document.find(_RATE, start)
-    while at >= 0 and document.rfind("<p", start, at) <= document.rfind("</p>", start, at):
-        at = document.find(_RATE, at + 1)
-    if at < 0:
-        return document
-    shown = f'<abbr title="{html.escape(TERMS["R^c"][1])}">{_RATE}</abbr>'
-    return f"{document[:at]}{shown}{document[at + len(_RATE) :]}"
+    return ("".join(parts) + document[at:]).replace(_AS_ONE, _RATE)

@@ -3,11 +3,9 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from crate_interp.core.files import write_text
@@ -20,10 +18,9 @@ from crate_interp.results.sample_ranges import counted
 from crate_interp.sweeps import control_tables, findings, layer_curves
 from crate_interp.sweeps.findings import at_attention, ends, instead_of_u
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.viz.figures.by_layer import PUBLISHED, is_crate_s, layers
+from crate_interp.viz.figures.by_layer import change_at_attention, layers
 from crate_interp.viz.figures.canvas import quiet
-from crate_interp.viz.pages.chart import Line, chart
-from crate_interp.viz.pages.page import figure_uri, page_of, render, sources
+from crate_interp.viz.pages.page import figure_uri, inline_svg, sources, write_page
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -34,114 +31,14 @@ _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean
 _USUAL = {**dict.fromkeys(_OF_NO_FILE), "transparency": "drop", "bits": 8}
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A chart with its texts.
-
-    numbers: the first and last values of the chart's lines. chance: what the dotted line means.
-    """
-
-    name: str
-    title: str
-    way: str
-    svg: str
-    numbers: str
-    how: str = ""
-    chance: str = ""
-
-
-def hero(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[Panel]:
-    """Returns the panels at the top of a report, chosen among the measured statistics."""
-    known = layer_curves.names(result)
-    chosen = [panel(result, twins, shuffled, name) for name in findings.beginning(known)]
-    change = _change(result, twins, shuffled)
-    chosen = chosen if change is None else [change, *chosen]
-    return chosen or [panel(result, twins, shuffled, name) for name in known[:3]]
-
-
-def panel(result: SweepResult, twins: Sweeps, shuffled: Sweeps, name: str) -> Panel:
-    """Returns the panel of a statistic: mean and interval, heads, random weights, chance."""
-    drawn, record = layer_curves.curve(result, name), statistic(result.meta, name)
-    lines, how = [], record.how
-    if drawn.heads is not None:
-        lines += [Line("head", head) for head in drawn.heads.T]
-        how += " Thin lines are heads."
-    for kind, networks in (("untrained", twins), ("shuffled", shuffled)):
-        random = layer_curves.baseline(networks, name)
-        if random is not None:
-            lines.append(_spread(kind, random))
-    words, level = layer_curves.chance([result], name) or ("", None)
-    if level is not None:
-        lines.append(Line("chance", level))
-    if is_crate_s(result.meta["config"]) and name in PUBLISHED:
-        lines.append(Line("published", np.array(PUBLISHED[name][0])))
-        words = (
-            "the chance level, if it is known. Long and short dashes: published for CRATE-S on "
-            "ImageNet, read off a figure"
-        )
-    numbers = ends(result, twins, name)
-    band = () if np.isnan(drawn.low).all() else (drawn.low, drawn.high)
-    lines.append(Line("trained", drawn.mean, *band))
-    alt = f"{record.title} by layer: {numbers}."
-    svg = render("chart.svg", **chart(drawn.layers, lines, alt))
-    return Panel(name, record.title, record.direction, svg, numbers, how, words)
-
-
-def _spread(kind: str, values: np.ndarray) -> Line:
-    """Returns the line of several networks: their mean, with a band from lowest to highest."""
-    return Line(kind, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
-
-
-def _change(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> Panel | None:
-    """Returns the panel that shows by how many per cent attention changes R^c."""
-    step = at_attention(result)
-    if step is None:
-        return None
-    lines = [Line("chance", np.zeros(len(step.layers)))]
-    for kind, networks in (("untrained", twins), ("shuffled", shuffled)):
-        others = [one.change for one in map(at_attention, networks) if one is not None]
-        if others:
-            lines.append(_spread(kind, 100 * np.stack(others)))
-    lines.append(Line("trained", 100 * step.change, 100 * step.low, 100 * step.high))
-    said = "; ".join(
-        f"layer {step.layers[at]}: {step.before[at]:.4g} before, {step.after[at]:.4g} after"
-        for at in dict.fromkeys((0, len(step.layers) - 1))
-    )
-    numbers = f"{said} (nats per token)"
-    alt = f"Change of R^c at attention: {numbers}."
-    return Panel(
-        name="compression.subspace_rate_pre, _mid",
-        title="R^c before and after attention",
-        way="change in per cent, mean over samples; below 0 means compression",
-        svg=render("chart.svg", **chart(step.layers.astype(float), lines, alt)),
-        numbers=numbers,
-        chance="no change",
-    )
-
-
-@dataclass(frozen=True)
-class AttentionPictures:
-    """The attention of an image model's CLS token, or memberships, for the page of a report.
-
-    heading: what the maps show. figures: a figure for each layer that is shown. images: how many
-    images each figure has. uniform: the value of each patch if maps were even. names: the names of
-    the images, if the images have names.
-    """
-
-    heading: str
-    figures: Mapping[int, "matplotlib.figure.Figure"]
-    images: int
-    uniform: float
-    names: Sequence[str] = ()
-
-
 @quiet()
 def report_page(
     result: SweepResult,
     twins: Sweeps,
     out: str | Path,
     *,
-    attention: AttentionPictures | None = None,
+    attention: Mapping[int, "matplotlib.figure.Figure"] | None = None,
+    images: Sequence[str] = (),
     audited: bool = False,
     data: str = "",
     shuffled: Sweeps = (),
@@ -153,7 +50,8 @@ def report_page(
     the meaning of its columns, and the controls; layers.csv has `result.layers()` with the mean,
     lowest and highest value of the twins. Returns the path of the page.
 
-    twins: results of the same network with random weights, one result for each seed. audited:
+    twins: results of the same network with random weights, one result for each seed. attention: a
+    figure of maps over images for each layer that is shown; images: their names. audited:
     whether the page links to the page of an audit, audit/audit.html. data: the name of the data,
     shown in the command that repeats the report. shuffled: results of the network with its weights
     in random order, a second baseline of random weights. progress: whether to show a bar while the
@@ -166,38 +64,64 @@ def report_page(
         write_text(stage / "summary.txt", _summary(result, twins, data, caution))
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
-        for layer, figure in attention.figures.items() if attention else ():
+        for layer, figure in (attention or {}).items():
             figure.savefig(stage / "figures" / f"attention-layer-{layer}.png", dpi=150)
-        first = hero(result, twins, shuffled)
-        page = page_of(
+        known = layer_curves.names(result)
+        change, first = _change(result, twins, shuffled), findings.beginning(known)
+        first = first if first or change else known[:3]
+        sections = _sections(result, twins, shuffled, stage, progress)
+        by_name = {item["name"]: item for part in sections for item in part["panels"]}
+        for part in sections:
+            part["panels"] = [item for item in part["panels"] if item["name"] not in first]
+        write_page(
             result,
-            "report.html",
+            stage / "report.html",
             "what each layer does",
+            answer=findings.finding(result, twins),
+            doubts=[caution],
+            numbers={},
             twins=twins,
             shuffled=shuffled,
-            findings=findings,
+            strip=findings.strip(result, twins, shuffled),
             curves=layer_curves,
             controls=control_tables,
             controlled=[
                 (statistic(result.meta, name).title, *control_tables.controls_table(result, name))
                 for name in control_tables.CONTROLLED
             ],
-            caution=caution,
-            hero=first,
+            hero=[*change, *(by_name[name] for name in first)],
             audited=audited,
-            attention=attention,
-            uri_of=figure_uri,
-            sections=_sections(result, twins, shuffled, stage, first, progress),
+            attention={layer: figure_uri(one) for layer, one in (attention or {}).items()},
+            images=images,
+            sections=sections,
             command=_command(result, twins, data, audited),
             sources=_sources(result, twins),
         )
-        write_text(stage / "report.html", page)
     return Path(out) / "report.html"
 
 
+def _change(result: SweepResult, twins: Sweeps, shuffled: Sweeps) -> list[dict[str, str]]:
+    """Returns the figure of how many per cent attention changes R^c by, if that was measured."""
+    step = at_attention(result)
+    if step is None:
+        return []
+    others = [[one for one in map(at_attention, some) if one] for some in (twins, shuffled)]
+    said = "; ".join(
+        f"layer {step.layers[at]}: {step.before[at]:.4g} before, {step.after[at]:.4g} after"
+        for at in dict.fromkeys((0, len(step.layers) - 1))
+    )
+    title, name = "R^c before and after attention", "compression.subspace_rate_pre, _mid"
+    svg = inline_svg(change_at_attention(step, *others), f"{title}: {said}.", salt="change")
+    way = "change in per cent, mean over samples; below 0 means compression"
+    return [
+        {"svg": svg, "title": title, "caption": f"{said} (nats per token)", "way": way}
+        | {"name": name}
+    ]
+
+
 def _caution(result: SweepResult, twins: Sweeps) -> str:
-    """Returns cautions: on what replaces U, those of every result, and on too few twins."""
-    cautions = [instead_of_u(result), result.caution()]
+    """Returns cautions: on what replaces U, and on too few twins."""
+    cautions = [instead_of_u(result)]
     if 0 < len(twins) < 4:
         cautions.append(
             f"With {counted(len(twins), 'untrained networks')} of each kind most comparisons "
@@ -211,7 +135,9 @@ def _summary(result: SweepResult, twins: Sweeps, data: str, caution: str) -> str
     parts = findings.finding(result, twins), assumed(result.meta)
     table = as_text(*layer_curves.summary(result, twins))
     words = f"{' '.join(part for part in parts if part)}\n"
-    words += f"{layer_curves.heading(result, twins, data)}\n{caution}\n{table}\n\n"
+    words += (
+        f"{layer_curves.heading(result, twins, data)}\n{caution} {result.caution()}\n{table}\n\n"
+    )
     words += layer_curves.legend(result)
     words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
     return words + result.controls_text()
@@ -232,21 +158,13 @@ def _layers_csv(result: SweepResult, twins: Sweeps) -> str:
 
 
 def _sections(
-    result: SweepResult,
-    twins: Sweeps,
-    shuffled: Sweeps,
-    out: Path,
-    above: Sequence[Panel],
-    progress: bool,
+    result: SweepResult, twins: Sweeps, shuffled: Sweeps, out: Path, progress: bool
 ) -> list[dict[str, Any]]:
-    """Writes the figure of each statistic and returns each probe's part of the page.
-
-    above: the panels at the top of the page, which are not drawn again.
-    """
+    """Writes the figure of each statistic and returns each probe's part of the page."""
     sections: dict[str, dict[str, Any]] = {}
-    drawn, every = {one.name for one in above}, layer_curves.names(result)
+    every = layer_curves.names(result)
     for name in tqdm(every, desc="figures", leave=False, disable=not progress):
-        probe = name.split(".")[0]
+        probe, record = name.split(".")[0], statistic(result.meta, name)
         settings = result.meta["probes"][probe]["settings"]
         new = {
             "id": f"section-{len(sections)}",
@@ -256,14 +174,17 @@ def _sections(
             "panels": [],
             "notes": result.sharpest().splitlines() if probe == "attention" else [],
         }
-        figure = layers(result, name, twins)
+        figure, numbers = layers(result, name, twins, shuffled=shuffled), ends(result, twins, name)
         figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150)
-        panels = sections.setdefault(probe, new)["panels"]
-        panels += [] if name in drawn else [panel(result, twins, shuffled, name)]
+        figure.axes[0].set_title("")  # the page has it as a heading
+        svg = inline_svg(figure, f"{record.title} by layer: {numbers}.", salt=name)
+        panel = {"svg": svg, "title": record.title, "way": record.direction, "name": name}
+        panel |= {"caption": f"{numbers}. {record.how}"}
+        sections.setdefault(probe, new)["panels"].append(panel)
     return list(sections.values())
 
 
-def _command(result: SweepResult, twins: Sweeps, data: str, audited: bool) -> list[str]:
+def _command(result: SweepResult, twins: Sweeps, data: str, audited: bool) -> str:
     """Returns the command that repeats this measurement; unknown parts are in capitals."""
     meta = result.meta
     words = ["crate-interp", "report", str(meta["model"] or "MODEL")]
@@ -278,7 +199,7 @@ def _command(result: SweepResult, twins: Sweeps, data: str, audited: bool) -> li
     usual = [name for name in (*DEFAULT, *OF_MEMBERS) if name in probes] == probes
     if not usual or len(probes) != len(DEFAULT):
         words += ["--probes", ",".join(probes)]
-    return [*map(shlex.quote, words + ["--audit"] * audited)]
+    return shlex.join(words + ["--audit"] * audited)
 
 
 def _sources(result: SweepResult, twins: Sweeps) -> list[tuple[str, str]]:

@@ -7,18 +7,22 @@ import numpy as np
 import pandas as pd
 import torch
 
-from crate_interp.core.files import write_text
 from crate_interp.core.pictures import decoded
 from crate_interp.measures import mass_mask
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
-from crate_interp.segmentation.result import BLIND, SegmentResult, number
+from crate_interp.segmentation.result import BLIND, SegmentResult
 from crate_interp.segmentation.scores import WITHOUT_NETWORK
 from crate_interp.viz.figures.canvas import CHANCE, TEXT, TRAINED, UNTRAINED, as_written, canvas
 from crate_interp.viz.pages import page as parts
+from crate_interp.viz.pages.page import write_page
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
+_COLUMNS = [
+    "layer", "head_layer", "head", "value", "low", "high", "other_image", "random", "untrained",
+    "excess", "excess_low", "excess_high",
+]  # fmt: skip
 SHOWN = 2  # images of each group that are shown without a click
 
 
@@ -30,38 +34,43 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     """
     settings = result.meta["probes"]["segmentation"]["settings"]
     words = ", ".join(f"{name} = {value}" for name, value in settings.items())
+    row, scores = result.overall(), result.table("scores")
+    blind = max(BLIND, key=lambda name: -1.0 if pd.isna(row[name]) else row[name])
+    untrained = "" if pd.isna(row["untrained"]) else f", untrained {row['untrained']:.3f}"
+    rules = {
+        "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
+        "top": f"The {settings['fraction']:.0%} of the patches with the most attention",
+    }
+    numbers = {
+        f"{rules[rule]}, {size} by {size}": scores[
+            (scores["rule"] == rule) & (scores["resolution"] == size)
+        ].drop(columns=["rule", "resolution"])
+        for rule in RULES
+        for size in RESOLUTIONS
+    }
+    fixed: Any = result.layers()
+    fixed = fixed.loc[fixed["way"] == "fixed head", _COLUMNS]
     with result.saved_with_pages(out) as stage:
-        page = parts.page_of(
+        write_page(
             result,
-            "segment.html",
+            stage / "segment.html",
             "do attention maps segment?",
-            beside=_beside(result),
+            answer=f"{result.verdict()}; {result.worth()}.",
+            doubts=[
+                f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) "
+                f"{row[blind]:.3f}{untrained}."
+            ],
+            numbers=numbers | {"Every head": result.table("heads")},
             settings=settings,
             n_images=len(result.table("images")),
             levels=parts.inline_svg(_levels_chart(result), result.verdict(), salt="levels"),
-            by_layer=_by_layer(result),
-            rules={
-                "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
-                "top": f"The {settings['fraction']:.0%} of the patches with the most attention",
-            },
-            rules_and_resolutions=[(rule, size) for rule in RULES for size in RESOLUTIONS],
-            heads=_heads(result),
+            by_layer=fixed.assign(layer=fixed["layer"].astype(object).fillna("all")),
+            map=_map(result),
             shown=SHOWN,
             examples=_examples(result, settings["mass"]),
             sources=[*parts.sources(result.meta), ("settings", words)],
         )
-        write_text(stage / "segment.html", page)
     return Path(out) / "segment.html"
-
-
-def _beside(result: SegmentResult) -> str:
-    """Returns a sentence on what else scores as high as the best head."""
-    row = result.overall()
-    blind = max(BLIND, key=lambda name: -1.0 if pd.isna(row[name]) else row[name])
-    twins = "" if pd.isna(row["untrained"]) else f", untrained {row['untrained']:.3f}"
-    return (
-        f"Beside it: {result.against()}; best blind guess ({BLIND[blind]}) {row[blind]:.3f}{twins}."
-    )
 
 
 def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
@@ -95,26 +104,8 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
     return as_written(figure)
 
 
-def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
-    """Returns the table of the fixed head, layer by layer and over all layers."""
-    table: Any = result.layers()
-    header = ["layer", "head", "Jaccard index", "95 % interval"]
-    header += ["on another image's mask", "in random order", "untrained", "beyond the strongest"]
-    return header, [
-        [
-            "all" if pd.isna(row["layer"]) else str(row["layer"]),
-            "-" if pd.isna(row["head"]) else f"L{int(row['head_layer'])}H{int(row['head'])}",
-            f"{row['value']:.3f}",
-            f"{row['low']:.3f} to {row['high']:.3f}",
-            *(number(row[name]) for name in ("other_image", "random", "untrained")),
-            f"{row['excess']:+.3f} ({row['excess_low']:+.3f} to {row['excess_high']:+.3f})",
-        ]
-        for row in table[table["way"] == "fixed head"].to_dict("records")
-    ]
-
-
-def _heads(result: SegmentResult) -> dict[str, Any]:
-    """Returns the cells of a heat map of all heads, with the chosen heads ringed, and a table."""
+def _map(result: SegmentResult) -> list[list[dict[str, Any]]]:
+    """Returns the cells of a heat map of all heads, with the chosen heads ringed."""
     import matplotlib
 
     rows: Any = result.table("heads")
@@ -126,39 +117,27 @@ def _heads(result: SegmentResult) -> dict[str, Any]:
         mark = "ringed" if (layer, head) in result.chosen() else ""
         return {"text": f"{wide[layer, head]:.2f}", "mark": mark}
 
-    colours = matplotlib.colormaps["cividis"]((wide - low) / max(high - low, 1e-30))
-    texts = rows.assign(text=[_with_interval(row) for row in rows.to_dict("records")])
-    lines = texts.pivot(index="layer", columns="head", values="text")
-    return {
-        "map": parts.heat_map(colours, cell),
-        "header": ["layer", *(f"head {head}" for head in lines.columns)],
-        "rows": [[str(layer), *line] for layer, *line in lines.itertuples()],
-    }
-
-
-def _with_interval(row: dict[str, Any]) -> str:
-    return f"{row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+    return parts.heat_map(
+        matplotlib.colormaps["cividis"]((wide - low) / max(high - low, 1e-30)), cell
+    )
 
 
 def _examples(result: SegmentResult, mass: float) -> dict[str, list[dict[str, Any]]]:
     """Returns the page's data for the images of each group."""
     groups: dict[str, list[dict[str, Any]]] = {"best": [], "median": [], "worst": []}
     for row in result.table("examples").to_dict("records"):
-        groups.setdefault(row["group"], []).append(_example(row, mass))
+        picture, true = (decoded(row[name], f"a {name}") for name in ("picture", "mask"))
+        values = np.asarray(row["map"], dtype=np.float32)
+        found = mass_mask(torch.from_numpy(values), mass).numpy()
+        grid, label = (row["rows"], row["columns"]), row["label"]
+        more = {
+            "label": "" if label is None or label != label else f", label {label}",  # or NaN
+            "ratio": picture.width / picture.height,
+            "picture": parts.png_uri(row["picture"]),
+            "true": {"path": parts.outline(np.asarray(true) > 0), "size": true.size},
+            "map": parts.map_tile(values.reshape(grid)),
+            "largest": values.max(),
+            "found": {"path": parts.outline(found.reshape(grid)), "size": grid[::-1]},
+        }
+        groups.setdefault(row["group"], []).append(row | more)
     return groups
-
-
-def _example(row: dict[str, Any], mass: float) -> dict[str, Any]:
-    picture, true = (decoded(row[name], f"a {name}") for name in ("picture", "mask"))
-    values = np.asarray(row["map"], dtype=np.float32)
-    found = mass_mask(torch.from_numpy(values), mass).numpy()
-    grid, label = (row["rows"], row["columns"]), row["label"]
-    return row | {
-        "label": "" if label is None or label != label else f", label {label}",  # or NaN
-        "ratio": picture.width / picture.height,
-        "picture": parts.png_uri(row["picture"]),
-        "true": {"path": parts.outline(np.asarray(true) > 0), "size": true.size},
-        "map": parts.map_tile(values.reshape(grid)),
-        "largest": values.max(),
-        "found": {"path": parts.outline(found.reshape(grid)), "size": grid[::-1]},
-    }
