@@ -191,7 +191,7 @@ def test_what_cannot_be_evaluated_is_said_before_it_runs():
     model, images = ready("crate-alpha")
     for words, change in {
         "inputs and reference have the shapes": {"inputs": None},
-        "differ only in their number": {"reference": images[..., 1:]},
+        "samples of one shape": {"reference": images[..., 1:]},
         "seed=None: give a whole number": {"seed": None},
         "seed=-1": {"seed": -1},
     }.items():

@@ -235,7 +235,7 @@ class Wrong(Identity):
     [
         (
             random_sae(32),
-            rf"{POINT} is \[31\] wide, but the autoencoder reads 32: check the point and",
+            rf"{POINT} is \[31\] wide, but the autoencoder reads 32. It was trained",
         ),
         (Wrong(lambda x: x[:, :2]), r"encode returned \[2, 2, 31\] at blocks.1"),
         (Wrong(lambda x: None), "encode returned NoneType at"),
@@ -267,9 +267,9 @@ def test_wrong_arguments(model, unchecked):
             {"blocks.1.hook_resid_pst": Identity()}, KeyError)  # fmt: skip
     refused("fires only after model.set_use_attn_result", {"blocks.1.attn.hook_result": Identity()},
             KeyError)  # fmt: skip
-    refused("Tensor given for .* lacks encode or decode", {POINT: torch.zeros(3)})
-    refused("saes is {}: give a dictionary from points", {})
-    refused("saes is .*: give a dictionary from points", Identity())
+    refused("Tensor for .* lacks encode or decode", {POINT: torch.zeros(3)})
+    refused("saes is {}: give a dictionary", {})
+    refused("saes is .*: give a dictionary", Identity())
     refused("cannot splice into Linear", {POINT: Identity()}, at=torch.nn.Linear(2, 2))
     refused("error='yes': give True or False", {POINT: Identity()}, error="yes")
     with pytest.raises(ValueError, match=r"the autoencoder is on meta, the model on cpu: use sae"):

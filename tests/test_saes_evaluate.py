@@ -309,7 +309,7 @@ def test_wrong_arguments(vision, text, unchecked):
     ones = torch.ones(N, 11)
     refused("attention_mask has .*: give a tensor of 1 and", model, data, sae, attention_mask=ones)
     refused(r"has .*\[3, 11\].*\[6, 11\]", lm, tokens, sae, attention_mask=ones[:3])
-    refused("padding only after them", lm, tokens, sae, attention_mask=ones.cumsum(1) > 3)
+    refused("padding only after tokens", lm, tokens, sae, attention_mask=ones.cumsum(1) > 3)
     short = torch.ones(N, 11).tril(0)
     refused("at least two tokens in each row", lm, tokens, sae, attention_mask=short)
     refused("is not finite: check the coder.s weights", model, data, {POINT: Ablate(float("nan"))})

@@ -79,29 +79,24 @@ class LogitAttribution(Result):
     def total(self) -> Float[Tensor, "batch"]:
         """Returns the sum of all parts: the logit, before a softcap."""
         rows = [self._of(part).flatten(1).sum(dim=1) for part in ("head", "atom", "bias")]
-        embed, positions, constant = self.embed, self.positions, self.constant
-        return torch.stack([embed, positions, *rows, constant]).sum(dim=0)
+        return torch.stack([self.embed, self.positions, *rows, self.constant]).sum(dim=0)
 
     def finding(self) -> str:
         """Returns a sentence with the largest part other than the constant, and the whole logit."""
         table: Any = self._table("parts")
         row = table[table["part"] != "constant"].iloc[0]
-        name = {"embed": "the embedding", "positions": "the position embeddings"}.get(row["part"])
-        if name is None:
-            number = "" if pd.isna(row["number"]) else f" {row['number']}"
-            name = f"{row['part']}{number} of layer {row['layer']}"
+        where = "" if pd.isna(row["layer"]) else f" of layer {row['layer']}"
+        number = "" if pd.isna(row["number"]) else f" {row['number']}"
         target, minus = (self.meta["settings"][key] for key in ("target", "minus"))
-        words = f"the logit of {target}" + ("" if minus is None else f" less that of {minus}")
         return (
-            f"The largest part of {words} comes from {name}: {row['mean']:+.3f} of "
-            f"{float(self.total().double().mean()):.3f} on average over "
-            f"{self.counted_samples()}."
+            f"Of the logit of {target}{'' if minus is None else f' less that of {minus}'} the "
+            f"largest part comes from {row['part']}{number}{where}: {row['mean']:+.3f} of "
+            f"{self.total().double().mean():.3f}, mean over {self.counted_samples()}."
         )
 
     def _of(self, part: str) -> Tensor:
         table: Any = self._table("values")
-        rows = table[table["part"] == part]
-        values = torch.tensor(rows["value"].to_numpy())
+        values = torch.tensor(table[table["part"] == part]["value"].to_numpy())
         n, layers = table["sample"].nunique(), table["layer"].nunique()
         if part in ("head", "atom"):
             return values.view(n, layers, len(values) // (n * layers))
@@ -139,15 +134,14 @@ def logit_attribution(
     model: Any = getattr(cache, "model", None)
     if model is None or model.cfg.kind not in ("vision", "text"):
         raise ValueError(
-            f"cannot attribute logits from {type(cache).__name__}: give the cache of "
-            "model.run_with_cache(x), of a classifier of images or a language model."
+            f"cannot attribute logits from {type(cache).__name__}: give the cache of a classifier "
+            "of images or a language model, model.run_with_cache(x)."
         )
     cache.check_weights()
     if not model.cfg.residual:
         raise ValueError(
-            f"in family {model.cfg.family!r} the sparse step replaces the stream, so that parts of "
-            "different layers do not add up to a logit: use ci.circuits.path_patch or "
-            "ci.circuits.attribution_patch."
+            f"in family {model.cfg.family!r} the sparse step replaces the stream, so that parts do "
+            "not add up to a logit: use ci.circuits.path_patch or ci.circuits.attribution_patch."
         )
     check_read_out(model.cfg, "a direct attribution")
     direction, constant = _direction(model, target, "target")
@@ -157,29 +151,24 @@ def logit_attribution(
     scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
         raise ValueError(
-            f"there are {len(direction)} targets for {len(scale)} samples: give one target, or one "
-            "per sample."
+            f"{len(direction)} targets for {len(scale)} samples: give one, or as many."
         )
     parts = _contributions(cache, direction.expand(len(scale), -1) / scale, position)
     parts["constant"] = constant.expand(len(scale))
     settings = {"target": _setting(target), "minus": _setting(minus), "position": int(position)}
     meta = model_meta(model, len(scale)) | {"settings": settings}
-    return LogitAttribution({"values": _long(parts, len(scale))}, meta)
-
-
-def _long(parts: dict[str, Tensor], n: int) -> pd.DataFrame:
-    """Returns a table with a row per sample, part, layer and number."""
     places = [
         (part, *(*place, None, None)[:2])
         for part in _PARTS
         for place in np.ndindex(parts[part].shape[1:])
     ]
-    values = torch.cat([parts[part].detach().reshape(n, -1).cpu() for part in _PARTS], dim=1)
+    rows = [parts[part].detach().reshape(len(scale), -1).cpu() for part in _PARTS]
+    values = torch.cat(rows, dim=1)
     values = values if values.dtype == torch.float64 else values.float()
-    table = pd.DataFrame(places * n, columns=["part", "layer", "number"])
+    table = pd.DataFrame(places * len(scale), columns=["part", "layer", "number"])
     table = table.astype({"layer": "Int64", "number": "Int64"})
-    table.insert(0, "sample", np.repeat(np.arange(n), len(places)))
-    return table.assign(value=values.flatten().numpy())
+    table.insert(0, "sample", np.repeat(np.arange(len(scale)), len(places)))
+    return LogitAttribution({"values": table.assign(value=values.flatten().numpy())}, meta)
 
 
 def _contributions(
@@ -222,10 +211,7 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
         return held[torch.arange(len(held), device=held.device), places]
     place = 0 if cfg.kind == "vision" else position
     if not checks.is_int(place) or not -held.shape[1] <= place < held.shape[1]:
-        raise ValueError(
-            f"position={position!r}: give a number from 0 to {held.shape[1] - 1}, or a negative "
-            "one, which counts from the end."
-        )
+        raise ValueError(f"position={position!r}: give a number from 0 to {held.shape[1] - 1}.")
     return held[:, place]
 
 

@@ -57,15 +57,10 @@ class Circuit:
         object.__setattr__(self, "edges", tuple(self.edges))
         for edge in self.edges:
             if not isinstance(edge, Edge) or not checks.is_number(edge.weight):
-                raise ValueError(
-                    f"{checks.shown(edge)} is not an edge: give Edge(source, target, weight) with "
-                    "a finite weight."
-                )
+                words = "is not an edge: give Edge(source, target, weight) with a finite weight."
+                raise ValueError(f"{checks.shown(edge)} {words}")
             if not place_of(edge.source) < place_of(edge.target):
-                raise ValueError(
-                    f"the edge {edge.source} -> {edge.target} does not go to a later node: give "
-                    "edges that go forward."
-                )
+                raise ValueError(f"{edge.source} -> {edge.target} does not go to a later node.")
         pairs = [(edge.source, edge.target) for edge in self.edges]
         if len(set(pairs)) < len(pairs):
             raise ValueError("two edges connect the same nodes: give each pair of nodes one edge.")
@@ -142,14 +137,12 @@ class Circuit:
             places, [(edge.source, edge.target) for edge in circuit.edges]
         )
         largest = max((abs(edge.weight) for edge in circuit.edges), default=0.0) or 1.0
-        parts = []
+        parts, looks = [], ((_ABOVE, ""), (_BELOW, ' stroke-dasharray="6 3"'))
         for edge in circuit.edges:
             share = abs(edge.weight) / largest
             (x0, y0), *rest = bend(spots[edge.source], spots[edge.target])
             path = f"M{x0:.1f} {y0:.1f} C" + " ".join(f"{x:.1f} {y:.1f}" for x, y in rest)
-            colour, dashes = _ABOVE, ""
-            if edge.weight < 0:
-                colour, dashes = _BELOW, ' stroke-dasharray="6 3"'
+            colour, dashes = looks[edge.weight < 0]
             words = in_html(f"{edge.source} to {edge.target}: {edge.weight:.3g}")
             parts.append(
                 f'<path d="{path}" fill="none" style="stroke: {colour}"{dashes} '

@@ -24,13 +24,12 @@ from crate_interp.results.result import Result, first
 from crate_interp.results.sample_ranges import counted
 from crate_interp.stats.bootstrap import CONFIDENCE, RESAMPLES, Studentised, studentised
 from crate_interp.stats.contrasts import by_group
-from crate_interp.stats.intervals import interval_words, linearised_ratio
+from crate_interp.stats.intervals import linearised_ratio
 
 ABLATIONS = ("mean", "zero")
 _COLUMNS = ["measure", "value", "low", "high"]
 _COLUMNS += ["random_mean", "random_low", "random_high", "share_as_good"]
 Heads = frozenset[Head]
-Ablation = Callable[[list[int]], edit.Edit]  # heads of a layer -> the edit that ablates them
 # how far a score is from the best score: faithfulness 1, completeness 0, high minimality
 _DISTANCES: dict[str, Callable[[float], float]] = {
     "faithfulness": lambda value: abs(value - 1),
@@ -64,16 +63,15 @@ class CircuitScores(Result):
     def finding(self) -> str:
         """Returns the scores, random circuits' scores, and the metric with all heads and none."""
         rows: Any = self._table("scores").itertuples()
-        words = []
-        for row in rows:
-            beside = "" if np.isnan(row.low) else interval_words(row.low, row.high, ".3f", "")
-            if not np.isnan(row.random_mean):
-                beside += f"{'; ' if beside else ''}random {row.random_mean:.3f}"
-            words.append(f"{row.measure} {row.value:.3f}" + (f" ({beside})" if beside else ""))
-        heads = counted(len(self._table("heads")), "heads")
+        words = [
+            f"{row.measure} {row.value:.3f} ({row.low:.3f} to {row.high:.3f}; random "
+            f"{row.random_mean:.3f})"
+            for row in rows
+        ]
+        scores = ", ".join(words).replace("nan to nan; ", "").replace("; random nan", "")
         return (
-            f"A circuit of {heads} has {', '.join(words)}; the metric is "
-            f"{self.meta['whole']:.3g} with all heads and {self.meta['none']:.3g} with none."
+            f"A circuit of {counted(len(self._table('heads')), 'heads')} has {scores}; the metric "
+            f"is {self.meta['whole']:.3g} with all heads and {self.meta['none']:.3g} with none."
         )
 
 
@@ -122,68 +120,64 @@ def evaluate(
     every = list(np.ndindex(size))
     if len(own) == len(every):
         raise ValueError("the circuit has every head of the model: give fewer heads.")
-    ablations = _ablations(model, inputs, inputs if reference is None else reference, ablation)
     whose = None if groups is None else np.array(group_numbers(groups, len(inputs)))
-    kept = _runs(model, inputs, metric, ablations)
+    kept = _runs(model, inputs, inputs if reference is None else reference, metric, ablation)
     whole, none = (float(kept(one).mean()) for one in (frozenset(every), frozenset()))
     if abs(whole - none) <= 1e-9 * max(abs(whole), abs(none), 1e-30):
         raise ValueError(
-            f"the metric is {whole:.4g} with all heads and with none: it does not depend on any "
-            "head. Give another metric or other inputs."
+            f"the metric is {whole:.4g} with all heads and with none, so it does not depend on any "
+            "head: give another metric or other inputs."
         )
-    circuits = [own, *_drawn(every, len(own), random, seed)]
-    bar = tqdm(circuits, desc="circuits", disable=not progress)
+    draws = np.random.default_rng(seed)
+    places = [draws.permutation(len(every))[: len(own)] for _ in range(random)]
+    drawn = [frozenset(every[place] for place in chosen) for chosen in places]
+    bar = tqdm([own, *drawn], desc="circuits", disable=not progress)
     parts = [_parts(kept, every, one, _subsets(one, subsets, seed), whose) for one in bar]
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
     meta["data"][0] |= {} if whose is None else sample_ranges.grouped(whose.tolist())
-    return CircuitScores({"scores": _table(parts), "heads": _head_table(own, parts[0])}, meta)
-
-
-def _drawn(every: list[Head], size: int, count: int, seed: int) -> list[Heads]:
-    """Returns random sets of heads."""
-    draws = np.random.default_rng(seed)
-    places = [draws.permutation(len(every))[:size] for _ in range(count)]
-    return [frozenset(every[place] for place in chosen) for chosen in places]
+    low, high = _sizes(parts[0].ratios(parts[0].costs))
+    columns = {"cost": parts[0].sizes(parts[0].costs), "low": low, "high": high}
+    heads = pd.DataFrame({"head": [head_name(*head) for head in sorted(own)]} | columns)
+    return CircuitScores({"scores": _table(parts), "heads": heads}, meta)
 
 
 def _runs(
-    model: HookedModel, inputs: Tensor, metric: Callable[..., Any], ablations: list[Ablation]
+    model: HookedModel,
+    inputs: Tensor,
+    source: Tensor,
+    metric: Callable[..., Any],
+    ablation: str,
 ) -> Callable[[Heads], np.ndarray]:
     """Returns a function from heads to the metric with all others ablated, run once for each."""
+    shapes = [list(getattr(one, "shape", [])) for one in (inputs, source)]
+    if not shapes[0] or shapes[0][1:] != shapes[1][1:] or ablation == "mean" and shapes[1][0] < 2:
+        raise ValueError(
+            f"inputs and reference have the shapes {shapes[0]} and {shapes[1]}: give samples of "
+            "one shape, at least two for a mean, or ablation='zero'."
+        )
+    names = [full_name("attn.hook_z", layer) for layer in range(model.cfg.n_layers)]
     known: dict[Heads, np.ndarray] = {}
+    cache: Any = {}
+    if ablation == "mean":
+        with torch.no_grad():
+            _, cache = model.run_with_cache(source, names_filter=names)
 
     def kept(heads: Heads) -> Float[np.ndarray, "sample"]:
         if heads not in known:
-            hooks = []
-            for layer, ablation in enumerate(ablations):
+            hooks: list[Any] = []
+            for layer, name in enumerate(names):
                 gone = [head for head in range(model.cfg.n_heads) if (layer, head) not in heads]
-                if gone:
-                    hooks.append((full_name("attn.hook_z", layer), ablation(gone)))
+                if gone and ablation == "mean":
+                    hooks.append((name, edit.mean(cache[name], heads=gone)))
+                elif gone:
+                    hooks.append((name, edit.zero(heads=gone)))
             with torch.no_grad():
                 logits = model.run_with_hooks(inputs, fwd_hooks=hooks)
                 known[heads] = metric_values(metric(logits), len(inputs))
         return known[heads]
 
     return kept
-
-
-def _ablations(model: HookedModel, inputs: Tensor, source: Tensor, ablation: str) -> list[Ablation]:
-    """Returns, for each layer, a function from heads to the edit that ablates these heads."""
-    shapes = [list(getattr(one, "shape", [])) for one in (inputs, source)]
-    if not shapes[0] or shapes[0][1:] != shapes[1][1:] or ablation == "mean" and shapes[1][0] < 2:
-        raise ValueError(
-            f"inputs and reference have the shapes {shapes[0]} and {shapes[1]}: give tensors of "
-            "images or tokens that differ only in their number of samples, at least two for a "
-            "mean, or ablation='zero'."
-        )
-    layers = range(model.cfg.n_layers)
-    if ablation == "zero":
-        return [lambda gone: edit.zero(heads=gone)] * len(layers)
-    names = [full_name("attn.hook_z", layer) for layer in layers]
-    with torch.no_grad():
-        _, cache = model.run_with_cache(source, names_filter=names)
-    return [lambda gone, name=name: edit.mean(cache[name], heads=gone) for name in names]
 
 
 @dataclass(frozen=True)
@@ -235,17 +229,6 @@ def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
         on = generator.random(len(heads)) < 0.5
         subsets.append(frozenset(head for head, there in zip(heads, on, strict=True) if there))
     return subsets
-
-
-def _head_table(heads: Heads, parts: _Parts) -> pd.DataFrame:
-    low, high = _sizes(parts.ratios(parts.costs))
-    columns = {
-        "head": [head_name(*head) for head in sorted(heads)],
-        "cost": parts.sizes(parts.costs),
-        "low": low,
-        "high": high,
-    }
-    return pd.DataFrame(columns)
 
 
 def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:

@@ -75,7 +75,7 @@ class Composition(Result):
         """Returns why this result does not merge, or "" if it does."""
         if self.meta["settings"]["through"] == "data":
             return ""
-        return "composition of weights does not depend on data, so there is nothing to merge."
+        return "composition of weights does not depend on data."
 
     def top(self, count: int = 20) -> pd.DataFrame:
         """Returns the `count` pairs with the highest scores.
@@ -99,27 +99,25 @@ class Composition(Result):
     def circuit(self, count: int = 10) -> Circuit:
         """Returns a circuit of the `count` pairs with the highest scores, weighted by score."""
         rows: Any = self.top(count).itertuples()
-        edges = [Edge(*_names(row), float(row.score)) for row in rows]
+        edges = [
+            Edge(head_name(row.from_layer, row.from_head), head_name(row.to_layer, row.to_head),
+                 float(row.score))
+            for row in rows
+        ]  # fmt: skip
         return Circuit(tuple(edges), f"composition, {self.meta['settings']['through']}")
 
     def finding(self) -> str:
         """Returns the pair with the highest score, the chance score, and the size of `above()`."""
-        best: Any = next(iter(self.top(1).itertuples()))
-        writer, reader = _names(best)
+        (edge,), best = self.circuit(1).edges, self.top(1).iloc[0]
         return (
-            f"In {self.meta['model'] or 'the model'} the strongest pair is {writer} to {reader}, "
-            f"which reads {best.score:.3f} of what {writer} writes (a random subspace reads "
-            f"{best.chance:.3f}; through={self.meta['settings']['through']!r}), and "
-            f"{len(self.above())} of {len(self._table('pairs'))} pairs lie above the 99th "
-            "percentile of random subspaces."
+            f"In {self.meta['model'] or 'the model'} {edge.target} reads {edge.weight:.0%} of what "
+            f"{edge.source} writes, the most of all pairs; a random subspace reads "
+            f"{best['chance']:.0%}. Of {len(self._table('pairs'))} pairs {len(self.above())} lie "
+            "above the 99th percentile of random subspaces."
         )
 
     def _shown(self) -> pd.DataFrame:
         return self.top()
-
-
-def _names(row: Any) -> tuple[str, str]:
-    return head_name(row.from_layer, row.from_head), head_name(row.to_layer, row.to_head)
 
 
 @with_weights
@@ -163,27 +161,23 @@ def composition(
     checks.one_of("through", through, ("direct", "linear", "data"))
     checks.one_of("role", role, ("q", "k", "v"))
     if (through == "data") != (data is not None):
-        raise ValueError(
-            "through='data' needs data, and any other value of through takes none: "
-            "use ci.circuits.composition(model, data, through='data')."
-        )
+        raise ValueError("give data with through='data', and with nothing else.")
     if len(model.blocks) < 2:
         raise ValueError("composition is between layers, and the model has only one.")
     draws = checks.count("draws", draws, least=_FEWEST)
-    settings = {"through": through, "role": role, "draws": draws, "seed": int(seed)}
-    if data is None:
-        meta = model_meta(model, 0) | {"data": [], "settings": settings}
-        if options.out is not None:
-            raise ValueError("out is for through='data': use composition(model).save(folder).")
-        bases = _bases(model, settings)
-        return Composition(_tables(model, _of_weights(model, through), bases), meta)
-    check_gradients("composition with through='data'", model)
-    return ask(Compositions(**settings), model, data, options)
+    question = Compositions(through, role, draws, int(seed))
+    if data is not None:
+        check_gradients("composition with through='data'", model)
+        return ask(question, model, data, options)
+    if options.out is not None:
+        raise ValueError("out is for through='data': use composition(model).save(folder).")
+    meta = model_meta(model, 0) | {"data": []} | question.facts(model)
+    return Composition(_tables(model, _of_weights(model, through), question.bases(model)), meta)
 
 
 @dataclass(frozen=True)
 class Compositions(Question):
-    """The question of `composition` with through="data"."""
+    """The question of `composition`."""
 
     through: str
     role: str
@@ -193,29 +187,26 @@ class Compositions(Question):
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        settings = self.facts(run.model)["settings"]
-        measure = partial(_of_chunk, settings=settings)
-        return (yield Pass("composition", measure, Composition.STORED))
+        return (yield Pass("composition", partial(_of_chunk, question=self), Composition.STORED))
+
+    def bases(self, model: Any) -> Bases:
+        """Returns orthonormal bases `[base, d_model, width]`: random, and the heads' by layer."""
+        cfg, name = model.cfg, f"W_{self.role}".upper()
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (self.draws, cfg.d_model, cfg.d_head)
+        noise = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        # ToST and CBT have no roles: a head reads by its one subspace, which is W_V
+        name = name if hasattr(model.blocks[0].attn, name) else "W_V"
+        heads = [getattr(block.attn, name).detach().double().cpu() for block in model.blocks]
+        return qr(noise)[0], [qr(u)[0] for u in heads]
 
 
-def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:
+def _of_chunk(chunk: Chunk, question: Compositions) -> Tables:
     if "bases" not in chunk.once:
-        chunk.once["bases"] = _bases(chunk.model, settings)
+        chunk.once["bases"] = question.bases(chunk.model)
     grams = _measured(chunk)
     # there are none if no sample of the chunk could be decoded
     return _tables(chunk.model, grams, chunk.once["bases"]) if grams else {}
-
-
-def _bases(model: Any, settings: dict[str, Any]) -> Bases:
-    """Returns orthonormal bases `[base, d_model, width]`: random ones, and the heads' by layer."""
-    cfg, name = model.cfg, f"W_{settings['role']}".upper()
-    generator = torch.Generator().manual_seed(settings["seed"])
-    shape = (settings["draws"], cfg.d_model, cfg.d_head)
-    noise = torch.randn(*shape, generator=generator, dtype=torch.float64)
-    # ToST and CBT have no roles: a head reads by its one subspace, which is W_V
-    name = name if hasattr(model.blocks[0].attn, name) else "W_V"
-    heads = [getattr(block.attn, name).detach().double().cpu() for block in model.blocks]
-    return qr(noise)[0], [qr(u)[0] for u in heads]
 
 
 def _tables(model: Any, grams: Grams, bases: Bases) -> Tables:

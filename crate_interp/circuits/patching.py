@@ -72,10 +72,7 @@ def _over_tokens(sweep: partial) -> Callable[..., Any]:
             height, width = cfg.patch_size
             expected = (corrupted.shape[2] // height) * (corrupted.shape[3] // width) + 1
         if count != expected:
-            raise ValueError(
-                f"the clean run has {count} tokens, the corrupted input {expected}: give inputs of "
-                "one size."
-            )
+            raise ValueError(f"the clean run has {count} tokens, the corrupted input {expected}.")
         check_mark(getattr(clean_cache, "mark", None), model)
         places, heads = _chosen("positions", positions, count), list(range(cfg.n_heads))
         numbers = {"layer": _chosen("layers", layers, cfg.n_layers), "head": heads}
@@ -160,14 +157,25 @@ def path_patch(
     _check_inputs(model, source, base)
     if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
         raise ValueError(f"roles={roles!r}: give some of 'q', 'k', 'v', such as ('q',).")
-    readers, chosen = _receivers_and_senders(model, receivers, senders)
+    layers, count = model.cfg.n_layers, model.cfg.n_heads
+    readers = [] if receivers == "logits" else check_heads("receivers", receivers, layers, count)
+    if readers:
+        check_pattern(model.cfg, "a head as receiver")
+    last = max((layer for layer, _ in readers), default=layers)
+    chosen: list[Any] = list(np.ndindex(last, count))
+    if senders is not None:
+        chosen = check_heads("senders", senders, layers, count)
+    if not chosen or max(chosen)[0] >= last:
+        raise ValueError(
+            f"senders={senders!r}: the receivers read no head of layer {last} or later."
+        )
     names, there, here = _head_outputs(model, source, base)
     read = {
         full_name(f"attn.hook_{role}", layer): [head for at, head in readers if at == layer]
         for layer, _ in sorted(readers)
         for role in roles
     }
-    values = torch.full((model.cfg.n_layers, model.cfg.n_heads), torch.nan)
+    values = torch.full((layers, count), torch.nan)
     arrived: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, hook: Any) -> None:
@@ -185,24 +193,6 @@ def path_patch(
                 logits = model.run_with_hooks(base, fwd_hooks=hooks)
             (values[layer, head],) = metric_values(metric(logits))
     return values
-
-
-def _receivers_and_senders(
-    model: HookedModel, receivers: Sequence[Head] | str, senders: Sequence[Head] | None
-) -> tuple[list[Head], list[Head]]:
-    layers, heads = model.cfg.n_layers, model.cfg.n_heads
-    readers = [] if receivers == "logits" else check_heads("receivers", receivers, layers, heads)
-    if readers:
-        check_pattern(model.cfg, "a head as receiver")
-    last = max((layer for layer, _ in readers), default=layers)
-    chosen: list[Any] = list(np.ndindex(last, heads))
-    if senders is not None:
-        chosen = check_heads("senders", senders, layers, heads)
-    if not chosen or max(chosen)[0] >= last:
-        raise ValueError(
-            f"senders={senders!r}: the receivers read no head of layer {last} or later."
-        )
-    return readers, chosen
 
 
 @in_full_precision
@@ -299,10 +289,7 @@ def metric_values(value: Tensor | float, samples: int = 1) -> Float[np.ndarray, 
     if not np.isfinite(numbers).all():
         got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else checks.shown(value)
         each = f", or {samples} of them" * (samples > 1)
-        raise ValueError(
-            f"the metric returned {got}: return one finite number{each}, such as "
-            "(logits[:, 3] - logits[:, 5]).mean()."
-        )
+        raise ValueError(f"the metric returned {got}: return one finite number{each}.")
     return numbers
 
 
@@ -310,17 +297,11 @@ def _check_inputs(model: HookedModel, *inputs: Tensor) -> None:
     """Raises ValueError unless a hooked model with logits gets inputs of one shape."""
     check_hooked(model)
     if model.cfg.kind not in ("vision", "text"):
-        raise ValueError(
-            "patching needs a classifier of images or a language model: "
-            "instead of a CLIP, give one tower, model.visual or model.text."
-        )
+        raise ValueError("patching needs a classifier of images or a language model, or a tower.")
     shapes = [list(getattr(one, "shape", [])) for one in inputs]
     axes = "batch, channels, height, width" if model.cfg.kind == "vision" else "batch, pos"
     if any(shape != shapes[0] or len(shape) != len(axes.split()) for shape in shapes):
-        raise ValueError(
-            f"the inputs have the shapes {shapes}: give tensors of one shape [{axes}], "
-            "as in the clean run."
-        )
+        raise ValueError(f"inputs have the shapes {shapes}: give tensors of one shape [{axes}].")
 
 
 def _head_outputs(model: HookedModel, source: Tensor, base: Tensor, *more: str) -> Any:
@@ -349,7 +330,5 @@ def _chosen(name: str, numbers: Numbers, count: int) -> list[int]:
         return list(range(count))
     values: Any = numbers if isinstance(numbers, (list, tuple, range)) else [numbers]
     if not values or not all(checks.is_int(value) and -count <= value < count for value in values):
-        raise ValueError(
-            f"{name}={numbers!r}: give numbers from 0 to {count - 1}, or None for all."
-        )
+        raise ValueError(f"{name}={numbers!r}: give numbers from 0 to {count - 1}, or None.")
     return [int(value) % count for value in values]

@@ -1,7 +1,7 @@
 """The answer to one input without a head, without an atom, and without a patch."""
 
-from collections.abc import Iterator
-from functools import partial
+import math
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from crate_hooks import full_name
 from crate_interp.circuits.graphs.question import one_sample
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.models.hooked import HookedModel
@@ -17,8 +18,6 @@ ATOMS = 40  # how many of the largest atoms of all layers are switched off
 OF_ANSWER = 8  # and in each layer how many of those at the token that answers
 COLUMNS = ["kind", "layer", "number", "probability", "answer", "answer_probability"]
 _BATCH = 64  # copies of the input in one forward
-
-Rows = Iterator[tuple[int, Float[Tensor, "answer"]]]
 
 
 @torch.no_grad()
@@ -45,23 +44,24 @@ def switched_off(model: HookedModel, sample: Shaped[Tensor, "*sample"]) -> pd.Da
         raise ValueError(f"switched_off needs the model's answers, but {why}.")
     net, given = model, one_sample(model, sample)
     shares = _answers(net(given))[0]
-    own = int(shares.argmax())
-    table = [_row("nothing", -1, -1, shares, own)]
-    for layer in range(len(net.blocks)):
-        # of one input, hook_z is [pos, head, d_head] and hook_post [pos, atom]
-        heads = _zeroed(net, given, f"blocks.{layer}.attn.hook_z", list(range(net.cfg.n_heads)))
-        table += [_row("head", layer, head, each, own) for head, each in heads]
-    for layer, atoms in _largest_atoms(net, given).items():
-        found = _zeroed(net, given, f"blocks.{layer}.mlp.hook_post", atoms)
-        table += [_row("atom", layer, atom, each, own) for atom, each in found]
+    parts = [("head", n, h) for n in range(len(net.blocks)) for h in range(net.cfg.n_heads)]
+    parts += [("atom", *place) for place in sorted(_largest_atoms(net, given))]
     if net.cfg.kind != "text":
-        table += [_row("patch", -1, number, each, own) for number, each in _patches(net, given)]
+        sides = zip(given.shape[2:], net.cfg.patch_size, strict=True)
+        count = math.prod(side // patch for side, patch in sides)
+        parts += [("patch", -1, number) for number in range(count)]
+    rows = [("nothing", -1, -1, shares)]
+    for (kind, layer), group in groupby(parts, lambda part: part[:2]):
+        numbers = [number for _, _, number in group]
+        for start in range(0, len(numbers), _BATCH):
+            some = numbers[start : start + _BATCH]
+            answers = _answers(_without(net, given, kind, layer, some))
+            rows += [(kind, layer, one, found) for one, found in zip(some, answers, strict=True)]
+    own, table = int(shares.argmax()), []
+    for kind, layer, number, found in rows:
+        best = int(found.argmax())
+        table.append((kind, layer, number, found[own].item(), best, found[best].item()))
     return pd.DataFrame(table, columns=pd.Index(COLUMNS))
-
-
-def _row(kind: str, layer: int, number: int, shares: Tensor, own: int) -> tuple[Any, ...]:
-    best = int(shares.argmax())
-    return kind, layer, number, shares[own].item(), best, shares[best].item()
 
 
 def _answers(logits: Tensor) -> Float[Tensor, "copy answer"]:
@@ -70,26 +70,32 @@ def _answers(logits: Tensor) -> Float[Tensor, "copy answer"]:
     return logits.float().softmax(dim=-1)
 
 
-def _zeroed(net: Any, given: Tensor, point: str, numbers: list[int]) -> Rows:
-    """Yields each number and the answer without it: its entry of the point's second axis is 0."""
+def _without(net: Any, given: Tensor, kind: str, layer: int, numbers: list[int]) -> Tensor:
+    """Returns the logits of copies of the input, each without one head, atom or patch."""
+    copies = given.repeat(len(numbers), *[1] * (given.ndim - 1))
+    if kind == "patch":
+        height, width = net.cfg.patch_size
+        columns = given.shape[3] // width
+        for copy, place in enumerate(numbers):
+            y, x = place // columns * height, place % columns * width
+            copies[copy, :, y : y + height, x : x + width] = given[0].mean((1, 2))[:, None, None]
+        return net(copies)
 
-    def off(value: Tensor, hook: object, *, part: list[int]) -> Tensor:
+    def off(value: Tensor, hook: object) -> Tensor:
+        # of one input, hook_z is [pos, head, d_head] and hook_post [pos, atom]
         value = value.clone()
-        for copy, number in enumerate(part):
+        for copy, number in enumerate(numbers):
             value[copy, :, number] = 0
         return value
 
-    for start in range(0, len(numbers), _BATCH):
-        part = numbers[start : start + _BATCH]
-        copies = given.expand(len(part), *given.shape[1:])
-        answers = _answers(net.run_with_hooks(copies, fwd_hooks=[(point, partial(off, part=part))]))
-        yield from zip(part, answers, strict=True)
+    point = "attn.hook_z" if kind == "head" else "mlp.hook_post"
+    return net.run_with_hooks(copies, fwd_hooks=[(full_name(point, layer), off)])
 
 
-def _largest_atoms(net: Any, given: Tensor) -> dict[int, list[int]]:
-    """Returns the numbers of the largest atoms by layer; none where attention is the layer."""
+def _largest_atoms(net: Any, given: Tensor) -> set[tuple[int, int]]:
+    """Returns layer and number of the largest atoms; none where attention is the layer."""
     if net.cfg.attn_only:
-        return {}
+        return set()
     _, cache = net.run_with_cache(given, names_filter=lambda name: name.endswith("mlp.hook_post"))
     answers = [-1] if net.cfg.kind == "text" else [0] if net.cfg.n_special else []
     shares: list[tuple[float, int, int]] = []
@@ -102,23 +108,4 @@ def _largest_atoms(net: Any, given: Tensor) -> dict[int, list[int]]:
         for own in code[answers]:
             largest = own.topk(min(OF_ANSWER, len(own)))
             chosen |= {(layer, atom) for atom in largest.indices[largest.values > 0].tolist()}
-    chosen |= {(layer, atom) for _, layer, atom in sorted(shares, reverse=True)[:ATOMS]}
-    found: dict[int, list[int]] = {}
-    for layer, atom in sorted(chosen):
-        found.setdefault(layer, []).append(atom)
-    return found
-
-
-def _patches(net: Any, given: Tensor) -> Rows:
-    height, width = net.cfg.patch_size
-    rows, columns = (
-        side // patch for side, patch in zip(given.shape[2:], (height, width), strict=True)
-    )
-    mean = given[0].mean(dim=(1, 2))[:, None, None]  # [channels, 1, 1]
-    for start in range(0, rows * columns, _BATCH):
-        places = range(start, min(start + _BATCH, rows * columns))
-        copies = given.repeat(len(places), 1, 1, 1)
-        for copy, place in enumerate(places):
-            y, x = place // columns * height, place % columns * width
-            copies[copy, :, y : y + height, x : x + width] = mean
-        yield from zip(places, _answers(net(copies)), strict=True)
+    return chosen | {(layer, atom) for _, layer, atom in sorted(shares, reverse=True)[:ATOMS]}

@@ -6,7 +6,6 @@ The first pass of an evaluation measures mean and covariance of the activations 
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -14,10 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from crate_interp.measures.checks import all_finite
-from crate_interp.questions.batches import Batch, Chunk
-from crate_interp.questions.experiment import Rules, Tables
-from crate_interp.saes.coders import Coder, active, encoded, flat, flattens, matched
+from crate_interp.questions.experiment import Rules
+from crate_interp.saes.coders import Coder
 from crate_interp.sweeps.moments import from_bytes, to_bytes
 
 
@@ -43,7 +40,8 @@ def shuffled(sae: Coder, seed: int) -> Coder | None:
 class Components:
     """PCA as an autoencoder: `acts = (x - mean) V`, `x' = acts V^T + mean`.
 
-    directions V `[d_in, k]`: the orthonormal directions of largest variance.
+    directions V `[d_in, k]`: the orthonormal directions of largest variance. Without any, every
+    token becomes the mean, as under ablation.
     """
 
     mean: Float[Tensor, "d_in"]
@@ -56,21 +54,6 @@ class Components:
     def decode(self, acts: Tensor, /) -> Tensor:
         """Returns the activations reconstructed from components."""
         return (acts.double() @ self.directions.T + self.mean).to(acts.dtype)
-
-
-@dataclass(frozen=True)
-class Constant:
-    """Ablation as an autoencoder without features: every token becomes `value` `[d_in]`."""
-
-    value: Float[Tensor, "d_in"]
-
-    def encode(self, x: Tensor, /) -> Tensor:
-        """Returns one feature, which is never active."""
-        return x.new_zeros((*x.shape[:-1], 1))
-
-    def decode(self, acts: Tensor, /) -> Tensor:
-        """Returns the constant value for each token."""
-        return self.value.to(acts.dtype).expand(*acts.shape[:-1], -1).clone()
 
 
 @dataclass(frozen=True)
@@ -114,70 +97,7 @@ class Moments:
         return Components(self.mean, directions)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The settings that both passes need.
-
-    kind: the kind of loss, a key of LOSSES. classes `[n]` and mask `[n, pos]` are for all samples,
-    or None. first: the number of the first sample.
-    """
-
-    saes: Mapping[str, Coder]
-    kind: str
-    classes: Tensor | None
-    mask: Tensor | None
-    first: int
-
-    def part(self, values: Tensor | None, batch: Batch) -> Tensor | None:
-        """Returns the rows of classes or mask that belong to a batch."""
-        start = batch.start - self.first
-        return None if values is None else values[start : start + len(batch.inputs)]
-
-
-def vectors_of(sae: Coder, x: Tensor, point: str) -> Tensor:
-    """Returns a point's activations in the model's dtype, one row for each row of features."""
-    read = flat(sae, x, point)
-    matched(sae, read)  # raises if the autoencoder is on another device
-    return read.flatten(-2) if flattens(sae) else read
-
-
-def weights_of(vectors: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns weights `[batch, ...]` in float64: 1 for rows of tokens that count, 0 for padding."""
-    weight = torch.ones(vectors.shape[:-1], dtype=torch.float64, device=vectors.device)
-    if mask is None or weight.ndim < 2:
-        return weight
-    return weight * mask.reshape(*mask.shape, *[1] * (weight.ndim - 2))
-
-
 _COLUMNS = ["point", "tokens", "features", "mean", "products"]
-
-
-def means(chunk: Chunk, plan: Plan) -> Tables:
-    """Returns the table "moments", a row per point: the fields of `Moments`, arrays as bytes.
-
-    Raises ValueError, with the name of the point, if its activations hold NaN or Inf.
-    """
-    seen: dict[str, Moments] = {}
-
-    def add(x: Tensor, hook: Any, mask: Tensor | None) -> None:
-        point, sae = hook.name, plan.saes[hook.name]
-        vectors = vectors_of(sae, x, point)
-        acts = encoded(sae, matched(sae, flat(sae, x, point)), point)
-        weight = weights_of(vectors, mask).flatten() > 0
-        rows = vectors.flatten(0, -2)[weight]
-        own = Moments.of(rows, int(active(acts).flatten(0, -2)[weight].sum()))
-        seen[point] = seen[point].merged(own) if point in seen else own
-
-    for batch in chunk.batches():
-        keep = partial(add, mask=plan.part(plan.mask, batch))
-        with torch.no_grad(), chunk.model.hooks([(point, keep) for point in plan.saes]):
-            chunk.model.full_forward(batch.inputs)
-    for point, own in seen.items():
-        if not all_finite(own.mean):
-            raise ValueError(f"{point} holds NaN or Inf, so nothing can be measured there.")
-    if not seen:  # no sample of the chunk could be decoded
-        return {}
-    return {"moments": _table({point: seen[point] for point in plan.saes})}
 
 
 def moments_in(table: pd.DataFrame, device: str | torch.device = "cpu") -> dict[str, Moments]:
@@ -194,10 +114,11 @@ def moments_in(table: pd.DataFrame, device: str | torch.device = "cpu") -> dict[
 def _merged(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
     """Returns the moments of two sets of tokens together."""
     one, two = moments_in(mine), moments_in(theirs)
-    return _table({point: one[point].merged(two[point]) for point in one})
+    return table_of({point: one[point].merged(two[point]) for point in one})
 
 
-def _table(moments: Mapping[str, Moments]) -> pd.DataFrame:
+def table_of(moments: Mapping[str, Moments]) -> pd.DataFrame:
+    """Returns the table "moments", a row per point: the fields of `Moments`, arrays as bytes."""
     rows = [
         (point, own.tokens, own.features, to_bytes(own.mean), to_bytes(own.products))
         for point, own in moments.items()

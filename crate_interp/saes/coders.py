@@ -95,10 +95,7 @@ def load(
 def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:
     """Raises ValueError or KeyError unless `saes` maps points of the model to autoencoders."""
     if not isinstance(saes, Mapping) or not saes:
-        raise ValueError(
-            f"saes is {checks.shown(saes)}: give a dictionary from points to autoencoders, "
-            "{'blocks.0.hook_resid_post': sae}."
-        )
+        raise ValueError(f"saes is {checks.shown(saes)}: give a dictionary {{point: autoencoder}}.")
     for point, sae in saes.items():
         if isinstance(model, HookedModel):
             model.check_point(point)
@@ -106,10 +103,7 @@ def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:
             hint = checks.did_you_mean(str(point), model.hook_dict, "See model.hook_dict.")
             raise KeyError(f"there is no hook point {checks.shown(point)}. {hint}")
         if not isinstance(sae, Coder):
-            raise ValueError(
-                f"the {type(sae).__name__} given for {point!r} lacks encode or decode: give an "
-                "autoencoder with encode(x) and decode(acts), such as ci.saes.load returns."
-            )
+            raise ValueError(f"the {type(sae).__name__} for {point!r} lacks encode or decode.")
 
 
 def flat(sae: object, x: Tensor, point: str) -> Tensor:
@@ -127,9 +121,8 @@ def flat(sae: object, x: Tensor, point: str) -> Tensor:
     if x.ndim == 4 and width in (None, x.shape[-2] * x.shape[-1]):
         return x.flatten(-2)
     raise ValueError(
-        f"{point} is {list(x.shape[2:])} wide, but the autoencoder reads {width}: check the point "
-        "and that the autoencoder belongs to this model. It was trained on "
-        f"{checks.shown(getattr(config, 'hook_name', None))}."
+        f"{point} is {list(x.shape[2:])} wide, but the autoencoder reads {width}. It was trained "
+        f"on {checks.shown(getattr(config, 'hook_name', None))}: check the point and the model."
     )
 
 
@@ -218,10 +211,7 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
     """
     checks.flag("error", error)
     if not isinstance(model, HookedRootModule):
-        raise ValueError(
-            f"cannot splice into {type(model).__name__}: give a hooked model, such as ci.load "
-            "returns."
-        )
+        raise ValueError(f"cannot splice into {type(model).__name__}: give a hooked model.")
     check_saes(model, saes)
     for point in saes:
         if isinstance(getattr(model.hook_dict[point], INPUT, None), HookPoint):

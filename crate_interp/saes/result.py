@@ -7,7 +7,7 @@ import pandas as pd
 
 from crate_interp.results.result import Result, by
 from crate_interp.stats.contrasts import by_group
-from crate_interp.stats.intervals import interval_words, linearised_ratio, mean_interval
+from crate_interp.stats.intervals import linearised_ratio, mean_interval
 
 SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"
 LOSSES = {
@@ -130,26 +130,14 @@ class SaeResult(Result):
     def finding(self) -> str:
         """Returns how much each autoencoder explains and recovers, compared with PCA."""
         table: Any = self._table("points")
-        found = [
-            _sentence(str(point), rows.set_index("coder"), self.few)
-            for point, rows in table.groupby("point", sort=False)
-        ]
-        samples = self.counted_samples()
+        words = []
+        for point, rows in table.set_index("coder").groupby("point", sort=False):
+            own, pca = rows.loc[SAE], rows.loc[PCA]
+            words.append(
+                f"the autoencoder at {point} explains {own['variance_explained']:.1%} of the "
+                f"variance with {own['l0']:.1f} features a token (as many principal components: "
+                f"{pca['variance_explained']:.1%}), and recovers {own['recovered_mean']:.1%} of "
+                f"the loss that mean ablation adds (components: {pca['recovered_mean']:.1%})"
+            )
         loss = LOSSES[self.meta["settings"]["loss"]]
-        return f"On {samples}, with {loss}: {'; '.join(found)}."
-
-
-def _sentence(point: str, rows: Any, few: str) -> str:
-    own, pca, words = rows.loc[SAE], rows.loc[PCA], []
-    for name in ("variance_explained", "recovered_mean"):
-        value, low, high = (own[key] for key in (name, f"{name}_low", f"{name}_high"))
-        ends = interval_words(low, high, ".3f", of=few)
-        # nan: ablation costs nothing, so there is nothing to recover
-        words.append("nan" if np.isnan(value) else f"{value:.3f} ({ends})")
-    return (
-        f"the autoencoder at {point} explains {words[0]} of the variance with {own['l0']:.1f} of "
-        f"{own['features']} features active per token ({own['dead']:.0%} never active), and as "
-        f"many principal components explain {pca['variance_explained']:.3f}; of the loss that mean "
-        f"ablation adds, the autoencoder recovers {words[1]} and the components "
-        f"{pca['recovered_mean']:.3f}"
-    )
+        return f"On {self.counted_samples()}, with {loss}: {'; '.join(words)}."

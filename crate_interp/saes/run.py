@@ -8,7 +8,7 @@ and measures the loss.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,16 @@ from crate_interp.questions.experiment import Pass, Plan, Question, Tables
 from crate_interp.questions.provenance import digest_of_labels
 from crate_interp.results.result import Merge, by
 from crate_interp.saes import baselines
-from crate_interp.saes.coders import Coder, active, check_saes, decoded, encoded, flat, matched
+from crate_interp.saes.coders import (
+    Coder,
+    active,
+    check_saes,
+    decoded,
+    encoded,
+    flat,
+    flattens,
+    matched,
+)
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
 from crate_interp.surgeries.answers import check_answers, classes_of
 from crate_interp.sweeps.moments import added, from_bytes, to_bytes
@@ -73,13 +82,20 @@ def evaluate(
 
 @dataclass(frozen=True)
 class EvaluateSaes(Question):
-    """The question of `evaluate`. batches: what each batch is measured with."""
+    """The question of `evaluate`.
+
+    kind: of the loss, a key of LOSSES. classes `[n]`, mask `[n, pos]`: of all samples, or None.
+    first: the number of the first sample.
+    """
 
     saes: Mapping[str, Coder]
     seed: int
     labels: Sequence[object] | None = None
     attention_mask: Tensor | None = None
-    batches: baselines.Plan = cast(baselines.Plan, None)
+    kind: str = ""
+    classes: Tensor | None = None
+    mask: Tensor | None = None
+    first: int = 0
     result = SaeResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "EvaluateSaes":
@@ -94,27 +110,38 @@ class EvaluateSaes(Question):
             classes = loss.classes.to(model.cfg.device)
         kind = "next token" if model.unit == "windows" else "kl" if classes is None else "labels"
         mask = _checked_mask(model, samples, self.attention_mask)
-        batches = baselines.Plan(self.saes, kind, classes, mask, samples.start)
-        return replace(self, batches=batches)
+        return replace(self, kind=kind, classes=classes, mask=mask, first=samples.start)
 
     def facts(self, model: HookedModel) -> dict[str, Any]:
         """Returns what run.json and meta record of the question."""
         names = {point: type(sae).__name__ for point, sae in self.saes.items()}
-        return {"settings": {"saes": names, "loss": self.batches.kind, "seed": self.seed}}
+        return {"settings": {"saes": names, "loss": self.kind, "seed": self.seed}}
 
     def read(self) -> Mapping[str, object]:
         """Returns what else the numbers depend on, by name."""
         named = {f"the autoencoder at {point}": sae for point, sae in self.saes.items()}
-        labels, mask = map(digest_of_labels, (self.batches.classes, self.batches.mask))
+        labels, mask = map(digest_of_labels, (self.classes, self.mask))
         return {**named, "labels": labels, "attention_mask": mask}
+
+    def part(self, values: Tensor | None, batch: Batch) -> Tensor | None:
+        """Returns the rows of classes or mask that belong to a batch."""
+        start = batch.start - self.first
+        return None if values is None else values[start : start + len(batch.inputs)]
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        measure = partial(baselines.means, plan=self.batches)
-        sums = yield Pass("means", measure, baselines.MEANS)
+        sums = yield Pass("means", partial(_means, question=self), baselines.MEANS)
         moments = baselines.moments_in(sums["moments"], run.model.cfg.device)
-        coders = _coders(self.saes, moments, self.seed)
-        effects = partial(_effects, plan=self.batches, coders=coders, moments=moments)
+        coders: dict[Key, Coder] = {}
+        for point, sae in self.saes.items():
+            coders[point, SAE] = sae
+            other, mean = baselines.shuffled(sae, self.seed), moments[point].mean
+            if other is not None:
+                coders[point, RANDOM] = other
+            coders[point, PCA] = moments[point].components()
+            for name, value in ((ZERO, torch.zeros_like(mean)), (MEAN, mean)):
+                coders[point, name] = baselines.Components(value, value.new_zeros(len(value), 0))
+        effects = partial(_effects, question=self, coders=coders, moments=moments)
         own = yield Pass("autoencoders", effects, _EFFECTS)
         features = []
         for _, point, coder, counts in own["features"].itertuples(index=False):
@@ -146,33 +173,56 @@ def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> 
         )
     kept = mask.to(model.cfg.device) != 0
     if not bool((kept[:, 1:] <= kept[:, :-1]).all()) or not bool(kept[:, :2].all()):
-        raise ValueError(
-            "attention_mask: give at least two tokens in each row, and padding only after them "
-            "(padding before tokens would shift their positions)."
-        )
+        raise ValueError("attention_mask: give two tokens a row, and padding only after tokens.")
     return kept
 
 
-def _coders(
-    saes: Mapping[str, Coder], moments: Mapping[str, baselines.Moments], seed: int
-) -> dict[Key, Coder]:
-    """Returns the coders to put at each point, by point and name."""
-    coders: dict[Key, Coder] = {}
-    for point, sae in saes.items():
-        coders[point, SAE] = sae
-        other = baselines.shuffled(sae, seed)
-        if other is not None:
-            coders[point, RANDOM] = other
-        coders[point, PCA] = moments[point].components()
-        mean = moments[point].mean
-        coders[point, ZERO] = baselines.Constant(torch.zeros_like(mean))
-        coders[point, MEAN] = baselines.Constant(mean)
-    return coders
+def vectors_of(sae: Coder, x: Tensor, point: str) -> Tensor:
+    """Returns a point's activations in the model's dtype, one row for each row of features."""
+    read = flat(sae, x, point)
+    matched(sae, read)  # raises if the autoencoder is on another device
+    return read.flatten(-2) if flattens(sae) else read
+
+
+def weights_of(vectors: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns weights `[batch, ...]` in float64: 1 for rows of tokens that count, 0 for padding."""
+    weight = torch.ones(vectors.shape[:-1], dtype=torch.float64, device=vectors.device)
+    if mask is None or weight.ndim < 2:
+        return weight
+    return weight * mask.reshape(*mask.shape, *[1] * (weight.ndim - 2))
+
+
+def _means(chunk: Chunk, question: EvaluateSaes) -> Tables:
+    """Returns the table "moments".
+
+    Raises ValueError, with the name of the point, if its activations hold NaN or Inf.
+    """
+    seen: dict[str, baselines.Moments] = {}
+
+    def add(x: Tensor, hook: Any, mask: Tensor | None) -> None:
+        point, sae = hook.name, question.saes[hook.name]
+        vectors = vectors_of(sae, x, point)
+        acts = encoded(sae, matched(sae, flat(sae, x, point)), point)
+        weight = weights_of(vectors, mask).flatten() > 0
+        rows = vectors.flatten(0, -2)[weight]
+        own = baselines.Moments.of(rows, int(active(acts).flatten(0, -2)[weight].sum()))
+        seen[point] = seen[point].merged(own) if point in seen else own
+
+    for batch in chunk.batches():
+        keep = partial(add, mask=question.part(question.mask, batch))
+        with torch.no_grad(), chunk.model.hooks([(point, keep) for point in question.saes]):
+            chunk.model.full_forward(batch.inputs)
+    for point, own in seen.items():
+        if not all_finite(own.mean):
+            raise ValueError(f"{point} holds NaN or Inf, so nothing can be measured there.")
+    if not seen:  # no sample of the chunk could be decoded
+        return {}
+    return {"moments": baselines.table_of({point: seen[point] for point in question.saes})}
 
 
 def _effects(
     chunk: Chunk,
-    plan: baselines.Plan,
+    question: EvaluateSaes,
     coders: Mapping[Key, Coder],
     moments: Mapping[str, baselines.Moments],
 ) -> Tables:
@@ -180,14 +230,14 @@ def _effects(
     model, clean_rows, rows = chunk.model, [], []
     seen: dict[Key, Tensor] = {}  # the number of tokens at which each feature is active
     for batch in chunk.batches():
-        mask, classes = plan.part(plan.mask, batch), plan.part(plan.classes, batch)
-        loss = partial(_loss, plan.kind, inputs=batch.inputs, classes=classes, mask=mask)
+        mask, classes = question.part(question.mask, batch), question.part(question.classes, batch)
+        loss = partial(_loss, question.kind, inputs=batch.inputs, classes=classes, mask=mask)
         with torch.no_grad():
             clean: Any = model(batch.inputs)
             clean_rows.append(_table(batch, loss=loss(clean, clean)))
             for place, (key, coder) in enumerate(coders.items()):
                 sums: dict[str, Tensor] = {}
-                whole = plan.saes[key[0]], moments[key[0]].mean
+                whole = question.saes[key[0]], moments[key[0]].mean
                 put = partial(_put, whole=whole, coder=coder, key=key, mask=mask, sums=sums)
                 logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[(key[0], put)])
                 value = loss(logits, clean)
@@ -225,7 +275,7 @@ def _put(
     feature, sums["features"] has the number of the batch's tokens at which it is active.
     """
     (sae, mean), (point, name) = whole, key
-    vectors = baselines.vectors_of(sae, x, point)
+    vectors = vectors_of(sae, x, point)
     if name in _WHOLE:
         read = matched(coder, flat(coder, x, point))
         acts = encoded(coder, read, point)
@@ -233,7 +283,7 @@ def _put(
     else:  # constants and PCA do not have the weights' dtype
         acts = coder.encode(vectors)
         recons = coder.decode(acts).to(x.dtype)
-    weight = baselines.weights_of(vectors, mask)
+    weight = weights_of(vectors, mask)
     here, there = vectors.double(), recons.reshape(vectors.shape).double()
     lengths = here.norm(dim=-1) * there.norm(dim=-1)
     cosine = (here * there).sum(dim=-1) / torch.where(lengths > 0, lengths, 1.0)

@@ -4,7 +4,6 @@ A slope is taken at mix 0, where a step begins to replace the layer's own step.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,29 +24,15 @@ _POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # each point's part of the s
 _TOWERS = ("clipa-visual", "clipa-text")
 
 
-@dataclass(frozen=True)
-class Answers:
-    """The answers of a model to a batch.
-
-    loss `[batch]`: the cross-entropy in nats, in float64; for windows the mean over tokens. right
-    `[batch]`: 1 or 0; for windows the share of right tokens. stream: Z^L `[batch, pos, d_model]`.
-    """
-
-    loss: Float[Tensor, "batch"]
-    right: Float[Tensor, "batch"]
-    stream: Float[Tensor, "batch pos d_model"]
-
-    def change(self, other: "Answers") -> Float[Tensor, "batch"]:
-        """Returns the distance of the other Z^L from this Z^L, divided by this Z^L's length."""
-        here, there = self.stream.double(), other.stream.double()
-        away, length = (torch.linalg.vector_norm(x, dim=(1, 2)) for x in (there - here, here))
-        return away / length
+# loss `[batch]`: the cross-entropy in nats, in float64; for windows the mean over tokens. right
+# `[batch]`: 1 or 0; for windows the share of right tokens. stream: Z^L
+Answers = tuple[Float[Tensor, "batch"], Float[Tensor, "batch"], Float[Tensor, "batch pos d_model"]]
 
 
 def answer(
     model: HookedModel, inputs: Tensor, classes: Tensor | None, hooks: Sequence[Hook] = ()
 ) -> Answers:
-    """Returns the answers of a model with hooks that change it.
+    """Returns loss, right and stream of a model with hooks that change it.
 
     classes `[batch]`: the right classes, or None for a language model, because `inputs` has its
     next tokens.
@@ -65,7 +50,7 @@ def answer(
     else:
         loss = F.cross_entropy(logits.double(), classes, reduction="none")
         right = (logits.argmax(dim=-1) == classes).double()
-    return Answers(loss, right, seen["stream"])
+    return loss, right, seen["stream"]
 
 
 def check_answers(model: HookedModel, what: str = "surgery") -> None:
@@ -92,9 +77,7 @@ def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | Non
     if given is None:
         raise ValueError("the loss needs labels: give labels=[...], one per sample.")
     if len(given) < samples.n:
-        raise ValueError(
-            f"there are {len(given)} labels for {samples.n} samples: give one label per sample."
-        )
+        raise ValueError(f"there are {len(given)} labels for {samples.n} samples: give as many.")
     net: Any = model
     classes = []
     for number, label in enumerate(list(given)[: samples.n], samples.start):
@@ -109,22 +92,14 @@ def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | Non
     return torch.tensor(classes, device=net.cfg.device)
 
 
-@dataclass(frozen=True)
-class Unchanged:
-    """A forward of the unchanged model: its answers, and its activations by full point names.
-
-    gradients: the gradients of the summed losses at the points that steps replace.
-    """
-
-    answers: Answers
-    acts: dict[str, Tensor]
-    gradients: dict[str, Tensor]
-
-
 def unchanged(
     model: HookedModel, inputs: Tensor, classes: Tensor | None, steps: Sequence[Step]
-) -> Unchanged:
-    """Runs the unchanged model, forward and backward."""
+) -> tuple[Answers, dict[str, Tensor], dict[str, Tensor]]:
+    """Runs the unchanged model forward and backward: its answers, activations and gradients.
+
+    Activations are by full point names; gradients are those of the summed losses at the points that
+    steps replace.
+    """
     seen: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, hook: Any) -> Tensor:
@@ -137,11 +112,10 @@ def unchanged(
     reads = {full_name(point, k) for step in steps for point in step.reads for k in layers}
     with torch.enable_grad():
         hooks = [(name, keep) for name in (*targets, *sorted(reads))]
-        own = answer(model, inputs, classes, hooks)
-        gradients = torch.autograd.grad(own.loss.sum(), [seen[name] for name in targets])
-    own = Answers(own.loss.detach(), own.right, own.stream)
+        loss, right, stream = answer(model, inputs, classes, hooks)
+        gradients = torch.autograd.grad(loss.sum(), [seen[name] for name in targets])
     acts = {name: value.detach() for name, value in seen.items()}
-    return Unchanged(own, acts, dict(zip(targets, gradients, strict=True)))
+    return (loss.detach(), right, stream), acts, dict(zip(targets, gradients, strict=True))
 
 
 def random_slopes(

@@ -126,22 +126,14 @@ class SurgeryResult(Result):
         return f"{super().caution()} {near_chance(self.meta, float(right.mean()))}".strip()
 
     def finding(self) -> str:
-        """Returns a sentence on the number of layers in which the loss falls.
-
-        The sentence also says in how many layers the loss falls more than in random directions.
-        """
+        """Returns in how many layers the loss falls, and falls more than in random directions."""
         table: Any = self._table("slopes")
         single = table[table["layer"] != ALL]
-        rises, falls = int((single["slope_low"] > 0).sum()), int(single["falls"].sum())
-        samples = self.counted_samples()
         better = single[single["better"]]
-        names = [
-            f"{name} in {', '.join(map(str, rows['layer']))}"
-            for name, rows in better.groupby("replacement", sort=False)
-        ]
+        names = [f"{row.replacement} in layer {row.layer}" for row in better.itertuples()]
         return (
-            f"Of {len(single)} pairs of a replacement and a layer of "
-            f"{self.meta['model'] or 'a model'} on {samples}, the loss begins to rise in {rises} "
-            f"and to fall in {falls}, in {len(better)} of these more than in random directions"
-            f"{': ' if names else ''}{'; '.join(names)}."
+            f"Of {len(single)} replacements of a layer's step of {self.meta['model'] or 'a model'} "
+            f"on {self.counted_samples()}, {single['falls'].sum()} begin to lower the loss and "
+            f"{(single['slope_low'] > 0).sum()} to raise it; {len(better)} lower it more than "
+            f"random directions do: {', '.join(names) or 'none'}."
         )

@@ -54,19 +54,6 @@ from crate_interp.surgeries.steps import (
 DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The settings for measuring a batch."""
-
-    steps: list[Step]
-    mixes: list[float]
-    classes: Tensor | None  # classes of all samples
-    first: int  # the number of the first sample
-    directions: int
-    eps: float
-    seed: int
-
-
 @with_weights
 @in_full_precision
 def surgery(
@@ -107,7 +94,7 @@ def surgery(
 
 @dataclass(frozen=True)
 class Surgery(Question):
-    """The question of `surgery`. settings: those for measuring a batch."""
+    """The question of `surgery`. steps, classes: of all samples, the first of number `first`."""
 
     replacements: Sequence[Replacement] | None
     mixes: Sequence[float]
@@ -115,71 +102,68 @@ class Surgery(Question):
     eps: float
     seed: int
     labels: Sequence[Any] | None = field(default=None, repr=False)
-    settings: _Settings = field(default=cast(_Settings, None), repr=False)
+    steps: Sequence[Step] = field(default=(), repr=False)
+    classes: Tensor | None = field(default=None, repr=False)
+    first: int = field(default=0, repr=False)
     result = SurgeryResult
 
     def settled(self, model: HookedModel, samples: Samples) -> "Surgery":
         """Refuses what cannot be asked, and fills in what model and samples decide."""
-        eps, seed = checks.positive("eps", self.eps), checks.count("seed", self.seed, least=0)
+        numbers: Any = {"eps": checks.positive("eps", self.eps)}
+        numbers["seed"] = checks.count("seed", self.seed, least=0)
         answers.check_answers(model)
         check_gradients("surgery", model)
         steps = _steps(model, self.replacements)
         if not isinstance(self.mixes, (list, tuple)):
-            raise ValueError(
-                f"mixes={self.mixes!r}: give a list of numbers in [0, 1], such as [0.1, 1.0]."
-            )
-        mixes = sorted({check_mix(mix) for mix in self.mixes})
-        directions = checks.count("directions", self.directions, least=2)
-        classes = answers.classes_of(model, samples, self.labels)
-        settings = _Settings(steps, mixes, classes, samples.start, directions, eps, seed)
+            raise ValueError(f"mixes={self.mixes!r}: give a list of numbers in [0, 1].")
+        numbers["mixes"] = sorted({check_mix(mix) for mix in self.mixes})
+        numbers["directions"] = checks.count("directions", self.directions, least=2)
+        numbers["classes"] = answers.classes_of(model, samples, self.labels)
         names = [step.name for step in steps]
-        return replace(self, replacements=names, mixes=mixes, settings=settings)
+        first = samples.start
+        return replace(self, replacements=names, steps=steps, first=first, labels=None, **numbers)
 
     def read(self) -> Mapping[str, object]:
         """Returns what else the numbers depend on, by name."""
-        return {"labels": digest_of_labels(self.settings.classes)}
+        return {"labels": digest_of_labels(self.classes)}
 
     def plan(self, run: Experiment) -> Plan:
         """Yields the passes, and returns the tables of the result."""
-        measure = partial(_of_chunk, plan=self.settings)
+        measure = partial(_of_chunk, question=self)
         return (yield Pass("surgery", measure, SurgeryResult.STORED))
 
 
 def _steps(model: HookedModel, replacements: Sequence[Replacement] | None) -> list[Step]:
-    layers = range(len(model.blocks))
+    blocks: list[Any] = list(model.blocks)
     if replacements is None:
-        blocks: list[Any] = list(model.blocks)
         steps = [any_step(what) for what in DEFAULT]
         fit = [step for step in steps if not any(step.lacking(block) for block in blocks)]
-        if not fit:
-            check_step(model, steps[0], layers)  # raises with the reason
-        return fit
+        if fit:
+            return fit
+        replacements = DEFAULT[:1]  # the check says what it lacks
     if not isinstance(replacements, (list, tuple)) or not replacements:
         raise ValueError(f"replacements={replacements!r}: give a list such as ['gradient', 4].")
     steps = [any_step(what) for what in replacements]
     if len({step.name for step in steps}) < len(steps):
-        raise ValueError(
-            f"replacements={replacements!r} names a replacement twice: give each once."
-        )
+        raise ValueError(f"replacements={replacements!r} names a replacement twice: give it once.")
     for step in steps:
-        check_step(model, step, layers)
+        check_step(model, step, range(len(blocks)))
     return steps
 
 
-def _of_chunk(chunk: Chunk, plan: _Settings) -> Tables:
+def _of_chunk(chunk: Chunk, question: Surgery) -> Tables:
     rows: dict[str, list[pd.DataFrame]] = {"unchanged": [], "samples": [], "answers": []}
     random: dict[tuple[str, int], Tensor] = {}  # sums of slopes over samples, [direction]
     n = 0
     for batch in chunk.batches():
         n += len(batch.inputs)
-        _of_batch(chunk.model, batch, plan, rows, random)
+        _of_batch(chunk.model, batch, question, rows, random)
     if not n:  # no sample of the chunk could be decoded
         return {}
-    if not plan.mixes:
-        kinds = {"sample": int, "replacement": str, "layer": int}
+    if not question.mixes:
+        kinds: dict[str, Any] = {"sample": int, "replacement": str, "layer": int}
         kinds |= dict.fromkeys(("mix", "loss", "right", "change"), float)
-        blank = {name: pd.Series(dtype=kind) for name, kind in kinds.items()}
-        rows["answers"].append(pd.DataFrame(blank))
+        rows["answers"].append(pd.DataFrame(columns=[*kinds]).astype(kinds))
     slopes = [
         {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": n}
         for (name, layer), sums in random.items()
@@ -195,16 +179,17 @@ def _of_chunk(chunk: Chunk, plan: _Settings) -> Tables:
 def _of_batch(
     model: HookedModel,
     batch: Batch,
-    plan: _Settings,
+    question: Surgery,
     rows: dict[str, list[pd.DataFrame]],
     random: dict[tuple[str, int], Tensor],
 ) -> None:
-    """Adds the slopes and answers of each step, in each layer and in all layers at once."""
-    first, layers = batch.start - plan.first, range(len(model.blocks))
-    classes = None if plan.classes is None else plan.classes[first : first + len(batch.inputs)]
-    base = answers.unchanged(model, batch.inputs, classes, plan.steps)
-    where = f"samples {batch.start} to {batch.last}"
-    _check(base.answers.loss, f"the loss in {where}")
+    """Adds the rows of a batch to tables, and the slopes along random directions to their sums."""
+    first, layers, classes = batch.start - question.first, range(len(model.blocks)), None
+    if question.classes is not None:
+        classes = question.classes[first : first + len(batch.inputs)]
+    base, seen, gradients = answers.unchanged(model, batch.inputs, classes, question.steps)
+    where, stream = f"samples {batch.start} to {batch.last}", base[2].double()
+    _check(base[0], f"the loss in {where}")
 
     def add(table: str, place: dict[str, Any], **numbers: Tensor) -> None:
         values = {name: value.cpu().numpy() for name, value in numbers.items()}
@@ -213,31 +198,35 @@ def _of_batch(
 
     def add_answers(place: dict[str, Any], mix: float, hooks: list[Any]) -> None:
         with torch.no_grad():
-            got = answers.answer(model, batch.inputs, classes, hooks)
-        _check(got.loss, f"the loss with {mix} of {place['replacement']!r}")
-        change = base.answers.change(got)
-        add("answers", place | {"mix": mix}, loss=got.loss, right=got.right, change=change)
+            loss, right, end = answers.answer(model, batch.inputs, classes, hooks)
+        _check(loss, f"the loss with {mix} of {place['replacement']!r}")
+        away, length = (
+            torch.linalg.vector_norm(x, dim=(1, 2)) for x in (end.double() - stream, stream)
+        )
+        add("answers", place | {"mix": mix}, loss=loss, right=right, change=away / length)
 
-    add("unchanged", {}, loss=base.answers.loss, right=base.answers.right)
-    for step in plan.steps:
+    add("unchanged", {}, loss=base[0], right=base[1])
+    for step in question.steps:
         total: list[Tensor] = []
         for layer in layers:
             place, name = {"replacement": step.name, "layer": layer}, full_name(step.point, layer)
-            own, gradient, block = base.acts[name], base.gradients[name], model.blocks[layer]
-            acts = {point: base.acts[full_name(point, layer)] for point in step.reads}
+            own, gradient, block = seen[name], gradients[name], model.blocks[layer]
+            acts = {point: seen[full_name(point, layer)] for point in step.reads}
             visible = visible_tokens(model, layer, own.shape[1])
             with torch.no_grad():
-                new = step.make(cast(Any, block), acts | {step.point: own}, visible, plan.eps)
+                new = step.make(cast(Any, block), acts | {step.point: own}, visible, question.eps)
             new = new.to(own)
             _check(new, f"{step.name!r} in layer {layer}, {where}")
             products = [gradient.double() * part.double() for part in (new - own, new)]
             total.append(torch.stack([product.sum(dim=(1, 2)) for product in products]))
             add("samples", place, slope=total[-1][0], added=total[-1][1])
-            turns = answers.random_turns(step, layer, own.shape[-1], plan.directions, plan.seed)
+            turns = answers.random_turns(
+                step, layer, own.shape[-1], question.directions, question.seed
+            )
             order, signs = (part.to(own.device) for part in turns)
             sums = answers.random_slopes(gradient, new - own, (order, signs)).cpu()
             random[step.name, layer] = random.get((step.name, layer), 0.0) + sums
-            for mix in plan.mixes:
+            for mix in question.mixes:
                 put = (name, lambda tensor, hook, new=new, mix=mix: torch.lerp(tensor, new, mix))
                 add_answers(place, mix, [put])
         place = {"replacement": step.name, "layer": ALL}
@@ -245,8 +234,9 @@ def _of_batch(
         add("samples", place, slope=slopes[0], added=slopes[1])
         together = sum(random[step.name, layer] for layer in layers)
         random[step.name, ALL] = torch.as_tensor(together)
-        for mix in plan.mixes:
-            add_answers(place, mix, replacement_hooks(model, [step], layers, mix, plan.eps))
+        for mix in question.mixes:
+            hooks = replacement_hooks(model, [step], layers, mix, question.eps)
+            add_answers(place, mix, hooks)
 
 
 def _check(values: Tensor, what: str) -> None:

@@ -117,9 +117,7 @@ def replaced(
     steps = [] if attention is None else [any_step(attention, "attention", ATTENTION)]
     steps += [] if sparse is None else [any_step(sparse, "sparse", [SOLUTION])]
     if not steps:
-        raise ValueError(
-            "there is nothing to replace: give attention= or sparse=, such as attention='gradient'."
-        )
+        raise ValueError("there is nothing to replace: give attention= or sparse=.")
     count = len(model.blocks)
     several = isinstance(layers, (list, tuple, range, set))
     chosen = list(range(count)) if layers is None else list(layers) if several else []

@@ -72,7 +72,8 @@ def one_sample(model: HookedModel, inputs: object) -> Tensor:
     batch = batch[None] if len(shape) == axes - 1 else batch
     if len(shape) not in (axes - 1, axes) or len(batch) != 1:
         wanted = "a text or token ids [pos]" if text else "a picture or [channels, height, width]"
-        raise ValueError(f"inputs is {checks.shown(inputs)}: give one sample, {wanted}.")
+        got = f"of shape {shape}" if shape else checks.shown(inputs)
+        raise ValueError(f"inputs is {got}: give one sample, {wanted}.")
     if batch.is_floating_point() and not bool(batch.isfinite().all()):
         raise ValueError("the sample holds NaN or Inf: repair it, or give another sample.")
     return batch.to(model.cfg.device, model.cfg.dtype if batch.is_floating_point() else None)
