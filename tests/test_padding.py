@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import FIXTURES, LMS, make_lm, refuses
-from crate_interp.models.text.padding import padded
+from crate_interp.models.layers.context import padded
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LMS[1:3]]
 VOCAB, N_CTX = 47, 13
@@ -133,7 +133,7 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
     {
         "attention_mask has shape .3, 5.: .* .3, 6.": lambda real: real[:, 1:],
         "attention_mask is list": lambda real: real.tolist(),
-        "numbers other than 0 and 1": lambda real: real * 2,
+        "give 1 for real tokens and 0 for padding": lambda real: real * 2,
         "hides every token of row 0": lambda real: real & False,
     }.items(),
 )

@@ -23,13 +23,12 @@ from crate_interp.models.hooked import (
     own_config,
 )
 from crate_interp.models.layers.block import CrateBlock
-from crate_interp.models.layers.context import Padding, Past, contexts
+from crate_interp.models.layers.context import Padding, Past, contexts, padding_of
 from crate_interp.models.layers.embed import TokenEmbed, hooked_positions
 from crate_interp.models.layers.norm import HookedLayerNorm, NoNorm, make_norm
 from crate_interp.models.layers.shapes import Ids, Mask, Stream, Vectors
 from crate_interp.models.text.generation import GenerateMixin
 from crate_interp.models.text.losses import check_labels, next_token_loss
-from crate_interp.models.text.padding import padding_of
 from crate_interp.models.text.text_and_tokens import check_tokens
 from crate_interp.models.weights import Answers
 
