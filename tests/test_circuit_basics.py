@@ -119,7 +119,7 @@ def test_the_decoder_adds_up_signed():
                 atol=1e-4,
                 rtol=1e-4,
             )
-    refuses("no visual tower", lambda: plain.visual, AttributeError)
+    refuses("no visual", lambda: plain.visual, AttributeError)
     refuses(
         "has no single stream",
         lambda: mae.run_with_cache(images, noise)[1].logit_lens(),

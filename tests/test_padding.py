@@ -196,8 +196,8 @@ def test_what_hugging_face_gives_and_takes(lm):
         plain = lm(input_ids=tokens, labels=tokens).loss.item()
         assert plain == pytest.approx(lm(tokens, "loss").item(), rel=1e-9)
         assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
-    refuses("give the model one input: tokens or text as the first argument", lambda: lm())
-    refuses("give the model one input", lambda: lm(tokens, input_ids=tokens))
+    refuses("give one input: tokens or text first", lambda: lm())
+    refuses("give one input", lambda: lm(tokens, input_ids=tokens))
     refuses("labels are torch.int64 of shape .3", lambda: lm(tokens, "loss", labels=labels[:, 1:]))
     refuses(
         "labels range from 0 to 99", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real)
