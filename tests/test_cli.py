@@ -61,7 +61,7 @@ SLOW = {
 WRONG = {
     "report": "SOURCE, --data are missing. Example: crate-interp report crate-tiny",
     "convert --quiet --out x": "SOURCE is missing. Example: crate-interp convert",
-    f"convert w.pth --out swept {SIZED}": "exists already: give the name of a new folder",
+    f"convert w.pth --out swept {SIZED}": "exists already: give a new folder",
     f"convert w.pth --out w.pth {SIZED}": "exists already",
     "convert w.pth --out other": "n_heads cannot be inferred",
     f"inspect odd.pth {SIZED}": "keys not used (1): transformer.odd",

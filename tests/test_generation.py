@@ -6,8 +6,8 @@ from transformer_lens.utilities import sample_logits
 
 import crate_interp as ci
 from conftest import D_MODEL, FIXTURES, LAYERS, make_lm, refuses
+from crate_interp.models.layers.context import padded
 from crate_interp.models.text.generation import Options
-from crate_interp.models.text.padding import padded
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("crate-lm vanilla", "gpt-baseline")]
 FAMILIES = ["crate-lm", "nanochat-crate", *SLOW]
@@ -128,8 +128,8 @@ def test_rows_end_at_their_stop_token():
     assert torch.equal(made[1], free[1])
     several = lm.generate(tokens, 6, eos_token_id=[end, int(free[1, 0])], **told)[:, 5:]
     assert several.shape[1] == 3 and several[1].tolist() == [int(free[1, 0])] + [end] * 2
-    refuses("stop_at_eos=True needs an eos_token_id", lambda: lm.generate(tokens), AssertionError)
-    refuses("stop_at_eos=True needs an eos_token_id", lambda: lm.generate(tokens), ValueError)
+    refuses("stop_at_eos=True needs an end", lambda: lm.generate(tokens), AssertionError)
+    refuses("stop_at_eos=True needs an end", lambda: lm.generate(tokens), ValueError)
 
 
 def test_text_comes_back_as_it_went_in(chat):
@@ -202,12 +202,12 @@ def test_a_character_of_several_tokens_comes_whole(chat):
         "top_k=0: give": dict(top_k=0),
         "top_p=1.5: give": dict(top_p=1.5),
         "top_k and top_p both": dict(top_k=2, top_p=0.5),
-        "return_type='embeds': give": dict(return_type="embeds"),
+        "return_type='embeds' is none of": dict(return_type="embeds"),
         "has no tokenizer": dict(return_type="str"),
         "padding_side='up'": dict(padding_side="up"),
         "eos_token_id='a'": dict(eos_token_id="a", stop_at_eos=True),
         "ends in padding": dict(attention_mask=torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])),
-        "does not match the prompt shape": dict(attention_mask=torch.ones(2, 4)),
+        "attention_mask has shape": dict(attention_mask=torch.ones(2, 4)),
         "there are no tokens": dict(input=ids()[:, :0]),
         "are torch.float32": dict(input=torch.zeros(1, 5, D_MODEL)),
     }.items(),

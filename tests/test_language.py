@@ -78,7 +78,7 @@ def test_stop_and_start(lm):
             rtol=0,
         )
     refuses("the stream is torch.float64, but the model", lambda: lm(z.double(), start_at_layer=2))
-    refuses("a loss and labels need tokens", lambda: lm(z, "loss", start_at_layer=2))
+    refuses("a loss needs tokens", lambda: lm(z, "loss", start_at_layer=2))
     refuses("takes the stream of floats", lambda: lm(tokens, start_at_layer=2))
     refuses("start_at_layer=9: the model has layers 0 to 2", lambda: lm(z, start_at_layer=9))
 
@@ -109,7 +109,7 @@ def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
         "tokens range from -1 to 3": (torch.tensor([[3, -1]]),),
         "give whole numbers": (torch.rand(2, 3),),
         "there are no tokens": (torch.zeros(0, 3, dtype=torch.long),),
-        "there are 14 tokens, but the model takes at most n_ctx=13": (ids(pos=14),),
+        "there are 14 tokens; the model takes at most n_ctx=13": (ids(pos=14),),
         "the input is int": (3,),
         "return_type='x'": (ids(), "x"),
         "the loss needs at least two tokens": (ids(pos=1), "loss"),

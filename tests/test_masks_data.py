@@ -79,7 +79,7 @@ def test_preprocess_masks(model, tmp_path):
 
 
 BAD_MASKS = {
-    "a mask has mode 'RGB': give one number per pixel": Image.new("RGB", (20, 7)),
+    "a mask has mode 'RGB': give 8-bit grey": Image.new("RGB", (20, 7)),
     "a mask has mode 'I;16'": Image.fromarray(np.zeros((7, 20), np.uint16)),
     "masks are torch.int64 of shape .*: give uint8 or bool": np.zeros((1, 7, 20), np.int64),
     r"masks are torch.uint8 of shape \[7, 20\]": np.zeros((7, 20), np.uint8),
@@ -128,7 +128,7 @@ def test_which_column_holds_the_masks(model):
     "match, last",
     [
         ("the mask of sample 4 is 41 x 23, but its image is 23 x 41", mask_of((41, 23), [0, 255])),
-        ("the mask of sample 4 has mode 'RGB': give one number", Image.new("RGB", (41, 23))),
+        ("the mask of sample 4 has mode 'RGB': give 8-bit grey", Image.new("RGB", (41, 23))),
         ("the mask of sample 4 is missing: the column holds None", None),
     ],
 )

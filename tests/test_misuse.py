@@ -61,7 +61,7 @@ WRONG_TYPES = {
     "ci.sweep(tiny, 'imagefolder:')": "cannot take data from 'imagefolder:'",
     "ci.viz.layers(result, 'sparsity.l1', result)": "untrained is one result, but must be a list",
     "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
-    "tiny('a.png')": "images are str, but the model takes floats",
+    "tiny('a.png')": "images are str: make floats",
 }
 
 

@@ -310,7 +310,7 @@ def test_names_the_papers_use(model):
 
 
 def test_bad_images(model, images):
-    refuses(r"images are torch.uint8, but the model takes", lambda: model(images.to(torch.uint8)))
+    refuses(r"images are torch.uint8: make floats", lambda: model(images.to(torch.uint8)))
     with pytest.raises(
         ValueError, match=r"shape \(2, 1, 6, 20\), but the model takes \[batch, 3, height, width\]"
     ):

@@ -161,7 +161,7 @@ def test_the_mask_stays_with_the_cache(side):
     sliced, _ = caches(lm, side, pos_slice=[0, 3, 4])
     assert torch.equal(sliced.mask, mask.bool()[:, [0, 3, 4]])
     if side == "left":
-        refuses("only some of the positions", lambda: sliced.alone(1))
+        refuses("lacks positions of padded texts", lambda: sliced.alone(1))
     one = lm.run_with_cache(TOKENS[:1], attention_mask=mask[1:2], remove_batch_dim=True)[1]
     assert torch.equal(one.mask, mask[1].bool())
     full = lm.run_with_cache(TOKENS, attention_mask=torch.ones_like(TOKENS))[1]

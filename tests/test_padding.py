@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import FIXTURES, LMS, make_lm, refuses
-from crate_interp.models.text.padding import padded
+from crate_interp.models.layers.context import padded
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LMS[1:3]]
 VOCAB, N_CTX = 47, 13
@@ -133,7 +133,7 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
     {
         "attention_mask has shape .3, 5.: .* .3, 6.": lambda real: real[:, 1:],
         "attention_mask is list": lambda real: real.tolist(),
-        "numbers other than 0 and 1": lambda real: real * 2,
+        "give 1 for real tokens and 0 for padding": lambda real: real * 2,
         "hides every token of row 0": lambda real: real & False,
     }.items(),
 )
@@ -196,8 +196,8 @@ def test_what_hugging_face_gives_and_takes(lm):
         plain = lm(input_ids=tokens, labels=tokens).loss.item()
         assert plain == pytest.approx(lm(tokens, "loss").item(), rel=1e-9)
         assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
-    refuses("give the model one input: tokens or text as the first argument", lambda: lm())
-    refuses("give the model one input", lambda: lm(tokens, input_ids=tokens))
+    refuses("give one input: tokens or text first", lambda: lm())
+    refuses("give one input", lambda: lm(tokens, input_ids=tokens))
     refuses("labels are torch.int64 of shape .3", lambda: lm(tokens, "loss", labels=labels[:, 1:]))
     refuses(
         "labels range from 0 to 99", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real)

@@ -217,7 +217,7 @@ def test_a_function_sees_our_names_first(lm):
 def test_a_switch_changes_nothing_and_its_point_can_be_patched(family, switch, images):
     vision = family in ("crate", "crate-alpha")
     model, data = (make(family), images) if vision else (make_lm(family), TOKENS)
-    point = f"blocks.1.{next(name for name, (one, _) in GATED.items() if one == switch)}"
+    point = f"blocks.1.{next(name for name, one in GATED.items() if one == switch)}"
     with torch.no_grad():
         plain, before = model.run_with_cache(data)
         getattr(model, f"set_{switch}")(True)

@@ -154,7 +154,7 @@ def test_pictures_of_sixteen_bits(form, tmp_path):
     both = model.preprocess([picture(), given])  # an 8-bit picture among them stays 8-bit
     assert torch.equal(both[:1], make(**PLAIN).preprocess(picture()))
     assert torch.equal(both[1:], model.preprocess(given))
-    match = r"more than 8 bits\)\. To divide its values by 65,535, write ci.load\(..., bits=16\)\."
+    match = r"more than 8 bits\): to divide its values by 65,535, write ci.load\(..., bits=16\)\."
     refuses(match, lambda: make(**PLAIN).preprocess(given))
 
 
@@ -173,10 +173,10 @@ BAD = {  # first words of the refusal -> what is given
     "the sequence is empty": [],
     "cannot read an image from float": [3.0],
     "cannot read the image .*missing.png": "missing.png",
-    r"an image is 7 x 20, but the model takes 6 x 20: write ci.load\(..., resize=6": picture(7, 20),
+    r"an image becomes 7 x 20, but the model takes 6 x 20: write ci.load\(..., resize=6": picture(7, 20),
     r"shape \(3, 6, 20\): give \[batch, 3, height, width\]": np.zeros((3, 6, 20), np.uint8),
     r"shape \(5, 7\): give \[batch, 3, ": np.zeros((5, 7), np.uint8),
-    "floats up to 255, .* give uint8 pixels": np.full((2, 3, 6, 20), 255.0),
+    "floats up to 255, .* give model.preprocess": np.full((2, 3, 6, 20), 255.0),
     "images are torch.int64: give uint8": np.zeros((2, 3, 6, 20), np.int64),
     "the array is empty": np.zeros((0, 3, 6, 20), np.uint8),
 }

@@ -115,7 +115,7 @@ def test_another_tokenizer_may_be_set(chat, tmp_path):
     assert other.to_string([3, 4]) == "3 4"
     refuses("has no separator token", lambda: other.to_tokens("3"))
     unequal = lambda: other.to_tokens(["3", "4 5"], prepend_bos=False)  # noqa: E731
-    refuses("the tokenizer has no pad_token_id", unequal)
+    refuses("the tokenizer has no pad_token", unequal)
 
 
 def test_to_tokens(chat):

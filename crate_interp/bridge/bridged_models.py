@@ -18,7 +18,7 @@ from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import Named
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.image_inputs import ImageMixin
-from crate_interp.models.text.padding import check_side, padded, padding_of
+from crate_interp.models.layers.context import check_side, padded, padding_of
 from crate_interp.models.text.text_and_tokens import check_ids, is_text, rows_of, stacked
 
 

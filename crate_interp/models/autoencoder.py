@@ -117,12 +117,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         self.cfg = own_config(cfg, "HookedCrateMAE", ("mae",))
         cfg = self.cfg
         self.decoder_cfg = dataclasses.replace(
-            cfg,
-            n_heads=cfg.decoder_n_heads,
-            d_head=cfg.d_model // cfg.decoder_n_heads,
-            n_layers=cfg.decoder_n_layers,
-            output_matrix=None,
-        )
+            cfg, n_heads=cfg.decoder_n_heads, d_head=cfg.d_model // cfg.decoder_n_heads,
+            n_layers=cfg.decoder_n_layers, output_matrix=None,
+        )  # fmt: skip
         self.embed = ConvPatchEmbed(cfg)
         self.cls_token = nn.Parameter(0.02 * torch.randn(1, 1, cfg.d_model))
         self.mask_token = nn.Parameter(0.02 * torch.randn(1, 1, cfg.d_model))
@@ -172,10 +169,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         """
         self.watch_hooks()
         if start_at_layer is not None:
-            raise ValueError(
-                "start_at_layer is impossible: a masked autoencoder needs its images for the loss. "
-                "Edit hook_resid_pre instead."
-            )
+            raise ValueError("the loss needs images, so edit hook_resid_pre, not start_at_layer.")
         images = self._check_images(images)
         if check:
             check_finite(images)
@@ -190,9 +184,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         for block in self.decoder_blocks:
             x = block(x)
         pred = self.hook_pred(self.decoder_pred(self.decoder_norm(x))[:, 1:])
-        return Reconstruction(
-            pred=pred, mask=mask, loss=self.loss(images, pred, mask), latent=latent
-        )
+        return Reconstruction(pred, mask, self.loss(images, pred, mask), latent)
 
     def _tokens(self, images: Tensor, noise: Any, mask_ratio: Any) -> tuple[Tensor, Tensor]:
         patches = self.embed(images)
@@ -267,12 +259,8 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
         `cache.decoder` calls this.
         """
-        prefix = "decoder_blocks."
-        kept = {
-            name.removeprefix("decoder_"): value
-            for name, value in cache.items()
-            if name.startswith(prefix)
-        }
+        names = [name for name in cache if name.startswith("decoder_blocks.")]
+        kept = {name.removeprefix("decoder_"): cache[name] for name in names}
         return CrateCache(kept, DecoderView(self), cache.has_batch_dim, mark=cache.mark)
 
 
@@ -288,10 +276,8 @@ def random_mask(
     right = isinstance(noise, Tensor) and tuple(noise.shape) == shape
     if not right or (readable(noise) and not bool(noise.isfinite().all())):
         got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
-        raise ValueError(
-            f"noise is {got}: give finite numbers of shape {list(shape)} (batch, patch), or leave "
-            "noise out and give a ratio, such as mask_ratio=0.75."
-        )
+        wanted = f"finite numbers of shape {list(shape)} (batch, patch), or mask_ratio"
+        raise ValueError(f"noise is {got}: give {wanted}.")
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)
     return (ranks >= int(n_patches * (1 - mask_ratio))).to(images.dtype)
 

@@ -35,10 +35,7 @@ def _at_places(value: Tensor, name: str, places: Int[Tensor, "pos"], of_all: int
     axes = [] if first is None else [first, 3] if name.endswith(_PATTERNS) else [first]
     for axis in axes:
         if value.shape[axis] != of_all:
-            raise ValueError(
-                "the cache holds only some of the positions of padded texts. Call run_with_cache "
-                "without pos_slice."
-            )
+            raise ValueError("the cache lacks positions of padded texts: cache without pos_slice.")
         value = value.index_select(axis, places)
     return value
 
@@ -54,15 +51,18 @@ def _own_weights(method: Method) -> Method:
     return cast(Method, checked)
 
 
-def _of_stack(method: Method) -> Method:
-    """Makes a method that returns a stack check first that its parts add up."""
+def _of_stack(name: str) -> Any:
+    """Returns a method of TransformerLens that checks first that the parts of its stack add up."""
+    method = getattr(ActivationCache, name)
 
     @wraps(method)
     def checked(self: "CrateCache", *args: Any, **kwargs: Any) -> Any:
-        self._check_stack(method.__name__, args, kwargs)
+        if name != "accumulated_resid" and name != "decompose_resid":
+            self.check_weights()
+        self._check_stack(name, args, kwargs)
         return method(self, *args, **kwargs)
 
-    return cast(Method, checked)
+    return checked
 
 
 class CrateCache(ActivationCache):
@@ -106,12 +106,9 @@ class CrateCache(ActivationCache):
             raise ValueError(f"sample={sample!r}: the cache has samples 0 to {count - 1}.")
         one = self.apply_slice_to_batch_dim([int(sample)])
         if one.mask is not None and one.is_padded:
-            places = one.mask[0].nonzero()[:, 0]
-            of_all = one.mask.shape[1]
-            one.cache_dict = {
-                name: _at_places(value, name, places, of_all)
-                for name, value in one.cache_dict.items()
-            }
+            places, count = one.mask[0].nonzero()[:, 0], one.mask.shape[1]
+            named = one.cache_dict.items()
+            one.cache_dict = {name: _at_places(x, name, places, count) for name, x in named}
         one.mask = None
         return one
 
@@ -127,8 +124,8 @@ class CrateCache(ActivationCache):
         """Raises ValueError, naming the reader, if some of the cached tokens are padding."""
         if self.is_padded:
             raise ValueError(
-                f"the cache holds padded texts of unequal length, and {reader} would read padding "
-                "as tokens. Give the cache of one text, cache.alone(i), or texts of one length."
+                f"the cache holds padded texts, and {reader} would read padding as tokens. Give "
+                "the cache of one text, cache.alone(i), or texts of one length."
             )
 
     def check_weights(self) -> None:
@@ -152,10 +149,7 @@ class CrateCache(ActivationCache):
         lengths = self.mask.sum(dim=1)
         shortest = int(lengths.min())
         if not checks.is_int(position) or not -shortest <= position < shortest:
-            raise ValueError(
-                f"position={position!r}: the shortest text has {shortest} tokens. Give a number "
-                f"from {-shortest} to {shortest - 1}."
-            )
+            raise ValueError(f"position={position!r}: the shortest text has {shortest} tokens.")
         wanted = position + lengths if position < 0 else torch.full_like(lengths, position)
         rank = self.mask.cumsum(dim=1) - 1
         return ((rank == wanted[:, None]) & self.mask).int().argmax(dim=1)
@@ -201,8 +195,7 @@ class CrateCache(ActivationCache):
         except KeyError as error:
             return error.args[0]
         return (
-            f"the cache lacks {name!r}: cache it with run_with_cache(x, names_filter=[{name!r}, "
-            "...]), or leave names_filter out to cache everything."
+            f"the cache lacks {name!r}: cache it with run_with_cache(x, names_filter=[{name!r}])."
         )
 
     def __getitem__(self, key: Any) -> Tensor:
@@ -237,8 +230,8 @@ class CrateCache(ActivationCache):
         """
         if not hasattr(self.model, "lens_positions"):
             raise AttributeError(
-                f"{type(self.model).__name__} has no single stream to read out: take cache.visual "
-                "or cache.text of a CLIP, or cache.decoder of a masked autoencoder."
+                f"{type(self.model).__name__} has no single stream to read out: take cache.visual, "
+                "cache.text or cache.decoder."
             )
         if not self.model.has_logits:
             raise ValueError("the model has no classifier head, and so no logits for a lens.")
@@ -259,13 +252,11 @@ class CrateCache(ActivationCache):
     # replaces the stream (crate, crate-mae, crate-lm, cbt, tost-ista) or the stream is mixed anew
     # before each layer (nanochat-crate): there, parts of different layers do not add up to a logit.
     # For the heads of one layer, take compute_head_results() and cache["result", layer].
-    accumulated_resid = _of_stack(ActivationCache.accumulated_resid)
-    decompose_resid = _of_stack(ActivationCache.decompose_resid)
-    stack_head_results = _own_weights(_of_stack(ActivationCache.stack_head_results))
-    stack_neuron_results = _own_weights(_of_stack(ActivationCache.stack_neuron_results))
-    get_full_resid_decomposition = _own_weights(
-        _of_stack(ActivationCache.get_full_resid_decomposition)
-    )
+    accumulated_resid = _of_stack("accumulated_resid")
+    decompose_resid = _of_stack("decompose_resid")
+    stack_head_results = _of_stack("stack_head_results")
+    stack_neuron_results = _of_stack("stack_neuron_results")
+    get_full_resid_decomposition = _of_stack("get_full_resid_decomposition")
 
     def _check_stack(self, method: str, args: tuple, kwargs: dict[str, Any]) -> None:
         """Raises RefusedError for parts that do not add up, ValueError for cut padded rows.
@@ -306,38 +297,26 @@ class CrateCache(ActivationCache):
             wrong = self.model.answer_ids(incorrect_tokens, "incorrect_tokens")
             if right.shape != wrong.shape:
                 raise ValueError(
-                    f"tokens have shape {list(right.shape)}, but incorrect_tokens have shape "
-                    f"{list(wrong.shape)}: give one incorrect token for each token."
+                    f"tokens have shape {list(right.shape)}, incorrect_tokens {list(wrong.shape)}: "
+                    "give one incorrect token for each token."
                 )
-        return super().logit_attrs(
-            residual_stack, right, wrong, pos_slice, batch_slice, has_batch_dim
-        )
+        options = pos_slice, batch_slice, has_batch_dim
+        return super().logit_attrs(residual_stack, right, wrong, *options)
 
     compute_head_results = _own_weights(ActivationCache.compute_head_results)
     get_neuron_results = _own_weights(ActivationCache.get_neuron_results)
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):
-            raise AttributeError(
-                f"{type(self.model).__name__} has no {name} tower; only a CLIP has one."
-            )
-        kept = {
-            key.removeprefix(f"{name}."): value
-            for key, value in self.items()
-            if key.startswith(f"{name}.")
-        }
+            raise AttributeError(f"{type(self.model).__name__} has no {name}; only a CLIP has one.")
+        start = f"{name}."
+        kept = {key[len(start) :]: value for key, value in self.items() if key.startswith(start)}
         mark = mark_of_part(self.mark or {}, name)
         return CrateCache(kept, getattr(self.model, name), self.has_batch_dim, mark=mark)
 
-    @property
-    def visual(self) -> "CrateCache":
-        """The image tower's part of a CLIP's cache, without "visual." in the names of points."""
-        return self._part("visual")
-
-    @property
-    def text(self) -> "CrateCache":
-        """The text tower's part of a CLIP's cache, without "text." in the names of points."""
-        return self._part("text")
+    # the towers' parts of a CLIP's cache, without "visual." and "text." in the names of points
+    visual = property(lambda self: self._part("visual"))
+    text = property(lambda self: self._part("text"))
 
     @_own_weights
     def apply_ln_to_stack(
@@ -357,12 +336,11 @@ class CrateCache(ActivationCache):
         if last:
             check_read_out(self.model.cfg, "the last norm")
         if last and isinstance(self.model.ln_final, NoNorm):
+            if not kwargs.get("has_batch_dim", True):
+                return residual_stack
             batch = kwargs.get("batch_slice")
-            cut = batch if isinstance(batch, Slice) else Slice(batch)
-            return (
-                cut.apply(residual_stack, dim=1)
-                if kwargs.get("has_batch_dim", True)
-                else residual_stack
+            return (batch if isinstance(batch, Slice) else Slice(batch)).apply(
+                residual_stack, dim=1
             )
         return super().apply_ln_to_stack(residual_stack, layer, *args, **kwargs)
 
@@ -373,7 +351,5 @@ class CrateCache(ActivationCache):
         For example `cache.decoder["pattern", 0]`.
         """
         if not hasattr(self.model, "decoder_view"):
-            raise AttributeError(
-                f"{type(self.model).__name__} has no decoder; only HookedCrateMAE has one."
-            )
+            raise AttributeError(f"{type(self.model).__name__} has no decoder.")
         return self.model.decoder_view(self)

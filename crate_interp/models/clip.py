@@ -10,13 +10,7 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
-from crate_interp.models.hooked import (
-    HookedModel,
-    check_finite,
-    check_stream,
-    layer_range,
-    own_config,
-)
+from crate_interp.models import hooked
 from crate_interp.models.image_inputs import Images
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import hooked_positions
@@ -33,7 +27,7 @@ _VISUAL = (
 _TEXT = ("n_ctx", "d_vocab", "d_embed", "ln_eps", "ln_final_eps", "tokenizer", "prepend_bos")
 
 
-class HookedTextTower(TextMixin, HookedModel):
+class HookedTextTower(TextMixin, hooked.HookedModel):
     """The text tower of a CLIP, from tokens `[batch, n_ctx]` to features `[batch, d_embed]`.
 
     The features are `LN(Z^L)` of the last position, times the projection. There is no mask: as in
@@ -43,7 +37,7 @@ class HookedTextTower(TextMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = own_config(cfg, "HookedTextTower", ("text",), ("clipa-text",))
+        self.cfg = hooked.own_config(cfg, "HookedTextTower", ("text",), ("clipa-text",))
         cfg = self.cfg
         self.embed = nn.Embedding(cfg.d_vocab, cfg.d_model)
         self.pos_embed = nn.Parameter(0.01 * torch.randn(cfg.n_ctx, cfg.d_model))
@@ -73,19 +67,16 @@ class HookedTextTower(TextMixin, HookedModel):
         attention mask, because this tower has none.
         """
         if attention_mask is not None:
-            raise ValueError(
-                "this tower was trained without an attention mask: every token sees every other, "
-                "including padding. Leave out attention_mask."
-            )
+            raise ValueError("this tower sees padding too, as in training: no attention_mask.")
         self.watch_hooks()
-        start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
+        start, stop = hooked.layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
             z = self._tokens(self._read(tokens, None, None, None, None)[0])
         else:
             stream: Any = tokens
-            z = check_stream(self, stream)
+            z = hooked.check_stream(self, stream)
             if check:
-                check_finite(z)
+                hooked.check_finite(z)
         for block in self.blocks[start:stop]:
             z = block(z)
         return z if stop is not None else self.unembed(self.hook_pooled(self.ln_final(z)[:, -1]))
@@ -93,10 +84,8 @@ class HookedTextTower(TextMixin, HookedModel):
     def _tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
         check_tokens(tokens, self.cfg, tokens.shape[-1])
         if tokens.shape[1] != self.cfg.n_ctx:
-            raise ValueError(
-                f"a text has {tokens.shape[1]} tokens, but this tower takes exactly "
-                f"n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
-            )
+            wanted = f"exactly n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)"
+            raise ValueError(f"a text has {tokens.shape[1]} tokens, but this tower takes {wanted}.")
         return self.hook_embed(self.embed(tokens)) + hooked_positions(
             self.hook_pos_embed, self.pos_embed, tokens.shape[0]
         )
@@ -114,10 +103,7 @@ class HookedTextTower(TextMixin, HookedModel):
         the left, and for `truncate=False`.
         """
         if padding_side == "left" or not truncate:
-            raise ValueError(
-                f"this tower takes texts of exactly n_ctx={self.cfg.n_ctx} tokens, cut or padded "
-                "with zeros on the right: leave out padding_side and truncate."
-            )
+            raise ValueError("this tower cuts and pads texts: no padding_side, no truncate.")
         texts = [input] if isinstance(input, str) else list(input)
         rows = [self._encode(one, prepend_bos)[: self.cfg.n_ctx] for one in texts]
         padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
@@ -148,7 +134,7 @@ class HookedTextTower(TextMixin, HookedModel):
         return self.pos_embed
 
 
-class HookedCrateCLIP(HookedModel):
+class HookedCrateCLIP(hooked.HookedModel):
     """CRATE-alpha CLIPA: `100 cos(image features, text features)`.
 
     `visual` is a HookedCrate and `text` a HookedTextTower. Each can be used alone, under its own
@@ -161,9 +147,17 @@ class HookedCrateCLIP(HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = own_config(cfg, "HookedCrateCLIP", ("clip",))
-        self.visual = HookedCrate(_visual(self.cfg))
-        self.text = HookedTextTower(_text(self.cfg))
+        self.cfg = hooked.own_config(cfg, "HookedCrateCLIP", ("clip",))
+        cfg = self.cfg
+        shared = {name: getattr(cfg, name) for name in _VISUAL}
+        visual = CrateConfig(family="clipa-visual", n_classes=cfg.d_embed, **shared)
+        shared = {name: getattr(cfg, name) for name in _TEXT}
+        shared |= {
+            name: getattr(cfg, f"text_{name}") for name in ("d_model", "n_layers", "n_heads")
+        }
+        shared["assumed"] = [name for name in cfg.assumed if name in _TEXT]
+        self.visual = HookedCrate(visual)
+        self.text = HookedTextTower(CrateConfig(family="clipa-text", bias=True, **shared))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
         # the towers' points are also points of the CLIP, so the towers share the CLIP's count of
         # open contexts, its state of hooks and the owner of its hooks
@@ -183,11 +177,8 @@ class HookedCrateCLIP(HookedModel):
         the images, as in HookedCrate.
         """
         image, text = self.visual(images, check=check), self.encode_text(tokens)
-        return (
-            100
-            * (image / (image.norm(dim=-1, keepdim=True) + 1e-8))
-            @ (text / text.norm(dim=-1, keepdim=True)).T
-        )
+        image = image / (image.norm(dim=-1, keepdim=True) + 1e-8)
+        return 100 * image @ (text / text.norm(dim=-1, keepdim=True)).T
 
     def encode_image(self, images: Tensor) -> Float[Tensor, "batch d_embed"]:
         """Returns image features before normalisation: LN(Z^L) of CLS, times `visual.proj`."""
@@ -217,15 +208,3 @@ class HookedCrateCLIP(HookedModel):
     def runtime_configs(self) -> list[CrateConfig]:
         """Returns the configs that follow this model's switches, device and dtype."""
         return [self.cfg, self.visual.cfg, self.text.cfg]
-
-
-def _visual(cfg: CrateConfig) -> CrateConfig:
-    shared = {name: getattr(cfg, name) for name in _VISUAL}
-    return CrateConfig(family="clipa-visual", n_classes=cfg.d_embed, **shared)
-
-
-def _text(cfg: CrateConfig) -> CrateConfig:
-    shared = {name: getattr(cfg, name) for name in _TEXT}
-    own = {name: getattr(cfg, f"text_{name}") for name in ("d_model", "n_layers", "n_heads")}
-    own["assumed"] = [name for name in cfg.assumed if name in _TEXT]
-    return CrateConfig(family="clipa-text", bias=True, **own, **shared)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
@@ -23,21 +23,19 @@ NamesFilter = str | Sequence[str] | Set[str] | Selector | None
 
 Hooks = Sequence[tuple[str | Selector, Callable]]
 
+_WAYS = "the name of a hook point, names, a function of a name, or a compiled regular expression"
 # The kinds of attention without a pattern -> what stands in its place.
 PATTERNLESS = {
     "tssa": "memberships, attn.hook_pi",
     "cbsa": "representatives, which read the tokens by attn.hook_contract",
 }
 
-# Points that fire only while a switch of model.cfg is on -> how to turn it on.
+# Points that fire only while a switch of model.cfg is on.
+_SPLIT = dict.fromkeys((f"attn.hook_{role}_input" for role in "qkv"), "use_split_qkv_input")
 GATED = {
-    "attn.hook_result": ("use_attn_result", "model.set_use_attn_result(True)"),
-    "attn.hook_q_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
-    "attn.hook_k_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
-    "attn.hook_v_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
-    "attn.hook_attn_in": ("use_attn_in", "model.set_use_attn_in(True)"),
-    "hook_mlp_in": ("use_hook_mlp_in", "model.set_use_hook_mlp_in(True)"),
-}
+    "attn.hook_result": "use_attn_result", **_SPLIT, "attn.hook_attn_in": "use_attn_in",
+    "hook_mlp_in": "use_hook_mlp_in",
+}  # fmt: skip
 
 
 def set_runtime(cfg: CrateConfig, **values: object) -> None:
@@ -59,22 +57,21 @@ class Runtime:
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
 
-    def _first(self) -> Tensor | None:
+    def _first(self) -> Any:
         model = self._model()
         return None if model is None else next(model.parameters(), None)
 
     @property
     def dtype(self) -> torch.dtype | None:
         """The dtype of the first parameter."""
-        first = self._first()
-        return None if first is None else first.dtype
+        return getattr(self._first(), "dtype", None)
 
     @property
     def device(self) -> torch.device | None:
         """The device of the first parameter; if it is offloaded, the device on which it is used."""
         first, model = self._first(), self._model()
-        if first is None or model is None or not first.is_meta:
-            return None if first is None else first.device
+        if model is None or first is None or not first.is_meta:
+            return getattr(first, "device", None)
         owner = next(part for part in model.modules() if part._parameters)
         hooks = [hook for hook in offload.align_hooks(owner) if hook.execution_device is not None]
         return torch.device(hooks[0].execution_device) if hooks else first.device
@@ -125,19 +122,13 @@ class PointsMixin:
         if select is not None:
             chosen = hook_aliases.matching(firing, select)
             if not chosen:
-                raise KeyError(
-                    f"names_filter matches none of the {len(self.hook_dict)} hook points: see "
-                    "model.hook_dict."
-                )
+                raise KeyError("names_filter matches none of the points in model.hook_dict.")
             return chosen
-        wanted: Any = [names_filter] if isinstance(names_filter, str) else names_filter
-        several = isinstance(wanted, (Sequence, Set))
+        wanted: Any = names_filter
+        several = isinstance(wanted, (Sequence, Set)) and not isinstance(wanted, str)
         wanted = list(wanted) if several else [wanted]
         if not all(isinstance(name, str) for name in wanted):
-            raise ValueError(
-                f"names_filter={checks.shown(names_filter)}: give the name of a hook point, a list "
-                "of names, a function of a name, a compiled regular expression, or None for all."
-            )
+            raise ValueError(f"names_filter={checks.shown(names_filter)}: give {_WAYS}, or None.")
         if not wanted:
             raise KeyError("names_filter is empty: name a hook point, or pass None for all.")
         meant = {hook_aliases.resolve(name, self.hook_dict) for name in wanted}
@@ -153,30 +144,25 @@ class PointsMixin:
             raise KeyError(f"{name!r} {silent}.")
 
     def _check_name(self, name: str) -> None:
-        if name not in self.hook_dict.keys():  # `in self.hook_dict` would also find aliases
-            # users often try the short name of cache["pattern", 3] here
-            short = [full for full in self.hook_dict if full.endswith(f".hook_{name}")][:2]
-            hint = (
-                f"Did you mean {', '.join(short)}, ...?"
-                if short
-                else checks.did_you_mean(name, self.hook_dict, "See model.hook_dict.")
-            )
-            raise KeyError(f"there is no hook point {name!r}. {self._layers_of(name) or hint}")
-
-    def _layers_of(self, name: str) -> str:
-        """Returns a sentence that says which layers have this point; "" if no layer has it."""
-        found = re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name)
-        if found is None:
-            return ""
-        like = re.compile(rf"{found[1]}\.(\d+)\.{re.escape(found[2])}")
-        layers = [int(one[1]) for key in self.hook_dict.keys() if (one := like.fullmatch(key))]
-        return f"It exists in layers {min(layers)} to {max(layers)}." if layers else ""
+        names = list(self.hook_dict)  # `in self.hook_dict` would also find aliases
+        if name in names:
+            return
+        hint = checks.did_you_mean(name, names, "See model.hook_dict.")
+        # users often try the short name of cache["pattern", 3] here
+        if short := [full for full in names if full.endswith(f".hook_{name}")][:2]:
+            hint = f"Did you mean {', '.join(short)}, ...?"
+        if found := re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name):
+            like = re.compile(rf"{found[1]}\.(\d+)\.{re.escape(found[2])}")
+            layers = [int(one[1]) for full in names if (one := like.fullmatch(full))]
+            if layers:
+                hint = f"It exists in layers {min(layers)} to {max(layers)}."
+        raise KeyError(f"there is no hook point {name!r}. {hint}")
 
     def _why_silent(self, name: str) -> str | None:
         """Returns why a point does not fire with the current switches, or None if it fires."""
-        for point, (switch, call) in GATED.items():
+        for point, switch in GATED.items():
             if name.endswith(point) and not getattr(self.cfg, switch):
-                return f"is gated-off: it fires only after {call}"
+                return f"is gated-off: it fires only after model.set_{switch}(True)"
         if name.endswith("attn.hook_u"):
             for switch in ("use_split_qkv_input", "use_attn_in"):
                 if getattr(self.cfg, switch):
@@ -207,19 +193,13 @@ class PointsMixin:
             self._check_name(chosen[0])
             self.check_hooks_to_add(self.hook_dict[chosen[0]], chosen[0])
         elif select is None:
-            raise ValueError(
-                f"a hook is to be added at {checks.shown(name)}: give the name of a hook point, a "
-                "function of a name, or a compiled regular expression."
-            )
+            raise ValueError(f"a hook is to be added at {checks.shown(name)}: give {_WAYS}.")
         else:
             wanted = hook_aliases.matching(self.hook_dict, select)
             chosen = [point for point in wanted if self._why_silent(point) is None]
             if wanted and not chosen:
-                more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
-                warnings.warn(
-                    f"no hook was added: {wanted[0]!r}{more} {self._why_silent(wanted[0])}.",
-                    stacklevel=4,
-                )
+                reason = self._why_silent(wanted[0])
+                warnings.warn(f"no hook was added: {wanted[0]!r} {reason}.", stacklevel=4)
         for point in chosen:
             self.hook_dict[point].name = point
         return chosen
@@ -263,8 +243,8 @@ class PointsMixin:
         kind = self.cfg.facts["attention"]
         if on and excludes and kind in PATTERNLESS:
             raise ValueError(
-                f"{name}: the attention of family {self.cfg.family!r} has no queries, keys and "
-                "values to give inputs of their own. Hook attn.hook_u instead."
+                f"{name}: family {self.cfg.family!r} has no queries, keys and values to give "
+                "inputs of their own. Hook attn.hook_u instead."
             )
         if on and name == "use_hook_mlp_in":
             check_atoms(self.cfg, name)

@@ -17,18 +17,11 @@ from crate_hooks.threads import owner_of
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.core import checks
+from crate_interp.models import hook_points
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.compat import hook_aliases, torch_compile
 from crate_interp.models.gradients import check_backward
-from crate_interp.models.hook_points import (
-    Hooks,
-    NamesFilter,
-    PointsMixin,
-    Runtime,
-    Selector,
-    set_runtime,
-    without_batch,
-)
+from crate_interp.models.hook_points import Hooks, NamesFilter, Selector
 from crate_interp.models.saving import SharedModel
 from crate_interp.models.weight_cache import weight_mark
 from crate_interp.models.weights import WeightsMixin
@@ -41,22 +34,12 @@ def own_config(
 
     Raises ValueError for a config of a wrong kind or family.
     """
-    right = (
-        isinstance(cfg, CrateConfig)
-        and cfg.kind in kinds
-        and not cfg.facts.get("bridged")
-        and (families is None or cfg.family in families)
-    )
-    if not right:
+    wanted = families or [name for name in FAMILIES if FAMILIES[name]["kind"] in kinds]
+    wanted = [name for name in wanted if not FAMILIES[name].get("bridged")]
+    if not isinstance(cfg, CrateConfig) or cfg.family not in wanted:
         got = f"family {cfg.family!r}" if isinstance(cfg, CrateConfig) else type(cfg).__name__
-        wanted = families or tuple(
-            name
-            for name, facts in FAMILIES.items()
-            if facts["kind"] in kinds and not facts.get("bridged")
-        )
-        raise ValueError(
-            f"{model} takes a CrateConfig of family {' or '.join(map(repr, wanted))}, got {got}."
-        )
+        some = " or ".join(map(repr, wanted))
+        raise ValueError(f"{model} takes a CrateConfig of family {some}, got {got}.")
     return dataclasses.replace(cfg)
 
 
@@ -80,13 +63,8 @@ def check_hooked(model: object) -> None:
         return
     if type(model).__name__ == "TransformerBridge":  # importing its class takes seconds
         raise ValueError("cannot measure a TransformerBridge: give ci.from_bridge(bridge).")
-    place = hooked_part(model)
-    advice = (
-        ": give a hooked model, such as ci.load(...) returns."
-        if place is None
-        else f", which wraps a hooked model: give the hooked model, {place}."
-    )
-    raise ValueError(f"cannot measure {type(model).__name__}{advice}")
+    place = hooked_part(model) or "a hooked model, such as ci.load(...) returns"
+    raise ValueError(f"cannot measure {type(model).__name__}: give {place}.")
 
 
 def layer_range(
@@ -97,9 +75,7 @@ def layer_range(
     Negative layers count from the end. Raises ValueError for anything but a whole number, for a
     layer that the model does not have, and for a stop before the start.
     """
-    start = (
-        0 if start_at_layer is None else checks.layer("start_at_layer", start_at_layer, n_layers)
-    )
+    start = checks.layer("start_at_layer", start_at_layer or 0, n_layers)
     stop = None if stop_at_layer is None else checks.layer("stop_at_layer", stop_at_layer, n_layers)
     if stop is not None and stop < start:
         raise ValueError(f"stop_at_layer={stop} lies before start_at_layer={start}.")
@@ -113,10 +89,8 @@ def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
     pos, d_model]`.
     """
     if z.ndim != 3 or z.shape[2] != model.cfg.d_model:
-        raise ValueError(
-            f"start_at_layer takes the stream [batch, pos, {model.cfg.d_model}], got shape "
-            f"{tuple(z.shape)}."
-        )
+        wanted = f"[batch, pos, {model.cfg.d_model}]"
+        raise ValueError(f"start_at_layer takes the stream {wanted}, got shape {tuple(z.shape)}.")
     return z.clone()
 
 
@@ -143,7 +117,7 @@ def _part(name: str) -> Any:
     return property(lambda model: nn.Module.__getattr__(model, name))
 
 
-class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, SharedModel):
+class HookedModel(WeightsMixin, hook_points.PointsMixin, torch_compile.CompiledMixin, SharedModel):
     """The base class of all hooked models.
 
     A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: the name of its
@@ -225,8 +199,8 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
             return out, cache
         mask = self.real_tokens(*args, **kwargs)
         if mask is not None:
-            mask = mask.clone()  # the caller may reuse the tensor
-            mask = Slice.unwrap(kwargs.get("pos_slice")).apply(mask, dim=1)
+            # a copy, because the caller may reuse the tensor
+            mask = Slice.unwrap(kwargs.get("pos_slice")).apply(mask.clone(), dim=1)
             mask = mask[0] if remove_batch_dim else mask
         return out, CrateCache(cache, self, not remove_batch_dim, mask)
 
@@ -246,7 +220,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
         With `remove_batch_dim` the hooks see one sample without its batch axis.
         """
-        wrap = without_batch if remove_batch_dim else lambda hook: hook
+        wrap = hook_points.without_batch if remove_batch_dim else lambda hook: hook
         forward: Any = [(name, wrap(hook)) for name, hook in fwd_hooks]
         backward: Any = [(name, wrap(hook)) for name, hook in bwd_hooks]
         return super().run_with_hooks(*args, fwd_hooks=forward, bwd_hooks=backward, **kwargs)
@@ -284,10 +258,8 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         self.is_caching = True
         # under this model's names: in a CLIP the points of a tower have other names
         forward = [(name, partial(save, name=name, suffix="")) for name in names]
-        backward = (
-            [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
-        )
-        return cache, forward, backward
+        backward = [(name, partial(save, name=name, suffix="_grad")) for name in names]
+        return cache, forward, backward if incl_bwd else []
 
     def add_caching_hooks(self, *args: object, **kwargs: object) -> dict:  # pyright: ignore
         """Adds hooks that fill a dict at each run, until `reset_hooks()`; returns the dict.
@@ -296,10 +268,9 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         """
         hooks = self.get_caching_hooks(*args, **kwargs)  # pyright: ignore
         cache, forward, backward = hooks
-        for name, hook in forward:
-            self.add_hook(name, hook)
-        for name, hook in backward:
-            self.add_hook(name, hook, dir="bwd")
+        for kind, named in (("fwd", forward), ("bwd", backward)):
+            for name, hook in named:
+                self.add_hook(name, hook, dir=kind)
         return cache
 
     def setup(self) -> None:
@@ -359,7 +330,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         """Makes configs report this model's device, unless they already belong to a tower."""
         for cfg in self.runtime_configs():
             if cfg._runtime is None:
-                set_runtime(cfg, _runtime=Runtime(self))
+                hook_points.set_runtime(cfg, _runtime=hook_points.Runtime(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -34,15 +34,11 @@ class ImageMixin:
     def _check_images(self, images: Tensor) -> Pixels:
         if not isinstance(images, Tensor) or not images.is_floating_point():
             kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
-            raise ValueError(
-                f"images are {kind}, but the model takes floats: use model.preprocess(images)."
-            )
+            raise ValueError(f"images are {kind}: make floats of them, model.preprocess(images).")
         cfg, shape = self.cfg, tuple(images.shape)
         if images.ndim != 4 or shape[1] != cfg.channels or shape[0] == 0:
-            raise ValueError(
-                f"images have shape {shape}, but the model takes [batch, {cfg.channels}, height, "
-                "width], and at least one image."
-            )
+            wanted = f"[batch, {cfg.channels}, height, width]"
+            raise ValueError(f"images have shape {shape}: give {wanted}, at least one.")
         # on an accelerator the forward would wait for the answer
         if images.device.type == "cpu" and readable(images):
             check_preprocessed(cfg, images)
@@ -58,18 +54,14 @@ class ImageMixin:
             above = tuple(side + -side % step for side, step in zip(size, patch, strict=True))
             raise ValueError(
                 f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch "
-                f"{patch}. Pad the images to {above}: model(model.pad(images)). Or load the model "
-                f"with resize={above}, crop=None, interpolate_pos=True, and give pictures to "
-                "model.preprocess."
+                f"{patch}. Pad the images to {above}: model(model.pad(images))."
             )
         return self._check_dtype(images)
 
     def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if x.dtype != self.cfg.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(
-                f"the input is {x.dtype}, but the model is {self.cfg.dtype}: use "
-                "x.to(model.cfg.dtype)."
-            )
+            kinds = f"the input is {x.dtype}, but the model is {self.cfg.dtype}"
+            raise ValueError(f"{kinds}: use x.to(model.cfg.dtype).")
         return x
 
     def _with_positions(self, tokens: Stream, images: Float[Tensor, "batch c h w"]) -> Stream:
@@ -107,10 +99,7 @@ class ImageMixin:
         model: Any = self
         cfg, (height, width) = model.cfg, checks.size("size", size)
         if cfg.facts.get("bridged"):
-            raise ValueError(
-                "size: positions of a network behind a bridge are its own. Load the network with "
-                "the size that you want."
-            )
+            raise ValueError("size: load a network behind a bridge with the size that you want.")
         _ = cfg.known_grid  # raises if it is a guess
         if cfg.image_size == (height, width):
             return copy.deepcopy(self)

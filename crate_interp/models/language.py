@@ -14,22 +14,15 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
 from crate_interp.config import CrateConfig
+from crate_interp.models import hooked
 from crate_interp.models.compat import offload, torch_compile
-from crate_interp.models.hooked import (
-    HookedModel,
-    check_finite,
-    check_stream,
-    layer_range,
-    own_config,
-)
 from crate_interp.models.layers.block import CrateBlock
-from crate_interp.models.layers.context import Padding, Past, contexts
+from crate_interp.models.layers.context import Padding, Past, contexts, padding_of
 from crate_interp.models.layers.embed import TokenEmbed, hooked_positions
 from crate_interp.models.layers.norm import HookedLayerNorm, NoNorm, make_norm
 from crate_interp.models.layers.shapes import Ids, Mask, Stream, Vectors
 from crate_interp.models.text.generation import GenerateMixin
 from crate_interp.models.text.losses import check_labels, next_token_loss
-from crate_interp.models.text.padding import padding_of
 from crate_interp.models.text.text_and_tokens import check_tokens
 from crate_interp.models.weights import Answers
 
@@ -70,7 +63,7 @@ class Unembed(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
-class HookedCrateLM(GenerateMixin, HookedModel):
+class HookedCrateLM(GenerateMixin, hooked.HookedModel):
     """A language model: CRATE-LM, its baseline, or nanochat's CRATE-alpha.
 
     `logits = norm(Z^L) W_U`. crate-lm (overcomplete and vanilla) and gpt-baseline (GPT-2-like):
@@ -85,7 +78,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
         families = "crate-lm", "gpt-baseline", "nanochat-crate", "tost-lm"
-        self.cfg = cfg = own_config(cfg, "HookedCrateLM", ("text",), families)
+        self.cfg = cfg = hooked.own_config(cfg, "HookedCrateLM", ("text",), families)
         rows = cfg.d_vocab if not cfg.rotary else -(-cfg.d_vocab // _ROWS) * _ROWS
         self.embed = TokenEmbed(rows, cfg)
         self.hook_embed = HookPoint()
@@ -153,8 +146,10 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         self.watch_hooks()
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type={return_type!r}: give 'logits', 'loss', 'both' or None.")
-        given = _one_of(input, input_ids)
-        start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
+        if (input is None) == (input_ids is None):
+            raise ValueError("give one input: tokens or text first, or token ids as input_ids=.")
+        given: Any = input if input_ids is None else input_ids
+        start, stop = hooked.layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
             tokens, mask = self._read(given, prepend_bos, padding_side, attention_mask, past)
             check_tokens(tokens, self.cfg, tokens.shape[-1] + (past.length if past else 0))
@@ -230,8 +225,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         if return_type is None:
             return None
         logits = self.unembed(x)
-        as_output = as_output and return_type == "logits"
-        loss = None
+        as_output, loss = as_output and return_type == "logits", None
         if return_type != "logits" or (as_output and labels is not None):
             real = None if padding is None else padding.of_new(tokens.shape[1])
             loss = next_token_loss(logits, tokens, loss_per_token, real, labels)
@@ -262,14 +256,9 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         self, z: Any, start: int, return_type: str | None, labels: object, check: bool
     ) -> None:
         if not isinstance(z, Tensor) or not z.is_floating_point():
-            raise ValueError(
-                "start_at_layer takes the stream of floats [batch, pos, d_model] in place of "
-                "tokens."
-            )
+            raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model].")
         if return_type in ("loss", "both") or labels is not None:
-            raise ValueError(
-                f"a loss and labels need tokens, but start_at_layer={start} takes a stream."
-            )
+            raise ValueError(f"a loss needs tokens, but start_at_layer={start} takes a stream.")
         later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
         if later is not None and torch_compile.readable(later) and bool(later.any()):
             raise ValueError(
@@ -277,13 +266,11 @@ class HookedCrateLM(GenerateMixin, HookedModel):
                 "which a stream does not hold."
             )
         if z.dtype != self.cfg.dtype:
-            raise ValueError(
-                f"the stream is {z.dtype}, but the model is {self.cfg.dtype}: use "
-                "z.to(model.cfg.dtype)."
-            )
-        check_stream(self, z)
+            kinds = f"the stream is {z.dtype}, but the model is {self.cfg.dtype}"
+            raise ValueError(f"{kinds}: use z.to(model.cfg.dtype).")
+        hooked.check_stream(self, z)
         if check:
-            check_finite(z)
+            hooked.check_finite(z)
 
     @property
     def lens_positions(self) -> None:
@@ -327,11 +314,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         these, or a tensor of numbers. Raises ValueError for a token that the vocabulary lacks.
         """
         directions = self.W_U.T[self.answer_ids(tokens)]
-        return (
-            directions * offload.at_hand(self.ln_final)
-            if isinstance(self.ln_final, HookedLayerNorm)
-            else directions
-        )
+        scaled = isinstance(self.ln_final, HookedLayerNorm)
+        return directions * offload.at_hand(self.ln_final) if scaled else directions
 
     def loss_fn(
         self,
@@ -349,10 +333,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         tokens = tokens.to(logits.device)
         mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
         if mask is not None and mask.shape != tokens.shape:
-            raise ValueError(
-                f"attention_mask has shape {list(mask.shape)}, but the tokens have shape "
-                f"{list(tokens.shape)}: give one entry for each token."
-            )
+            shapes = f"{list(mask.shape)}, but the tokens have shape {list(tokens.shape)}"
+            raise ValueError(f"attention_mask has shape {shapes}.")
         return lm_cross_entropy_loss(logits, tokens, mask, per_token)
 
     def input_to_embed(
@@ -373,13 +355,3 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         tokens = tokens[None] if tokens.ndim == 1 else tokens
         stream = self(tokens, stop_at_layer=0, attention_mask=attention_mask)
         return stream, tokens, None, attention_mask
-
-
-def _one_of(input: Any, input_ids: Tensor | None) -> Any:
-    """Returns the one input that was given."""
-    if (input is None) == (input_ids is None):
-        raise ValueError(
-            "give the model one input: tokens or text as the first argument, or token ids as "
-            "input_ids=."
-        )
-    return input if input_ids is None else input_ids

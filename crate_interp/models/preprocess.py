@@ -21,12 +21,6 @@ from crate_interp.measures.checks import all_finite
 OneOrMore = Picture | Sequence[Picture]
 Pictures = OneOrMore | np.ndarray | Tensor
 
-_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 _MODES = {1: "L", 3: "RGB"}
 _WHITE = {8: 255, 16: 65_535}  # bits -> the value of white
 
@@ -53,10 +47,8 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
             if not all_finite(array):
                 raise ValueError("images hold NaN or Inf: give finite numbers.")
             if array.ndim != 4:
-                raise ValueError(
-                    f"images have shape {tuple(array.shape)}: "
-                    f"give [batch, {cfg.channels}, height, width]."
-                )
+                wanted = f"[batch, {cfg.channels}, height, width]"
+                raise ValueError(f"images have shape {tuple(array.shape)}: give {wanted}.")
             check_preprocessed(cfg, array)
             return array
         return _normalise(cfg, _fit_array(cfg, array))
@@ -86,16 +78,15 @@ def check_preprocessed(cfg: CrateConfig, images: Float[Tensor, "batch c h w"]) -
     if raw.any():
         raise ValueError(
             f"images are floats up to {largest[raw].max().item():.0f}, and so not preprocessed: "
-            "give uint8 pixels, model.preprocess(images.to(torch.uint8)), or divide pixels of 0 to "
-            "255 by 255 and normalise them, (images / 255 - mean) / std, as model.cfg says."
+            "give model.preprocess(images.to(torch.uint8)), or (images / 255 - mean) / std."
         )
 
 
 def _sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:
     """Returns one or several pictures as a list; raises ValueError for an empty sequence."""
     several: Any = images
-    one = isinstance(images, str) or not isinstance(images, Sequence)
-    pictures: list[Picture] = [several] if one else list(several)
+    listed = isinstance(images, Sequence) and not isinstance(images, str)
+    pictures: list[Picture] = list(several) if listed else [several]
     if not pictures:
         raise ValueError(f"there is no {kind} to preprocess: the sequence is empty.")
     return pictures
@@ -105,11 +96,11 @@ def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.
     """Returns the picture in the model's number of channels, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(
-            f"the model takes {cfg.channels} channels, but pictures have 1 or 3. Give preprocessed "
-            "images as a float tensor instead of pictures."
+            f"the model takes {cfg.channels} channels, but pictures have 1 or 3: give floats."
         )
     convert = _sixteen_bits if image.mode in SIXTEEN_BITS else _to_mode
-    return _resize_and_crop(cfg, convert(cfg, image, what), _FILTERS[cfg.interpolation], what)
+    resample = Image.Resampling[cfg.interpolation.upper()]
+    return _resize_and_crop(cfg, convert(cfg, image, what), resample, what)
 
 
 def _resize_and_crop(
@@ -122,19 +113,28 @@ def _resize_and_crop(
     """
     if 0 in image.size:
         raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixels.")
-    if cfg.resize is not None:
-        image = image.resize(_resized(cfg, image.size), resample)
+    if isinstance(cfg.resize, tuple):
+        image = image.resize((cfg.resize[1], cfg.resize[0]), resample)
+    elif cfg.resize is not None:  # the shorter side; the longer is rounded as torchvision does
+        longer = int(cfg.resize * max(image.size) / min(image.size))
+        tall = image.width <= image.height
+        image = image.resize((cfg.resize, longer) if tall else (longer, cfg.resize), resample)
     if cfg.crop is not None:
-        image = image.crop(_crop_box(cfg, image.size, what))  # the box lies inside the image
+        height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
+        if width > image.width or height > image.height:
+            raise ValueError(
+                f"crop={cfg.crop} is larger than {what}, which is {image.height} x {image.width} "
+                f"after resize={cfg.resize}: give a larger resize, or a smaller crop."
+            )
+        # half pixels are rounded to even numbers, as torchvision does
+        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        image = image.crop((left, top, left + width, top + height))
     size = (image.height, image.width)
     if size != cfg.image_size and not cfg.interpolate_pos:
-        steps = {"resize": cfg.resize, "crop": cfg.crop}
-        done = " and ".join(f"{name}={step}" for name, step in steps.items() if step is not None)
         raise ValueError(
-            f"{what} is {size[0]} x {size[1]}{f' after {done}' if done else ''}, "
-            f"but the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: write "
-            f"ci.load(..., resize={min(cfg.image_size)}, crop={cfg.image_size}), or resize the "
-            "pictures yourself."
+            f"{what} becomes {size[0]} x {size[1]}, but the model takes {cfg.image_size[0]} x "
+            f"{cfg.image_size[1]}: write ci.load(..., resize={min(cfg.image_size)}, "
+            f"crop={cfg.image_size}), or resize the pictures."
         )
     return image
 
@@ -164,8 +164,8 @@ def _sixteen_bits(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Imag
     """
     if cfg.bits == 8:
         raise Undecodable(
-            f"{what} has mode {image.mode!r} (more than 8 bits). To divide its values by 65,535, "
-            "write ci.load(..., bits=16). Or scale its values to 0 to 255, and save it in mode L."
+            f"{what} has mode {image.mode!r} (more than 8 bits): to divide its values by 65,535, "
+            "write ci.load(..., bits=16)."
         )
     values = np.asarray(image).astype(np.float32)
     low, high = values.min(initial=0), values.max(initial=0)
@@ -179,30 +179,6 @@ def _sixteen_bits(cfg: CrateConfig, image: Image.Image, what: str) -> Image.Imag
     if cfg.transparency == "white" and isinstance(clear, int):
         values[values == clear] = _WHITE[16]
     return Image.fromarray(values)
-
-
-def _resized(cfg: CrateConfig, size: tuple[int, int]) -> tuple[int, int]:
-    """Returns (width, height) after resizing.
-
-    An int is the shorter side; the longer side is rounded down as torchvision does.
-    """
-    if isinstance(cfg.resize, tuple):
-        return cfg.resize[1], cfg.resize[0]
-    longer = int(cfg.resize * max(size) / min(size))
-    return (cfg.resize, longer) if size[0] <= size[1] else (longer, cfg.resize)
-
-
-def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int, int, int]:
-    """Returns the centred box; half pixels are rounded to even numbers, as torchvision does."""
-    height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
-    if width > size[0] or height > size[1]:
-        raise ValueError(
-            f"crop={cfg.crop} is larger than {what}, "
-            f"which is {size[1]} x {size[0]} after resize={cfg.resize}: "
-            "give a larger resize, or a smaller crop."
-        )
-    left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
-    return left, top, left + width, top + height
 
 
 def _pixels(cfg: CrateConfig, image: Image.Image) -> Shaped[Tensor, "channels height width"]:
@@ -233,10 +209,8 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
         array = array.reshape(-1, *shape[-3:]).permute(0, 3, 1, 2)
         shape = tuple(array.shape)
     if array.ndim != 4 or shape[1] != cfg.channels:
-        raise ValueError(
-            f"images have shape {shape}: give [batch, {cfg.channels}, height, width], or uint8 "
-            f"[height, width, {cfg.channels}]."
-        )
+        ways = f"[batch, {cfg.channels}, height, width] or uint8 [height, width, {cfg.channels}]"
+        raise ValueError(f"images have shape {shape}: give {ways}.")
     if shape[0] == 0:
         raise ValueError("there is no image to preprocess: the array is empty.")
     if shape[2:] == cfg.image_size and cfg.resize in (None, min(cfg.image_size), cfg.image_size):
@@ -265,9 +239,8 @@ def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels
         published = " (published CRATE: mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])"
         raise ValueError(
             "the model does not say how its pictures were normalised. Load it with the mean and "
-            f"std of its training, {cfg.channels} numbers each{published * (cfg.channels == 3)}; "
-            "for plain pixels in [0, 1], zeros and ones. Or give float images that are already "
-            "normalised."
+            f"std of its training, {cfg.channels} numbers each{published * (cfg.channels == 3)}, "
+            "or give float images that are already normalised."
         )
     images = _scaled(array)
     mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)
@@ -288,10 +261,8 @@ def preprocess_masks(cfg: CrateConfig, masks: Pictures) -> UInt8[Tensor, "batch 
     if isinstance(masks, (torch.Tensor, np.ndarray)):
         array = torch.as_tensor(masks)
         if array.dtype not in (torch.uint8, torch.bool) or array.ndim != 3:
-            raise ValueError(
-                f"masks are {array.dtype} of shape {list(array.shape)}: "
-                "give uint8 or bool [batch, height, width]."
-            )
+            kind = f"{array.dtype} of shape {list(array.shape)}"
+            raise ValueError(f"masks are {kind}: give uint8 or bool [batch, height, width].")
         masks = [Image.fromarray(mask) for mask in array.to(torch.uint8).cpu().numpy()]
     pictures = _sequence(masks, "mask")
     return _stack([_fit_mask(cfg, *loaded(mask, "mask")) for mask in pictures], "mask")
@@ -299,15 +270,11 @@ def preprocess_masks(cfg: CrateConfig, masks: Pictures) -> UInt8[Tensor, "batch 
 
 def _fit_mask(cfg: CrateConfig, mask: Image.Image, what: str) -> UInt8[Tensor, "height width"]:
     if mask.mode not in ("1", "L", "P"):
-        raise ValueError(
-            f"{what} has mode {mask.mode!r}: give one number per pixel, as 8-bit grey (mode L), "
-            "a palette (mode P), or black and white (mode 1)."
-        )
+        raise ValueError(f"{what} has mode {mask.mode!r}: give 8-bit grey (L), P, or 1.")
     # this keeps palette indices; convert("L") would turn them into the grey of their colours
     numbers = Image.fromarray(np.array(mask).astype(np.uint8))
-    return torch.from_numpy(
-        np.array(_resize_and_crop(cfg, numbers, Image.Resampling.NEAREST, what))
-    )
+    fitted = _resize_and_crop(cfg, numbers, Image.Resampling.NEAREST, what)
+    return torch.from_numpy(np.array(fitted))
 
 
 def displayable(image: Shaped[Tensor, "channels height width"], cfg: CrateConfig) -> np.ndarray:

@@ -54,9 +54,6 @@ class SAEConfig:
             checks.one_line("model_name", self.model_name)
         if self.l1_coeff is not None and not checks.is_number(self.l1_coeff):
             raise ValueError(f"l1_coeff={checks.shown(self.l1_coeff)}: give a number, or None.")
-        self._check_k()
-
-    def _check_k(self) -> None:
         if self.architecture != "topk":
             if self.k is not None:
                 raise ValueError(f"k={checks.shown(self.k)} belongs only to architecture 'topk'.")
@@ -138,9 +135,8 @@ class SparseAutoencoder(nn.Module, SharedModel):
             if x is None or x.shape != recons.shape:
                 came = "no x" if x is None else f"x of shape {list(x.shape)}"
                 raise ValueError(
-                    f"normalize_activations is {self.cfg.normalize_activations!r}, and decode got "
-                    f"features of shape {list(acts.shape)} and {came}. Give the activations that "
-                    f"were encoded, of shape {list(recons.shape)}, as x: decode(acts, x)."
+                    f"decode got features of shape {list(acts.shape)} and {came}. Give the "
+                    f"activations that were encoded, of shape {list(recons.shape)}, as x."
                 )
             _, mean, scale = self._normalised(x)
             recons = recons * scale + mean

@@ -66,10 +66,8 @@ def save(model: nn.Module, folder: Path) -> Path:
     """
     config = folder / CONFIG
     if config.exists() and folders.read_index(config).get("library") != LIBRARY:
-        raise ValueError(
-            f"{str(folder)!r} holds a {CONFIG} of another library, whose model would be "
-            "overwritten: give another folder."
-        )
+        place = f"{str(folder)!r} holds a {CONFIG} of another library"
+        raise ValueError(f"{place}, whose model would be overwritten: give another folder.")
     # all contents are made before anything is written
     cfg: Any = model.cfg
     values = cfg.to_dict()
@@ -80,21 +78,17 @@ def save(model: nn.Module, folder: Path) -> Path:
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
     card = _card(values, cfg.model_name or folder.resolve().name, weights)
     with folders.replacing(folder, CONFIG, content) as stage:
-        _write_weights(weights, stage / WEIGHTS)
+        try:
+            save_file(weights, stage / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:  # the library, written in Rust, raises its own error
+            code = re.search(r"os error (\d+)", str(error))
+            number = int(code[1]) if code else errno.EIO
+            raise OSError(number, str(error), str(stage / WEIGHTS)) from None
         if tokenizer is not None:
             write_text(stage / TOKENIZER, tokenizer)
     if not os.path.lexists(folder / CARD):
         write_text(folder / CARD, card)
     return folder
-
-
-def _write_weights(weights: dict[str, Any], path: Path) -> None:
-    """Writes a safetensors file. Raises OSError if the disk is full."""
-    try:
-        save_file(weights, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # the library, written in Rust, raises its own error
-        code = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from None
 
 
 def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
@@ -146,9 +140,7 @@ def check_new(folder: Path) -> None:
     Unfinished files of a process that died do not count.
     """
     if not folders.is_free(folder, CONFIG):
-        raise ValueError(
-            f"{str(folder)!r} exists already: give the name of a new folder, or remove it first."
-        )
+        raise ValueError(f"{str(folder)!r} exists already: give a new folder, or remove it.")
 
 
 class SharedModel(ModelHubMixin):
@@ -196,17 +188,13 @@ class SharedModel(ModelHubMixin):
         from crate_interp.checkpoints.load import load
 
         model = load(
-            pretrained_model_name_or_path,
-            revision=revision,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            token=token,
-            **model_kwargs,
-        )
+            pretrained_model_name_or_path, revision=revision, cache_dir=cache_dir,
+            local_files_only=local_files_only, token=token, **model_kwargs,
+        )  # fmt: skip
         if not isinstance(model, cls):
+            kind = type(model).__name__
             raise ValueError(
-                f"{pretrained_model_name_or_path} holds a {type(model).__name__}, "
-                f"not a {cls.__name__}: use {type(model).__name__}.from_pretrained, or ci.load, "
-                "which loads any model."
+                f"{pretrained_model_name_or_path} holds a {kind}, not a {cls.__name__}: use "
+                f"{kind}.from_pretrained, or ci.load, which loads any model."
             )
         return model

@@ -10,32 +10,20 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
+from crate_interp.models import hooked
 from crate_interp.models.compat.hook_aliases import REFUSALS
 from crate_interp.models.compat.offload import at_hand, onloaded
-from crate_interp.models.hooked import (
-    HookedModel,
-    check_finite,
-    check_stream,
-    layer_range,
-    own_config,
-)
 from crate_interp.models.image_inputs import ImageMixin
+from crate_interp.models.layers import embed
 from crate_interp.models.layers.block import ClassBlock, CrateBlock
-from crate_interp.models.layers.embed import (
-    ClassHead,
-    ConvPatchEmbed,
-    ConvStem,
-    CratePatchEmbed,
-    FourierPositions,
-    cat_tokens,
-)
+from crate_interp.models.layers.embed import ClassHead, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm
 from crate_interp.models.layers.shapes import Pixels, Stream
 from crate_interp.models.text.losses import check_labels
 from crate_interp.models.weights import Answers
 
 
-class HookedCrate(ImageMixin, HookedModel):
+class HookedCrate(ImageMixin, hooked.HookedModel):
     """An image classifier of the white-box family: `logits = LN(Z^L)_pooled W_U + b_U`.
 
     The families are crate, crate-alpha, tost, cbt, tost-ista and aot (config/families.py).
@@ -54,13 +42,13 @@ class HookedCrate(ImageMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = own_config(cfg, "HookedCrate", ("vision",))
+        self.cfg = hooked.own_config(cfg, "HookedCrate", ("vision",))
         cfg = self.cfg
-        linear = ConvPatchEmbed if "conv_bias" in cfg.facts else CratePatchEmbed
-        self.embed: Any = ConvStem(cfg) if cfg.stem == "conv" else linear(cfg)
+        linear = embed.ConvPatchEmbed if "conv_bias" in cfg.facts else embed.CratePatchEmbed
+        self.embed: Any = embed.ConvStem(cfg) if cfg.stem == "conv" else linear(cfg)
         self.cls_token = nn.Parameter(torch.randn(1, 1, cfg.d_model))
         if cfg.fourier:
-            self.pos_embed = FourierPositions(cfg)
+            self.pos_embed = embed.FourierPositions(cfg)
         else:
             self.pos_embed = nn.Parameter(torch.randn(1, cfg.n_ctx, cfg.d_model))
         self.hook_embed = HookPoint()
@@ -114,7 +102,7 @@ class HookedCrate(ImageMixin, HookedModel):
         self.watch_hooks()
         if return_type != "logits":
             raise ValueError(f"no return_type={return_type!r} here: {REFUSALS['loss_fn']}.")
-        start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
+        start, stop = hooked.layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if (images is None) == (pixel_values is None):
             raise ValueError("give the model one input: images, or images as pixel_values=.")
         given: Any = images if pixel_values is None else pixel_values
@@ -125,17 +113,28 @@ class HookedCrate(ImageMixin, HookedModel):
         if start_at_layer is None:
             given = self._check_images(given)
         else:
-            given = self._check_dtype(check_stream(self, given))
+            given = self._check_dtype(hooked.check_stream(self, given))
         if check:
-            check_finite(given)
+            hooked.check_finite(given)
         z = self._tokens(given) if start_at_layer is None else given
         for block in self.blocks[start:stop]:
             z = block(z)
         if stop_at_layer is not None:
             return z
-        logits = self._classify(self._pool(z))
-        as_output = labels is not None or pixel_values is not None
-        return _transformers_output(logits, labels) if as_output else logits
+        logits = self._pool(z)
+        if self.features is not None:
+            logits = self.hook_features(self.features(logits))
+        logits = logits if self.unembed is None else self.unembed(logits)
+        if labels is None and pixel_values is None:
+            return logits
+        from transformers.modeling_outputs import ImageClassifierOutput  # slow to import
+
+        fields: Any = {"logits": logits}
+        if labels is not None:
+            shape = (logits.shape[0],)
+            numbers = check_labels(labels, shape, logits.shape[1], "classes", logits.device)
+            fields = {"loss": F.cross_entropy(logits, numbers), "logits": logits}
+        return ImageClassifierOutput(**fields)
 
     def _tokens(self, images: Pixels) -> Stream:
         patches = self.embed(images)
@@ -153,18 +152,10 @@ class HookedCrate(ImageMixin, HookedModel):
             return self.hook_pooled(self.ln_final(z.mean(dim=1, keepdim=True))[:, 0])
         return self.hook_pooled(self.ln_final(z)[:, 0])
 
-    def _classify(self, pooled: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch width"]:
-        if self.features is not None:
-            pooled = self.hook_features(self.features(pooled))
-        return pooled if self.unembed is None else self.unembed(pooled)
-
     def _head(self) -> ClassHead:
         """Returns the map to the classes; raises ValueError if there is none."""
         if self.unembed is None:
-            raise ValueError(
-                "the model has no classifier head (n_classes=0), and so no logits: load a file "
-                "with a head, without head=False."
-            )
+            raise ValueError("the model has no classifier head (n_classes=0), and so no logits.")
         return self.unembed
 
     @property
@@ -209,11 +200,10 @@ class HookedCrate(ImageMixin, HookedModel):
     def to_single_token(self, label: str) -> int:
         """Returns the class index of a label; raises ValueError if cfg.labels lacks it."""
         if self.cfg.labels is None or label not in self.cfg.labels:
-            labels = self.cfg.labels or ["not known"]
-            shown = ", ".join(labels[:20]) + (", ..." if labels[20:] else "")
+            some = ", ".join((self.cfg.labels or ("not known",))[:20])
             raise ValueError(
-                f"there is no class {label!r}: an image model has classes in place of tokens, and "
-                f"its labels are {shown}. Give one of them, or the index of a class."
+                f"there is no class {label!r}: the labels of the model are {some}. Give one of "
+                "them, or the index of a class."
             )
         return self.cfg.labels.index(label)
 
@@ -236,15 +226,3 @@ class HookedCrate(ImageMixin, HookedModel):
         for an unknown class.
         """
         return self.W_U.T[self.answer_ids(tokens)] * at_hand(self.ln_final)
-
-
-def _transformers_output(logits: Float[Tensor, "batch n_classes"], labels: Any) -> Any:
-    """Returns an `ImageClassifierOutput`, whose loss is the mean cross-entropy with the labels."""
-    from transformers.modeling_outputs import ImageClassifierOutput  # slow to import
-
-    fields: Any = {"logits": logits}
-    if labels is not None:
-        shape = (logits.shape[0],)
-        numbers = check_labels(labels, shape, logits.shape[1], "classes", logits.device)
-        fields = {"loss": F.cross_entropy(logits, numbers), "logits": logits}
-    return ImageClassifierOutput(**fields)

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crate_interp.core import checks, errors, progress
-from crate_interp.models.layers.context import Past
-from crate_interp.models.text.padding import check_side
+from crate_interp.models.layers.context import Past, check_side
 from crate_interp.models.text.text_and_tokens import TextMixin, is_text
 from crate_interp.models.text.tokenizer import is_hugging_face, separator
 

@@ -11,11 +11,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
+from crate_interp.core import checks
 from crate_interp.core.errors import NoTokenizerError, ShortTextError, TextError
 from crate_interp.core.safe_text import plain
 from crate_interp.models.compat.torch_compile import readable
-from crate_interp.models.layers.context import Past
-from crate_interp.models.text.padding import after_past, check_side, mask_from_pads, padded
+from crate_interp.models.layers.context import Past, after_past, check_side, mask_from_pads, padded
 from crate_interp.models.text.tokenizer import (
     decode,
     encode,
@@ -64,12 +64,9 @@ class TextMixin:
         self.__dict__[_HELD] = tokenizer
 
     def _held(self) -> Any:
-        held = self.__dict__
-        if _HELD not in held:
-            if self.fetch_tokenizer is None:
-                return None
-            held[_HELD] = self.fetch_tokenizer()
-        return held[_HELD]
+        if _HELD not in self.__dict__ and self.fetch_tokenizer is not None:
+            self.__dict__[_HELD] = self.fetch_tokenizer()
+        return self.__dict__.get(_HELD)
 
     def _tokenizer(self) -> Any:
         """Returns the tokenizer; raises ValueError, with the reason, if there is none."""
@@ -78,8 +75,7 @@ class TextMixin:
             last = self.cfg.d_vocab - 1
             raise TextError(
                 f"the model has no tokenizer: give token ids, 0 to {last}, or load the model with "
-                "a tokenizer: ci.load(..., tokenizer='gpt2'). The published CRATE-LM and its "
-                "baseline were trained with GPT-2's."
+                "its tokenizer, such as ci.load(..., tokenizer='gpt2') for CRATE-LM."
             )
         return held
 
@@ -143,10 +139,7 @@ class TextMixin:
         tokenizer = self._tokenizer()
         pad = tokenizer.pad_token_id if is_hugging_face(tokenizer) else tokenizer.bos
         if pad is None:
-            raise ValueError(
-                "the tokenizer has no pad_token_id: give texts of equal length, or set "
-                "model.tokenizer.pad_token."
-            )
+            raise ValueError("the tokenizer has no pad_token: set model.tokenizer.pad_token.")
         return pad
 
     def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
@@ -167,18 +160,12 @@ class TextMixin:
 
     def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
         if not isinstance(text, str):
-            raise ValueError(
-                f"cannot turn {type(text).__name__} into tokens: give a string, or a list "
-                "of strings."
-            )
+            raise ValueError(f"cannot turn {type(text).__name__} into tokens: give text.")
         tokenizer = self._tokenizer()
         wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
         first = separator(tokenizer) if wanted else None
         if wanted and first is None:
-            raise ValueError(
-                "prepend_bos=True, but the tokenizer has no separator token: give "
-                "prepend_bos=False."
-            )
+            raise ValueError("the tokenizer has no separator token: give prepend_bos=False.")
         for name in spelled_specials(tokenizer, text):
             warnings.warn(
                 f"a text holds {plain(name)!r}, which becomes ordinary tokens: give token ids to "
@@ -201,25 +188,21 @@ class TextMixin:
         """Returns token ids and their attention mask, made from the padding if `mask` is None."""
         check_side(padding_side)
         if isinstance(input, Tensor):
-            tokens, real = _long(input), None
+            small = input.dtype in (torch.uint8, torch.int16, torch.int32)
+            tokens, real = input.long() if small else input, None
+            tokens = tokens[None] if tokens.ndim == 1 else tokens
             if mask is None and padding_side is not None:
-                real = self._padding_in(tokens, padding_side, prepend_bos)
+                wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
+                first = separator(self._tokenizer()) if wanted else None
+                real = mask_from_pads(tokens, self._pad(), padding_side, first)
         elif is_text(input):
             tokens, real = self._rows(input, prepend_bos, padding_side)
             tokens = tokens.to(self.cfg.device)
         else:
-            raise ValueError(
-                f"the input is {type(input).__name__}: give a tensor of token ids or text."
-            )
+            raise ValueError(f"the input is {type(input).__name__}: give token ids or text.")
         if mask is None and real is not None:
             mask = after_past(real, past)
         return tokens, mask
-
-    def _padding_in(self, tokens: Tensor, side: str, prepend_bos: bool | None) -> Tensor:
-        """Returns the attention mask of tokens; pad tokens on the given side count as padding."""
-        wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
-        first = separator(self._tokenizer()) if wanted else None
-        return mask_from_pads(tokens, self._pad(), side, first)
 
     def to_string(
         self,
@@ -283,16 +266,15 @@ class TextMixin:
         mode: which position to return if the token occurs several times, "first" or "last". Raises
         ValueError if the token does not occur, and for more than one row.
         """
-        if mode not in ("first", "last"):
-            raise ValueError(f"mode={mode!r}: give 'first' or 'last'.")
+        checks.one_of("mode", mode, ("first", "last"))
         text = isinstance(input, str)
         ids = _nested(self.to_tokens(input, prepend_bos, padding_side) if text else input)
         if ids and isinstance(ids[0], list):
             if len(ids) != 1:
                 raise TextError(f"input has {len(ids)} rows of tokens: give one row.")
             ids = ids[0]
-        wanted = self.to_single_token(single_token) if isinstance(single_token, str) else None
-        wanted = int(single_token) if wanted is None else wanted
+        named = isinstance(single_token, str)
+        wanted = self.to_single_token(single_token) if named else int(single_token)
         if wanted not in ids:
             raise TextError(f"token {single_token!r} does not occur in the {len(ids)} tokens.")
         return ids.index(wanted) if mode == "first" else len(ids) - 1 - ids[::-1].index(wanted)
@@ -303,13 +285,6 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) or (
         isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
     )
-
-
-def _long(tokens: Tensor) -> Tensor:
-    """Returns token ids in the model's form: integers as torch.long, with a batch axis."""
-    if tokens.dtype in (torch.uint8, torch.int16, torch.int32):
-        tokens = tokens.long()
-    return tokens[None] if tokens.ndim == 1 else tokens
 
 
 def _nested(tokens: Any) -> list[Any]:
@@ -335,25 +310,18 @@ def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
 def check_ids(tokens: Tensor, d_vocab: int, count: int, n_ctx: int | None) -> None:
     """Checks as `check_tokens` does, without a config; n_ctx=None means no limit."""
     if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
-        raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers "
-            "[batch, pos]."
-        )
+        kind = f"{tokens.dtype} of shape {list(tokens.shape)}"
+        raise ValueError(f"tokens are {kind}: give whole numbers [batch, pos].")
     if 0 in tokens.shape:
         raise ValueError(f"tokens have shape {list(tokens.shape)}: there are no tokens.")
     if n_ctx is not None and count > n_ctx:
-        raise ValueError(
-            f"there are {count} tokens, but the model takes at most n_ctx={n_ctx}: shorten the "
-            "input."
-        )
+        raise ValueError(f"there are {count} tokens; the model takes at most n_ctx={n_ctx}.")
     if not readable(tokens):
         return
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= d_vocab:
-        raise ValueError(
-            f"tokens range from {low} to {high}, but the vocabulary has ids from 0 to "
-            f"{d_vocab - 1}: give ids of this vocabulary."
-        )
+        last = d_vocab - 1
+        raise ValueError(f"tokens range from {low} to {high}; the vocabulary from 0 to {last}.")
 
 
 def rows_of(
@@ -375,9 +343,7 @@ def rows_of(
     short = True  # until a window is full
     for place, ids in enumerate(texts):
         if place and between is None:
-            raise ValueError(
-                "the tokenizer has no separator to join texts with: give one string, or token ids."
-            )
+            raise ValueError("the tokenizer has no separator: give one text, or token ids.")
         waiting += ([between] if place and between is not None else []) + ids
         starts = range(0, len(waiting) - length + 1, length)
         for start in starts:

@@ -31,11 +31,9 @@ def encode(tokenizer: object, text: str) -> list[int]:
     with half of a surrogate pair, and CheckpointError if the library fails.
     """
     if half := re.search("[\ud800-\udfff]", text):
+        sign = f"U+{ord(half.group()):04X}"
         raise ValueError(
-            f"character {half.start()} of the text is half of a surrogate pair, "
-            f"U+{ord(half.group()):04X}: no tokenizer has a token for it. To put a "
-            "replacement mark there, use text.encode('utf-16', 'surrogatepass')"
-            ".decode('utf-16', 'replace')."
+            f"character {half.start()} of the text is half of a surrogate pair, {sign}: replace it."
         )
     options = {"add_special_tokens": False} if is_hugging_face(tokenizer) else {}
     held: Any = tokenizer
