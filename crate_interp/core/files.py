@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from io import BufferedReader
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 from crate_interp.core.safe_text import plain
@@ -159,13 +159,8 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 def stays_inside(name: object) -> bool:
     """Tells whether a relative path stays inside the folder that it starts from."""
-    return (
-        isinstance(name, str)
-        and name not in ("", ".")
-        and not PurePosixPath(name).is_absolute()
-        and ".." not in PurePosixPath(name).parts
-        and not set(name) & {"\\", "\0"}
-    )
+    path = PureWindowsPath(name) if isinstance(name, str) else PureWindowsPath()  # takes / and \
+    return bool(path.parts) and not path.anchor and not {"..", "\0"} & {*path.parts, *str(name)}
 
 
 # nanoseconds: a file that changed this shortly before it was read may change again without new
