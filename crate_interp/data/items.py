@@ -178,8 +178,8 @@ def _image(value: Any, number: int) -> Any:
     """Returns an image with channels first, or a picture; raises ValueError for anything else."""
     if is_array(value):
         return upright_array(value, f"sample {number}")
-    is_text = isinstance(value, str) and not value.lower().endswith(pictures.SUFFIXES)
-    if not isinstance(value, _PICTURES) or (is_text and not exists(value)):
+    file = not isinstance(value, str) or value.lower().endswith(pictures.SUFFIXES) or exists(value)
+    if not isinstance(value, _PICTURES) or not file:
         raise ValueError(
             f"sample {number} is {checks.shown(value)}, but this model reads images: give PIL "
             "images, paths of picture files, or arrays."

@@ -5,6 +5,7 @@ format that Pillow knows.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from crate_interp.core import checks, hub_names
+from crate_interp.core import checks
 from crate_interp.core.pictures import SIXTEEN_BITS, Later, Undecodable, decoded, header, quoted
 from crate_interp.core.safe_text import plain
 from crate_interp.data.items import MASK_KEYS, Item, item_samples
@@ -31,6 +32,7 @@ EMBED = (
 )
 EMBEDDED = ("fashion", "pictures", "held-out-text", "repeats")
 _ASSETS = Path(__file__).parent.parent / "assets"
+_HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(\w[\w.\[\]:%+-]*)", re.ASCII)
 
 
 Table = Any  # a datasets.Dataset, whose import takes a second
@@ -69,13 +71,15 @@ def from_hub(name: str) -> Table:
     The split may be a sum of slices, such as "train[:10%]+test". Raises ValueError if the name has
     another form, before anything is asked, and if the data set cannot be loaded.
     """
-    parts = hub_names.data_set(name)
-    if parts is None:
-        raise ValueError(f"{checks.shown(f'hf:{name}')}: write hf:owner/name:split.")
+    parts = _HUB_NAME.fullmatch(name)
+    if parts is None or ".." in name:
+        raise ValueError(
+            f"'hf:{plain(name, 200)}': write hf:owner/name:split, such as hf:ylecun/mnist:test."
+        )
     import datasets
 
     try:
-        return datasets.load_dataset(parts[0], split=parts[1])
+        return datasets.load_dataset(parts[1], split=parts[2])
     except Exception as error:  # errors of many libraries: network, missing repository, wrong split
         raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
 
